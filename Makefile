@@ -1,0 +1,36 @@
+# make train: set up and train Pong.  make test: set up and test.  make check: format, lint, types.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: train test test-slow check format tensorboard clean
+
+train: $(VENV)/.installed
+	$(BIN)/python train_a3c_data.py $(ARGS)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+tensorboard: $(VENV)/.installed
+	$(BIN)/tensorboard --logdir runs
+
+$(VENV)/.installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV)

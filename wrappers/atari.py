@@ -1,0 +1,231 @@
+"""The classic Atari wrappers, each a few lines, and `make_env`, which stacks them.
+
+They reproduce, frame by frame, what `ale_py`'s C++ vector environment does in `wrappers.vector`, so a policy trained
+there is judged here under the same conditions (`tests/unit/test_wrappers.py` holds the two together).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from typing import Any
+
+import ale_py
+import cv2
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+gymnasium.register_envs(ale_py)
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for each emulator
+
+cv2.setNumThreads(0)  # every actor is a process of its own; more threads only get in each other's way
+
+NOOP, FIRE = 0, 1
+FRAME_SKIP = 4
+"""emulator frames for one agent step"""
+MAX_FRAMES = 108_000
+"""emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)"""
+
+
+class NoopReset(gymnasium.Wrapper):
+    """Wait a random number of frames, 0 to `noop_max` - 1, so that games do not all start alike (Mnih et al. 2015)."""
+
+    def __init__(self, env: gymnasium.Env, noop_max: int = 30):
+        super().__init__(env)
+        if noop_max < 0:
+            raise ValueError(f"noop_max must be 0 or more, not {noop_max}")
+        self.noop_max = noop_max
+
+    def reset(self, **kwargs: Any):
+        obs, info = self.env.reset(**kwargs)
+        noops = int(self.unwrapped.np_random.integers(self.noop_max)) if self.noop_max else 0
+        for _ in range(noops):
+            obs, _, terminated, truncated, info = self.env.step(NOOP)
+            if terminated or truncated:
+                obs, info = self.env.reset()
+        return obs, info
+
+
+class FireReset(gymnasium.Wrapper):
+    """Press FIRE once after a reset, in the games that wait for it."""
+
+    def reset(self, **kwargs: Any):
+        obs, info = self.env.reset(**kwargs)
+        if self.get_wrapper_attr("get_action_meanings")()[FIRE : FIRE + 1] == ["FIRE"]:
+            obs, _, _, _, info = self.env.step(FIRE)
+        return obs, info
+
+
+class MaxAndSkip(gymnasium.Wrapper):
+    """Repeat each action for `skip` frames; observe the pixel-wise maximum of the last two (Mnih et al. 2015).
+
+    Sprites of the Atari 2600 flicker: some are drawn on even frames only, others on odd ones.
+    """
+
+    def __init__(self, env: gymnasium.Env, skip: int = FRAME_SKIP):
+        super().__init__(env)
+        self.skip = skip
+        self.pooled = np.zeros(env.observation_space.shape or (), np.uint8)
+        self.last = np.zeros_like(self.pooled)
+
+    def reset(self, **kwargs: Any):
+        obs, info = self.env.reset(**kwargs)
+        self.pooled, self.last = obs.copy(), np.zeros_like(obs)
+        return self.pooled.copy(), info
+
+    def step(self, action):
+        total_reward = 0.0
+        for i in range(self.skip):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total_reward += float(reward)
+            if terminated or truncated:  # the frame on which a game ends is not drawn: the one before it stays
+                break
+            if i == self.skip - 2:
+                self.last = obs
+            elif i == self.skip - 1:
+                self.pooled = obs
+        self.pooled = np.maximum(self.pooled, self.last)
+        return self.pooled.copy(), total_reward, terminated, truncated, info
+
+
+class LostLife(gymnasium.Wrapper):
+    """Tell in `info["life_lost"]` that a life was lost while the game goes on. It ends nothing.
+
+    Whether a lost life cuts the return is the learner's choice; the episode return stays that of the whole game.
+    """
+
+    def reset(self, **kwargs: Any):
+        obs, info = self.env.reset(**kwargs)
+        self.lives = info["lives"]
+        info["life_lost"] = False
+        return obs, info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        info["life_lost"] = info["lives"] < self.lives and not (terminated or truncated)
+        self.lives = info["lives"]
+        return obs, reward, terminated, truncated, info
+
+
+class WarpFrame(gymnasium.ObservationWrapper):
+    """Shrink a greyscale screen uint8 [210, 160] to [height, width], by area."""
+
+    def __init__(self, env: gymnasium.Env, width: int = 84, height: int = 84):
+        super().__init__(env)
+        self.size = (width, height)
+        self.observation_space = Box(0, 255, (height, width), np.uint8)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return cv2.resize(observation, self.size, interpolation=cv2.INTER_AREA)
+
+
+class FrameStack(gymnasium.Wrapper):
+    """The last `k` frames, oldest first, channels first: uint8 [k, height, width]; zeros before the first frame."""
+
+    def __init__(self, env: gymnasium.Env, k: int = 4):
+        super().__init__(env)
+        height, width = env.observation_space.shape  # type: ignore[misc]
+        self.frames: deque[np.ndarray] = deque(maxlen=k)
+        self.observation_space = Box(0, 255, (k, height, width), np.uint8)
+
+    def reset(self, **kwargs: Any):
+        obs, info = self.env.reset(**kwargs)
+        for _ in range(self.frames.maxlen or 0):
+            self.frames.append(np.zeros_like(obs))
+        self.frames.append(obs)
+        return np.stack(self.frames), info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.frames.append(obs)
+        return np.stack(self.frames), reward, terminated, truncated, info
+
+
+class ChannelsFirst(gymnasium.ObservationWrapper):
+    """Images uint8 [height, width, channels] to [channels, height, width], the order of torch's convolutions."""
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        height, width, channels = env.observation_space.shape  # type: ignore[misc]
+        self.observation_space = Box(0, 255, (channels, height, width), np.uint8)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(np.moveaxis(observation, -1, 0))
+
+
+def find_spec(env_id: str) -> gymnasium.envs.registration.EnvSpec:
+    """The registered spec of `env_id`; `module:Env-v0` imports `module` first. Raises gymnasium's own errors."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return gymnasium.spec(name)
+
+
+def is_atari(env_id: str) -> bool:
+    """Whether `env_id` is an Atari game seen as a screen (RAM observations are ordinary vectors)."""
+    spec = find_spec(env_id)
+    return spec.entry_point == "ale_py.env:AtariEnv" and spec.kwargs.get("obs_type", "rgb") != "ram"
+
+
+def atari_settings(env_id: str) -> dict[str, Any]:
+    """The game and the stickiness that the id's own spec asks for.
+
+    Raises:
+        ValueError: the id skips a random number of frames, as `Pong-v4` does.
+    """
+    kwargs = find_spec(env_id).kwargs
+    if not isinstance(kwargs["frameskip"], int):
+        name = env_id.split("/")[-1].split("-")[0]
+        raise ValueError(f"{env_id} skips a random number of frames; use {name}NoFrameskip-v4 or ALE/{name}-v5")
+    return {
+        "game": kwargs["game"],
+        "repeat_action_probability": kwargs["repeat_action_probability"],
+        "full_action_space": kwargs["full_action_space"],
+    }
+
+
+def make_env(
+    env_id: str, *, noop_max: int = 30, max_frames: int = MAX_FRAMES, render_mode: str | None = None
+) -> gymnasium.Env:
+    """One environment with the observations and raw rewards of `make_vec_env`.
+
+    Args:
+        env_id: any gymnasium id with a Box observation; `module:Env-v0` imports `module` first.
+        noop_max: Atari only, at most this many frames (less one) are waited after a reset.
+        max_frames: Atari only, emulator frames after which a game is truncated.
+        render_mode: as in `gymnasium.make`; "rgb_array" for video.
+
+    Returns:
+        Atari: observations uint8 [4, 84, 84]; images uint8 [C, H, W]; anything else float32.
+
+    Raises:
+        gymnasium.error.Error: unknown id, with a suggestion.
+        ValueError: the observation is no Box.
+    """
+    render: dict[str, Any] = (
+        {} if render_mode is None else {"render_mode": render_mode}
+    )  # not every custom environment takes it
+    if is_atari(env_id):
+        settings = atari_settings(env_id)
+        settings.pop("game")
+        env = gymnasium.make(
+            env_id,
+            obs_type="grayscale",
+            frameskip=1,
+            max_num_frames_per_episode=max_frames,
+            disable_env_checker=True,
+            **render,
+            **settings,
+        )
+        env = LostLife(MaxAndSkip(NoopReset(FireReset(env), noop_max)))
+        return FrameStack(WarpFrame(env))
+    env = gymnasium.make(env_id, disable_env_checker=True, **render)
+    space = env.observation_space
+    if not isinstance(space, Box):
+        raise ValueError(f"{env_id} has observations of type {type(space).__name__}; only Box is supported")
+    if space.dtype == np.uint8 and len(space.shape) == 3:
+        return ChannelsFirst(env)
+    if space.dtype != np.float32:
+        env = gymnasium.wrappers.DtypeObservation(env, np.float32)
+    return env

@@ -1,0 +1,130 @@
+"""Vectorised environments: Atari on `ale_py`'s C++ vector environment, anything else on gymnasium's `SyncVectorEnv`.
+
+Both reset an environment in the very step that ended its episode (`SAME_STEP`): the observation returned is already the
+next episode's first, and `infos["final_obs"]` holds the one that ended it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+
+from wrappers.atari import FRAME_SKIP, MAX_FRAMES, atari_settings, is_atari, make_env
+
+
+class CheckActions(VectorWrapper):
+    """Refuse actions outside the action space, which `AtariVectorEnv` would answer by waiting for ever.
+
+    Discrete actions arrive as int64 [N], Box actions as float32 [N, *shape].
+    """
+
+    def step(self, actions: np.ndarray):
+        space, shape = self.single_action_space, self.action_space.shape
+        if actions.shape != shape:
+            raise ValueError(f"actions have shape {actions.shape}, {shape} is needed")
+        if isinstance(space, Discrete):
+            low, high = space.start, space.start + space.n - 1
+        else:
+            assert isinstance(space, Box), space
+            low, high = space.low, space.high
+        if not ((actions >= low) & (actions <= high)).all():  # false for NaN too
+            raise ValueError(f"actions {actions} lie outside {space}")
+        return self.env.step(actions)
+
+
+class LostLives(VectorWrapper):
+    """`infos["life_lost"]`, bool [N]: a life was lost while the game goes on (see `wrappers.atari.LostLife`)."""
+
+    def reset(self, **kwargs: Any):
+        obs, infos = self.env.reset(**kwargs)
+        self.lives = infos["lives"]
+        return obs, infos
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        infos["life_lost"] = (infos["lives"] < self.lives) & ~(terminated | truncated)
+        self.lives = infos["lives"]
+        return obs, rewards, terminated, truncated, infos
+
+
+class DenseFinalObs(VectorWrapper):
+    """`infos["final_obs"]` as one array [N, ...], like `AtariVectorEnv`'s; zeros where an environment is not done."""
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        if "final_obs" in infos:
+            dense = np.zeros_like(obs)
+            for i in np.flatnonzero(terminated | truncated):
+                dense[i] = infos["final_obs"][i]
+            infos["final_obs"] = dense
+        return obs, rewards, terminated, truncated, infos
+
+
+def make_vec_env(
+    env_id: str,
+    num_envs: int,
+    *,
+    seed: int | None = None,
+    num_threads: int = 1,
+    noop_max: int = 30,
+    max_frames: int = MAX_FRAMES,
+) -> VectorEnv:
+    """`num_envs` copies of `env_id`, stepped together, each reset in the step that ends its episode.
+
+    Args:
+        env_id: any gymnasium id with a Box observation and a Discrete or Box action; `module:Env-v0` imports `module`.
+        num_envs: number of copies (N).
+        seed: environment i is seeded with `seed + i` by the first `reset()`.
+        num_threads: threads of the Atari emulators; other environments run one after the other.
+        noop_max, max_frames: Atari only, as in `make_env`.
+
+    Returns:
+        Observations as in `make_env`, stacked [N, ...]; rewards [N], **raw**; terminated, truncated bool [N];
+        `infos["final_obs"]` [N, ...], present when some environment is done, valid in the rows that are;
+        `infos["life_lost"]` bool [N] on Atari.
+
+    Raises:
+        gymnasium.error.Error: unknown id, with a suggestion.
+        ValueError: an observation that is no Box, an action that is neither Discrete nor Box, `num_envs` < 1.
+    """
+    if num_envs < 1:
+        raise ValueError(f"num_envs must be 1 or more, not {num_envs}")
+    env: VectorEnv
+    if is_atari(env_id):
+        env = AtariVectorEnv(
+            num_envs=num_envs,
+            num_threads=num_threads,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            frameskip=FRAME_SKIP,
+            max_num_frames_per_episode=max_frames,
+            noop_max=noop_max,
+            reward_clipping=False,
+            **atari_settings(env_id),
+        )
+        env = LostLives(env)
+    else:
+        env = SyncVectorEnv([partial(make_env, env_id)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        env = DenseFinalObs(env)
+    if not isinstance(env.single_action_space, Discrete | Box):
+        raise ValueError(
+            f"{env_id} has actions of type {type(env.single_action_space).__name__}; Discrete or Box is needed"
+        )
+    return FirstSeed(CheckActions(env), seed)
+
+
+class FirstSeed(VectorWrapper):
+    """Seed the first `reset()`, when the caller gives it none; later resets go on from there."""
+
+    def __init__(self, env: VectorEnv, seed: int | None):
+        super().__init__(env)
+        self.first_seed = None if seed is None else int(seed)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is None:
+            seed, self.first_seed = self.first_seed, None
+        return self.env.reset(seed=seed, options=options)
