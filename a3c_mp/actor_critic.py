@@ -1,0 +1,133 @@
+"""What the actor-critic chapters share: settings, presets, and the way from a rollout to a loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from a3c_mp import losses, returns
+from a3c_mp.config import Between, CommonArgs, ConfigError, Count, Fraction, NonNegative
+from a3c_mp.rollout import Rollout
+from a3c_mp.slots import Slots, Spec
+
+
+@dataclass(frozen=True)
+class ActorCriticArgs(CommonArgs):
+    unroll_length: Count = 32
+    """agent steps in one rollout (T)"""
+    slots_per_actor: Count = 1
+    """rollouts of an actor under way: with 1 it waits while its rollout is learned from, with 2 it goes on"""
+    batch_size: Count = 256
+    """samples in one gradient; at most those of a rollout, T * B"""
+    gamma: Fraction = 0.99
+    """discount for each agent step"""
+    returns: Literal["gae", "nstep"] = "gae"
+    """estimator of returns"""
+    gae_lambda: Fraction = 0.95
+    """lambda of --returns gae"""
+    n_step: Count = 4
+    """rewards in a return of --returns nstep"""
+    reward_clip: bool = True
+    """learn from the sign of rewards; the returns shown stay raw"""
+    life_loss_terminal: bool = True
+    """a lost life ends the return, though not the game"""
+    learning_rate: NonNegative = 5e-4
+    """step size of Adam at the start, falling linearly to 0 at total-steps"""
+    adam_eps: Annotated[float, Between(1e-12)] = 1e-5
+    """epsilon of Adam"""
+    clip_grad: NonNegative = 1.0
+    """largest norm of a gradient"""
+    clip_ratio: NonNegative = 0.2
+    """a sample stops pushing once the policy's ratio to the one that acted is this far from 1"""
+    entropy_cost: NonNegative = 0.01
+    """weight of the entropy bonus"""
+    value_cost: NonNegative = 2.0
+    """weight of the value loss"""
+    normalize_obs: bool = True
+    """subtract from every pixel or input its running mean and divide by its deviation"""
+    normalize_advantages: bool = True
+    """scale the advantages of a rollout to mean 0 and variance 1"""
+
+
+CARTPOLE: dict[str, Any] = {
+    "total_steps": 1_000_000,
+    "num_envs": 8,
+    "batch_size": 64,
+    "learning_rate": 1e-3,
+    "reward_clip": False,
+    "life_loss_terminal": False,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
+    "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
+    "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
+    "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
+}
+
+
+def allocate(args: ActorCriticArgs, spec: Spec) -> Slots:
+    """The slots of all actors, one arena.
+
+    Raises:
+        ConfigError: sizes that do not go together, or need more shared memory than there is.
+    """
+    if args.deterministic and args.slots_per_actor > 2:
+        why = "--deterministic acts with one of two published versions, so two rollouts can be under way"
+        raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
+    if args.batch_size > args.unroll_length * args.num_envs:
+        why = f"a rollout has only {args.unroll_length} * {args.num_envs} samples"
+        raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
+    try:
+        return Slots(spec, args.num_actors * args.slots_per_actor, pin=args.cuda)
+    except MemoryError as error:
+        fix = "lower --num-actors, --num-envs or --unroll-length"
+        raise ConfigError("num-envs", args.num_envs, str(error), fix) from error
+
+
+def targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """(advantages, targets of the value function), both [T, B], from the values of the acting pass."""
+    rewards = rollout.reward.sign() if args.reward_clip else rollout.reward
+    ended = rollout.terminated | rollout.life_lost if args.life_loss_terminal else rollout.terminated
+    discounts = args.gamma * (~ended).float()
+    rewards, discounts = returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.final_baseline)
+    values, bootstrap_value = rollout.baseline[:-1], rollout.baseline[-1]
+    if args.returns == "gae":
+        return returns.gae(rewards, discounts, values, bootstrap_value, args.gae_lambda)
+    value_targets = returns.n_step_returns(rewards, discounts, values, bootstrap_value, args.n_step)
+    return value_targets - values, value_targets
+
+
+def to_samples(args: ActorCriticArgs, rollout: Rollout) -> list[Tensor]:
+    """[obs, action, behaviour_logits, advantages, value_targets] of every step of a rollout, each [T * B, ...]."""
+    advantages, value_targets = targets(args, rollout)
+    if args.normalize_advantages:
+        advantages = losses.normalize(advantages)
+    fields = (rollout.obs[:-1], rollout.action, rollout.behaviour_logits, advantages, value_targets)
+    return [field.flatten(0, 1) for field in fields]
+
+
+def loss(
+    args: ActorCriticArgs, net: nn.Module, samples: list[Tensor], dtype: torch.dtype
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Forward pass and losses of a batch of samples, in the order of `to_samples`.
+
+    Returns:
+        (total loss, curves for TensorBoard).
+    """
+    obs, action, behaviour_logits, advantages, value_targets = samples
+    with torch.autocast(obs.device.type, dtype, enabled=dtype != torch.float32):
+        logits, values = net(obs)
+    return losses.actor_critic(
+        logits,
+        values,
+        action,
+        behaviour_logits,
+        advantages,
+        value_targets,
+        clip_ratio=args.clip_ratio,
+        value_cost=args.value_cost,
+        entropy_cost=args.entropy_cost,
+    )

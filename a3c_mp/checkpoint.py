@@ -1,0 +1,149 @@
+"""Checkpoints that are whole or not there at all.
+
+`step_<steps>.pt` is written to a temporary file, synced and renamed; then its manifest `step_<steps>.json`, with the
+SHA-256 of the bytes, the same way. A checkpoint exists once its manifest does. The last three are kept, and the best as
+`best_<steps>.pt`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from a3c_mp.folder import write_atomically
+
+FORMAT = 1
+KEEP = 3
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be used; the message names the file and the reason."""
+
+
+def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, steps: int, best: bool = False) -> Path:
+    """Write a checkpoint, prune old ones, return its path.
+
+    Args:
+        folder: `checkpoints/` of the run; made if missing.
+        state: tensors, numbers, strings and containers of them (what `torch.load(weights_only=True)` reads back).
+        algorithm, env_id: checked on loading.
+        steps: agent steps so far; names the file.
+        best: also keep it as `best_<steps>.pt`, in place of the best before it.
+
+    Raises:
+        CheckpointError: a tensor of `state["net"]` holds NaN or infinity.
+        OSError: the disk is full or the folder not writable; older checkpoints are untouched.
+    """
+    _check_finite(state["net"], "the weights to be saved")
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    manifest = {
+        "format": FORMAT,
+        "algorithm": algorithm,
+        "env_id": env_id,
+        "steps": steps,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in ["step"] + ["best"] * best:
+        path = folder / f"{kind}_{steps:012d}.pt"
+        write_atomically(path, content)
+        write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
+    _prune(folder)
+    return folder / f"step_{steps:012d}.pt"
+
+
+def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
+    """Checkpoints with a manifest, newest first; of kind "step" or "best"."""
+    return sorted((path.with_suffix(".pt") for path in folder.glob(f"{kind}_*.json")), reverse=True)
+
+
+def _prune(folder: Path) -> None:
+    """Delete all but the newest three and the newest best, and what killed processes left half done."""
+    kept = {*list_checkpoints(folder)[:KEEP], *list_checkpoints(folder, "best")[:1]}
+    for old in {*list_checkpoints(folder), *list_checkpoints(folder, "best")} - kept:
+        old.with_suffix(".json").unlink(missing_ok=True)
+        old.unlink(missing_ok=True)
+    for path in [*folder.glob("*.tmp"), *folder.glob("step_*.pt"), *folder.glob("best_*.pt")]:
+        if path not in kept:
+            path.unlink(missing_ok=True)
+
+
+def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
+    """Read one checkpoint, on the CPU, executing nothing.
+
+    Raises:
+        CheckpointError: missing, damaged, foreign, from a newer format, or with weights that are not finite.
+    """
+    try:
+        manifest = json.loads(path.with_suffix(".json").read_text())
+        content = path.read_bytes()
+        form, sha256 = manifest["format"], manifest["sha256"]
+        found = {"algorithm": manifest["algorithm"], "env_id": manifest["env_id"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(form, int) or form > FORMAT:
+        raise CheckpointError(f"{path} has format {form}, this version reads up to {FORMAT}")
+    for name, wanted in {"algorithm": algorithm, "env_id": env_id}.items():
+        if found[name] != wanted:
+            raise CheckpointError(f"{path} was made with {name} {found[name]}, not {wanted}")
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise CheckpointError(f"{path} is damaged: its SHA-256 differs from its manifest")
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_finite(state["net"], str(path))
+    except CheckpointError:
+        raise
+    except Exception as error:  # bytes that `save` did not write make torch.load raise almost anything
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return state
+
+
+def load_newest(
+    folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None]
+) -> tuple[dict[str, Any], Path]:
+    """The newest checkpoint that can be read, and its path; `warn` is told of every newer one that cannot.
+
+    Raises:
+        CheckpointError: there is none. Never a silent fresh start.
+    """
+    paths = list_checkpoints(folder)
+    for path in paths:
+        try:
+            return load(path, algorithm=algorithm, env_id=env_id), path
+        except CheckpointError as error:
+            warn(f"checkpoint skipped: {error}")
+            last = error
+    if paths:
+        raise last
+    raise CheckpointError(f"{folder} holds no checkpoint")
+
+
+def set_aside_newer(path: Path) -> None:
+    """Rename the checkpoints newer than the one that a run goes on from, so that they count no more."""
+    for other in [*list_checkpoints(path.parent), *list_checkpoints(path.parent, "best")]:
+        if other.stem[len("step_") :] > path.stem[len("step_") :]:
+            for file in (other.with_suffix(".json"), other):
+                if file.exists():
+                    file.replace(file.with_suffix(file.suffix + ".unused"))
+
+
+def _check_finite(net_state: dict[str, torch.Tensor], name: str) -> None:
+    for key, tensor in net_state.items():
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{name}: {key} holds NaN or infinity")
+
+
+def sha256_of_weights(net_state: dict[str, torch.Tensor]) -> str:
+    """SHA-256 over the bytes of all tensors in state_dict order: equal exactly when the weights are bit-identical."""
+    digest = hashlib.sha256()
+    for tensor in net_state.values():
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

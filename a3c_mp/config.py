@@ -1,0 +1,284 @@
+"""Settings: the flags that all chapters share, how they are parsed and checked, and the errors a user can mend."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import re
+import sys
+import textwrap
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import gymnasium
+import torch
+
+import wrappers
+
+A = TypeVar("A", bound="CommonArgs")
+P = TypeVar("P")
+
+
+class ConfigError(Exception):
+    """Bad input, found before any process starts: one line for the user, exit code 2."""
+
+    def __init__(self, what: str, value: object, why: str, fix: str = "see --help"):
+        super().__init__(" ".join(f"{what}={value}: {why}; {fix}".split()))
+
+
+@dataclass(frozen=True)
+class Between:
+    """The values a numeric flag may take, both ends included."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{self.low:g} or more"
+        return f"between {self.low:g} and {self.high:g}"
+
+
+Count = Annotated[int, Between(1)]
+NonNegative = Annotated[float, Between(0)]
+Fraction = Annotated[float, Between(0, 1)]
+
+
+@dataclass(frozen=True)
+class CommonArgs:
+    env_id: str = "PongNoFrameskip-v4"
+    """gymnasium id; module:Env-v0 imports the module first"""
+    cuda: bool = False
+    """keep the nets on the GPU that torch calls cuda:0"""
+    num_actors: Annotated[int, Between(1, 1024)] = 2
+    """actor processes"""
+    num_envs: Annotated[int, Between(1, 4096)] = 32
+    """environments in each actor (B)"""
+    total_steps: Count = 10_000_000
+    """stop after this many agent steps"""
+    stop_return: float | None = None
+    """solved when the mean return of the last 100 games (at least 20) reaches this"""
+    max_seconds: NonNegative | None = None
+    """stop this long after the start, or after the resumption (s)"""
+    seed: Annotated[int, Between(0, 2**31 - 1)] = 1
+    """seed of weights, environments and sampling"""
+    run_name: str | None = None
+    """folder of the run inside runs-dir; the default is made of chapter, environment, seed and time"""
+    runs_dir: Path = Path("runs")
+    """where run folders are made"""
+    resume: Path | None = None
+    """run folder to continue, with its own settings except for flags given now"""
+    checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
+    """time between checkpoints (s)"""
+    deterministic: bool = False
+    """fixed order of rollouts and weights: two runs with one seed end bit-identical"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """number format that nets compute in; auto takes bf16 where the hardware has it"""
+    learner_threads: Annotated[int, Between(1, 1024)] = 1
+    """CPU threads of the learner"""
+    max_restarts: Annotated[int, Between(0)] = 5
+    """how many dead or hanging actors are replaced before the run fails"""
+
+
+def parse_args(
+    args_class: type[A], presets: Mapping[str, Mapping[str, Any]], description: str, argv: Sequence[str] | None = None
+) -> A:
+    """Parse the command line over the defaults of the chapter, the preset of the environment, or the run to be resumed.
+
+    Args:
+        args_class: the chapter's frozen dataclass.
+        presets: env id -> settings that differ from the class's defaults.
+        description: shown by `--help`.
+
+    Raises:
+        ConfigError: anything unknown, malformed or out of range.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    resume, env_id = _peek(argv, "--resume"), _peek(argv, "--env-id")
+    description = f"{description}\nDefaults depend on --env-id; there are presets for {', '.join(presets)}."
+    if resume is not None:
+        default, argv = args_class(), [*_saved_flags(args_class, Path(resume)), *argv]
+    else:
+        env_id = env_id or args_class.env_id
+        default = args_class(**{**presets.get(env_id, {}), "env_id": env_id})
+    args = _cli(args_class, default, description, argv)
+    check_ranges(args)
+    return args
+
+
+def parse_plain(args_class: type[P], description: str, argv: Sequence[str] | None = None) -> P:
+    """Parse the command line of a script without presets and resume. Raises ConfigError as `parse_args` does."""
+    args = _cli(args_class, None, description, list(sys.argv[1:] if argv is None else argv))
+    check_ranges(args)
+    return args
+
+
+def _peek(argv: list[str], flag: str) -> str | None:
+    """The value of a flag that decides about the defaults of others; the last one counts."""
+    for position, token in reversed(list(enumerate(argv))):
+        name, equals, value = token.partition("=")
+        if name.replace("_", "-") == flag:
+            return value if equals else next(iter(argv[position + 1 :]), None)
+    return None
+
+
+def _saved_flags(args_class: type[CommonArgs], folder: Path) -> list[str]:
+    """The settings of a run as flags, so that they are checked like those given now."""
+    path = folder / "config.json"
+    try:
+        saved = dict(json.loads(path.read_text())["args"])
+    except FileNotFoundError:
+        raise ConfigError("resume", folder, "there is no run in this folder", "name a folder below runs/") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
+    names = {field.name for field in dataclasses.fields(args_class)}
+    if foreign := set(saved) - names:
+        raise ConfigError("resume", folder, f"{path} belongs to another chapter (it has {sorted(foreign)[0]})")
+    flags = []
+    for name, value in saved.items():
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{flag_name(name)}")
+        else:
+            flags.append(f"--{flag_name(name)}={value}")
+    return flags
+
+
+def _cli(args_class: type[P], default: P | None, description: str, argv: list[str]) -> P:
+    """tyro's parser, its framed error messages folded into one line."""
+    import tyro  # here, so that spawned actors need not load it
+
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def whole_number(info: tyro.constructors.PrimitiveTypeInfo):
+        if info.type is not int:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda tokens: parse_int(tokens[0]),
+            is_instance=lambda value: isinstance(value, int),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    parse = partial(
+        tyro.cli,
+        args_class,
+        args=argv,
+        default=tyro.MISSING_NONPROP if default is None else default,
+        description=textwrap.dedent(description),
+        registry=registry,
+    )
+    if {"-h", "--help"} & set(argv):
+        return parse()
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed), redirect_stdout(printed):
+            return parse()
+    except SystemExit:
+        raise _parse_error(printed.getvalue(), argv) from None
+
+
+def _parse_error(printed: str, argv: list[str]) -> ConfigError:
+    """The one line that says what a framed message of tyro's says."""
+    text = " ".join(re.sub(r"[│╭╰╮╯─]|-{3,}", " ", printed).split())
+    hint = re.search(r"(?:Perhaps you meant|Arguments similar to \S+): (--[\w-]+)", text)
+    if match := re.search(r"Unrecognized options: (\S+?)(?:,|$| )", text):
+        name = match[1]
+        fix = f"perhaps you meant {hint[1]}" if hint else "see --help"
+        return ConfigError(name.lstrip("-"), _peek(argv, name) or "", "there is no such flag", fix)
+    if match := re.search(r"Error parsing --([\w-]+): (.*?)(?: Argument helptext| For full|$)", text):
+        return ConfigError(match[1], _peek(argv, f"--{match[1]}"), match[2])
+    if match := re.search(r"invalid choice '(.*?)' for argument '--([\w-]+)'. Expected one of \((.*?)\)", text):
+        return ConfigError(match[2], match[1], f"must be one of {match[3]}")
+    if match := re.search(r"Missing value for argument '--([\w-]+)'", text):
+        return ConfigError(match[1], "", "a value is missing")
+    if match := re.search(r"Missing from .*?: (\S+)", text):
+        return ConfigError(match[1].lower().lstrip("-"), "", "must be given")
+    return ConfigError("arguments", " ".join(argv), text.split("For full helptext")[0].strip())
+
+
+def parse_int(text: str) -> int:
+    """Whole numbers, also as 1e6 or 1_000_000. Raises ValueError for anything else."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():
+        raise ValueError(f"{text} is not a whole number")
+    return int(number)
+
+
+def flag_name(field: str) -> str:
+    return field.replace("_", "-")
+
+
+def check_ranges(args: object) -> None:
+    """Raise ConfigError for the first field outside the `Between` of its annotation, or not finite."""
+    for name, hint in typing.get_type_hints(type(args), include_extras=True).items():
+        value = getattr(args, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value):
+            raise ConfigError(flag_name(name), value, "must be a finite number")
+        for bounds in _bounds(hint):
+            if not bounds.low <= value <= bounds.high:
+                raise ConfigError(flag_name(name), value, f"must be {bounds}")
+
+
+def _bounds(hint: Any) -> list[Between]:
+    """The `Between` of an annotation, also inside `X | None`."""
+    found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Between)]
+    return found + [bounds for inner in typing.get_args(hint) for bounds in _bounds(inner)]
+
+
+def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Space, gymnasium.Space]:
+    """(observation space, action space) of an environment, made once to see that it can be.
+
+    Raises:
+        ConfigError: it cannot, or its actions are of another kind than the chapter's.
+    """
+    try:
+        env = wrappers.make_env(env_id)
+    except Exception as error:  # an environment of the user's own can raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            "env-id", env_id, reason.rstrip("."), "check the spelling, or see gymnasium.pprint_registry()"
+        ) from error
+    spaces = env.observation_space, env.action_space
+    env.close()
+    if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
+        raise ConfigError(
+            "env-id", env_id, f"its actions are {spaces[1]}, this needs {actions.__name__}", "choose another"
+        )
+    return spaces
+
+
+def check_device(cuda: bool) -> torch.device:
+    """The device of the nets. Raises ConfigError for `--cuda` without CUDA."""
+    if cuda and not torch.cuda.is_available():
+        raise ConfigError(
+            "cuda", True, "torch sees no CUDA device", "leave --cuda out, or install a CUDA build of torch"
+        )
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def exit_with(main: Callable[[], int]) -> None:
+    """Run a script's `main` and end the process with its exit code; bad input becomes one line and code 2."""
+    try:
+        code = main()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)

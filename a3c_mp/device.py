@@ -1,0 +1,71 @@
+"""Where nets live: torch's settings for a run, and what the GPU path needs beyond `.to(device)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from a3c_mp.config import CommonArgs, check_device
+
+
+def set_up_torch(args: CommonArgs) -> torch.device:
+    """Seed torch, give the learner its threads, and return the device of the nets. Raises ConfigError without CUDA."""
+    device = check_device(args.cuda)
+    torch.set_num_threads(args.learner_threads)
+    torch.manual_seed(args.seed)
+    if args.deterministic and args.cuda:  # the CPU computes the same bits anyway
+        make_deterministic()
+    return device
+
+
+def make_deterministic() -> None:
+    """Have CUDA compute the same bits every time (pytorch.org/docs/stable/notes/randomness.html).
+
+    Warns, rather than fails, where an operation knows no deterministic way. `a3c_mp` sets the workspace of cuBLAS.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+
+
+def acting_forward(net: nn.Module, example: Tensor, deterministic: bool) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """How an actor calls its net, with observations on the CPU: on the GPU as a graph, on the CPU as it is."""
+    if next(net.parameters()).device.type == "cpu":
+        return net
+    if deterministic:
+        make_deterministic()
+    return GraphedForward(net, example)
+
+
+class GraphedForward:
+    """A net's forward pass as one CUDA graph: a single launch where each of a dozen small kernels cost one.
+
+    The graph reads the parameters where they lie, so `Weights.load` into the same net takes effect without a new
+    capture (pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+
+    Args:
+        net: on the GPU, returns a tuple of tensors.
+        example: an input, on any device; every later one has its shape and dtype.
+    """
+
+    def __init__(self, net: nn.Module, example: Tensor):
+        device = next(net.parameters()).device
+        self.input = example.to(device, copy=True)
+        self.graph = torch.cuda.CUDAGraph()
+        warm_up = torch.cuda.Stream(device)
+        warm_up.wait_stream(torch.cuda.current_stream(device))
+        with torch.inference_mode():
+            with torch.cuda.stream(warm_up):  # libraries choose their algorithms before, not during, the capture
+                for _ in range(3):
+                    net(self.input)
+            torch.cuda.current_stream(device).wait_stream(warm_up)
+            with torch.cuda.graph(self.graph):
+                self.outputs: tuple[Tensor, ...] = net(self.input)
+
+    @torch.inference_mode()
+    def __call__(self, obs: Tensor) -> tuple[Tensor, ...]:
+        """Outputs for `obs`; where that lies in pinned memory, the copy waits for nothing."""
+        self.input.copy_(obs, non_blocking=True)
+        self.graph.replay()
+        return tuple(output.clone() for output in self.outputs)

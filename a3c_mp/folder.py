@@ -1,0 +1,116 @@
+"""The folder of a run: made, locked, and described in `config.json`; files in it are whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import gymnasium
+import numpy as np
+import torch
+
+import a3c_mp
+from a3c_mp.config import CommonArgs, ConfigError
+
+
+def make_folder(args: CommonArgs, algorithm: str) -> Path:
+    """The folder that `--resume` or `--run-name` names, made and found writable. Raises ConfigError."""
+    if args.resume is not None:
+        folder = args.resume
+    else:
+        env = args.env_id.replace("/", "_").replace(":", "_")
+        name = args.run_name or f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if not name.strip(".") or "/" in name or "\0" in name:
+            raise ConfigError("run-name", name, "must be a plain folder name", "choose one without / or ..")
+        folder = args.runs_dir / name
+        if (folder / "config.json").exists():
+            fix = f"choose another name, or --resume {folder}"
+            raise ConfigError("run-name", name, f"{folder} holds a run already", fix)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        why = f"{folder} cannot be written ({error.strerror})"
+        raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
+    return folder
+
+
+def lock_folder(folder: Path) -> TextIO:
+    """Hold the folder until the file returned is closed: two writers would tear each other's files."""
+    file = (folder / ".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        why = f"{folder} is in use by process {file.read()}"
+        raise ConfigError("run-name", folder.name, why, "wait for it, or choose another name") from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def describe_run(args: CommonArgs, algorithm: str, folder: Path) -> dict[str, Any]:
+    """What `config.json` holds: every setting, versions, machine, commit, command line."""
+    settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
+    return {
+        "algorithm": algorithm,
+        "args": {**settings, "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)},
+        "versions": {
+            "a3c_mp": a3c_mp.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "gymnasium": gymnasium.__version__,
+            "numpy": np.__version__,
+        },
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
+        "commit": git_commit(),
+        "command": sys.argv,
+    }
+
+
+def git_commit() -> str | None:
+    """Commit of the source tree, with "+" when it differs from the commit; None outside git."""
+
+    def git(*command: str) -> str:
+        here = Path(__file__).parent
+        return subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file; the one before it stays until the new one is whole. Raises OSError."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write to a temporary file, sync it, rename it into place, sync the folder. Raises OSError."""
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename, too, must survive a power cut
+    finally:
+        os.close(folder)

@@ -1,0 +1,89 @@
+"""Losses of actor-critic methods: pure functions, means over the batch, to be minimised."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    """log pi(a|s) of categorical policies: logits [..., A], action int64 [...] -> [...]."""
+    return -F.cross_entropy(logits.flatten(0, -2), action.flatten(), reduction="none").view_as(action)
+
+
+def entropy_loss(logits: Tensor) -> Tensor:
+    """Negative mean entropy of categorical policies, logits [..., A]; minimised, it keeps them exploring.
+
+    Williams & Peng 1991; Mnih et al. 2016, section 4.
+    """
+    log_probs = F.log_softmax(logits, dim=-1)
+    return (log_probs.exp() * log_probs).sum(dim=-1).mean()
+
+
+def value_loss(values: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error of V(s) [B] to its targets [B], halved so that its gradient is the plain error."""
+    assert values.shape == targets.shape, (values.shape, targets.shape)
+    return 0.5 * (values - targets).square().mean()
+
+
+def policy_loss(log_probs: Tensor, behaviour_log_probs: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
+    """Clipped surrogate policy loss (Schulman et al. 2017, equation 7).
+
+    At ratio 1 its gradient is that of A2C, -A grad log pi(a|s). The ratio to the policy that chose the action corrects
+    for the updates in between, and the clip stops a sample from pushing once it has moved far enough.
+
+    Args:
+        log_probs: [B], log pi(a|s) of the policy that learns.
+        behaviour_log_probs: [B], log mu(a|s) of the policy that acted.
+        advantages: [B], constants.
+        clip_ratio: epsilon; `inf` for the unclipped importance-weighted gradient.
+    """
+    assert log_probs.shape == behaviour_log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
+    ratio = (log_probs - behaviour_log_probs).exp()
+    clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
+    return -torch.min(ratio * advantages, clipped * advantages).mean()
+
+
+def actor_critic(
+    logits: Tensor,
+    values: Tensor,
+    action: Tensor,
+    behaviour_logits: Tensor,
+    advantages: Tensor,
+    value_targets: Tensor,
+    *,
+    clip_ratio: float,
+    value_cost: float,
+    entropy_cost: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy, value and entropy losses of a batch, added up with their costs.
+
+    Args:
+        logits, values: [B, A] and [B], of the net that learns; any floating-point dtype.
+        action: [B] int64.
+        behaviour_logits: [B, A], of the net that acted.
+        advantages, value_targets: [B], constants.
+
+    Returns:
+        (total loss, curves for TensorBoard).
+    """
+    logits, values = logits.float(), values.float()
+    policy = policy_loss(log_prob(logits, action), log_prob(behaviour_logits, action), advantages, clip_ratio)
+    value = value_loss(values, value_targets)
+    entropy = entropy_loss(logits)
+    total = policy + value_cost * value + entropy_cost * entropy
+    return total, {
+        "losses/policy": policy,
+        "losses/value": value,
+        "losses/entropy": entropy,
+        "losses/total": total,
+        "values/advantage": advantages,
+        "values/baseline": values,
+        "values/target": value_targets,
+    }
+
+
+def normalize(advantages: Tensor) -> Tensor:
+    """Mean 0 and variance 1 over all entries."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)

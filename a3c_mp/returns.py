@@ -1,0 +1,77 @@
+"""Returns and advantages: pure functions of float32 tensors, time first.
+
+Everywhere `discounts[t]` is gamma * (1 - terminated[t]), the factor in front of what follows step t. At a truncated
+step the world goes on unseen: `cut_truncated` turns its bootstrap into a reward, so that the other functions know one
+kind of end only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def cut_truncated(rewards: Tensor, discounts: Tensor, truncated: Tensor, final_values: Tensor) -> tuple[Tensor, Tensor]:
+    """End the return at truncated steps, with the value of the observation that the episode was cut at.
+
+    Partial-episode bootstrapping (Pardo et al. 2018, "Time limits in reinforcement learning"): the target of a
+    truncated step is r + gamma V(s_final), never r + gamma V(s_reset).
+
+    Args:
+        rewards, discounts: [T, B] float32.
+        final_values: [T, B] float32, V(s_final) at truncated steps, ignored elsewhere.
+        truncated: [T, B] bool.
+
+    Returns:
+        (rewards, discounts), both [T, B], with `discounts` zero at truncated steps.
+    """
+    assert rewards.shape == discounts.shape == truncated.shape == final_values.shape, (rewards.shape, truncated.shape)
+    bootstrap = discounts * final_values
+    return torch.where(truncated, rewards + bootstrap, rewards), torch.where(truncated, 0.0, discounts)
+
+
+def n_step_returns(rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap_value: Tensor, n: int) -> Tensor:
+    """n-step returns, r_t + d_t r_{t+1} + ... + d_t ... d_{t+n-1} V(s_{t+n}) (Mnih et al. 2016, section 4).
+
+    Steps closer than n to the end of the rollout use the steps there are.
+
+    Args:
+        rewards, discounts, values: [T, B]; values[t] is V(s_t).
+        bootstrap_value: [B], V(s_T).
+        n: number of rewards in a return, 1 or more.
+
+    Returns:
+        [T, B].
+    """
+    assert rewards.shape == discounts.shape == values.shape, (rewards.shape, discounts.shape, values.shape)
+    assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)
+    assert n >= 1, n
+    targets = torch.cat([values, bootstrap_value[None]])  # the 0-step return of s_t is V(s_t)
+    for _ in range(min(n, len(rewards))):  # G^k_t = r_t + d_t G^{k-1}_{t+1}
+        targets[:-1] = rewards + discounts * targets[1:]
+    return targets[:-1]
+
+
+def gae(
+    rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap_value: Tensor, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al. 2016, equation 16).
+
+    Args:
+        rewards, discounts, values: [T, B]; values[t] is V(s_t).
+        bootstrap_value: [B], V(s_T).
+        lam: lambda, 0 (one-step TD errors) to 1 (Monte Carlo up to the bootstrap).
+
+    Returns:
+        (advantages, returns), both [T, B]; returns = advantages + values, the targets of the value function.
+    """
+    assert rewards.shape == discounts.shape == values.shape, (rewards.shape, discounts.shape, values.shape)
+    assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)
+    next_values = torch.cat([values[1:], bootstrap_value[None]])
+    td_errors = rewards + discounts * next_values - values
+    advantages = torch.empty_like(values)
+    acc = torch.zeros_like(bootstrap_value)
+    for t in reversed(range(len(rewards))):
+        acc = td_errors[t] + discounts[t] * lam * acc
+        advantages[t] = acc
+    return advantages, advantages + values

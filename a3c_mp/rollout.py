@@ -1,0 +1,106 @@
+"""Rollouts: T steps of B environments, as actors write them and the learner reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from a3c_mp.slots import Spec
+
+
+class Rollout(NamedTuple):
+    """One unroll of B environments over T steps, time first. In a slot these are views of shared memory.
+
+    Step t: the action chosen at obs[t] earned reward[t] and led to obs[t+1], which is already the next episode's first
+    observation where the episode ended at t.
+    """
+
+    obs: Tensor  # [T+1, B, *obs_shape] uint8 for images, float32 otherwise
+    action: Tensor  # [T, B] int64
+    reward: Tensor  # [T, B] float32, raw
+    terminated: Tensor  # [T, B] bool
+    truncated: Tensor  # [T, B] bool
+    life_lost: Tensor  # [T, B] bool, a life lost while the game goes on
+    behaviour_logits: Tensor  # [T, B, A] float32
+    baseline: Tensor  # [T+1, B] float32, V(obs[t]) from the acting pass
+    final_baseline: Tensor  # [T, B] float32, V of the observation an episode was truncated at; elsewhere undefined
+    episode_return: Tensor  # [T, B] float32, sum of raw rewards of the game so far
+    episode_length: Tensor  # [T, B] int32, agent steps of the game so far
+
+
+def rollout_spec(unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
+    """Shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs; Box to Discrete spaces."""
+    assert isinstance(obs_space, Box), obs_space
+    assert isinstance(action_space, Discrete), action_space
+    steps = (unroll_length, num_envs)
+    states = (unroll_length + 1, num_envs)
+    obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
+    return {
+        "obs": ((*states, *obs_space.shape), obs_dtype),
+        "action": (steps, torch.int64),
+        "reward": (steps, torch.float32),
+        "terminated": (steps, torch.bool),
+        "truncated": (steps, torch.bool),
+        "life_lost": (steps, torch.bool),
+        "behaviour_logits": ((*steps, int(action_space.n)), torch.float32),
+        "baseline": (states, torch.float32),
+        "final_baseline": (steps, torch.float32),
+        "episode_return": (steps, torch.float32),
+        "episode_length": (steps, torch.int32),
+    }
+
+
+def write_step(rollout: Rollout, t: int, **fields: Tensor | np.ndarray | bool) -> None:
+    """Copy the fields [B, ...] of step t into a rollout, each straight into its place."""
+    for name, value in fields.items():
+        getattr(rollout, name)[t] = torch.as_tensor(value)
+
+
+def minibatches(
+    num_samples: int, batch_size: int, passes: int, rng: torch.Generator, device: torch.device
+) -> Iterator[Tensor]:
+    """Index tensors that visit every sample once a pass, in random order, `batch_size` at a time or what is left."""
+    for _ in range(passes):
+        yield from torch.randperm(num_samples, generator=rng).to(device).split(batch_size)
+
+
+class Episode(NamedTuple):
+    """A finished episode: the whole game, whatever the learner makes of lost lives."""
+
+    episode_return: float  # sum of raw rewards
+    length: int  # agent steps
+
+
+def finished_episodes(rollout: Rollout) -> list[Episode]:
+    """The episodes that ended inside a rollout, in order of time."""
+    t, b = torch.nonzero(rollout.terminated | rollout.truncated, as_tuple=True)
+    returns, lengths = rollout.episode_return[t, b].tolist(), rollout.episode_length[t, b].tolist()
+    return [Episode(*pair) for pair in zip(returns, lengths, strict=True)]
+
+
+class EpisodeStats:
+    """Running raw return float32 [N] and length int32 [N] of the episode in each of N environments."""
+
+    def __init__(self, num_envs: int):
+        self.returns = np.zeros(num_envs, dtype=np.float32)
+        self.lengths = np.zeros(num_envs, dtype=np.int32)
+        self.done = np.zeros(num_envs, dtype=np.bool_)
+
+    def step(self, reward: np.ndarray, done: np.ndarray) -> None:
+        """Take one step's rewards [N] and ends bool [N]; an ended episode's figures stay until the next step."""
+        self.returns[self.done] = 0.0
+        self.lengths[self.done] = 0
+        self.returns += reward
+        self.lengths += 1
+        self.done = done
+
+
+def sample_actions(logits: Tensor, rng: torch.Generator) -> Tensor:
+    """Draw from categorical policies: logits float32 [B, A] -> int64 [B]."""
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=rng).squeeze(-1)

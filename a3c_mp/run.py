@@ -1,0 +1,322 @@
+"""One training run: its folder, counters, stop rules, signals, checkpoints and summary.
+
+A chapter opens a `Run` in a `with` block, tells it what was learned from and what came of it, and asks it when to stop.
+However the block is left, a checkpoint and `summary.json` are written.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import wrappers
+from a3c_mp import checkpoint
+from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.folder import describe_run, lock_folder, make_folder, write_json
+from a3c_mp.rollout import Episode
+from a3c_mp.tracking import FLUSH_SECONDS, Display, EpisodeLog, EventFile, Means, Timings, hms, open_log
+from a3c_mp.workers import WorkerError
+
+WINDOW = 100
+"""episodes in the mean return"""
+MIN_EPISODES = 20
+"""fewest episodes that can show a game solved"""
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class TrainingError(RuntimeError):
+    """Learning itself has failed; going on would waste time."""
+
+
+class Run:
+    """A training run in `runs_dir/run_name`, or the one that `--resume` names.
+
+    Args:
+        args: the chapter's settings.
+        algorithm: name of the chapter, stored in checkpoints.
+        net, optimizer: what a checkpoint holds; filled from the newest one on resume.
+
+    Raises:
+        ConfigError: the folder cannot be made or written, is in use, or holds nothing to resume.
+    """
+
+    def __init__(self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer):
+        self.args, self.algorithm = args, algorithm
+        self.net, self.optimizer = net, optimizer
+        self.rng = torch.Generator().manual_seed(args.seed)
+        self.frames_per_step = wrappers.FRAME_SKIP if wrappers.is_atari(args.env_id) else 1
+        self.steps = self.updates = self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.best_mean = -np.inf
+        self.solved_at: tuple[float, int] | None = None  # seconds, steps
+        self.lag_sum = self.lag_count = 0
+        self.worker_restarts = 0
+        self.seconds_before = 0.0  # of earlier processes of a resumed run
+        self.exit_reason: str | None = None
+        self.exit_code = 0
+
+        self.folder = make_folder(args, algorithm)
+        self._lock = lock_folder(self.folder)
+        self.log = open_log(self.folder)
+        self.started = time.monotonic()
+        self._learning_since: tuple[float, int] | None = None  # when the first rollout came, steps before it
+        self._saved_steps: int | None = None
+        if args.resume is not None:
+            self._restore()
+        try:
+            write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder))
+        except OSError as error:
+            raise ConfigError("runs-dir", args.runs_dir, f"{self.folder} cannot be written ({error})") from error
+
+        self.timing = Timings()
+        self._means = Means()
+        self._events: list[tuple[str, float, int]] = []
+        self._flushed = (time.monotonic(), self.steps)
+        self._saved_at = time.monotonic()
+
+    # ---- what a chapter calls
+
+    def __enter__(self) -> Run:
+        self._episode_log = EpisodeLog(self.folder / "episodes.csv", self.steps, self.log)
+        self.event_file = EventFile(self.folder, self.steps + 1 if self.args.resume else None, self.log)
+        self.display = Display(self.args.total_steps, self.log)
+        ignored = [signum for signum in SIGNALS if signal.getsignal(signum) is signal.SIG_IGN]  # nohup
+        self._old_handlers = {s: signal.signal(s, self._on_signal) for s in SIGNALS if s not in ignored}
+        self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
+        return self
+
+    def should_stop(self) -> bool:
+        """Whether the run is over; the reason is in `exit_reason`."""
+        if self.exit_reason is None:
+            if self._is_solved():
+                self.exit_reason = "solved"
+                self.solved_at = (round(self.wall_seconds, 2), self.steps)
+            elif self.args.max_seconds is not None and time.monotonic() - self.started >= self.args.max_seconds:
+                self.exit_reason = "max_seconds"
+            elif self.steps >= self.args.total_steps:
+                self.exit_reason = "total_steps"
+        return self.exit_reason is not None
+
+    def _is_solved(self) -> bool:
+        goal = self.args.stop_return
+        return goal is not None and len(self.returns) >= MIN_EPISODES and self.mean_return >= goal
+
+    def consumed(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
+        """Count what goes into learning: agent steps, episodes that ended in them, age of their policy in versions."""
+        if self._learning_since is None:
+            self._learning_since = (time.monotonic(), self.steps)
+        self.steps += steps
+        self.lag_sum += policy_lag
+        self.lag_count += 1
+        self._means.add({"charts/policy_lag": torch.tensor(float(policy_lag))})
+        for episode in episodes:
+            self._episode_log.add(self.steps, self.wall_seconds, actor, episode)
+            self.episodes += 1
+            self.returns.append(episode.episode_return)
+            self._events += [
+                ("charts/episodic_return", episode.episode_return, self.steps),
+                ("charts/episodic_length", float(episode.length), self.steps),
+            ]
+
+    def learned(self, metrics: dict[str, Tensor]) -> None:
+        """Count one update, with curves to be averaged."""
+        self.updates += 1
+        self._means.add(metrics)
+
+    def worker_restarted(self, incident: str) -> None:
+        """Count and log the replacement of a dead or hanging worker."""
+        self.worker_restarts += 1
+        self.log.warning(incident + "; this run is deterministic no more" * self.args.deterministic)
+
+    def tick(self) -> None:
+        """Write curves, progress and checkpoints, each when it is due."""
+        now = time.monotonic()
+        if now - self._flushed[0] >= FLUSH_SECONDS:
+            self._flush(now)
+        if now - self._saved_at >= self.args.checkpoint_seconds:
+            self._flush(now)  # what the checkpoint counts, the files have
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint; a failure costs a warning, and the one before it stays."""
+        best = len(self.returns) >= MIN_EPISODES and self.mean_return > self.best_mean
+        best_mean = self.mean_return if best else self.best_mean
+        state = {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": self.rng.get_state(),
+            "torch_rng": torch.get_rng_state(),
+            "steps": self.steps,
+            "updates": self.updates,
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "best_mean": float(best_mean),
+            "wall_seconds": self.wall_seconds,
+        }
+        try:
+            checkpoint.save(
+                self.folder / "checkpoints",
+                state,
+                algorithm=self.algorithm,
+                env_id=self.args.env_id,
+                steps=self.steps,
+                best=best,
+            )
+            self._saved_steps, self.best_mean = self.steps, best_mean
+        except (OSError, checkpoint.CheckpointError) as error:
+            self.log.warning(f"no checkpoint at {self.steps:,} steps: {error}")
+        self._saved_at = time.monotonic()
+
+    # ---- figures
+
+    @property
+    def mean_return(self) -> float:
+        """Mean raw return of the last `WINDOW` whole games."""
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+    @property
+    def wall_seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    @property
+    def sps(self) -> float:
+        """Agent steps a second consumed by the learner since the first rollout came."""
+        if self._learning_since is None:
+            return 0.0
+        since, before = self._learning_since
+        return (self.steps - before) / max(time.monotonic() - since, 1e-9)
+
+    def summary(self) -> dict[str, Any]:
+        solved_seconds, solved_steps = self.solved_at or (None, None)
+        return {
+            "steps": self.steps,
+            "frames": self.steps * self.frames_per_step,
+            "updates": self.updates,
+            "episodes": self.episodes,
+            "wall_seconds": round(self.wall_seconds, 2),
+            "sps": round(self.sps, 1),
+            "mean_return_100": self.mean_return if self.returns else None,
+            "solved": self.solved_at is not None,
+            "solved_at_seconds": solved_seconds,
+            "solved_at_steps": solved_steps,
+            "policy_lag_mean": self.lag_sum / self.lag_count if self.lag_count else None,
+            "worker_restarts": self.worker_restarts,
+            "exit_reason": self.exit_reason,
+            "weights_sha256": self.weights_sha256(),
+        }
+
+    def weights_sha256(self) -> str | None:
+        """Hash of the weights; None if the device that holds them has failed."""
+        try:
+            return checkpoint.sha256_of_weights(self.net.state_dict())
+        except RuntimeError:
+            return None
+
+    # ---- the end
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
+        if kind is not None:
+            self.exit_code = 1
+            self.exit_reason = f"error: {next(iter(str(error).splitlines()), kind.__name__)}"
+        self._attempt("curves", lambda: self._flush(time.monotonic()))
+        self.display.close()
+        if self._saved_steps != self.steps:
+            self._attempt("checkpoint", self.save)
+        self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
+        self.event_file.close()
+        self._episode_log.close()
+        told = isinstance(error, WorkerError | TrainingError)
+        if told:
+            self.log.error(f"error: {error}")
+        mean = f"mean return {self.mean_return:.1f}, " if self.returns else ""
+        self.log.info(
+            f"{self.exit_reason or 'ended'} after {hms(self.wall_seconds)}: {mean}{self.steps:,} steps, "
+            f"{self.sps:,.0f} sps; in {self.folder}"
+        )
+        for signum, handler in self._old_handlers.items():
+            signal.signal(signum, handler)
+        self._lock.close()
+        return told  # any other error keeps its traceback
+
+    def _attempt(self, what: str, write: Callable[[], None]) -> None:
+        """One failure at the end of a run (a full disk, a GPU that is gone) must not cost the rest."""
+        try:
+            write()
+        except Exception as error:
+            self.log.warning(f"no {what}: {error}")
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.exit_reason = signal.Signals(signum).name  # what waits looks at it several times a second
+
+    # ---- parts
+
+    def _flush(self, now: float) -> None:
+        then, steps_then = self._flushed
+        self._flushed = (now, self.steps)
+        values = self._means.pop()
+        if not values and not self._events:
+            return
+        if not math.isfinite(values.get("losses/total", 0.0)):
+            raise TrainingError(
+                f"the loss became {values['losses/total']} before step {self.steps:,}; "
+                f"lower --learning-rate, or look for such rewards and observations"
+            )
+        values["charts/sps"] = (self.steps - steps_then) / max(now - then, 1e-9)
+        if self.returns:
+            values["charts/mean_return_100"] = self.mean_return
+        values["time/elapsed_seconds"] = self.wall_seconds
+        values |= {f"time/{name}": share for name, share in self.timing.shares().items()}
+        self.event_file.scalars(self._events + [(name, value, self.steps) for name, value in values.items()])
+        self._events = []
+        self._episode_log.flush()
+        lag = values.get("charts/policy_lag", float("nan"))
+        mean = f"{self.mean_return:.1f}" if self.returns else "-"
+        self.display.show(
+            self.steps, f"return {mean}  {self.sps:,.0f} sps  lag {lag:.1f}  {self.episodes} games", self._eta()
+        )
+
+    def _eta(self) -> str:
+        """Time until the budget is spent; a stop return may come first."""
+        if not self.sps:
+            return "-"
+        left = (self.args.total_steps - self.steps) / self.sps
+        if self.args.max_seconds is not None:
+            left = min(left, self.args.max_seconds - (time.monotonic() - self.started))
+        return hms(max(left, 0))
+
+    def _restore(self) -> None:
+        try:
+            state, path = checkpoint.load_newest(
+                self.folder / "checkpoints", algorithm=self.algorithm, env_id=self.args.env_id, warn=self.log.warning
+            )
+            self.net.load_state_dict(state["net"])
+            settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+            self.optimizer.load_state_dict(state["optimizer"])
+            for group, now in zip(self.optimizer.param_groups, settings, strict=True):
+                group.update(now)  # flags given on resume count
+            self.rng.set_state(state["rng"])
+            torch.set_rng_state(state["torch_rng"])
+        except checkpoint.CheckpointError as error:
+            raise ConfigError("resume", self.folder, str(error), "start a new run, or restore the folder") from error
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError("resume", self.folder, f"{path} does not fit these settings: {reason}") from error
+        self.steps, self.updates, self.episodes = state["steps"], state["updates"], state["episodes"]
+        self.returns.extend(state["returns"])
+        self.best_mean = state["best_mean"]
+        self.seconds_before = state["wall_seconds"]
+        self._saved_steps = self.steps
+        checkpoint.set_aside_newer(path)
+        self.log.info(f"resumed from {path} at {self.steps:,} steps")

@@ -1,0 +1,90 @@
+"""Preallocated slots in shared memory: the road of everything big between processes.
+
+A slot holds one rollout, gradient or block of transitions. Its number is all that travels through a queue: sending a
+tensor costs about 0.4 ms for each file descriptor, a number 0.01 ms. All slots lie in one arena: one file descriptor.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+"""bytes; fields start on a cache line"""
+
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""name of a field -> (shape, dtype)"""
+
+
+class Slots:
+    """`num_slots` dictionaries of tensors of fixed shapes, the same memory in every process they are passed to.
+
+    Args:
+        spec: shape and dtype of each field of a slot.
+        num_slots: how many there are.
+        pin: page-lock the memory, in every process that holds it: copies to the GPU are faster and can be queued.
+
+    Raises:
+        MemoryError: /dev/shm is too small; says what is needed and what is free.
+    """
+
+    def __init__(self, spec: Spec, num_slots: int, pin: bool = False):
+        if num_slots < 1:
+            raise ValueError(f"num_slots must be 1 or more, not {num_slots}")
+        self.spec = spec
+        self.num_slots = num_slots
+        self.offsets, self.slot_bytes = _layout(spec)
+        check_shared_memory(self.slot_bytes * num_slots)
+        self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8).share_memory_()
+        self.pinned = pin
+        self._pin()
+
+    def __len__(self) -> int:
+        return self.num_slots
+
+    def __getitem__(self, slot: int) -> dict[str, Tensor]:
+        """The fields of one slot, as views: writing to them writes to shared memory."""
+        if not 0 <= slot < self.num_slots:
+            raise IndexError(f"slot {slot} of {self.num_slots}")
+        return {name: self._view(slot, name) for name in self.spec}
+
+    def _view(self, slot: int, name: str) -> Tensor:
+        shape, dtype = self.spec[name]
+        start = self.offsets[name]
+        return self.arena[slot, start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def _pin(self) -> None:
+        if self.pinned:
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.arena.data_ptr(), self.arena.numel(), 0))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pin()
+
+
+def _layout(spec: Spec) -> tuple[dict[str, int], int]:
+    """Byte offset of each field, and the bytes of a whole slot."""
+    offsets, end = {}, 0
+    for name, (shape, dtype) in spec.items():
+        offsets[name] = end
+        end += math.ceil(math.prod(shape) * dtype.itemsize / ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def check_shared_memory(needed: int) -> None:
+    """Raise MemoryError if /dev/shm has less than `needed` bytes free.
+
+    Allocation itself would succeed, and the first write past the end would kill the process with SIGBUS.
+    """
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return  # not Linux: shared memory lies elsewhere
+    if needed > free:
+        raise MemoryError(
+            f"{needed / 2**20:.0f} MiB of shared memory are needed, /dev/shm has {free / 2**20:.0f} MiB free"
+        )

@@ -1,0 +1,320 @@
+"""Supervised worker processes: spawned, watched, restarted, and gone when the parent is.
+
+A worker is a plain function `target(link, *args)`. It takes tokens (slot, weights version) from its `Link`, fills the
+slot, and sends back the slot's number with a few statistics. Every worker has a pair of pipes of its own: a queue with
+one writer and one reader is a pipe and needs no lock, so a worker that is killed at any instant starves nobody. Each
+message stays below 4 KiB, which a pipe takes as one atomic write.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing import connection, resource_tracker
+from typing import Any, NamedTuple
+
+import torch
+import torch.multiprocessing as mp
+
+MAX_MESSAGE = 4096 - 4
+"""bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
+POLL_SECONDS = 0.1
+"""longest wait of the parent before it looks whether it should stop"""
+NICENESS = 5
+"""where cores are short the learner goes first: rollouts are learned from while fresh, instead of queueing"""
+PAUSE_SECONDS = 5.0
+"""a parent that has not looked for so long says nothing about hanging workers"""
+START_SECONDS = 120.0
+"""longest time from the start of a worker to its first heartbeat"""
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+
+
+class WorkerError(RuntimeError):
+    """A worker failed in a way that restarting it does not mend."""
+
+
+class Token(NamedTuple):
+    """Leave to fill a slot."""
+
+    slot: int
+    version: int  # weights version to act with, where the run is deterministic; else the newest is taken
+
+
+class Filled(NamedTuple):
+    """A slot that a worker has filled."""
+
+    worker: int
+    slot: int
+    payload: Any  # what the worker sent along
+
+
+class Link:
+    """A worker's end: tokens in, filled slots out. Made by `Workers`, passed to the target."""
+
+    def __init__(
+        self,
+        worker: int,
+        generation: int,
+        parent_pid: int,
+        tokens: connection.Connection,
+        results: connection.Connection,
+        beats: torch.Tensor,
+    ):
+        self.worker = worker  # 0, 1, ...
+        self.generation = generation  # restarts of the run so far: seeds that depend on it are not lived twice
+        self.parent_pid = parent_pid
+        self._tokens = tokens
+        self._results = results
+        self._beats = beats
+
+    def take(self) -> Token:
+        """Wait for leave to fill a slot; ends the process when the parent is gone."""
+        self.beat()
+        try:
+            while not self._tokens.poll(1.0):
+                self.beat()
+            return self._tokens.recv()
+        except (EOFError, ConnectionResetError):
+            sys.exit(0)
+
+    def send(self, slot: int, payload: Any) -> None:
+        """Hand a filled slot to the parent, with statistics of a few hundred bytes."""
+        message = pickle.dumps(("filled", slot, payload))
+        assert len(message) <= MAX_MESSAGE, "the statistics of one slot must fit into 4 KiB"
+        self._results.send_bytes(message)
+
+    def beat(self) -> None:
+        """Show that the worker is alive; called at least once for each environment step."""
+        self._beats[self.worker] += 1
+
+    def fail(self, text: str) -> None:
+        """Tell the parent why this worker ends: the tail of a traceback."""
+        tail = text.encode()[-MAX_MESSAGE // 2 :].decode(errors="replace")
+        self._results.send(("error", tail, None))
+
+
+class Workers:
+    """`num_workers` supervised processes running `target(link, *args)`, to be used in a `with` block.
+
+    Args:
+        target: a module-level function.
+        args: passed on, pickled; shared tensors stay shared.
+        slots_per_worker: worker i fills slots i * slots_per_worker and on, and no others.
+        max_restarts: budget for the whole run.
+        hang_seconds: a worker whose heartbeat stops for so long is killed and restarted.
+        in_order: take filled slots from workers 0, 1, ... in turn instead of first come, first served.
+        on_restart: called with one line that says who died of what, each time a worker is replaced.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., None],
+        num_workers: int,
+        args: tuple = (),
+        *,
+        slots_per_worker: int = 2,
+        max_restarts: int = 5,
+        hang_seconds: float = 60.0,
+        in_order: bool = False,
+        on_restart: Callable[[str], None] = print,
+    ):
+        self.target, self.num_workers, self.args = target, num_workers, args
+        self.slots_per_worker = slots_per_worker
+        self.max_restarts, self.hang_seconds = max_restarts, hang_seconds
+        self.in_order, self.on_restart = in_order, on_restart
+        self.restarts = 0
+        self._context = mp.get_context("spawn")
+        self._beats = torch.zeros(num_workers, dtype=torch.int64).share_memory_()
+        self._processes: list[Any] = [None] * num_workers
+        self._tokens: list[Any] = [None] * num_workers
+        self._results: list[Any] = [None] * num_workers
+        self._seen_beats = [(0, 0.0, START_SECONDS)] * num_workers  # last count, since when, how long it may last
+        self._checked = time.monotonic()  # when heartbeats were last looked at
+        self._has_filled = [False] * num_workers
+        self._held: set[int] = set()  # filled slots that the parent has not released
+        self._ready: list[deque[Filled]] = [deque() for _ in range(num_workers)]
+        self._arrivals: deque[int] = deque()  # workers in the order of their messages
+        self._turn = 0
+        self._version = 0
+
+    def __enter__(self) -> Workers:
+        # Starting the first child would start the resource tracker, and that unblocks the SIGINT that _start blocks.
+        resource_tracker.ensure_running()
+        try:
+            for worker in range(self.num_workers):
+                self._start(worker)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def filled(self, should_stop: Callable[[], bool]) -> Iterator[Filled]:
+        """Yield filled slots until `should_stop()`; each is the caller's until it is released.
+
+        Raises:
+            WorkerError: a worker raised before it filled anything, or the restart budget is spent.
+        """
+        while not should_stop():
+            if (item := self._next_ready()) is not None:
+                yield item
+            else:
+                self._wait()
+
+    def release(self, slot: int, version: int) -> None:
+        """Give a slot back to its worker, to be filled acting with weights `version` or newer."""
+        self._held.remove(slot)
+        self._version = version
+        self._give(slot // self.slots_per_worker, slot)
+
+    def _give(self, worker: int, slot: int) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has died; its successor is given every free slot
+            self._tokens[worker].send(Token(slot, self._version))
+
+    def stop(self) -> None:
+        """End every worker. They hold nothing worth saving, so they are not asked twice."""
+        started = [process for process in self._processes if process is not None]
+        for process in started:
+            process.terminate()
+        deadline = time.monotonic() + 2.0
+        for process in started:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():  # stopped (SIGSTOP), or deaf to SIGTERM
+                process.kill()
+                process.join()
+
+    def _start(self, worker: int) -> None:
+        take_end, self._tokens[worker] = self._context.Pipe(duplex=False)
+        self._results[worker], send_end = self._context.Pipe(duplex=False)
+        link = Link(worker, self.restarts, os.getpid(), take_end, send_end, self._beats)
+        process = self._context.Process(
+            target=_main, args=(self.target, link, self.args), name=f"worker-{worker}", daemon=True
+        )
+        # A blocked SIGINT stays blocked in the child from its first instruction on, through all its imports.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        take_end.close()  # the child has its own copies; with these closed, its death reads as an end of file
+        send_end.close()
+        first = worker * self.slots_per_worker
+        for slot in range(first, first + self.slots_per_worker):
+            if slot not in self._held:
+                self._give(worker, slot)
+        self._processes[worker] = process
+        self._seen_beats[worker] = (int(self._beats[worker]), time.monotonic(), max(START_SECONDS, self.hang_seconds))
+
+    def _next_ready(self) -> Filled | None:
+        if self.in_order:
+            queue = self._ready[self._turn]
+            if queue:
+                self._turn = (self._turn + 1) % self.num_workers
+        else:
+            while self._arrivals and not self._ready[self._arrivals[0]]:
+                self._arrivals.popleft()  # its messages went with a worker that died
+            queue = self._ready[self._arrivals.popleft()] if self._arrivals else deque()
+        return queue.popleft() if queue else None
+
+    def _wait(self) -> None:
+        """Wait for a message, a death or `POLL_SECONDS`, whichever comes first, and deal with it."""
+        readers = {pipe: worker for worker, pipe in enumerate(self._results)}
+        sentinels = {process.sentinel: worker for worker, process in enumerate(self._processes)}
+        events = connection.wait([*readers, *sentinels], POLL_SECONDS)
+        for event in events:  # messages first: they say why a worker died
+            if event in readers:
+                self._receive(readers[event])
+        for event in events:
+            if event in sentinels:
+                self._bury(sentinels[event])
+        self._check_heartbeats()
+
+    def _receive(self, worker: int) -> None:
+        try:
+            while self._results[worker].poll():
+                kind, content, payload = self._results[worker].recv()
+                if kind == "error":
+                    self._fail(worker, content)
+                    return
+                self._has_filled[worker] = True
+                self._held.add(content)
+                self._ready[worker].append(Filled(worker, content, payload))
+                self._arrivals.append(worker)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            return  # cut short by a kill; the sentinel tells
+
+    def _fail(self, worker: int, text: str) -> None:
+        process = self._processes[worker]
+        process.join(0.5)
+        if process.is_alive():  # something keeps it from ending; its successor needs the slots
+            process.kill()
+            process.join()
+        if not self._has_filled[worker]:
+            raise WorkerError(f"actor {worker} (pid {process.pid}) failed before its first rollout:\n{text}")
+        self._restart(worker, f"raised an exception\n{text}")
+
+    def _bury(self, worker: int) -> None:
+        process = self._processes[worker]
+        if process.exitcode is None:
+            return  # restarted already
+        self._receive(worker)  # what it still managed to send
+        if self._processes[worker] is process:
+            code = process.exitcode
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            if code > 0 and not self._has_filled[worker]:  # it failed before it could say why, but not silently
+                raise WorkerError(f"actor {worker} (pid {process.pid}) {how} before its first rollout; see above")
+            self._restart(worker, how)
+
+    def _check_heartbeats(self) -> None:
+        now = time.monotonic()
+        pause, self._checked = now - self._checked, now
+        if pause > PAUSE_SECONDS:  # this process was stopped, and perhaps the workers with it: begin to count anew
+            self._seen_beats = [(count, now, limit) for count, _, limit in self._seen_beats]
+        for worker, (count, since, limit) in enumerate(self._seen_beats):
+            beats = int(self._beats[worker])
+            if beats != count:
+                self._seen_beats[worker] = (beats, now, self.hang_seconds)
+            elif now - since > limit:
+                self._processes[worker].kill()
+                self._processes[worker].join()
+                self._restart(worker, f"gave no sign of life for {limit:.0f} s and was killed")
+
+    def _restart(self, worker: int, how: str) -> None:
+        name = f"actor {worker} (pid {self._processes[worker].pid}) {how}"
+        if self.restarts >= self.max_restarts:
+            raise WorkerError(f"{name}; restart budget of {self.max_restarts} spent")
+        self.restarts += 1
+        self.on_restart(f"{name}; restart {self.restarts} of {self.max_restarts}")
+        while self._ready[worker]:  # whole rollouts, but simplest to forget: at most `slots_per_worker` of them
+            self._held.discard(self._ready[worker].popleft().slot)
+        self._start(worker)
+
+
+def _main(target: Callable[..., None], link: Link, args: tuple) -> None:
+    """First code of a worker process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != link.parent_pid:  # the parent died before prctl could watch it
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    torch.set_num_threads(1)
+    os.nice(NICENESS)
+    try:
+        target(link, *args)
+    except Exception:
+        link.fail(traceback.format_exc())
+        sys.exit(1)

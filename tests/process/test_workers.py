@@ -1,0 +1,194 @@
+"""Workers that die, hang or raise: named, replaced, and never in the way of the others."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+import torch
+
+from a3c_mp.slots import Slots
+from a3c_mp.workers import WorkerError, Workers
+
+SPEC = {"count": ((1,), torch.int64)}
+
+
+def count(link, slots):
+    """Fill slots with 0, 1, 2, ..."""
+    number = 0
+    while True:
+        slot, _ = link.take()
+        slots[slot]["count"].fill_(number)
+        link.beat()
+        link.send(slot, os.getpid())
+        number += 1
+
+
+def fail_at_start(link, slots):
+    raise ArithmeticError("cannot begin")
+
+
+def fail_in_the_third(link, slots):
+    for _ in range(2):
+        slot, _ = link.take()
+        link.send(slot, os.getpid())
+    raise ArithmeticError("cannot go on")
+
+
+def freeze_in_the_third(link, slots):
+    for _ in range(2):
+        slot, _ = link.take()
+        link.send(slot, os.getpid())
+    if link.generation == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    count(link, slots)
+
+
+def fill(workers, slots, number):
+    """(worker, pid, count) of the next `number` filled slots, each released."""
+    found = []
+    deadline = time.monotonic() + 60
+    for worker, slot, pid in workers.filled(lambda: len(found) >= number or time.monotonic() > deadline):
+        found.append((worker, pid, int(slots[slot]["count"])))
+        workers.release(slot, 0)
+    assert len(found) == number
+    return found
+
+
+@pytest.fixture
+def slots():
+    return Slots(SPEC, 4)
+
+
+def test_slots_come_back_in_each_workers_own_order(slots):
+    with Workers(count, 2, (slots,)) as workers:
+        found = fill(workers, slots, 60)
+    for worker in range(2):
+        counts = [number for w, _, number in found if w == worker]
+        assert counts == list(range(len(counts)))
+
+
+def test_in_order_takes_the_workers_in_turn(slots):
+    with Workers(count, 2, (slots,), in_order=True) as workers:
+        found = fill(workers, slots, 20)
+    assert [worker for worker, _, _ in found] == [0, 1] * 10
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_killed_worker_is_named_and_replaced_and_the_others_go_on(slots, signum):
+    incidents = []
+    with Workers(count, 2, (slots,), on_restart=incidents.append) as workers:
+        fill(workers, slots, 10)
+        victim, survivor = workers.pids
+        os.kill(victim, signum)
+        found = fill(workers, slots, 4000)
+        assert workers.pids[1] == survivor
+        assert workers.pids[0] != victim
+    assert incidents == [f"actor 0 (pid {victim}) was killed by {signum.name}; restart 1 of 5"]
+    new = [number for worker, pid, number in found if worker == 0 and pid != victim]
+    assert new == list(range(len(new))), "the new worker has its slots to itself"
+
+
+def test_a_slot_held_by_the_learner_is_not_given_to_the_new_worker(slots):
+    with Workers(count, 1, (slots,), on_restart=lambda incident: None) as workers:
+        held = next(iter(workers.filled(lambda: False)))
+        os.kill(workers.pids[0], signal.SIGKILL)
+        seen = []
+        for _, slot, _ in workers.filled(lambda: len(seen) >= 20):
+            seen.append(slot)
+            workers.release(slot, 0)
+        assert held.slot not in seen
+        workers.release(held.slot, 0)
+        assert held.slot in take_slots(workers, 10)
+
+
+def take_slots(workers, number):
+    seen = []
+    for _, slot, _ in workers.filled(lambda: len(seen) >= number):
+        seen.append(slot)
+        workers.release(slot, 0)
+    return seen
+
+
+def test_a_spent_restart_budget_ends_the_run(slots):
+    with Workers(fail_in_the_third, 1, (slots,), max_restarts=2, on_restart=lambda incident: None) as workers:
+        with pytest.raises(WorkerError, match="restart budget of 2 spent"):
+            fill(workers, slots, 100)
+        assert workers.restarts == 2
+
+
+def test_an_exception_at_start_is_fatal_at_once_with_its_traceback(slots):
+    with Workers(fail_at_start, 2, (slots,)) as workers:
+        with pytest.raises(WorkerError, match="cannot begin") as caught:
+            fill(workers, slots, 1)
+        assert workers.restarts == 0
+    assert "fail_at_start" in str(caught.value)
+
+
+def test_a_frozen_worker_is_noticed_and_replaced(slots):
+    incidents = []
+    with Workers(freeze_in_the_third, 1, (slots,), hang_seconds=1.5, on_restart=incidents.append) as workers:
+        fill(workers, slots, 30)
+    assert len(incidents) == 1
+    assert "gave no sign of life" in incidents[0]
+
+
+def test_no_worker_hears_ctrl_c(slots):
+    """Whatever is signalled to the terminal's process group, from the first instruction of a worker on."""
+    with Workers(count, 2, (slots,)) as workers:
+        blocked = [int(_status(pid)["SigBlk"], 16) for pid in workers.pids]
+        assert all(mask & 1 << (signal.SIGINT - 1) for mask in blocked), blocked
+        heard = set()  # from then on a worker is past its own first instructions
+        for worker, slot, _ in workers.filled(lambda: heard == {0, 1}):
+            heard.add(worker)
+            workers.release(slot, 0)
+        ignored = [int(_status(pid)["SigIgn"], 16) for pid in workers.pids]
+        assert all(mask & 1 << (signal.SIGINT - 1) for mask in ignored), ignored
+
+
+def _status(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+
+
+def test_leaving_the_block_leaves_nothing_behind(slots):
+    before = set(os.listdir("/dev/shm"))
+    with Workers(count, 2, (slots,)) as workers:
+        fill(workers, slots, 4)
+        pids = workers.pids
+        os.kill(pids[0], signal.SIGSTOP)  # not even a stopped one
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from test_workers import SPEC, count
+        from a3c_mp.slots import Slots
+        from a3c_mp.workers import Workers
+        if __name__ == "__main__":
+            slots = Slots(SPEC, 4)
+            with Workers(count, 2, (slots,)) as workers:
+                for filled in workers.filled(lambda: False):
+                    print(*workers.pids, flush=True)
+                    workers.release(filled.slot, 0)
+    """)
+    )
+    before = set(os.listdir("/dev/shm"))
+    path = os.pathsep.join([os.path.dirname(__file__), os.getcwd()])
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    parent.kill()
+    parent.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=2)
+    assert not alive
+    assert set(os.listdir("/dev/shm")) <= before

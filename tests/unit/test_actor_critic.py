@@ -1,0 +1,111 @@
+"""The way from a rollout to targets and samples: which ends cut a return, and what stays aligned."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from a3c_mp import losses, returns
+from a3c_mp.actor_critic import PRESETS, ActorCriticArgs, loss, targets, to_samples
+from a3c_mp.config import check_ranges
+from a3c_mp.nets import MLPA2C
+from a3c_mp.rollout import Rollout, rollout_spec
+
+ARGS = ActorCriticArgs(
+    gamma=0.5, returns="nstep", n_step=1, reward_clip=False, life_loss_terminal=False, normalize_advantages=False
+)
+
+
+def a_rollout(unroll_length=1, num_envs=1, seed=0):
+    """A rollout of random numbers in which nothing ends."""
+    rng = torch.Generator().manual_seed(seed)
+    spec = rollout_spec(unroll_length, num_envs, Box(-1.0, 1.0, (3,)), Discrete(2))
+    fields = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}
+    for field in fields.values():
+        if field.is_floating_point():
+            field.normal_(generator=rng)
+    fields["action"].random_(2, generator=rng)
+    return Rollout(**fields)
+
+
+@pytest.mark.parametrize("life_lost", [False, True])
+@pytest.mark.parametrize("life_loss_terminal", [False, True])
+@pytest.mark.parametrize("truncated", [False, True])
+@pytest.mark.parametrize("terminated", [False, True])
+def test_what_follows_a_step_depends_on_how_it_ended(terminated, truncated, life_loss_terminal, life_lost):
+    """Reward 3; V of the next observation 10, V of the final one 100; gamma 1/2."""
+    rollout = a_rollout()
+    values = {"reward": 3.0, "terminated": terminated, "truncated": truncated, "life_lost": life_lost}
+    for name, value in values.items():
+        getattr(rollout, name).fill_(value)
+    rollout.baseline[1], rollout.final_baseline[0] = 10.0, 100.0
+    ended = terminated or (life_lost and life_loss_terminal)
+    expected = 3.0 + 0.5 * (not ended) * (100.0 if truncated else 10.0)
+    for estimator in ("nstep", "gae"):
+        args = replace(ARGS, returns=estimator, life_loss_terminal=life_loss_terminal)
+        advantages, value_targets = targets(args, rollout)
+        assert value_targets.item() == pytest.approx(expected)
+        assert advantages.item() == pytest.approx(expected - rollout.baseline[0].item(), abs=1e-5)
+
+
+def test_rewards_are_clipped_to_their_sign_for_learning_only():
+    rollout = a_rollout(3)
+    rollout.reward.copy_(torch.tensor([[7.0], [-0.5], [0.0]]))
+    rollout.terminated.fill_(True)
+    assert targets(replace(ARGS, reward_clip=True), rollout)[1].flatten().tolist() == [1.0, -1.0, 0.0]
+    assert targets(ARGS, rollout)[1].flatten().tolist() == [7.0, -0.5, 0.0]
+    assert rollout.reward.flatten().tolist() == [7.0, -0.5, 0.0]
+
+
+def test_the_estimator_is_the_one_asked_for():
+    rollout = a_rollout(5, 2)
+    case = (rollout.reward, torch.full((5, 2), 0.5), rollout.baseline[:-1], rollout.baseline[-1])
+    found = targets(replace(ARGS, returns="gae", gae_lambda=0.7), rollout)
+    for x, expected in zip(found, returns.gae(*case, lam=0.7), strict=True):
+        torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(targets(replace(ARGS, n_step=3), rollout)[1], returns.n_step_returns(*case, n=3))
+
+
+def test_samples_keep_what_belongs_together():
+    """Sample t * B + b is step t of environment b, in every field."""
+    rollout = a_rollout(4, 3)
+    fields = (rollout.obs, rollout.action, rollout.behaviour_logits, *targets(ARGS, rollout))
+    samples = to_samples(ARGS, rollout)
+    assert [len(sample) for sample in samples] == [4 * 3] * 5
+    for t in range(4):
+        for b in range(3):
+            for sample, field in zip(samples, fields, strict=True):
+                assert torch.equal(sample[t * 3 + b], field[t, b])
+
+
+def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter():
+    net = MLPA2C((3,), 2)
+    samples = to_samples(ARGS, a_rollout(8, 2))
+    totals = []
+    for dtype in (torch.float32, torch.bfloat16):
+        net.zero_grad()
+        total, curves = loss(ARGS, net, samples, dtype)
+        total.backward()
+        assert total.dtype == torch.float32
+        rounded = curves["values/baseline"].bfloat16().float()
+        assert torch.equal(curves["values/baseline"], rounded) == (dtype == torch.bfloat16)
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+        totals.append(total.item())
+    assert totals[1] == pytest.approx(totals[0], rel=0.05)
+
+
+def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
+    net, rollout = MLPA2C((3,), 2), a_rollout(8, 2)
+    advantages, value_targets = (field.flatten() for field in targets(ARGS, rollout))
+    for normalize, expected in [(False, advantages), (True, losses.normalize(advantages))]:
+        args = replace(ARGS, normalize_advantages=normalize)
+        _, curves = loss(args, net, to_samples(args, rollout), torch.float32)
+        torch.testing.assert_close(curves["values/advantage"], expected)
+        assert torch.equal(curves["values/target"], value_targets)
+    assert not torch.equal(advantages, losses.normalize(advantages))
+
+
+@pytest.mark.parametrize("env_id", PRESETS)
+def test_presets_are_settings_within_their_ranges(env_id):
+    check_ranges(ActorCriticArgs(env_id=env_id, **PRESETS[env_id]))

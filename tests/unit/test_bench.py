@@ -1,0 +1,132 @@
+import importlib.util
+import json
+
+import pytest
+
+from a3c_mp.config import ConfigError
+from a3c_mp.tracking import EpisodeRow, read_episodes
+from bench import common, report, solve
+from bench.stages import bound
+from bench.throughput import sb3_flags, steady_sps
+from train_a3c_data import Args
+
+
+def one_actor(*returns):
+    return [(0, episode_return) for episode_return in returns]
+
+
+def test_machin_needs_33_perfect_episodes_of_one_actor():
+    # s_n = 200 (1 - 0.9^n) is above 190 from n = 29 on: 0.9^28 = 0.0523, 0.9^29 = 0.0471
+    assert solve.machin_episodes(one_actor(*[200.0] * 32)) is None
+    assert solve.machin_episodes(one_actor(*[200.0] * 40)) == 33
+
+
+def test_machin_counts_the_episodes_of_all_actors():
+    both = [(actor, 200.0) for _ in range(40) for actor in (0, 1)]
+    assert solve.machin_episodes(both) == 2 * 32 + 1  # actor 0 gets there first
+    assert solve.machin_episodes([(0, 200.0)] * 32 + [(1, 200.0)] * 32) is None
+
+
+def test_machin_wants_its_five_episodes_running():
+    # s_31 = 200 - 200 * 0.9^31 = 192.37 is the third above 190; a 0 makes it 173.13; k perfect episodes later it is
+    # 200 - 26.87 * 0.9^k, above 190 from k = 10 on (26.87 * 0.9^9 = 10.41, 0.9^10: 9.37), so the fifth is k = 14.
+    returns = [200.0] * 31 + [0.0] + [200.0] * 13
+    assert solve.machin_episodes(one_actor(*returns)) is None
+    assert solve.machin_episodes(one_actor(*returns, 200.0)) == 31 + 1 + 14
+
+
+def test_bound_pays_for_every_stage():
+    rates = {"env": 3000.0, "act": 6000.0, "learn": 2000.0}
+    # a step costs 1/3000 + 1/6000 + 1/2000 = 1 ms of one core
+    assert bound(**rates, cores=2, passes=1, learner_threads=1, cuda=False) == (pytest.approx(2000), "cores")
+    # a second pass adds 0.5 ms: 2 / 1.5 ms = 1333 steps a second; but the learner alone does 2000 / 2
+    assert bound(**rates, cores=2, passes=2, learner_threads=1, cuda=False) == (pytest.approx(1000), "learner")
+    assert bound(**rates, cores=2, passes=2, learner_threads=2, cuda=False) == (pytest.approx(4000 / 3), "cores")
+    assert bound(**rates, cores=8, passes=1, learner_threads=3, cuda=False) == (pytest.approx(6000), "learner")
+    # threads that have no core of their own add nothing
+    assert bound(**rates, cores=1, passes=4, learner_threads=8, cuda=False)[0] == pytest.approx(1000 / 2.5)
+    assert bound(**rates, cores=16, passes=4, learner_threads=1, cuda=True) == (48000, "environments")
+
+
+def test_steady_rate_is_that_of_the_second_half():
+    start_up = [(0.0, 0), (4.0, 10)]
+    steady = [(5.0, 100), (7.0, 300), (10.0, 600)]
+    assert steady_sps(start_up + steady) == pytest.approx(100)
+    for too_short in ([], [(1.0, 100)], [(0.0, 0), (1.0, 100)]):
+        with pytest.raises(ConfigError, match="raise --seconds"):
+            steady_sps(too_short)
+
+
+def test_sb3_gets_as_many_environments_and_a_batch_as_large(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    flags = sb3_flags(Args(env_id="PongNoFrameskip-v4", num_actors=2, num_envs=32, batch_size=256), cores=2.5)
+    assert " ".join(flags) == "--env-id PongNoFrameskip-v4 --num-envs 64 --n-steps 4 --threads 2"
+    with pytest.raises(ConfigError, match="not an Atari game"):
+        sb3_flags(Args(env_id="CartPole-v1"), cores=2)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install"):
+        sb3_flags(Args(env_id="PongNoFrameskip-v4"), cores=2)
+
+
+def episodes(returns):
+    return [EpisodeRow(10 * i, 0.5 * i, 0, float(value), 10) for i, value in enumerate(returns, start=1)]
+
+
+def test_curve_is_the_mean_of_the_last_100_games():
+    rows = episodes(range(250))
+    points = solve.curve(rows, points=1000)
+    assert len(points) == 250 - 20 + 1  # the first 19 games are too few for a mean
+    assert points[0] == (200, 10.0, sum(range(20)) / 20)
+    assert points[100] == (1200, 60.0, sum(range(20, 120)) / 100)
+    assert points[-1] == (2500, 125.0, sum(range(150, 250)) / 100)
+
+
+def test_curve_is_thinned_out_evenly_between_its_ends():
+    points = solve.curve(episodes(range(419)), points=5)
+    assert [steps for steps, _, _ in points] == [200, 1200, 2200, 3190, 4190]
+    assert solve.curve(episodes(range(19))) == []
+    assert solve.curve([]) == []
+
+
+def test_medians_take_an_unsolved_seed_for_endless():
+    def run(seconds, solved):
+        return {"wall_seconds": seconds, "steps": 10 * seconds, "sps": 10.0, "solved": solved}
+
+    mostly = solve.medians([run(60.0, True), run(30.0, False), run(50.0, True)], "stop-return")
+    assert mostly == {"wall_seconds": 60.0, "steps": 600.0, "sps": 10.0}
+    rarely = solve.medians([run(60.0, True), run(30.0, False), run(50.0, False)], "stop-return")
+    assert rarely == {"wall_seconds": None, "steps": None, "sps": 10.0}
+
+
+def test_episodes_are_read_as_a_run_writes_them(tmp_path):
+    (tmp_path / "episodes.csv").write_text("steps,seconds,actor,episode_return,length\n2048,3.25,1,-21,824\n")
+    assert read_episodes(tmp_path / "episodes.csv") == [EpisodeRow(2048, 3.25, 1, -21.0, 824)]
+
+
+def throughput(date, sps):
+    medians = {"env": 1.0, "act": 1.0, "learn": 1.0, "bound": 4000.0, "trainer": sps, "ratio": sps / 4000}
+    head = {"kind": "throughput", "chapter": "a3c_data", "env_id": "Pong", "date": date, "machine": {"name": "box"}}
+    return {**head, "medians": medians}
+
+
+def test_report_shows_the_newest_result():
+    table = report.main_table([throughput("2026-01-02 10:00:00", 3000.0), throughput("2026-01-01 10:00:00", 2000.0)])
+    row = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
+    assert row == ["a3c_data", "Pong", "box", "", "", "3,000", "75%", ""]
+
+
+def test_report_replaces_what_is_between_the_markers():
+    text = f"# Title\n{report.BEGIN}\nold\n{report.END}\nrest\n"
+    assert report.replace_between(text, "| new |") == f"# Title\n{report.BEGIN}\n| new |\n{report.END}\nrest\n"
+    assert report.replace_between("# Title\n", "| new |") is None
+
+
+def test_results_are_saved_whole_and_finite(tmp_path):
+    result = throughput("2026-01-02 10:20:30", 3000.0)
+    path = common.result_path(tmp_path, result, with_env=True)
+    assert path.name == "throughput_a3c_data_Pong_box_20260102-1020.json"
+    common.save(path, result)
+    assert json.loads(path.read_text()) == result
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        common.save(path, {"sps": float("nan")})
+    assert json.loads(path.read_text()) == result

@@ -1,0 +1,374 @@
+"""The command line: defaults, presets, resumed settings, and one line about anything a user can mend."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from a3c_mp.config import (
+    Between,
+    CommonArgs,
+    ConfigError,
+    Count,
+    Fraction,
+    check_device,
+    check_env,
+    check_ranges,
+    exit_with,
+    parse_args,
+    parse_int,
+    parse_plain,
+)
+
+
+@dataclass(frozen=True)
+class Args(CommonArgs):
+    """A chapter's settings."""
+
+    gamma: Fraction = 0.99
+    """discount for each agent step"""
+    passes: Count = 1
+    """times that every sample is learned from"""
+
+
+PRESETS = {"CartPole-v1": {"stop_return": 475.0, "gamma": 0.98}, "PongNoFrameskip-v4": {"stop_return": 18.0}}
+
+
+def parse(*argv):
+    return parse_args(Args, PRESETS, "A chapter.", argv)
+
+
+def refused(*argv):
+    """The line that a user gets to see."""
+    with pytest.raises(ConfigError) as error:
+        parse(*argv)
+    return str(error.value)
+
+
+@pytest.fixture
+def saved_run(tmp_path):
+    """A function that makes a run folder whose config.json has these settings on top of the defaults."""
+
+    def save(**settings):
+        args = {**dataclasses.asdict(Args()), "runs_dir": "somewhere", **settings}
+        args = {name: value for name, value in args.items() if value != "left out"}
+        (tmp_path / "config.json").write_text(json.dumps({"algorithm": "chapter", "args": args}))
+        return tmp_path
+
+    return save
+
+
+# ---- values
+
+
+def test_defaults_are_the_chapters_with_the_preset_of_its_environment():
+    assert parse() == Args(stop_return=18.0)
+
+
+def test_flags_are_read_in_either_spelling():
+    assert parse("--num-envs", "4", "--max_seconds=2.5", "--cuda").num_envs == 4
+    assert parse("--num-envs", "4", "--max_seconds=2.5", "--cuda").max_seconds == 2.5
+    assert parse("--cuda").cuda is True
+    assert parse("--cuda", "--no-cuda").cuda is False
+    assert parse("--runs-dir", "/tmp/x").runs_dir == Path("/tmp/x")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--env-id", "CartPole-v1"],
+        ["--env-id=CartPole-v1"],
+        ["--env_id", "CartPole-v1"],
+        ["--env-id", "PongNoFrameskip-v4", "--env-id", "CartPole-v1"],
+    ],
+)
+def test_the_environment_brings_its_preset(argv):
+    args = parse("--seed", "3", *argv)
+    assert args == Args(env_id="CartPole-v1", stop_return=475.0, gamma=0.98, seed=3)
+
+
+def test_any_flag_overrides_the_preset():
+    assert parse("--env-id", "CartPole-v1", "--gamma", "0.5").gamma == 0.5
+    assert parse("--env-id", "CartPole-v1", "--stop-return", "None").stop_return is None
+
+
+def test_an_environment_without_a_preset_has_the_chapters_defaults():
+    assert parse("--env-id", "Acrobot-v1") == Args(env_id="Acrobot-v1")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1000000", 10**6), ("1e6", 10**6), ("1_000_000", 10**6), ("2.5e3", 2500), ("-3", -3), ("4.0", 4), (" 7 ", 7)],
+)
+def test_whole_numbers_in_every_notation(text, number):
+    assert parse_int(text) == number
+    assert isinstance(parse_int(text), int)
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e-3", "many", "", "nan", "inf", "-inf", "1e400"])
+def test_what_is_no_whole_number_is_a_value_error(text):
+    with pytest.raises(ValueError, match="is not a whole number"):
+        parse_int(text)
+
+
+def test_total_steps_in_scientific_notation():
+    assert parse("--total-steps", "2e6").total_steps == 2_000_000
+
+
+def test_a_script_without_presets_may_have_flags_that_must_be_given():
+    @dataclass(frozen=True)
+    class Plain:
+        checkpoint: str
+        """file to play"""
+        episodes: Count = 10
+
+    assert parse_plain(Plain, "Play.", ["--checkpoint", "best.pt"]) == Plain("best.pt")
+    with pytest.raises(ConfigError, match=r"^checkpoint=: must be given; .+$"):
+        parse_plain(Plain, "Play.", [])
+    with pytest.raises(ConfigError, match=r"^episodes=0: must be 1 or more; .+$"):
+        parse_plain(Plain, "Play.", ["--checkpoint", "best.pt", "--episodes", "0"])
+
+
+def test_help_is_printed_and_no_error(capsys):
+    with pytest.raises(SystemExit) as end:
+        parse("--help")
+    assert not end.value.code
+    printed = capsys.readouterr().out
+    for expected in ("A chapter.", "--total-steps", "discount for each agent step"):
+        assert expected in printed
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("argv", "what", "why"),
+    [
+        (["--num-envs", "0"], "num-envs=0", "between 1 and 4096"),
+        (["--num-envs", "4097"], "num-envs=4097", "between 1 and 4096"),
+        (["--gamma", "1.01"], "gamma=1.01", "between 0 and 1"),
+        (["--gamma", "-0.1"], "gamma=-0.1", "between 0 and 1"),
+        (["--total-steps", "0"], "total-steps=0", "1 or more"),
+        (["--total-steps", "-1e6"], "total-steps=-1000000", "1 or more"),
+        (["--max-seconds", "-1"], "max-seconds=-1", "0 or more"),
+        (["--seed", str(2**31)], f"seed={2**31}", "between 0 and"),
+        (["--gamma", "nan"], "gamma=nan", "finite"),
+        (["--stop-return", "inf"], "stop-return=inf", "finite"),
+        (["--max-seconds", "nan"], "max-seconds=nan", "finite"),
+        (["--num-envs", "many"], "num-envs=many", "not a whole number"),
+        (["--num-envs", "1.5"], "num-envs=1.5", "not a whole number"),
+        (["--num_envs=1.5"], "num-envs=1.5", "not a whole number"),
+        (["--total-steps", "nan"], "total-steps=nan", "not a whole number"),
+        (["--gamma", "high"], "gamma=high", "could not convert"),
+        (["--stop-return", "high"], "stop-return=high", "could not convert"),
+        (["--precision", "fp8"], "precision=fp8", "'auto', 'fp32', 'bf16'"),
+        (["--num-envs"], "num-envs=", "missing"),
+        (["--env-id"], "env-id=", "missing"),
+        (["--resume"], "resume=", "missing"),
+        (["--resume", "/no/such/run"], "resume=/no/such/run", "no run in this folder"),
+        (["--num-envs", "4\n5"], "num-envs=4 5", "not a whole number"),
+        (["--num-envs", "4", "--num-envs", "five"], "num-envs=five", "not a whole number"),
+        (["--fast"], "fast", "no such flag"),
+        (["--fast", "--cuda", "--num-envs", "8"], "fast", "no such flag"),
+        (["--fast=yes"], "fast=yes", "no such flag"),
+        (["CartPole-v1"], "CartPole-v1", "no such flag"),
+        (["--cuda", "yes"], "yes", "no such flag"),
+    ],
+    ids=lambda value: " ".join(value).replace("\n", " ") if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_that_says_what_and_why_and_what_to_do(argv, what, why):
+    line = refused(*argv)
+    assert "\n" not in line
+    assert line.startswith(what), line
+    head, reason = line.split(": ", 1)
+    assert "=" in head, line
+    assert why in reason, line
+    assert reason.rpartition("; ")[2], line
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("--num-envz", "--num-envs"),
+        ("--total-step", "--total-steps"),
+        ("--gama", "--gamma"),
+        ("--precison", "--precision"),
+        ("--max_restart", "--max-restarts"),
+    ],
+)
+def test_a_typo_in_a_flag_brings_a_suggestion(typo, meant):
+    for argv in ([typo, "3"], [f"{typo}=3"], ["--cuda", typo, "3"]):
+        line = refused(*argv)
+        assert f"perhaps you meant {meant}" in line, line
+        assert "\n" not in line
+
+
+def test_the_window_of_the_terminal_does_not_change_the_line(monkeypatch):
+    lines = set()
+    for columns in ("40", "80", "300"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines.add((refused("--precision", "fp8"), refused("--num-envs", "many"), refused("--num-envz", "3")))
+    assert len(lines) == 1, lines
+
+
+def test_values_that_break_lines_do_not_break_the_error():
+    assert str(ConfigError("run-name", "two\nlines", "must be\none line", "mend\r\nit")) == (
+        "run-name=two lines: must be one line; mend it"
+    )
+
+
+def test_ranges_hold_for_presets_too():
+    with pytest.raises(ConfigError, match="passes=0"):
+        parse_args(Args, {"CartPole-v1": {"passes": 0}}, "", ["--env-id", "CartPole-v1"])
+
+
+def test_both_ends_of_a_range_belong_to_it():
+    @dataclass
+    class Settings:
+        share: Annotated[float, Between(0.25, 0.75)] | None
+
+    for share in (0.25, 0.75, None):
+        check_ranges(Settings(share))
+    for share in (0.2499, 0.7501):
+        with pytest.raises(ConfigError, match=r"between 0\.25 and 0\.75"):
+            check_ranges(Settings(share))
+
+
+# ---- resume
+
+
+def test_a_resumed_run_keeps_its_settings_except_for_flags_given_now(saved_run):
+    folder = saved_run(env_id="CartPole-v1", num_envs=7, gamma=0.5, stop_return=None)
+    args = parse("--resume", str(folder), "--total-steps", "2e6")
+    assert args == Args(
+        env_id="CartPole-v1", num_envs=7, gamma=0.5, total_steps=2_000_000, resume=folder, runs_dir=Path("somewhere")
+    )
+
+
+def test_no_preset_comes_between_a_resumed_run_and_its_settings(saved_run):
+    folder = saved_run(env_id="CartPole-v1", gamma=0.5)
+    args = parse("--resume", str(folder), "--env-id", "CartPole-v1")
+    assert (args.gamma, args.stop_return) == (0.5, None)
+
+
+def test_settings_that_are_newer_than_the_run_take_their_defaults(saved_run):
+    assert parse("--resume", str(saved_run(passes="left out", gamma=0.5))) == Args(
+        gamma=0.5, resume=saved_run(), runs_dir=Path("somewhere")
+    )
+
+
+def test_the_settings_of_another_chapter_are_refused(saved_run):
+    line = refused("--resume", str(saved_run(replay_size=1000)))
+    assert "another chapter (it has replay_size)" in line
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"args": 3}', b'{"args": null}', b"\xff"])
+def test_a_config_that_cannot_be_read_is_named(content, tmp_path):
+    (tmp_path / "config.json").write_bytes(content)
+    line = refused("--resume", str(tmp_path))
+    assert line.startswith(f"resume={tmp_path}: {tmp_path / 'config.json'} cannot be read")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("num_envs", 0), ("num_envs", "many"), ("precision", "fp8"), ("gamma", None)]
+)
+def test_saved_settings_are_checked_as_flags_are(setting, value, saved_run):
+    """People edit these files."""
+    line = refused("--resume", str(saved_run(**{setting: value})))
+    assert setting.replace("_", "-") in line
+    assert "\n" not in line
+
+
+# ---- environments and devices
+
+
+def test_check_env_gives_the_spaces_of_the_environment():
+    obs_space, action_space = check_env("CartPole-v1", Discrete)
+    assert obs_space.shape == (4,)
+    assert action_space == Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "reason"),
+    [
+        ("PongNoFrameskp-v4", "Did you mean: `PongNoFrameskip`"),
+        ("CartPole-v9", "v1"),
+        ("CartPole", "CartPole"),
+        ("no_such_module:Env-v0", "No module named 'no_such_module'"),
+        ("", "ID"),
+        ("two\nlines-v0", "two lines"),
+        ("FrozenLake-v1", "Box"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_one_line(env_id, reason):
+    with pytest.raises(ConfigError, match=r"^env-id=") as error:
+        check_env(env_id, Discrete)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_actions_of_the_wrong_kind_are_one_line():
+    assert check_env("Pendulum-v1", Box)[1].shape == (1,)
+    with pytest.raises(ConfigError, match=r"^env-id=Pendulum-v1: its actions are Box.*Discrete.*; .+$"):
+        check_env("Pendulum-v1", Discrete)
+
+
+class Broken(gymnasium.Env):
+    """An environment of a user's own, with a mistake in it."""
+
+    def __init__(self):
+        self.observation_space = Box(0.0, 1.0, (2,), np.float32)
+        raise ZeroDivisionError("first line\nsecond line")
+
+
+def test_whatever_an_environment_raises_is_one_line():
+    gymnasium.register("Broken-v0", entry_point=Broken)
+    try:
+        with pytest.raises(ConfigError, match="first line second line") as error:
+            check_env("Broken-v0", Discrete)
+        assert "\n" not in str(error.value)
+    finally:
+        del gymnasium.registry["Broken-v0"]
+
+
+def test_check_device_refuses_cuda_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert check_device(False) == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"^cuda=True: torch sees no CUDA device; .+$"):
+        check_device(True)
+
+
+def test_check_device_takes_cuda_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert check_device(True) == torch.device("cuda")
+    assert check_device(False) == torch.device("cpu")
+
+
+# ---- exit codes
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_a_script_ends_with_the_code_of_its_main(code):
+    with pytest.raises(SystemExit) as end:
+        exit_with(lambda: code)
+    assert end.value.code == code
+
+
+def test_bad_input_ends_with_one_line_and_code_2(capsys):
+    def main():
+        raise ConfigError("num-envs", 0, "must be 1 or more")
+
+    with pytest.raises(SystemExit) as end:
+        exit_with(main)
+    assert end.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err == "error: num-envs=0: must be 1 or more; see --help\n"
+    assert captured.out == ""

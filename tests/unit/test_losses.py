@@ -1,0 +1,180 @@
+"""Gradients of the losses against their formulas, written out for a softmax policy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributions import Categorical
+
+from a3c_mp import losses
+
+B, A = 7, 5
+
+
+@pytest.fixture
+def rng():
+    return torch.Generator().manual_seed(0)
+
+
+def grad_log_prob(logits, action):
+    """d log pi(a|s) / d logits of each sample [B, A]: one at the action, less the probabilities."""
+    return nn.functional.one_hot(action, logits.shape[-1]) - logits.softmax(dim=-1)
+
+
+def policy_loss_gradient(logits, action, behaviour_logits, advantages, clip_ratio):
+    """d policy_loss / d logits, by autograd."""
+    logits = logits.clone().requires_grad_()
+    log_probs = losses.log_prob(logits, action)
+    losses.policy_loss(log_probs, losses.log_prob(behaviour_logits, action), advantages, clip_ratio).backward()
+    return logits.grad
+
+
+def test_log_prob_is_that_of_torch_distributions(rng):
+    for shape in [(B,), (3, B), (2, 3, B)]:
+        logits = 3 * torch.randn(*shape, A, generator=rng)
+        action = torch.randint(A, shape, generator=rng)
+        torch.testing.assert_close(losses.log_prob(logits, action), Categorical(logits=logits).log_prob(action))
+
+
+def test_entropy_loss_is_the_negative_entropy_of_torch_distributions(rng):
+    logits = 3 * torch.randn(B, A, generator=rng)
+    torch.testing.assert_close(losses.entropy_loss(logits), -Categorical(logits=logits).entropy().mean())
+
+
+def test_entropy_loss_is_least_for_a_uniform_policy_and_pushes_others_towards_it():
+    assert losses.entropy_loss(torch.zeros(1, A)).item() == pytest.approx(-math.log(A))
+    logits = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    losses.entropy_loss(logits).backward()
+    assert logits.grad[0, 0] > 0 > logits.grad[0, 1], "descent lowers the likelier action"
+
+
+def test_entropy_loss_of_a_certain_policy_is_zero_not_nan():
+    logits = torch.tensor([[200.0, 0.0, -200.0]], requires_grad=True)
+    loss = losses.entropy_loss(logits)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.0, abs=1e-6)
+    assert logits.grad.isfinite().all()
+
+
+def test_value_loss_gradient_is_the_mean_error(rng):
+    values, targets = torch.randn(2, B, generator=rng)
+    values.requires_grad_()
+    losses.value_loss(values, targets).backward()
+    torch.testing.assert_close(values.grad, (values.detach() - targets) / B)
+
+
+def test_value_loss_refuses_shapes_that_would_broadcast():
+    with pytest.raises(AssertionError):
+        losses.value_loss(torch.zeros(B, 1), torch.zeros(B))
+
+
+@pytest.mark.parametrize("clip_ratio", [0.1, 0.2, math.inf])
+def test_at_ratio_one_the_policy_gradient_is_that_of_a2c(clip_ratio, rng):
+    logits = torch.randn(B, A, generator=rng)
+    action = torch.randint(A, (B,), generator=rng)
+    advantages = torch.randn(B, generator=rng)
+    gradient = policy_loss_gradient(logits, action, logits, advantages, clip_ratio)
+    torch.testing.assert_close(gradient, -advantages[:, None] * grad_log_prob(logits, action) / B)
+
+
+def test_without_a_clip_the_policy_gradient_is_weighted_by_the_ratio(rng):
+    logits, behaviour_logits = torch.randn(2, B, A, generator=rng)
+    action = torch.randint(A, (B,), generator=rng)
+    advantages = torch.randn(B, generator=rng)
+    ratio = (losses.log_prob(logits, action) - losses.log_prob(behaviour_logits, action)).exp()
+    gradient = policy_loss_gradient(logits, action, behaviour_logits, advantages, math.inf)
+    torch.testing.assert_close(gradient, -(ratio * advantages)[:, None] * grad_log_prob(logits, action) / B)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "pushes"),
+    [
+        (1.15, +1.0, True),  # good, and not yet far enough
+        (1.25, +1.0, False),  # good, and far enough
+        (0.75, +1.0, True),  # good, yet less likely than it was
+        (0.85, -1.0, True),  # bad, and not yet far enough
+        (0.75, -1.0, False),  # bad, and far enough
+        (1.25, -1.0, True),  # bad, yet likelier than it was
+    ],
+)
+def test_a_sample_stops_pushing_once_it_has_moved_far_enough(ratio, advantage, pushes):
+    log_probs = torch.tensor([math.log(ratio)], requires_grad=True)
+    losses.policy_loss(log_probs, torch.zeros(1), torch.tensor([advantage]), clip_ratio=0.2).backward()
+    assert log_probs.grad.item() == pytest.approx(-advantage * ratio if pushes else 0.0)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 300), st.integers(0, 2**32 - 1), st.floats(-100, 100), st.floats(0.01, 100))
+def test_normalized_advantages_have_mean_zero_and_variance_one(num_samples, seed, mean, deviation):
+    advantages = mean + deviation * np.random.default_rng(seed).normal(size=num_samples)
+    deviation = advantages.std()
+    if deviation < 1e-4 * abs(mean):  # float32 has no such numbers
+        return
+    normalized = losses.normalize(torch.tensor(advantages, dtype=torch.float32))
+    np.testing.assert_allclose(normalized, (advantages - advantages.mean()) / deviation, rtol=1e-2, atol=1e-2)
+
+
+def test_equal_advantages_normalize_to_zero():
+    for advantages in (torch.full((B,), 3.0), torch.tensor([2.0])):
+        assert torch.equal(losses.normalize(advantages), torch.zeros_like(advantages))
+
+
+def a_batch(rng):
+    """Arguments of losses.actor_critic, by name."""
+    return {
+        "logits": torch.randn(B, A, generator=rng),
+        "values": torch.randn(B, generator=rng),
+        "action": torch.randint(A, (B,), generator=rng),
+        "behaviour_logits": torch.randn(B, A, generator=rng),
+        "advantages": torch.randn(B, generator=rng),
+        "value_targets": torch.randn(B, generator=rng),
+        "clip_ratio": 0.2,
+    }
+
+
+def test_the_total_is_the_losses_times_their_costs(rng):
+    batch = a_batch(rng)
+    total, curves = losses.actor_critic(**batch, value_cost=0.5, entropy_cost=0.01)
+    expected = curves["losses/policy"] + 0.5 * curves["losses/value"] + 0.01 * curves["losses/entropy"]
+    torch.testing.assert_close(total, expected)
+    assert curves["losses/total"] is total
+    for curve, field in {"advantage": "advantages", "baseline": "values", "target": "value_targets"}.items():
+        assert torch.equal(curves[f"values/{curve}"], batch[field])
+
+
+def test_a_net_that_computes_in_bfloat16_has_its_losses_in_float32(rng):
+    batch = a_batch(rng)
+    batch |= {name: batch[name].bfloat16() for name in ("logits", "values")}
+    total, curves = losses.actor_critic(**batch, value_cost=0.5, entropy_cost=0.01)
+    assert {tensor.dtype for tensor in [total, *curves.values()]} == {torch.float32}
+
+
+def test_one_sgd_step_is_theta_minus_learning_rate_times_gradient(rng):
+    """A linear policy and value, acting as it learns, so that every gradient has a closed form."""
+    learning_rate, value_cost, entropy_cost = 0.1, 0.5, 0.03
+    obs = torch.randn(B, 3, generator=rng)
+    batch = a_batch(rng)
+    net = nn.Linear(3, A + 1)
+    output = net(obs)
+    batch |= {"logits": output[:, :A], "values": output[:, A], "behaviour_logits": output[:, :A].detach()}
+
+    logits, values = output[:, :A].detach(), output[:, A].detach()
+    log_probs = logits.log_softmax(dim=-1)
+    entropy = -(log_probs.exp() * log_probs).sum(dim=-1, keepdim=True)
+    gradient = torch.empty(B, A + 1)
+    gradient[:, :A] = -batch["advantages"][:, None] * grad_log_prob(logits, batch["action"])
+    gradient[:, :A] += entropy_cost * log_probs.exp() * (log_probs + entropy)  # d(-H)/dlogit_i = p_i (log p_i + H)
+    gradient[:, A] = value_cost * (values - batch["value_targets"])
+    gradient /= B
+    expected_weight = net.weight.detach() - learning_rate * gradient.T @ obs
+    expected_bias = net.bias.detach() - learning_rate * gradient.sum(dim=0)
+
+    optimizer = torch.optim.SGD(net.parameters(), lr=learning_rate)
+    losses.actor_critic(**batch, value_cost=value_cost, entropy_cost=entropy_cost)[0].backward()
+    optimizer.step()
+    torch.testing.assert_close(net.weight.detach(), expected_weight)
+    torch.testing.assert_close(net.bias.detach(), expected_bias)

@@ -1,0 +1,220 @@
+"""Nets: shapes, memory formats, what they leave alone, and the running moments in front of them."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from a3c_mp.nets import MLPA2C, AtariA2C, ObsNorm, is_image, make_actor_critic
+from a3c_mp.weights import Weights
+
+SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
+
+
+def pixels(num, shape=SMALL_IMAGE, seed=0):
+    return torch.randint(0, 256, (num, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def a_trained_norm(image):
+    """An ObsNorm that has seen data whose mean is no whole number."""
+    norm = ObsNorm((4,), image)
+    norm.update(torch.rand(100, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([255.0, 100, 10, 1]))
+    return norm
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    st.booleans(),
+    st.floats(-50, 50),
+    st.floats(0.1, 10),
+    st.integers(0, 2**32 - 1),
+)
+def test_running_moments_are_the_moments_of_all_data_at_once(chunks, image, mean, deviation, seed):
+    rng = np.random.default_rng(seed)
+    shape = (sum(chunks), 2, 3)
+    data = rng.integers(0, 256, shape, np.uint8) if image else mean + deviation * rng.normal(size=shape)
+    norm = ObsNorm(shape[1:], image)
+    for chunk in torch.tensor(data).split(chunks):
+        norm.update(chunk)
+    assert norm.count == len(data)
+    np.testing.assert_allclose(norm.mean[0], data.mean(axis=0), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(norm.variance[0], data.var(axis=0), rtol=1e-3, atol=1e-3)
+
+
+def test_vectors_come_out_with_mean_zero_and_deviation_one():
+    data = torch.tensor([3.0, -40.0]) + torch.tensor([0.5, 7.0]) * torch.randn(
+        1000, 2, generator=torch.Generator().manual_seed(0)
+    )
+    norm = ObsNorm((2,), image=False)
+    norm.update(data)
+    out = norm(data.clone())
+    torch.testing.assert_close(out.mean(dim=0), torch.zeros(2), rtol=0, atol=0.02)
+    torch.testing.assert_close(out.std(dim=0), torch.ones(2), rtol=0, atol=0.03)
+
+
+def test_before_the_first_update_bytes_are_scaled_to_one_and_vectors_left_alone():
+    assert ObsNorm((3,), image=True)(torch.tensor([[0.0, 51.0, 255.0]])).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
+    assert ObsNorm((3,), image=False)(torch.tensor([[-2.0, 0.0, 2.0]])).tolist() == [[-2.0, 0.0, 2.0]]
+
+
+@pytest.mark.parametrize("image", [True, False])
+def test_outliers_are_clipped(image):
+    norm = a_trained_norm(image)
+    out = norm(torch.stack([torch.full((4,), -1e6), torch.full((4,), 1e6)]))
+    assert out.tolist() == [[-5.0] * 4, [5.0] * 4]
+
+
+def test_a_pixel_that_hardly_ever_changes_does_not_drown_the_rest():
+    """It counts in grey levels: one level off is at most 1, though its deviation is nearly zero."""
+    frames = torch.full((10_000, 1), 87, dtype=torch.uint8)
+    frames[0] = 88
+    norm = ObsNorm((1,), image=True)
+    norm.update(frames)
+    out = norm(torch.tensor([[86.0], [87.0], [88.0]]))
+    assert out[1] == 0.0
+    assert out.abs().max() <= 1.0
+
+
+@pytest.mark.parametrize("image", [True, False])
+def test_an_input_that_never_changes_gives_finite_numbers(image):
+    norm = ObsNorm((1,), image)
+    for _ in range(3):
+        norm.update(torch.full((8, 1), 17.0))
+    assert norm(torch.full((1, 1), 17.0)) == 0.0
+    assert norm(torch.full((1, 1), 18.0)).isfinite()
+
+
+def test_a_bfloat16_copy_subtracts_exactly_the_same_from_pixels():
+    """So learner and actors see the same ball: pixels minus shift are small whole numbers in either format."""
+    norm = ObsNorm(SMALL_IMAGE, image=True)
+    norm.update(pixels(50))
+    assert not torch.equal(norm.mean, norm.mean.bfloat16().float()), "the mean itself has no exact copy"
+    actor = copy.deepcopy(norm).bfloat16()
+    assert torch.equal(actor.shift.float(), norm.shift)
+    frames = pixels(8, seed=1)
+    difference = frames.bfloat16() - actor.shift
+    assert torch.equal(difference.float(), frames.float() - norm.shift)
+
+
+def test_updating_the_norm_is_no_part_of_any_gradient():
+    norm = a_trained_norm(image=False)
+    assert not list(norm.parameters())
+    weight = torch.ones(4, requires_grad=True)
+    norm.update(weight * torch.ones(3, 4))
+    assert not any(buffer.requires_grad for buffer in norm.buffers())
+
+
+@pytest.mark.parametrize("shape", [(4, 84, 84), SMALL_IMAGE, (3, 64, 48)])
+def test_image_nets_give_logits_and_a_value_for_each_observation(shape):
+    net = make_actor_critic(Box(0, 255, shape, np.uint8), Discrete(6))
+    assert isinstance(net, AtariA2C)
+    logits, values = net(pixels(3, shape))
+    assert (logits.shape, values.shape) == ((3, 6), (3,))
+
+
+@pytest.mark.parametrize("shape", [(4,), (), (2, 3)])
+def test_vector_nets_give_logits_and_a_value_for_each_observation(shape):
+    net = make_actor_critic(Box(-1.0, 1.0, shape, np.float32), Discrete(2))
+    assert isinstance(net, MLPA2C)
+    logits, values = net(torch.randn(3, *shape))
+    assert (logits.shape, values.shape) == ((3, 2), (3,))
+
+
+def test_only_boxes_of_three_dimensions_are_images():
+    assert is_image(Box(0, 255, (4, 84, 84), np.uint8))
+    assert not is_image(Box(0, 255, (128,), np.uint8))
+    assert not is_image(Discrete(3))
+
+
+def test_each_observation_of_a_batch_is_judged_alone():
+    torch.manual_seed(0)
+    net, obs = AtariA2C(SMALL_IMAGE, 6), pixels(3)
+    net.norm.update(obs)
+    logits, values = net(obs)
+    for i in range(3):
+        alone_logits, alone_value = net(obs[i : i + 1])
+        torch.testing.assert_close(alone_logits[0], logits[i])
+        torch.testing.assert_close(alone_value[0], values[i])
+
+
+@pytest.mark.parametrize(
+    "action_space", [Box(-1.0, 1.0, (2,), np.float32), MultiDiscrete([2, 3]), Discrete(3, start=1)], ids=str
+)
+@pytest.mark.parametrize("obs_space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (3,), np.float32)])
+def test_actions_that_are_not_0_1_and_so_on_are_refused(obs_space, action_space):
+    with pytest.raises(ValueError, match="discrete") as error:
+        make_actor_critic(obs_space, action_space)
+    assert str(action_space) in str(error.value)
+
+
+def convolutions_are_channels_last(net):
+    weights = [module.weight for module in net.modules() if isinstance(module, nn.Conv2d)]
+    assert len(weights) == 3
+    return all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+def test_convolutions_stay_channels_last_all_their_life():
+    net = AtariA2C(SMALL_IMAGE, 6)
+    assert convolutions_are_channels_last(net)
+    actor = AtariA2C(SMALL_IMAGE, 6).bfloat16()
+    Weights(net, torch.bfloat16).load(actor)
+    assert convolutions_are_channels_last(actor)
+    plain = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
+    net.load_state_dict(plain)
+    assert convolutions_are_channels_last(net)
+    optimizer = torch.optim.Adam(net.parameters(), fused=True)
+    net(pixels(2))[0].sum().backward()
+    optimizer.step()
+    assert convolutions_are_channels_last(net)
+
+
+def test_nets_do_not_touch_the_observations_they_are_given():
+    """They are views of a slot, and will be learned from."""
+    vectors = torch.randn(5, 4)
+    for net, obs in [(MLPA2C((4,), 2), vectors), (AtariA2C(SMALL_IMAGE, 6), pixels(5))]:
+        net.norm.update(obs)
+        before = obs.clone()
+        net(obs)
+        assert torch.equal(obs, before)
+
+
+def test_nets_compute_in_the_format_of_their_weights_or_of_autocast():
+    for net, obs in [(MLPA2C((4,), 2), torch.randn(5, 4)), (AtariA2C(SMALL_IMAGE, 6), pixels(5))]:
+        assert [out.dtype for out in net(obs)] == [torch.float32] * 2
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = net(obs)
+        assert [out.dtype for out in outputs] == [torch.bfloat16] * 2
+        sum(out.sum() for out in outputs).backward()
+        assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in net.parameters())
+        assert [out.dtype for out in net.bfloat16()(obs)] == [torch.bfloat16] * 2
+
+
+def test_a_bfloat16_actor_agrees_with_its_float32_learner():
+    torch.manual_seed(0)
+    learner, obs = AtariA2C(SMALL_IMAGE, 6), pixels(20)
+    learner.norm.update(obs)
+    actor = copy.deepcopy(learner).bfloat16()
+    (logits, values), (actor_logits, actor_values) = learner(obs), actor(obs)
+    torch.testing.assert_close(actor_logits.float(), logits, rtol=0.05, atol=0.005)
+    torch.testing.assert_close(actor_values.float(), values, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.parametrize("make_net", [lambda: MLPA2C((4,), 6), lambda: AtariA2C(SMALL_IMAGE, 6)])
+def test_the_first_policy_is_nearly_uniform(make_net):
+    net = make_net()
+    obs = torch.randn(64, 4) if isinstance(net, MLPA2C) else pixels(64)
+    policy = net(obs)[0].softmax(dim=-1)
+    assert (policy - 1 / 6).abs().max() < 0.02
+
+
+def test_policy_and_value_have_hidden_layers_of_their_own():
+    for net, obs in [(MLPA2C((4,), 2), torch.randn(5, 4)), (AtariA2C(SMALL_IMAGE, 6), pixels(5))]:
+        net(obs)[1].sum().backward()
+        assert all(p.grad is None for p in net.policy.parameters())
+        assert all(p.grad is not None for p in net.value.parameters())

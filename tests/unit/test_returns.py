@@ -1,0 +1,192 @@
+"""Returns against second implementations: literal sums in float64, and a walk that stops where an episode does."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from a3c_mp.returns import cut_truncated, gae, n_step_returns
+
+GAMMA = 0.97
+
+
+class Unroll:
+    """Random float64 arrays of a rollout, [T, B], and their float32 tensors."""
+
+    def __init__(self, unroll_length: int, num_envs: int, seed: int, end_probability: float = 0.2):
+        rng = np.random.default_rng(seed)
+        shape = (unroll_length, num_envs)
+        self.rewards = rng.normal(size=shape)
+        self.terminated = rng.random(shape) < end_probability
+        self.truncated = rng.random(shape) < end_probability
+        self.discounts = GAMMA * ~self.terminated
+        self.values = rng.normal(size=(unroll_length + 1, num_envs))
+        self.final_values = rng.normal(size=shape)
+
+    def tensors(self):
+        """Arguments of the functions under test: (rewards, discounts, values, bootstrap_value)."""
+        return (f32(self.rewards), f32(self.discounts), f32(self.values[:-1]), f32(self.values[-1]))
+
+
+def f32(array: np.ndarray) -> torch.Tensor:
+    return torch.tensor(array, dtype=torch.float32)
+
+
+unrolls = st.builds(
+    Unroll,
+    unroll_length=st.integers(1, 12),
+    num_envs=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+    end_probability=st.sampled_from([0.0, 0.2, 1.0]),
+)
+
+
+def literal_n_step_returns(rewards, discounts, values, n):
+    """The sum of n discounted rewards and a discounted value, written out."""
+    unroll_length, num_envs = rewards.shape
+    targets = np.zeros_like(rewards)
+    for t in range(unroll_length):
+        end = min(t + n, unroll_length)
+        for b in range(num_envs):
+            targets[t, b] = np.prod(discounts[t:end, b]) * values[end, b]
+            for k in range(t, end):
+                targets[t, b] += np.prod(discounts[t:k, b]) * rewards[k, b]
+    return targets
+
+
+def literal_gae(rewards, discounts, values, lam):
+    """The sum of all later TD errors, each times the discounts and lambdas on the way to it."""
+    unroll_length, num_envs = rewards.shape
+    advantages = np.zeros_like(rewards)
+    for t in range(unroll_length):
+        for b in range(num_envs):
+            for k in range(t, unroll_length):
+                td_error = rewards[k, b] + discounts[k, b] * values[k + 1, b] - values[k, b]
+                advantages[t, b] += np.prod(lam * discounts[t:k, b]) * td_error
+    return advantages
+
+
+def literal_returns_of_episodes(unroll: Unroll, n: int):
+    """n-step returns of a stream with both kinds of ends, by walking forward until one of them."""
+    unroll_length, num_envs = unroll.rewards.shape
+    targets = np.zeros_like(unroll.rewards)
+    for t in range(unroll_length):
+        for b in range(num_envs):
+            weight = 1.0
+            for k in range(t, min(t + n, unroll_length)):
+                targets[t, b] += weight * unroll.rewards[k, b]
+                if unroll.terminated[k, b]:
+                    weight = 0.0  # nothing follows, not even at a time limit reached in the same step
+                elif unroll.truncated[k, b]:
+                    targets[t, b] += weight * GAMMA * unroll.final_values[k, b]
+                    weight = 0.0
+                weight *= GAMMA
+            targets[t, b] += weight * unroll.values[min(t + n, unroll_length), b]
+    return targets
+
+
+@settings(deadline=None)
+@given(unrolls, st.integers(1, 14))
+def test_n_step_returns_are_the_double_sum(unroll, n):
+    expected = literal_n_step_returns(unroll.rewards, unroll.discounts, unroll.values, n)
+    np.testing.assert_allclose(n_step_returns(*unroll.tensors(), n), expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(deadline=None)
+@given(unrolls, st.floats(0.0, 1.0))
+def test_gae_is_the_double_sum(unroll, lam):
+    expected = literal_gae(unroll.rewards, unroll.discounts, unroll.values, lam)
+    advantages, returns = gae(*unroll.tensors(), lam)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(returns, expected + unroll.values[:-1], rtol=1e-4, atol=1e-4)
+
+
+@settings(deadline=None)
+@given(unrolls)
+def test_gae_runs_from_one_step_to_all_steps(unroll):
+    unroll_length = len(unroll.rewards)
+    for lam, n in [(0.0, 1), (1.0, unroll_length)]:
+        _, returns = gae(*unroll.tensors(), lam)
+        torch.testing.assert_close(returns, n_step_returns(*unroll.tensors(), n), rtol=1e-4, atol=1e-4)
+
+
+@settings(deadline=None)
+@given(unrolls, st.integers(1, 14))
+def test_cut_streams_are_what_a_walk_along_each_episode_gives(unroll, n):
+    _, discounts, values, bootstrap_value = unroll.tensors()
+    rewards, discounts = cut_truncated(
+        f32(unroll.rewards), discounts, torch.tensor(unroll.truncated), f32(unroll.final_values)
+    )
+    targets = n_step_returns(rewards, discounts, values, bootstrap_value, n)
+    np.testing.assert_allclose(targets, literal_returns_of_episodes(unroll, n), rtol=1e-4, atol=1e-4)
+
+
+def column(*numbers: float) -> torch.Tensor:
+    """One environment over time, [T, 1]."""
+    return torch.tensor(numbers)[:, None]
+
+
+def test_returns_of_a_small_case_computed_by_hand():
+    """Rewards 1, 2, 4; discount 1/2, but 0 at the second step, which ends an episode; values 8, 16, 32; then 64.
+
+    One step:  1 + 16/2 = 9;  2;  4 + 64/2 = 36.
+    Two steps: 1 + 2/2 = 2;   2;  36, as the rollout has no more steps.
+    """
+    case = column(1.0, 2.0, 4.0), column(0.5, 0.0, 0.5), column(8.0, 16.0, 32.0), torch.tensor([64.0])
+    assert n_step_returns(*case, n=1).flatten().tolist() == [9.0, 2.0, 36.0]
+    assert n_step_returns(*case, n=2).flatten().tolist() == [2.0, 2.0, 36.0]
+
+
+def test_gae_of_a_small_case_computed_by_hand():
+    """The same case: TD errors 9 - 8 = 1, 2 - 16 = -14, 36 - 32 = 4; lambda 1/2: 1 - 14/4 = -2.5, -14, 4."""
+    case = column(1.0, 2.0, 4.0), column(0.5, 0.0, 0.5), column(8.0, 16.0, 32.0), torch.tensor([64.0])
+    advantages, returns = gae(*case, lam=0.5)
+    assert advantages.flatten().tolist() == [-2.5, -14.0, 4.0]
+    assert returns.flatten().tolist() == [5.5, 2.0, 36.0]
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "reward", "discount"),
+    [
+        (False, False, 1.0, 0.5),  # goes on
+        (True, False, 1.0, 0.0),  # nothing follows
+        (False, True, 1.0 + 0.5 * 8.0, 0.0),  # the value of the final observation follows
+        (True, True, 1.0, 0.0),  # it was over when the time was
+    ],
+)
+def test_a_truncated_step_is_paid_the_value_it_was_cut_off_from(terminated, truncated, reward, discount):
+    discounts = column(0.5 * (not terminated))
+    found = cut_truncated(column(1.0), discounts, torch.tensor([[truncated]]), column(8.0))
+    assert [x.item() for x in found] == [reward, discount]
+
+
+def test_final_values_of_steps_that_were_not_truncated_are_never_looked_at():
+    truncated = torch.tensor([[False], [True]])
+    nan = float("nan")
+    rewards, discounts = cut_truncated(column(1.0, 1.0), column(0.5, 0.5), truncated, column(nan, 8.0))
+    assert rewards.flatten().tolist() == [1.0, 5.0]
+    assert discounts.flatten().tolist() == [0.5, 0.0]
+
+
+def test_nothing_is_written_into_the_arguments():
+    unroll = Unroll(6, 2, seed=0)
+    case = unroll.tensors()
+    truncated, final_values = torch.tensor(unroll.truncated), f32(unroll.final_values)
+    before = [x.clone() for x in (*case, final_values)]
+    n_step_returns(*case, n=3)
+    gae(*case, lam=0.9)
+    cut_truncated(case[0], case[1], truncated, final_values)
+    for x, copy in zip((*case, final_values), before, strict=True):
+        assert torch.equal(x, copy)
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_shapes_are_checked_at_the_door(wrong):
+    """A [B] that broadcasts into [T, B] would be a silent mistake."""
+    case = list(Unroll(4, 4, seed=0).tensors())
+    case[wrong] = case[wrong][..., :1]
+    with pytest.raises(AssertionError):
+        n_step_returns(*case, n=2)
+    with pytest.raises(AssertionError):
+        gae(*case, lam=0.9)

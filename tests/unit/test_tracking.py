@@ -1,0 +1,329 @@
+"""Curves and logs: what is written can be read, a full disk costs curves only, and figures mean what they say."""
+
+import logging
+import resource
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from a3c_mp import tracking
+from a3c_mp.rollout import Episode
+from a3c_mp.tracking import EpisodeLog, EventFile, Means, Timings, hms, open_log
+
+
+class Tape(logging.Handler):
+    """Remembers messages of a level and above."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def tape():
+    return Tape()
+
+
+@pytest.fixture
+def log(tape):
+    log = logging.Logger("test")
+    log.addHandler(tape)
+    return log
+
+
+@contextmanager
+def files_no_longer_than(size):
+    """Writes beyond `size` bytes fail with an OSError in this process, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def read_curve(folder, name):
+    """[(step, value), ...] as TensorBoard shows them."""
+    accumulator = EventAccumulator(str(folder)).Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars(name)]
+
+
+# ---- TensorBoard
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path, log):
+    events = EventFile(tmp_path, None, log)
+    events.scalars([("charts/sps", 100.0, 10), ("losses/value", 0.5, 10)])
+    events.scalars([("charts/sps", 200.0, 20)])
+    assert read_curve(tmp_path, "charts/sps") == [(10, 100.0), (20, 200.0)], "before the file is closed, too"
+    events.close()
+    assert read_curve(tmp_path, "charts/sps") == [(10, 100.0), (20, 200.0)]
+    assert read_curve(tmp_path, "losses/value") == [(10, 0.5)]
+
+
+def test_on_resume_the_events_that_will_be_lived_again_are_hidden(tmp_path, log):
+    first = EventFile(tmp_path, None, log)
+    first.scalars([("charts/sps", float(step), step) for step in (10, 20, 30)])
+    first.close()
+    resumed = EventFile(tmp_path, 21, log)
+    resumed.scalars([("charts/sps", -25.0, 25)])
+    resumed.close()
+    assert read_curve(tmp_path, "charts/sps") == [(10, 10.0), (20, 20.0), (25, -25.0)]
+
+
+def test_two_event_files_of_one_second_do_not_overwrite_each_other(tmp_path, log):
+    for step in (1, 2, 3):
+        events = EventFile(tmp_path, None, log)
+        events.scalars([("charts/sps", 0.0, step)])
+        events.close()
+    assert [step for step, _ in read_curve(tmp_path, "charts/sps")] == [1, 2, 3]
+
+
+def test_a_full_disk_costs_curves_for_a_while_and_one_warning(tmp_path, log, tape, monkeypatch):
+    events = EventFile(tmp_path, None, log)
+    events.scalars([("charts/sps", 1.0, 1)])
+    with files_no_longer_than(1000):
+        for step in range(2, 100):
+            events.scalars([("charts/sps", 1.0, step)])
+    assert len(tape.messages) == 1
+    assert "training goes on without curves" in tape.messages[0]
+
+    events.scalars([("charts/sps", 2.0, 100)])  # there is room again, but the pause is not over
+    monkeypatch.setattr(events, "retry_at", time.monotonic() - 1)
+    events.scalars([("charts/sps", 3.0, 101)])
+    events.close()
+    assert len(tape.messages) == 1
+    curve = read_curve(tmp_path, "charts/sps")
+    assert curve[0] == (1, 1.0)
+    assert curve[-1] == (101, 3.0)
+    assert (100, 2.0) not in curve
+
+
+def test_a_disk_that_stays_full_is_reported_once_a_pause(tmp_path, log, tape, monkeypatch):
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", 0.0)
+    (tmp_path / "folder").write_text("a file where the run's folder should be")
+    events = EventFile(tmp_path / "folder", None, log)
+    events.scalars([("charts/sps", 1.0, 1)])
+    events.close()
+    assert len(tape.messages) == 2
+
+
+def test_only_the_disk_is_forgiven(tmp_path, log):
+    """A programming error is no full disk."""
+    events = EventFile(tmp_path, None, log)
+    with pytest.raises((TypeError, ValueError)):
+        events.scalars([("charts/sps", "fast", 1)])
+
+
+# ---- episodes.csv
+
+
+def an_episode_log(path, log, steps):
+    """A log with an episode at each of `steps`, of that many points."""
+    episodes = EpisodeLog(path, 0, log)
+    for step in steps:
+        episodes.add(step, step / 100, 1, Episode(float(step), 5))
+    episodes.close()
+
+
+def test_every_finished_game_is_a_line(tmp_path, log):
+    path = tmp_path / "episodes.csv"
+    episodes = EpisodeLog(path, 0, log)
+    assert path.read_text() == EpisodeLog.HEADER + "\n"
+    episodes.add(64, 1.234, 0, Episode(-21.0, 790))
+    episodes.add(128, 2.0, 3, Episode(1234567.0, 4))
+    assert path.read_text() == EpisodeLog.HEADER + "\n", "lines wait for the flush"
+    episodes.flush()
+    header, *lines = path.read_text().splitlines()
+    names = header.split(",")
+    rows = [dict(zip(names, map(float, line.split(",")), strict=True)) for line in lines]
+    assert rows == [
+        {"steps": 64, "seconds": 1.23, "actor": 0, "episode_return": -21.0, "length": 790},
+        {"steps": 128, "seconds": 2.0, "actor": 3, "episode_return": 1234567.0, "length": 4},
+    ]
+    episodes.close()
+
+
+def test_a_new_run_begins_the_file_anew(tmp_path, log):
+    path = tmp_path / "episodes.csv"
+    an_episode_log(path, log, [100, 200])
+    EpisodeLog(path, 0, log).close()
+    assert path.read_text() == EpisodeLog.HEADER + "\n"
+
+
+def steps_in(path):
+    header, *lines = path.read_text().splitlines()
+    assert header == EpisodeLog.HEADER
+    return [int(line.split(",")[0]) for line in lines]
+
+
+def test_on_resume_the_lines_that_will_be_lived_again_are_dropped(tmp_path, log):
+    path = tmp_path / "episodes.csv"
+    an_episode_log(path, log, [100, 200, 200, 300])
+    episodes = EpisodeLog(path, 200, log)
+    assert steps_in(path) == [100, 200, 200]
+    episodes.add(250, 9.0, 0, Episode(1.0, 5))
+    episodes.close()
+    assert steps_in(path) == [100, 200, 200, 250]
+
+
+def test_a_resumed_run_that_has_lost_its_file_begins_a_new_one(tmp_path, log):
+    EpisodeLog(tmp_path / "episodes.csv", 200, log).close()
+    assert steps_in(tmp_path / "episodes.csv") == []
+
+
+@pytest.mark.parametrize("torn", ["1", "150,2.0", "150,1.50,1,150,1", "15\0\0"])
+def test_on_resume_a_line_torn_by_a_crash_is_dropped(torn, tmp_path, log):
+    path = tmp_path / "episodes.csv"
+    an_episode_log(path, log, [100])
+    with path.open("a") as file:
+        file.write(torn)
+    EpisodeLog(path, 200, log).close()
+    assert steps_in(path) == [100]
+
+
+def test_a_full_disk_costs_a_warning_never_the_run_nor_the_lines_around_it(tmp_path, log, tape):
+    path = tmp_path / "episodes.csv"
+    episodes = EpisodeLog(path, 0, log)
+    with files_no_longer_than(100):
+        for step in range(100):
+            episodes.add(step, 0.0, 0, Episode(1.0, 5))
+        episodes.flush()
+    assert len(tape.messages) == 1
+    assert str(path) in tape.messages[0]
+    episodes.add(100, 0.0, 0, Episode(1.0, 5))
+    episodes.close()
+    steps = steps_in(path)
+    assert steps == sorted(set(steps)), "no line is torn or written twice"
+    assert steps[-1] == 100
+
+
+def test_a_disk_that_is_still_full_at_the_end_does_not_spoil_it(tmp_path, log, tape):
+    path = tmp_path / "episodes.csv"
+    episodes = EpisodeLog(path, 0, log)
+    with files_no_longer_than(100):
+        for step in range(100):
+            episodes.add(step, 0.0, 0, Episode(1.0, 5))
+        episodes.close()
+    assert len(tape.messages) == 1
+
+
+# ---- run.log
+
+
+def test_run_log_has_every_line_with_its_level_and_the_console_has_them_too(tmp_path, capsys):
+    log = open_log(tmp_path)
+    log.info("resumed from [bold]somewhere[/bold]")
+    log.warning("actor 1 (pid 2) was killed by SIGKILL")
+    lines = (tmp_path / "run.log").read_text().splitlines()
+    assert lines[0].endswith("INFO resumed from [bold]somewhere[/bold]")
+    assert lines[1].endswith("WARNING actor 1 (pid 2) was killed by SIGKILL")
+    assert capsys.readouterr().out.splitlines() == [
+        "resumed from [bold]somewhere[/bold]",
+        "actor 1 (pid 2) was killed by SIGKILL",
+    ]
+
+
+def test_a_full_disk_costs_lines_of_run_log_only(tmp_path, capsys):
+    log = open_log(tmp_path)
+    with files_no_longer_than(10):
+        log.info("a line that is longer than ten bytes")
+    captured = capsys.readouterr()
+    assert "a line that is longer than ten bytes" in captured.out
+    assert "Traceback" not in captured.err
+
+
+# ---- where the time went
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(tracking.time, "perf_counter", clock)
+    return clock
+
+
+def test_shares_are_of_all_time_since_they_were_last_asked_for(clock):
+    timing = Timings()
+    with timing("learning"):
+        clock.wait(3.0)
+    with timing("publishing"):
+        clock.wait(1.0)
+    with timing("learning"):
+        clock.wait(2.0)
+    clock.wait(4.0)  # in no section
+    assert timing.shares() == {"learning": 0.5, "publishing": 0.1}
+    with timing("learning"):
+        clock.wait(1.0)
+    clock.wait(3.0)
+    assert timing.shares() == {"learning": 0.25}
+
+
+def test_a_section_left_by_an_exception_still_counts(clock):
+    timing = Timings()
+    with suppress(KeyError), timing("learning"):
+        clock.wait(2.0)
+        raise KeyError
+    clock.wait(2.0)
+    assert timing.shares() == {"learning": 0.5}
+
+
+def test_items_pass_through_and_only_the_waiting_for_them_is_counted(clock):
+    def slow_items():
+        for item in "abc":
+            clock.wait(1.0)
+            yield item
+
+    timing = Timings()
+    passed = []
+    for item in timing.each("waiting", slow_items()):
+        clock.wait(3.0)
+        passed.append(item)
+    assert passed == ["a", "b", "c"]
+    assert timing.shares() == {"waiting": 0.25}
+
+
+# ---- means
+
+
+def test_means_are_over_tensors_and_over_calls_and_begin_anew_when_popped():
+    means = Means()
+    means.add({"losses/value": torch.tensor([1.0, 3.0]), "charts/policy_lag": torch.tensor(4)})
+    means.add({"losses/value": torch.tensor(8.0, requires_grad=True)})
+    assert means.pop() == {"losses/value": 5.0, "charts/policy_lag": 4.0}
+    assert means.pop() == {}
+    means.add({"losses/value": torch.tensor(1.0).bfloat16()})
+    assert means.pop() == {"losses/value": 1.0}
+
+
+def test_means_keep_no_graph_alive():
+    weight = torch.ones(3, requires_grad=True)
+    means = Means()
+    means.add({"losses/total": (weight * 2).sum()})
+    assert not means.values["losses/total"][0].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00:00"), (65, "0:01:05"), (3599.9, "0:59:59"), (90_061, "25:01:01")]
+)
+def test_hms(seconds, text):
+    assert hms(seconds) == text

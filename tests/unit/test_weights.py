@@ -1,0 +1,208 @@
+"""Snapshots of weights: versioned, exact, and whole whatever the learner does meanwhile."""
+
+import time
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+import a3c_mp.weights
+from a3c_mp.weights import Weights
+
+
+class Constant(nn.Module):
+    """A net whose parameters and buffers all have one value, about a megabyte of it."""
+
+    def __init__(self, value=0.0):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(300, 300), nn.Conv2d(4, 8, 3), nn.Linear(400, 400))
+        self.register_buffer("scale", torch.zeros(1, 7))
+        self.fill(value)
+
+    @torch.no_grad()
+    def fill(self, value):
+        for tensor in self.state_dict().values():
+            tensor.fill_(value)
+
+    def values(self):
+        """The distinct values in all tensors."""
+        return torch.cat([tensor.unique() for tensor in self.state_dict().values()]).unique().tolist()
+
+
+def test_the_first_version_is_the_net_that_weights_are_made_from():
+    weights, net = Weights(Constant(3.0)), Constant()
+    assert weights.version == 0
+    assert weights.load(net) == 0
+    assert net.values() == [3.0]
+
+
+def test_load_brings_the_newest_version_and_its_number():
+    learner, actor = Constant(), Constant()
+    weights = Weights(learner)
+    for version in range(1, 6):
+        learner.fill(version)
+        assert weights.publish(learner) == version == weights.version
+        assert weights.load(actor) == version
+        assert actor.values() == [version]
+
+
+def test_every_parameter_and_buffer_arrives_where_it_belongs():
+    torch.manual_seed(0)
+    learner, actor = Constant(), Constant()
+    for tensor in learner.state_dict().values():
+        tensor.normal_()
+    Weights(learner).load(actor)
+    for (name, sent), (_, received) in zip(learner.state_dict().items(), actor.state_dict().items(), strict=True):
+        assert torch.equal(sent, received), name
+
+
+def test_a_published_version_does_not_follow_the_net_it_was_copied_from():
+    learner, actor = Constant(1.0), Constant()
+    weights = Weights(learner)
+    learner.fill(2.0)
+    weights.load(actor)
+    assert actor.values() == [1.0]
+
+
+def test_the_newest_two_versions_can_be_asked_for_by_number():
+    learner, actor = Constant(), Constant()
+    weights = Weights(learner)
+    for version in range(1, 4):
+        learner.fill(version)
+        weights.publish(learner)
+        for asked in (version - 1, version):
+            assert weights.load(actor, asked) == asked
+            assert actor.values() == [asked]
+
+
+@pytest.mark.parametrize(("published", "asked"), [(0, 1), (0, -1), (1, 2), (1, -1), (5, 3), (5, 6), (5, 0), (5, -1)])
+def test_a_version_that_is_not_there_is_a_lookup_error(published, asked):
+    learner, actor = Constant(7.0), Constant(9.0)
+    weights = Weights(learner)
+    for _ in range(published):
+        weights.publish(learner)
+    with pytest.raises(LookupError, match=f"version {asked} .*{published} is the newest"):
+        weights.load(actor, asked)
+    assert actor.values() == [9.0], "nothing was copied"
+
+
+def test_bfloat16_snapshots_are_the_rounded_weights():
+    torch.manual_seed(0)
+    learner, actor, wide_actor = nn.Linear(50, 50), nn.Linear(50, 50).bfloat16(), nn.Linear(50, 50)
+    weights = Weights(learner, torch.bfloat16)
+    weights.load(actor)
+    weights.load(wide_actor)
+    assert torch.equal(actor.weight, learner.weight.bfloat16())
+    assert torch.equal(wide_actor.weight, learner.weight.bfloat16().float())
+    assert weights.buffers.nbytes == 2 * 2 * sum(p.numel() for p in learner.parameters())
+
+
+def test_nets_with_counters_are_refused_rather_than_rounded():
+    with pytest.raises(AssertionError, match="floating-point"):
+        Weights(nn.BatchNorm1d(3))
+
+
+def test_shared_memory_is_checked_before_it_is_taken(monkeypatch):
+    """Two float32 snapshots of a net of 1 + 1 parameters are 16 bytes; two in bfloat16 are 8."""
+    asked = []
+    monkeypatch.setattr(a3c_mp.weights, "check_shared_memory", asked.append)
+    Weights(nn.Linear(1, 1))
+    Weights(nn.Linear(1, 1), torch.bfloat16)
+    assert asked == [16, 8]
+
+
+class Overtaken:
+    """Stands in for `torch._foreach_copy_`: in the midst of the first copy, the learner publishes."""
+
+    def __init__(self, weights, learner, publications):
+        self.weights, self.learner, self.publications = weights, learner, publications
+        self.copy = torch._foreach_copy_
+
+    def __call__(self, targets, sources):
+        publications, self.publications = self.publications, 0
+        half = len(targets) // 2
+        self.copy(targets[:half], sources[:half])
+        for _ in range(publications):
+            version = self.weights.version + 1
+            self.learner.fill(version)
+            self.weights.publish(self.learner)
+        self.copy(targets[half:], sources[half:])
+
+
+@pytest.mark.parametrize(("publications", "loaded"), [(1, 0), (2, 2), (3, 3)])
+def test_a_reader_that_is_overtaken_starts_again(publications, loaded, monkeypatch):
+    """The next version lies in the other buffer and does no harm; the one after it overwrites what is being read."""
+    learner, actor = Constant(), Constant()
+    weights = Weights(learner)
+    monkeypatch.setattr(torch, "_foreach_copy_", Overtaken(weights, learner, publications))
+    assert weights.load(actor) == loaded
+    assert actor.values() == [loaded]
+
+
+def test_a_certain_version_that_is_overwritten_while_it_is_read_is_a_lookup_error(monkeypatch):
+    learner, actor = Constant(), Constant()
+    weights = Weights(learner)
+    monkeypatch.setattr(torch, "_foreach_copy_", Overtaken(weights, learner, 2))
+    with pytest.raises(LookupError, match="version 0"):
+        weights.load(actor, 0)
+
+
+def test_the_newest_version_is_there_even_if_it_grows_old_before_it_is_read():
+    """The learner publishes twice between a reader's look at the version and its copy."""
+
+    class Racing(Weights):
+        racing = False
+
+        @property
+        def version(self):
+            found = super().version
+            if self.racing:
+                self.racing = False
+                for value in (1, 2):
+                    learner.fill(value)
+                    self.publish(learner)
+            return found
+
+    learner, actor = Constant(), Constant()
+    weights = Racing(learner)
+    weights.racing = True
+    assert weights.load(actor) == 2
+    assert actor.values() == [2]
+
+
+def load_until(weights, stop, results):
+    """Spawned: load as often as possible; send every version loaded, and what was wrong with those that were torn."""
+    net = Constant()
+    versions, torn = [], []
+    results.send("ready")
+    while not stop.is_set():
+        version = weights.load(net)
+        versions.append(version)
+        if net.values() != [version]:
+            torn.append((version, net.values()))
+    results.send((versions, torn))
+
+
+def test_a_load_is_never_torn_while_the_learner_publishes_as_fast_as_it_can():
+    learner = Constant()
+    weights = Weights(learner)
+    context = mp.get_context("spawn")
+    stop = context.Event()
+    receive_end, send_end = context.Pipe(duplex=False)
+    reader = context.Process(target=load_until, args=(weights, stop, send_end), daemon=True)
+    reader.start()
+    send_end.close()
+    assert receive_end.recv() == "ready"
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        learner.fill(weights.version + 1)
+        weights.publish(learner)
+    stop.set()
+    versions, torn = receive_end.recv()
+    reader.join()
+    assert reader.exitcode == 0
+    assert not torn
+    assert versions == sorted(versions), "a reader never goes back"
+    assert len(set(versions)) >= 10, "the reader kept up with the learner"
+    assert versions[-1] <= weights.version
