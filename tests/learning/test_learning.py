@@ -1,0 +1,11 @@
+"""Every chapter learns. Seeded and deterministic, so a failure is the code's and not the dice's."""
+
+import pytest
+
+
+@pytest.mark.timeout(300)
+def test_a3c_data_solves_cartpole(scripts):
+    done = scripts.run("r", "--env-id", "CartPole-v1", "--deterministic", "--seed", "1", "--total-steps", "200000")
+    assert done.code == 0, done.err
+    assert done.summary["solved"], done.summary
+    assert done.summary["mean_return_100"] >= 475

@@ -1,0 +1,264 @@
+"""The scripts as a user runs them: bad input, signals, resume, determinism, evaluation, plots."""
+
+import csv
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from conftest import SMALL, actors_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import train_a3c_data
+from a3c_mp.checkpoint import list_checkpoints
+from a3c_mp.config import exit_with
+
+CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
+"""never solved, the game has 500 steps: a run ends when its test wants it to"""
+PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL]
+CURVES = {
+    *("charts/episodic_return", "charts/mean_return_100", "charts/episodic_length", "charts/sps", "charts/policy_lag"),
+    *("losses/policy", "losses/value", "losses/entropy", "losses/total"),
+    *("values/advantage", "values/baseline", "values/target"),
+    *("time/waiting", "time/learning", "time/publishing"),
+}
+
+
+def scalars(folder):
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+
+
+def episode_steps(folder):
+    with (folder / "episodes.csv").open() as file:
+        return [int(row["steps"]) for row in csv.DictReader(file)]
+
+
+def test_a_run_leaves_what_it_promises(scripts):
+    done = scripts.run("r", *CARTPOLE, "--total-steps", "20000")
+    assert done.code == 0, done.err
+    summary = done.summary
+    assert summary["exit_reason"] == "total_steps"
+    assert summary["steps"] == summary["frames"] >= 20000
+    assert summary["episodes"] == len(episode_steps(done.folder)) > 50
+    assert not summary["solved"]
+    assert summary["worker_restarts"] == 0
+    config = json.loads((done.folder / "config.json").read_text())
+    assert config["args"]["num_envs"] == 4
+    curves = scalars(done.folder)
+    assert set(curves) >= CURVES
+    assert len(curves["charts/episodic_return"]) == summary["episodes"]
+    shares = [curves[f"time/{part}"][-1].value for part in ("waiting", "learning", "publishing")]
+    assert 0.5 < sum(shares) <= 1.01, "the learner's time is accounted for"
+    assert "total_steps" in (done.folder / "run.log").read_text()
+    assert len(list_checkpoints(done.folder / "checkpoints")) == 1
+
+
+@pytest.mark.parametrize("env", [CARTPOLE, PONG], ids=["CartPole", "Pong"])
+def test_deterministic_runs_end_bit_identical(scripts, env):
+    steps = "640" if env is PONG else "10000"
+    hashes = [
+        scripts.run(name, *env, "--deterministic", "--seed", seed, "--total-steps", steps).summary["weights_sha256"]
+        for name, seed in (("a", "3"), ("b", "3"), ("c", "4"))
+    ]
+    assert hashes[0] == hashes[1]
+    assert hashes[0] != hashes[2]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_run_with_checkpoint_and_summary(scripts, signum, code):
+    before = set(os.listdir("/dev/shm"))
+    trainer = scripts.train("r", *CARTPOLE, start_new_session=True)
+    scripts.wait_for("r", "episodes.csv:,1,", trainer)  # actor 1 has finished a game: training is under way
+    actors = actors_of(trainer.pid)
+    assert len(actors) == 2
+    os.killpg(trainer.pid, signum)  # to the whole group, as a terminal sends Ctrl-C
+    asked = time.monotonic()
+    done = scripts.finish(trainer, "r")
+    assert time.monotonic() - asked < 10
+    assert done.code == code, done.err
+    assert done.summary["exit_reason"] == signum.name
+    assert done.summary["steps"] > 0
+    assert "Traceback" not in done.err + done.out
+    assert list_checkpoints(done.folder / "checkpoints")
+    assert not any(actor.is_running() for actor in actors)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_resume_continues_counters_curves_and_settings(scripts):
+    first = scripts.run("r", *CARTPOLE, "--total-steps", "6000", "--gamma", "0.97").summary
+    second = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "12000"), "r")
+    assert second.code == 0, second.err
+    assert second.summary["steps"] >= 12000
+    assert second.summary["updates"] > first["updates"] > 0
+    assert second.summary["episodes"] > first["episodes"] > 0
+    assert second.summary["wall_seconds"] > first["wall_seconds"]
+    assert json.loads((second.folder / "config.json").read_text())["args"]["gamma"] == 0.97
+    steps = episode_steps(second.folder)
+    assert steps == sorted(steps)
+    assert len(steps) == second.summary["episodes"], "no episode is missing or counted twice"
+    for tag in ("charts/sps", "losses/total"):
+        steps = [event.step for event in scalars(second.folder)[tag]]
+        assert steps == sorted(set(steps)), "curves neither overlap nor go back"
+        assert steps[0] < first["steps"] < steps[-1]
+
+
+def test_resume_after_a_kill_drops_what_the_checkpoint_does_not_know(scripts):
+    trainer = scripts.train("r", *CARTPOLE, "--checkpoint-seconds", "1")
+    scripts.wait_for("r", "episodes.csv:,1,", trainer)
+    checkpoints = scripts.runs_dir / "runs" / "r" / "checkpoints"
+    while not list_checkpoints(checkpoints):
+        assert trainer.poll() is None
+        time.sleep(0.05)
+    lines = len(episode_steps(scripts.runs_dir / "runs" / "r"))
+    while len(episode_steps(scripts.runs_dir / "runs" / "r")) < lines + 10:
+        time.sleep(0.05)
+    trainer.kill()
+    trainer.communicate()
+    steps = int(list_checkpoints(checkpoints)[0].stem.split("_")[1])
+    done = scripts.finish(
+        scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", str(steps + 5000)), "r"
+    )
+    assert done.code == 0, done.err
+    assert f"at {steps:,} steps" in done.out
+    assert len(episode_steps(done.folder)) == done.summary["episodes"]
+    sps = [event.step for event in scalars(done.folder)["charts/sps"]]
+    assert sps == sorted(set(sps))
+
+
+def test_a_second_run_in_the_same_folder_is_refused(scripts):
+    trainer = scripts.train("r", *CARTPOLE)
+    scripts.wait_for("r", "config.json:args", trainer)
+    second = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r"), "r")
+    assert second.code == 2
+    assert f"in use by process {trainer.pid}" in second.err
+    trainer.send_signal(signal.SIGINT)
+    assert scripts.finish(trainer, "r").code == 130
+
+
+def test_a_killed_actor_is_replaced_and_training_goes_on(scripts):
+    trainer = scripts.train("r", *CARTPOLE, "--total-steps", "60000")
+    scripts.wait_for("r", "episodes.csv:,1,", trainer)
+    victim = actors_of(trainer.pid)[0]
+    victim.kill()
+    done = scripts.finish(trainer, "r")
+    assert done.code == 0, done.err
+    assert f"(pid {victim.pid}) was killed by SIGKILL; restart 1 of 5" in done.out
+    assert done.summary["worker_restarts"] == 1
+    assert done.summary["steps"] >= 60000
+
+
+def test_an_environment_that_breaks_at_start_ends_the_run_with_its_traceback(scripts):
+    done = scripts.run("r", "--env-id", "counting_env:Broken-v0", *SMALL)
+    assert done.code == 1
+    assert "no coin in the slot" in done.out
+    assert done.summary["exit_reason"].startswith("error: ")
+
+
+def test_an_environment_that_keeps_crashing_spends_the_budget(scripts):
+    done = scripts.run("r", "--env-id", "counting_env:Crash-v0", *SMALL, "--max-restarts", "1")
+    assert done.code == 1
+    assert "the emulator caught fire" in done.out
+    assert "restart budget of 1 spent" in done.out
+    assert list_checkpoints(done.folder / "checkpoints"), "what was learned is kept"
+
+
+BAD_INPUT = {
+    "unknown env": (["--env-id", "PongNoFrameskp-v4"], "env-id=PongNoFrameskp-v4: "),
+    "missing module": (["--env-id", "nowhere:Env-v0"], "env-id=nowhere:Env-v0: "),
+    "continuous env": (["--env-id", "Pendulum-v1"], "env-id=Pendulum-v1: "),
+    "random frame skip": (["--env-id", "Pong-v4"], "PongNoFrameskip-v4"),
+    "unknown flag": (["--num-actor", "2"], "num-actor=2: there is no such flag; perhaps you meant --num-actors"),
+    "no actors": (["--num-actors", "0"], "num-actors=0: must be between 1 and 1024"),
+    "no number": (["--num-envs", "many"], "num-envs=many: "),
+    "no whole number": (["--total-steps", "1.5"], "total-steps=1.5: 1.5 is not a whole number"),
+    "not finite": (["--learning-rate", "nan"], "learning-rate=nan: "),
+    "out of range": (["--gamma", "1.5"], "gamma=1.5: must be between 0 and 1"),
+    "choice": (["--precision", "fp8"], "precision=fp8: must be one of"),
+    "resume of nothing": (["--resume", "runs/nothing"], "resume=runs/nothing: "),
+    "run name with a slash": (["--run-name", "a/b"], "run-name=a/b: "),
+    "run name of dots": (["--run-name", ".."], "run-name=..: "),
+    "batch larger than a rollout": (["--batch-size", "1e6"], "batch-size=1000000: a rollout has only 32 * 32 samples"),
+    "too many slots": (["--deterministic", "--slots-per-actor", "3"], "slots-per-actor=3: "),
+    "unwritable folder": (["--runs-dir", "/proc/runs"], "runs-dir=/proc/runs: "),
+}
+if not torch.cuda.is_available():
+    BAD_INPUT["no GPU"] = (["--cuda"], "cuda=True: torch sees no CUDA device")
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
+def test_bad_input_ends_with_code_2_and_one_line(flags, message, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train_a3c_data.py", *flags])
+    monkeypatch.setattr("a3c_mp.workers.Workers.__enter__", lambda self: pytest.fail("a process was started"))
+    with pytest.raises(SystemExit) as end:
+        exit_with(train_a3c_data.main)
+    printed = capfd.readouterr()
+    assert end.value.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+def test_bad_input_of_a_real_process(scripts):
+    done = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/nothing"), "r")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: resume=runs/nothing: there is no run in this folder; name a folder below runs/\n"
+
+
+def test_help_shows_every_flag_with_its_unit(scripts):
+    done = scripts.finish(scripts.start("train_a3c_data.py", "--help"), "r")
+    assert done.code == 0
+    for flag in ("--env-id", "--cuda", "--deterministic", "--unroll-length", "--resume"):
+        assert flag in done.out
+
+
+def test_play_and_plot_read_a_run(scripts):
+    scripts.run("r1", *PONG, "--total-steps", "64")
+    cart = scripts.run("cart", *CARTPOLE, "--total-steps", "4000")
+    assert cart.code == 0
+
+    played = scripts.finish(scripts.start("play.py", "runs/cart", "--episodes", "5", "--sampled"), "cart")
+    assert played.code == 0, played.err
+    scores = next(line for line in played.out.splitlines() if line.startswith("raw scores:")).split()[2:]
+    assert len(scores) == 5
+    again = scripts.finish(scripts.start("play.py", "runs/cart", "--episodes", "5", "--sampled"), "cart")
+    assert again.out == played.out, "a seed fixes the evaluation"
+
+    plotted = scripts.finish(scripts.start("plot.py", "runs/cart", "--out", "cart.png"), "cart")
+    assert plotted.code == 0, plotted.err
+    assert (scripts.runs_dir / "cart.png").read_bytes().startswith(b"\x89PNG")
+
+    empty = scripts.finish(scripts.start("plot.py", "runs/r1"), "r1")
+    assert (empty.code, empty.err) == (
+        2,
+        "error: runs=runs/r1: no game has ended yet; wait, or name another folder below runs/\n",
+    )
+    for wrong in (["play.py", "runs/none"], ["plot.py"], ["plot.py", "runs/none"]):
+        done = scripts.finish(scripts.start(*wrong), "none")
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1), done.err
+        assert done.err.startswith("error: run")
+
+
+def test_play_records_a_game_of_pong(scripts):
+    imageio = pytest.importorskip("imageio.v2")
+    scripts.run("r", *PONG, "--total-steps", "64")
+    done = scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "1", "--video", "game.mp4"), "r")
+    assert done.code == 0, done.err
+    with imageio.get_reader(scripts.runs_dir / "game.mp4") as video:
+        frame = video.get_data(50)
+        assert video.get_meta_data()["duration"] > 20
+    assert frame.shape == (420, 320, 3)
+    assert frame.std() > 10, "there is something to see"
+
+
+def test_too_little_shared_memory_is_found_before_the_start(scripts):
+    done = scripts.run("r", *CARTPOLE, "--num-envs", "4096", "--unroll-length", "1e7")
+    assert done.code == 2
+    assert "MiB of shared memory are needed, /dev/shm has" in done.err
+    assert done.err.count("\n") == 1
+    assert not done.folder.exists()

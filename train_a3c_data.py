@@ -1,0 +1,157 @@
+"""Chapter 1. A3C by data: actors send rollouts, the learner computes the gradients.
+
+Each actor process steps a vector of environments with its own copy of the net and writes what it sees into a slot of
+shared memory. The learner takes filled slots, computes returns, takes gradient steps and publishes new weights. What it
+minimises is A3C's loss on advantages by GAE, with PPO's clipped ratio where the policy that acted has grown old.
+
+    actor 0 --(slot 0)--> \\
+    actor 1 --(slot 1)-->  learner --(weights, version)--> all actors
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor, nn
+
+from a3c_mp import actor_critic
+from a3c_mp.actor_critic import ActorCriticArgs, allocate
+from a3c_mp.config import Count, check_env, exit_with, parse_args
+from a3c_mp.device import acting_forward, set_up_torch
+from a3c_mp.nets import is_image, make_actor_critic
+from a3c_mp.precision import compute_dtype
+from a3c_mp.rollout import (
+    EpisodeStats,
+    Rollout,
+    finished_episodes,
+    minibatches,
+    rollout_spec,
+    sample_actions,
+    write_step,
+)
+from a3c_mp.run import Run
+from a3c_mp.schedules import linear
+from a3c_mp.slots import Slots
+from a3c_mp.weights import Weights
+from a3c_mp.workers import Link, Workers
+from wrappers import make_vec_env
+
+NORM_STEPS = 2  # steps of a rollout that the statistics of observations are taken from: plenty, and cheap
+
+
+@dataclass(frozen=True)
+class Args(ActorCriticArgs):
+    update_epochs: Count = 1
+    """times that every sample is learned from"""
+
+
+CARTPOLES = {name: actor_critic.PRESETS[name] | {"update_epochs": 4} for name in ("CartPole-v0", "CartPole-v1")}
+PRESETS = actor_critic.PRESETS | CARTPOLES
+
+
+def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) -> None:
+    """Spawned process: fill slots with rollouts until the learner ends it."""
+    seeds = np.random.SeedSequence([args.seed, start, link.worker, link.generation]).generate_state(2)
+    env = make_vec_env(args.env_id, args.num_envs, seed=int(seeds[0] // 2))
+    device = weights.buffers.device
+    rng = torch.Generator(device).manual_seed(int(seeds[1]))
+    net = make_actor_critic(env.single_observation_space, env.single_action_space).to(device, weights.buffers.dtype)
+    stats = EpisodeStats(args.num_envs)
+
+    first_obs, _ = env.reset()
+    obs = torch.from_numpy(first_obs)
+    forward = acting_forward(net, obs, args.deterministic)
+
+    @torch.inference_mode()
+    def act(obs: Tensor) -> tuple[Tensor, Tensor]:
+        logits, baseline = forward(obs)
+        return logits.float(), baseline.float()
+
+    weights.load(net)
+    logits, baseline = act(obs)
+    while True:
+        slot, version = link.take()
+        version = weights.load(net, version if args.deterministic else None)
+        rollout = Rollout(**slots[slot])
+        write_step(rollout, 0, obs=obs, baseline=baseline)
+        for t in range(args.unroll_length):
+            action = sample_actions(logits, rng).cpu()
+            next_obs, reward, terminated, truncated, infos = env.step(action.numpy())
+            stats.step(reward, terminated | truncated)
+            write_step(
+                rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
+                life_lost=infos.get("life_lost", False), behaviour_logits=logits,
+                episode_return=stats.returns, episode_length=stats.lengths,
+            )  # fmt: skip
+            if truncated.any():
+                write_step(rollout, t, final_baseline=act(torch.from_numpy(infos["final_obs"]))[1])
+            # One forward pass a step: it gives V(obs[t+1]) and the next action. The first action of a rollout therefore
+            # comes from the weights of the rollout before; its logits are stored with it, as everywhere.
+            write_step(rollout, t + 1, obs=next_obs)
+            obs = rollout.obs[t + 1]
+            logits, baseline = act(obs)
+            write_step(rollout, t + 1, baseline=baseline)
+            link.beat()
+        obs = obs.clone()  # the slot is the learner's from here on
+        link.send(slot, version)
+
+
+def learn(args: Args, run: Run, net: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout, dtype: torch.dtype):
+    """Gradient steps on every sample of a rollout, in shuffled minibatches, `args.update_epochs` times."""
+    if args.normalize_obs:
+        net.norm.update(rollout.obs[-NORM_STEPS:].flatten(0, 1))
+    samples = actor_critic.to_samples(args, rollout)
+    obs = samples[0]
+    for indices in minibatches(len(obs), args.batch_size, args.update_epochs, run.rng, obs.device):
+        loss, curves = actor_critic.loss(args, net, [field[indices] for field in samples], dtype)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        curves["losses/grad_norm"] = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        optimizer.step()
+        run.learned(curves)
+
+
+def main() -> int:
+    args = parse_args(Args, PRESETS, __doc__)
+    obs_space, action_space = check_env(args.env_id, Discrete)
+    device = set_up_torch(args)
+    net = make_actor_critic(obs_space, action_space).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    dtype = compute_dtype(args.precision, device, is_image(obs_space))
+
+    spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space)
+    slots = allocate(args, spec)
+
+    with Run(args, "a3c_data", net, optimizer) as run:
+        weights = Weights(net, dtype)
+        workers = Workers(
+            actor, args.num_actors, (args, slots, weights, run.steps), slots_per_worker=args.slots_per_actor,
+            in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=run.worker_restarted,
+        )  # fmt: skip
+        # A deterministic learner takes one rollout of every actor, in order, before it publishes.
+        group_size = args.num_actors if args.deterministic else 1
+        used: list[int] = []
+        with workers:
+            for worker, slot, version in run.timing.each("waiting", workers.filled(run.should_stop)):
+                rollout = Rollout(**slots[slot])
+                optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+                run.consumed(rollout.action.numel(), finished_episodes(rollout), worker, weights.version - version)
+                with run.timing("learning"):
+                    rollout = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
+                    learn(args, run, net, optimizer, rollout, dtype)
+                used.append(slot)
+                if len(used) == group_size:
+                    with run.timing("publishing"):
+                        published = weights.publish(net)  # waits for the GPU: from here on the slots have been read
+                    for slot in used:
+                        workers.release(slot, published)
+                    used.clear()
+                run.tick()
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    exit_with(main)
