@@ -1,0 +1,148 @@
+"""What the benchmarks share: the chapters' command lines, the machine they run on, result files."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import tyro
+
+from a3c_mp.config import parse_args
+from a3c_mp.folder import git_commit
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+A = TypeVar("A")
+
+CHAPTERS: dict[str, list[str]] = {"a3c_data": ["train_a3c_data.py"]}
+"""name of a chapter -> its script and the flags that choose it"""
+ChapterName = Literal[tuple(CHAPTERS)]  # type: ignore[valid-type]
+
+
+def cli(args_class: type[A], description: str) -> tuple[A, list[str]]:
+    """The benchmark's own settings, and the flags left for the trainer, with or without a `--` before them."""
+    return tyro.cli(args_class, description=description, return_unknown_args=True)
+
+
+def trainer_settings(command: Sequence[str]) -> Any:
+    """The settings that a chapter's script would run with. Raises ConfigError for bad flags."""
+    chapter = importlib.import_module(Path(command[0]).stem)
+    return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
+
+
+def run_script(command: Sequence[str], **popen: Any) -> int:
+    """Run a Python script of this repository to its end; stopped together with this process, it is waited for."""
+    script, *flags = command
+    process = subprocess.Popen([sys.executable, str(ROOT / script), *flags], **popen)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if process.poll() is None:
+            process.terminate()  # a trainer writes its checkpoint and summary, then ends
+            process.wait()
+
+
+def usable_cores() -> float:
+    """Cores this process may use: its affinity, or the container's quota where that is less."""
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # no cgroup v2, or the quota "max"
+        return cores
+
+
+def machine() -> dict[str, Any]:
+    """CPU model, cores, memory, GPU; `name` is for tables and file names."""
+    try:
+        cpu = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[0]
+    except (OSError, IndexError):
+        cpu = platform.processor() or platform.machine()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    cores = usable_cores()
+    short = re.sub(r"\((R|TM)\)|\bCPU\b|\bProcessor\b|@.*|\d+-Core", "", cpu)
+    return {
+        "name": " ".join([*short.split(), f"{cores:g} cores", *([f"+ {gpu}"] if gpu else [])]),
+        "cpu": cpu,
+        "cores": cores,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpu": gpu,
+        "system": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that speed or learning depend on, where installed."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", "gymnasium", "ale-py", "numpy", "opencv-python-headless", "stable-baselines3"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def begin(kind: str, args: Any, env_id: str) -> dict[str, Any]:
+    """The head of a result: what is measured, where, with what. Warns if the machine is busy with something else."""
+    here, load = machine(), os.getloadavg()[0]
+    if load > 0.5:
+        print(f"warning: other processes keep {load:.1f} of {here['cores']:g} cores busy; the figures will suffer")
+    return {
+        "kind": kind,
+        "chapter": args.chapter,
+        "env_id": env_id,
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "commit": git_commit(),
+        "machine": here,
+        "load_at_start": round(load, 2),
+        "versions": versions(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "bench": {name: value for name, value in asdict(args).items() if not isinstance(value, Path)},
+    }
+
+
+def result_path(folder: Path, result: dict[str, Any], *, with_env: bool) -> Path:
+    """`<kind>_<chapter>[_<env>]_<machine>_<date>.json`; the date goes to the minute, so nothing is overwritten."""
+    date = re.sub(r"\D", "", result["date"])[:12]
+    env = [result["env_id"]] if with_env else []
+    parts = [result["kind"], result["chapter"], *env, result["machine"]["name"].lower(), f"{date[:8]}-{date[8:]}"]
+    return folder / ("_".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in parts) + ".json")
+
+
+def save(path: Path, result: dict[str, Any]) -> None:
+    """Write a result; whole or not at all, and refusing NaN, which is no JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=1, allow_nan=False, default=str) + "\n")
+    temporary.replace(path)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table whose columns are also aligned in a terminal; all but the first are right-aligned."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    rule = ["-" * widths[0]] + ["-" * (width - 1) + ":" for width in widths[1:]]
+    lines = [
+        [
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in [header, rule, *rows]
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

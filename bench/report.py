@@ -1,0 +1,143 @@
+"""The README's table of results and `docs/curves.png`, made from `bench/results/*.json`: no figure is typed by hand.
+
+Of several results for one chapter, game and machine the newest counts. The table goes between `<!-- results -->` and
+`<!-- /results -->` in the README; where they are missing it is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
+
+import tyro
+
+from a3c_mp.config import ConfigError, exit_with
+from bench import common
+
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+HEADER = ["chapter", "game", "machine", "wall time", "steps", "sps", "of the bound", "times SB3's A2C"]
+MACHIN_HEADER = ["chapter", "game", "machine", "episodes to Machin's rule", "each seed"]
+
+Key = tuple[str, str, str]  # chapter, game, machine
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Args:
+    results: Path = common.RESULTS
+    """folder of result files"""
+    readme: Path = common.ROOT / "README.md"
+    """file whose table is replaced"""
+    curves: Path = common.ROOT / "docs" / "curves.png"
+    """picture of the learning curves to write"""
+
+
+def newest(results: Iterable[Result], kind: str, rule: str | None = None) -> dict[Key, Result]:
+    """The newest result of a kind for each chapter, game and machine."""
+    chosen: dict[Key, Result] = {}
+    for result in sorted(results, key=lambda result: result["date"]):
+        if result["kind"] == kind and result.get("rule") == rule:
+            chosen[result["chapter"], result["env_id"], result["machine"]["name"]] = result
+    return chosen
+
+
+def solved_cells(result: Result | None) -> list[str]:
+    """Wall time and steps until solved (medians, where most seeds were), and sps."""
+    if result is None:
+        return ["", "", ""]
+    runs, medians = result["runs"], result["medians"]
+    if medians["wall_seconds"] is None:
+        return [f"{sum(run['solved'] for run in runs)} of {len(runs)} seeds solved", "", f"{medians['sps']:,.0f}"]
+    seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
+    return [
+        f"{medians['wall_seconds'] / 60:.1f} min ({seeds})",
+        f"{medians['steps'] / 1e6:.2f}M",
+        f"{medians['sps']:,.0f}",
+    ]  # fmt: skip
+
+
+def main_table(results: list[Result]) -> str:
+    """A row for each chapter, game and machine that was solved on, or whose throughput was measured."""
+    solved, measured = newest(results, "solve", "stop-return"), newest(results, "throughput")
+    rows = []
+    for key in sorted(solved.keys() | measured.keys()):
+        cells = [*key, *solved_cells(solved.get(key)), "", ""]
+        if key in measured:
+            medians = measured[key]["medians"]
+            cells[5] = f"{medians['trainer']:,.0f}"  # undisturbed by the end of the run, unlike that of a solved run
+            cells[6] = f"{medians['ratio']:.0%}"
+            cells[7] = f"{medians['times_sb3']:.1f}" if "times_sb3" in medians else ""
+        rows.append(cells)
+    return common.markdown_table(HEADER, rows)
+
+
+def machin_table(results: list[Result]) -> str:
+    """A row for each chapter, game and machine judged by Machin's rule; empty if there is none."""
+    rows = []
+    for key, result in sorted(newest(results, "solve", "machin").items()):
+        median = result["medians"]["machin_episodes"]
+        each = [str(run["machin_episodes"] or "not met") for run in result["runs"]]
+        rows.append([*key, "not met" if median is None else f"{median:,.0f}", ", ".join(each)])
+    return common.markdown_table(MACHIN_HEADER, rows) if rows else ""
+
+
+def replace_between(text: str, table: str) -> str | None:
+    """`text` with the table between the markers; None if it lacks them."""
+    pattern = re.compile(rf"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
+    replaced, count = pattern.subn(lambda match: f"{match[1]}{table}\n{match[2]}", text)
+    return replaced if count else None
+
+
+def draw(path: Path, solved: dict[Key, Result]) -> None:
+    """A panel for each game: mean return over minutes, a line for each seed, a colour for each chapter and machine."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    games = sorted({game for _, game, _ in solved})
+    figure, axes = plt.subplots(1, len(games), figsize=(6 * len(games), 4), squeeze=False, layout="constrained")
+    for axis, game in zip(axes[0], games, strict=True):
+        results = [(key, result) for key, result in sorted(solved.items()) if key[1] == game]
+        for colour, ((chapter, _, machine), result) in enumerate(results):
+            label: str | None = f"{chapter}, {machine}"
+            for run in result["runs"]:
+                minutes, means = [point[1] / 60 for point in run["curve"]], [point[2] for point in run["curve"]]
+                axis.plot(minutes, means, color=f"C{colour}", alpha=0.8, label=label)
+                label = None
+        axis.set(title=game, xlabel="minutes", ylabel="mean return of the last 100 games")
+        axis.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> int:
+    args = tyro.cli(Args, description=__doc__)
+    results = [json.loads(path.read_text()) for path in sorted(args.results.glob("*.json"))]
+    results = [result for result in results if result.get("kind") in ("solve", "throughput")]
+    if not results:
+        raise ConfigError("results", args.results, "no results there", "run bench/throughput.py or bench/solve.py")
+    tables = "\n\n".join(filter(None, [main_table(results), machin_table(results)]))
+    text = args.readme.read_text() if args.readme.exists() else ""
+    replaced = replace_between(text, tables)
+    if replaced is None:
+        print(tables)
+    else:
+        args.readme.write_text(replaced)
+        print(args.readme)
+    if solved := newest(results, "solve", "stop-return"):
+        draw(args.curves, solved)
+        print(args.curves)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,126 @@
+"""The stages that every agent step goes through, each alone on one core, with the trainer's own settings and code."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from a3c_mp import actor_critic
+from a3c_mp.nets import make_actor_critic
+from a3c_mp.rollout import Rollout, minibatches, rollout_spec, sample_actions, write_step
+from wrappers import make_vec_env
+
+Stages = dict[str, tuple[Callable[[], Any], int]]
+"""name of a stage -> (one call of it, samples in the call)"""
+
+
+@contextmanager
+def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterator[Stages]:
+    """One step of the environments, one acting pass and one gradient step, on frames of the game itself."""
+    env = make_vec_env(args.env_id, args.num_envs, seed=args.seed)
+    spaces = env.single_observation_space, env.single_action_space
+    rng = torch.Generator(device).manual_seed(args.seed)
+    acting_net = make_actor_critic(*spaces).to(device, dtype)
+
+    @torch.inference_mode()
+    def act(obs: np.ndarray):
+        logits, baseline = acting_net(torch.from_numpy(obs).to(device))
+        logits, baseline = logits.float(), baseline.float()
+        return logits, baseline, sample_actions(logits, rng).cpu().numpy()
+
+    spec = rollout_spec(args.unroll_length, args.num_envs, *spaces)
+    rollout = Rollout(**{name: torch.zeros(shape, dtype=kind) for name, (shape, kind) in spec.items()})
+    obs, _ = env.reset()
+    for t in range(args.unroll_length):
+        logits, baseline, action = act(obs)
+        write_step(rollout, t, obs=obs, baseline=baseline, action=action, behaviour_logits=logits)
+        obs, reward, terminated, truncated, infos = env.step(action)
+        life_lost = infos.get("life_lost", False)
+        write_step(rollout, t, reward=reward, terminated=terminated, truncated=truncated, life_lost=life_lost)
+    write_step(rollout, args.unroll_length, obs=obs, baseline=act(obs)[1])
+    frames, actions = cycle(rollout.obs.numpy()), cycle(rollout.action.numpy())
+
+    net = make_actor_critic(*spaces).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    samples = actor_critic.to_samples(args, Rollout(*(field.to(device) for field in rollout)))
+    net.norm.update(samples[0])
+    indices = list(minibatches(len(samples[0]), args.batch_size, 1, torch.Generator().manual_seed(args.seed), device))
+    whole = [chosen.to(device) for chosen in indices if len(chosen) == len(indices[0])]
+    batches = cycle([[field[chosen] for field in samples] for chosen in whole])
+
+    def learn() -> None:
+        loss, _ = actor_critic.loss(args, net, next(batches), dtype)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        optimizer.step()
+
+    yield {
+        "env": (lambda: env.step(next(actions)), args.num_envs),
+        "act": (lambda: act(next(frames)), args.num_envs),
+        "learn": (learn, len(indices[0])),
+    }
+    env.close()
+
+
+STAGES: dict[str, Callable[[Any, torch.device, torch.dtype], AbstractContextManager[Stages]]] = {
+    "a3c_data": actor_critic_stages
+}
+"""chapter -> its stages, named as in `bound`"""
+
+
+def measure(chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float) -> dict[str, float]:
+    """Samples a second of each stage of a chapter, one after the other, on one core."""
+    torch.set_num_threads(1)
+    with one_core(), STAGES[chapter](settings, device, dtype) as stages:
+        return {name: rate(call, samples, seconds, device) for name, (call, samples) in stages.items()}
+
+
+def rate(call: Callable[[], Any], samples: int, seconds: float, device: torch.device) -> float:
+    """Samples a second that repeated calls reach, after a fifth of the time to warm up."""
+    for duration in (seconds / 5, seconds):
+        calls, start = 0, time.perf_counter()
+        while time.perf_counter() - start < duration:
+            call()
+            calls += 1
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elapsed = time.perf_counter() - start
+    return calls * samples / elapsed
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Confine this thread, and threads that it starts meanwhile, to one core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def bound(
+    env: float, act: float, learn: float, *, cores: float, passes: int, learner_threads: int, cuda: bool
+) -> tuple[float, str]:
+    """(agent steps a second at most, what limits them), from samples a second of each stage on one core.
+
+    A step is paid for once in the environment, once in acting and `passes` times in learning; the learner uses one core
+    for each of its threads. With the nets on a GPU only the environments take the CPU's time.
+    """
+    if cuda:
+        return cores * env, "environments"
+    limits = {
+        "cores": cores / (1 / env + 1 / act + passes / learn),
+        "learner": min(learner_threads, cores) * learn / passes,
+    }
+    name = min(limits, key=limits.__getitem__)
+    return limits[name], name
