@@ -12,26 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from gymnasium.spaces import Discrete
-from torch import Tensor, nn
+from torch import nn
 
 from a3c_mp import actor_critic
 from a3c_mp.actor_critic import ActorCriticArgs, allocate
+from a3c_mp.collect import Collector, derive_seeds
 from a3c_mp.config import Count, check_env, exit_with, parse_args
-from a3c_mp.device import acting_forward, set_up_torch
+from a3c_mp.device import set_up_torch
 from a3c_mp.nets import is_image, make_actor_critic
 from a3c_mp.precision import compute_dtype
-from a3c_mp.rollout import (
-    EpisodeStats,
-    Rollout,
-    finished_episodes,
-    minibatches,
-    rollout_spec,
-    sample_actions,
-    write_step,
-)
+from a3c_mp.rollout import Rollout, finished_episodes, minibatches, rollout_spec
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
 from a3c_mp.slots import Slots
@@ -54,48 +46,15 @@ PRESETS = actor_critic.PRESETS | CARTPOLES
 
 def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) -> None:
     """Spawned process: fill slots with rollouts until the learner ends it."""
-    seeds = np.random.SeedSequence([args.seed, start, link.worker, link.generation]).generate_state(2)
-    env = make_vec_env(args.env_id, args.num_envs, seed=int(seeds[0] // 2))
-    device = weights.buffers.device
-    rng = torch.Generator(device).manual_seed(int(seeds[1]))
-    net = make_actor_critic(env.single_observation_space, env.single_action_space).to(device, weights.buffers.dtype)
-    stats = EpisodeStats(args.num_envs)
-
-    first_obs, _ = env.reset()
-    obs = torch.from_numpy(first_obs)
-    forward = acting_forward(net, obs, args.deterministic)
-
-    @torch.inference_mode()
-    def act(obs: Tensor) -> tuple[Tensor, Tensor]:
-        logits, baseline = forward(obs)
-        return logits.float(), baseline.float()
-
-    weights.load(net)
-    logits, baseline = act(obs)
+    env_seed, action_seed = derive_seeds(args.seed, start, link.worker, link.generation)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    net = make_actor_critic(env.single_observation_space, env.single_action_space)
+    net.to(weights.buffers.device, weights.buffers.dtype)
+    collector = Collector(env, net, action_seed, args.deterministic, link.beat)
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        rollout = Rollout(**slots[slot])
-        write_step(rollout, 0, obs=obs, baseline=baseline)
-        for t in range(args.unroll_length):
-            action = sample_actions(logits, rng).cpu()
-            next_obs, reward, terminated, truncated, infos = env.step(action.numpy())
-            stats.step(reward, terminated | truncated)
-            write_step(
-                rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
-                life_lost=infos.get("life_lost", False), behaviour_logits=logits,
-                episode_return=stats.returns, episode_length=stats.lengths,
-            )  # fmt: skip
-            if truncated.any():
-                write_step(rollout, t, final_baseline=act(torch.from_numpy(infos["final_obs"]))[1])
-            # One forward pass a step: it gives V(obs[t+1]) and the next action. The first action of a rollout therefore
-            # comes from the weights of the rollout before; its logits are stored with it, as everywhere.
-            write_step(rollout, t + 1, obs=next_obs)
-            obs = rollout.obs[t + 1]
-            logits, baseline = act(obs)
-            write_step(rollout, t + 1, baseline=baseline)
-            link.beat()
-        obs = obs.clone()  # the slot is the learner's from here on
+        collector.collect(Rollout(**slots[slot]))
         link.send(slot, version)
 
 

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from conftest import SMALL
 from gymnasium.spaces import Box, Discrete
+from support import SMALL
 
 from a3c_mp.device import GraphedForward
 from a3c_mp.nets import make_actor_critic

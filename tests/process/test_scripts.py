@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from conftest import SMALL, actors_of
+from support import SMALL, actors_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train_a3c_data

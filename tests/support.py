@@ -1,0 +1,77 @@
+"""Running the scripts as a user does: in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--num-actors", "2", "--num-envs", "4", "--unroll-length", "8", "--batch-size", "32"]
+"""settings of a run that is over soon"""
+
+
+@dataclass
+class Finished:
+    """A script that has ended."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
+
+
+class Scripts:
+    """Starts scripts of the project with run folders below `runs_dir`."""
+
+    def __init__(self, runs_dir: Path):
+        self.runs_dir = runs_dir
+        self.started: list[subprocess.Popen] = []
+
+    def start(self, script: str, *flags: str, **popen) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / script), *flags],
+            cwd=self.runs_dir,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "process")])},
+            **popen,
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen, name: str, timeout: float = 120) -> Finished:
+        out, err = process.communicate(timeout=timeout)
+        return Finished(process.returncode, out, err, self.runs_dir / "runs" / name)
+
+    def train(self, name: str, *flags: str, script: str = "train_a3c_data.py", **popen) -> subprocess.Popen:
+        return self.start(script, "--run-name", name, *flags, **popen)
+
+    def run(self, name: str, *flags: str, script: str = "train_a3c_data.py") -> Finished:
+        return self.finish(self.train(name, *flags, script=script), name)
+
+    def wait_for(self, name: str, what: str, process: subprocess.Popen, timeout: float = 60) -> str:
+        """Wait until `what` stands in a file of the run, given as file:text."""
+        file, text = what.split(":", 1)
+        path = self.runs_dir / "runs" / name / file
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if path.exists() and text in (content := path.read_text()):
+                return content
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        raise AssertionError(f"{what} did not appear in {path} within {timeout} s")
+
+
+def actors_of(pid: int) -> list[psutil.Process]:
+    """The spawned actors of a trainer, without the resource tracker."""
+    return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
