@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,17 +60,19 @@ class Scripts:
     def run(self, name: str, *flags: str, script: str = "train_a3c_data.py") -> Finished:
         return self.finish(self.train(name, *flags, script=script), name)
 
-    def wait_for(self, name: str, what: str, process: subprocess.Popen, timeout: float = 60) -> str:
+    def wait_for(self, name: str, what: str, process: subprocess.Popen) -> None:
         """Wait until `what` stands in a file of the run, given as file:text."""
         file, text = what.split(":", 1)
         path = self.runs_dir / "runs" / name / file
+        self.wait_until(lambda: path.exists() and text in path.read_text(), process)
+
+    def wait_until(self, happened: Callable[[], object], process: subprocess.Popen, timeout: float = 60) -> None:
+        """Wait for something that a running script brings about."""
         deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if path.exists() and text in (content := path.read_text()):
-                return content
+        while not happened():
             assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, f"it did not happen within {timeout} s"
             time.sleep(0.05)
-        raise AssertionError(f"{what} did not appear in {path} within {timeout} s")
 
 
 def actors_of(pid: int) -> list[psutil.Process]:

@@ -37,11 +37,11 @@ def episode_steps(folder):
 
 
 def test_a_run_leaves_what_it_promises(scripts):
-    done = scripts.run("r", *CARTPOLE, "--total-steps", "20000")
+    done = scripts.run("r", *CARTPOLE, "--total-steps", "4000")
     assert done.code == 0, done.err
     summary = done.summary
     assert summary["exit_reason"] == "total_steps"
-    assert summary["steps"] == summary["frames"] >= 20000
+    assert summary["steps"] == summary["frames"] >= 4000
     assert summary["episodes"] == len(episode_steps(done.folder)) > 50
     assert not summary["solved"]
     assert summary["worker_restarts"] == 0
@@ -56,15 +56,16 @@ def test_a_run_leaves_what_it_promises(scripts):
     assert len(list_checkpoints(done.folder / "checkpoints")) == 1
 
 
-@pytest.mark.parametrize("env", [CARTPOLE, PONG], ids=["CartPole", "Pong"])
-def test_deterministic_runs_end_bit_identical(scripts, env):
-    steps = "640" if env is PONG else "10000"
-    hashes = [
-        scripts.run(name, *env, "--deterministic", "--seed", seed, "--total-steps", steps).summary["weights_sha256"]
-        for name, seed in (("a", "3"), ("b", "3"), ("c", "4"))
-    ]
-    assert hashes[0] == hashes[1]
-    assert hashes[0] != hashes[2]
+@pytest.mark.parametrize(("env", "steps"), [(CARTPOLE, 3000), (PONG, 640)], ids=["CartPole", "Pong"])
+def test_deterministic_runs_end_bit_identical(scripts, env, steps):
+    flags = [*env, "--deterministic", "--total-steps", str(steps)]
+    seeds = {"a": "3", "b": "3", "c": "4"}
+    trainers = {name: scripts.train(name, *flags, "--seed", seed) for name, seed in seeds.items()}
+    runs = [scripts.finish(trainer, name) for name, trainer in trainers.items()]
+    assert [run.code for run in runs] == [0, 0, 0], [run.err for run in runs]
+    a, b, c = (run.summary["weights_sha256"] for run in runs)
+    assert a == b
+    assert a != c
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -88,10 +89,10 @@ def test_signals_end_a_run_with_checkpoint_and_summary(scripts, signum, code):
 
 
 def test_resume_continues_counters_curves_and_settings(scripts):
-    first = scripts.run("r", *CARTPOLE, "--total-steps", "6000", "--gamma", "0.97").summary
-    second = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "12000"), "r")
+    first = scripts.run("r", *CARTPOLE, "--total-steps", "3000", "--gamma", "0.97").summary
+    second = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "6000"), "r")
     assert second.code == 0, second.err
-    assert second.summary["steps"] >= 12000
+    assert second.summary["steps"] >= 6000
     assert second.summary["updates"] > first["updates"] > 0
     assert second.summary["episodes"] > first["episodes"] > 0
     assert second.summary["wall_seconds"] > first["wall_seconds"]
@@ -109,17 +110,14 @@ def test_resume_after_a_kill_drops_what_the_checkpoint_does_not_know(scripts):
     trainer = scripts.train("r", *CARTPOLE, "--checkpoint-seconds", "1")
     scripts.wait_for("r", "episodes.csv:,1,", trainer)
     checkpoints = scripts.runs_dir / "runs" / "r" / "checkpoints"
-    while not list_checkpoints(checkpoints):
-        assert trainer.poll() is None
-        time.sleep(0.05)
+    scripts.wait_until(lambda: list_checkpoints(checkpoints), trainer)
     lines = len(episode_steps(scripts.runs_dir / "runs" / "r"))
-    while len(episode_steps(scripts.runs_dir / "runs" / "r")) < lines + 10:
-        time.sleep(0.05)
+    scripts.wait_until(lambda: len(episode_steps(scripts.runs_dir / "runs" / "r")) >= lines + 10, trainer)
     trainer.kill()
     trainer.communicate()
     steps = int(list_checkpoints(checkpoints)[0].stem.split("_")[1])
     done = scripts.finish(
-        scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", str(steps + 5000)), "r"
+        scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", str(steps + 2000)), "r"
     )
     assert done.code == 0, done.err
     assert f"at {steps:,} steps" in done.out
@@ -139,15 +137,17 @@ def test_a_second_run_in_the_same_folder_is_refused(scripts):
 
 
 def test_a_killed_actor_is_replaced_and_training_goes_on(scripts):
-    trainer = scripts.train("r", *CARTPOLE, "--total-steps", "60000")
-    scripts.wait_for("r", "episodes.csv:,1,", trainer)
-    victim = actors_of(trainer.pid)[0]
+    trainer = scripts.train("r", *CARTPOLE, "--num-actors", "1")
+    scripts.wait_for("r", "episodes.csv:,0,", trainer)
+    (victim,) = actors_of(trainer.pid)
     victim.kill()
+    scripts.wait_for("r", f"run.log:actor 0 (pid {victim.pid}) was killed by SIGKILL; restart 1 of 5", trainer)
+    before = len(episode_steps(scripts.runs_dir / "runs" / "r"))
+    scripts.wait_until(lambda: len(episode_steps(scripts.runs_dir / "runs" / "r")) > before + 20, trainer)
+    trainer.send_signal(signal.SIGINT)
     done = scripts.finish(trainer, "r")
-    assert done.code == 0, done.err
-    assert f"(pid {victim.pid}) was killed by SIGKILL; restart 1 of 5" in done.out
+    assert done.code == 130, done.err
     assert done.summary["worker_restarts"] == 1
-    assert done.summary["steps"] >= 60000
 
 
 def test_an_environment_that_breaks_at_start_ends_the_run_with_its_traceback(scripts):
