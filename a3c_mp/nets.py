@@ -22,8 +22,9 @@ class Moments(NamedTuple):
     @torch.no_grad()
     def of(cls, obs: Tensor) -> Moments:
         """Moments of observations [N, *obs_shape] of any dtype."""
-        obs = obs.float()
-        mean, variance = obs.mean(dim=0, keepdim=True), obs.var(dim=0, correction=0, keepdim=True)
+        obs = obs.to(torch.float32, copy=True)
+        mean = obs.mean(dim=0, keepdim=True)
+        variance = obs.sub_(mean).square_().mean(dim=0, keepdim=True)  # a fifth of the time of `Tensor.var`
         return cls(torch.tensor(float(len(obs)), device=obs.device), mean, variance)
 
 

@@ -113,3 +113,13 @@ def test_moments_merged_from_several_actors_are_those_of_all_observations():
     assert norm.count == 12
     for name in ("mean", "variance"):
         torch.testing.assert_close(norm.state_dict()[name], at_once.state_dict()[name], rtol=1e-4, atol=1e-3)
+
+
+def test_moments_leave_the_observations_as_they_were():
+    obs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    before = obs.clone()
+    num, mean, variance = Moments.of(obs)
+    assert torch.equal(obs, before)
+    assert num == 5
+    torch.testing.assert_close(mean, obs.mean(dim=0, keepdim=True))
+    torch.testing.assert_close(variance, obs.var(dim=0, correction=0, keepdim=True))
