@@ -45,7 +45,8 @@ class Args(ActorCriticArgs):
     """synchronous A2C: in each step one gradient of every actor, all at the same weights; --deterministic implies it"""
 
 
-PRESETS = actor_critic.PRESETS
+CARTPOLES = {name: actor_critic.PRESETS[name] | {"batch_size": 32} for name in ("CartPole-v0", "CartPole-v1")}
+PRESETS = actor_critic.PRESETS | CARTPOLES
 
 
 def settle(args: Args) -> Args:
