@@ -10,6 +10,7 @@ few gradients, clips it, steps and publishes new weights. Observations never lea
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -65,8 +66,8 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) ->
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
     dtype = compute_dtype(args.precision, device, is_image(spaces[0]))
-    acting_net = make_actor_critic(*spaces).to(device, dtype)
     net = make_actor_critic(*spaces).to(device)  # float32: gradients are taken here
+    acting_net = deepcopy(net).to(dtype)
     collector = Collector(env, acting_net, action_seed, args.deterministic, link.beat)
     rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
     rng = torch.Generator().manual_seed(derive_seeds(action_seed)[0])
