@@ -68,8 +68,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def allocate(args: ActorCriticArgs, spec: Spec) -> Slots:
-    """The slots of all actors, one arena.
+def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cpu") -> Slots:
+    """The slots of all actors, one arena on `device`; on the CPU it is pinned where the nets are on a GPU.
 
     Raises:
         ConfigError: sizes that do not go together, or need more shared memory than there is.
@@ -81,7 +81,8 @@ def allocate(args: ActorCriticArgs, spec: Spec) -> Slots:
         why = f"a rollout has only {args.unroll_length} * {args.num_envs} samples"
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
     try:
-        return Slots(spec, args.num_actors * args.slots_per_actor, pin=args.cuda)
+        on_cpu = torch.device(device).type == "cpu"
+        return Slots(spec, args.num_actors * args.slots_per_actor, pin=args.cuda and on_cpu, device=device)
     except MemoryError as error:
         fix = "lower --num-actors, --num-envs or --unroll-length"
         raise ConfigError("num-envs", args.num_envs, str(error), fix) from error

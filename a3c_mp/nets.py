@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
+
+
+class Moments(NamedTuple):
+    """What is known of a set of observations once they are gone."""
+
+    num: Tensor  # [] float32, how many
+    mean: Tensor  # [1, *obs_shape] float32
+    variance: Tensor  # [1, *obs_shape] float32, about that mean
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, obs: Tensor) -> Moments:
+        """Moments of observations [N, *obs_shape] of any dtype."""
+        obs = obs.to(torch.float32, copy=True)
+        mean = obs.mean(dim=0, keepdim=True)
+        variance = obs.sub_(mean).square_().mean(dim=0, keepdim=True)  # a fifth of the time of `Tensor.var`
+        return cls(torch.tensor(float(len(obs)), device=obs.device), mean, variance)
 
 
 class ObsNorm(nn.Module):
@@ -35,11 +54,14 @@ class ObsNorm(nn.Module):
         self.register_buffer("shift", torch.zeros(1, *shape))
         self.register_buffer("scale", torch.full((1, *shape), 1 / 255 if image else 1.0))
 
-    @torch.no_grad()
     def update(self, obs: Tensor) -> None:
-        """Take in observations [N, *shape], merging moments as Chan, Golub & LeVeque 1979 do."""
-        obs = obs.float()
-        mean, variance, count = obs.mean(dim=0, keepdim=True), obs.var(dim=0, correction=0, keepdim=True), len(obs)
+        """Take in observations [N, *shape]."""
+        self.merge(Moments.of(obs))
+
+    @torch.no_grad()
+    def merge(self, moments: Moments) -> None:
+        """Take in the moments of 1 or more observations, as Chan, Golub & LeVeque 1979 do."""
+        count, mean, variance = moments
         total = self.count + count
         delta = mean - self.mean
         squares = self.variance * self.count + variance * count + delta.square() * self.count * count / total

@@ -56,6 +56,11 @@ def rollout_spec(unroll_length: int, num_envs: int, obs_space: gymnasium.Space, 
     }
 
 
+def empty_rollout(spec: Spec, pin: bool = False) -> Rollout:
+    """A rollout of zeros in the memory of this process; `pin` page-locks it, for copies to the GPU."""
+    return Rollout(**{name: torch.zeros(shape, dtype=dtype, pin_memory=pin) for name, (shape, dtype) in spec.items()})
+
+
 def write_step(rollout: Rollout, t: int, **fields: Tensor | np.ndarray | bool) -> None:
     """Copy the fields [B, ...] of step t into a rollout, each straight into its place."""
     for name, value in fields.items():

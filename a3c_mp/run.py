@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -62,6 +62,7 @@ class Run:
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
         self.lag_sum = self.lag_count = 0
         self.worker_restarts = 0
+        self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
         self.seconds_before = 0.0  # of earlier processes of a resumed run
         self.exit_reason: str | None = None
         self.exit_code = 0
@@ -119,7 +120,7 @@ class Run:
         self.steps += steps
         self.lag_sum += policy_lag
         self.lag_count += 1
-        self._means.add({"charts/policy_lag": torch.tensor(float(policy_lag))})
+        self._means.add({"charts/policy_lag": float(policy_lag)})
         for episode in episodes:
             self._episode_log.add(self.steps, self.wall_seconds, actor, episode)
             self.episodes += 1
@@ -129,10 +130,14 @@ class Run:
                 ("charts/episodic_length", float(episode.length), self.steps),
             ]
 
-    def learned(self, metrics: dict[str, Tensor]) -> None:
+    def observed(self, metrics: Mapping[str, Tensor | float]) -> None:
+        """Curves to be averaged."""
+        self._means.add(metrics)
+
+    def learned(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Count one update, with curves to be averaged."""
         self.updates += 1
-        self._means.add(metrics)
+        self.observed(metrics)
 
     def worker_restarted(self, incident: str) -> None:
         """Count and log the replacement of a dead or hanging worker."""
@@ -212,6 +217,7 @@ class Run:
             "solved_at_steps": solved_steps,
             "policy_lag_mean": self.lag_sum / self.lag_count if self.lag_count else None,
             "worker_restarts": self.worker_restarts,
+            **self.counters,
             "exit_reason": self.exit_reason,
             "weights_sha256": self.weights_sha256(),
         }
@@ -276,6 +282,7 @@ class Run:
         values["charts/sps"] = (self.steps - steps_then) / max(now - then, 1e-9)
         if self.returns:
             values["charts/mean_return_100"] = self.mean_return
+        values |= {f"charts/{name}": float(count) for name, count in self.counters.items()}
         values["time/elapsed_seconds"] = self.wall_seconds
         values |= {f"time/{name}": share for name, share in self.timing.shares().items()}
         self.event_file.scalars(self._events + [(name, value, self.steps) for name, value in values.items()])
@@ -283,8 +290,11 @@ class Run:
         self._episode_log.flush()
         lag = values.get("charts/policy_lag", float("nan"))
         mean = f"{self.mean_return:.1f}" if self.returns else "-"
+        counted = "".join(f"  {count} {name.replace('_', ' ')}" for name, count in self.counters.items() if count)
         self.display.show(
-            self.steps, f"return {mean}  {self.sps:,.0f} sps  lag {lag:.1f}  {self.episodes} games", self._eta()
+            self.steps,
+            f"return {mean}  {self.sps:,.0f} sps  lag {lag:.1f}  {self.episodes} games{counted}",
+            self._eta(),
         )
 
     def _eta(self) -> str:

@@ -27,19 +27,21 @@ class Slots:
         spec: shape and dtype of each field of a slot.
         num_slots: how many there are.
         pin: page-lock the memory, in every process that holds it: copies to the GPU are faster and can be queued.
+        device: where they lie; on CUDA they are shared GPU memory.
 
     Raises:
         MemoryError: /dev/shm is too small; says what is needed and what is free.
     """
 
-    def __init__(self, spec: Spec, num_slots: int, pin: bool = False):
+    def __init__(self, spec: Spec, num_slots: int, pin: bool = False, device: torch.device | str = "cpu"):
         if num_slots < 1:
             raise ValueError(f"num_slots must be 1 or more, not {num_slots}")
         self.spec = spec
         self.num_slots = num_slots
         self.offsets, self.slot_bytes = _layout(spec)
-        check_shared_memory(self.slot_bytes * num_slots)
-        self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8).share_memory_()
+        if torch.device(device).type == "cpu":
+            check_shared_memory(self.slot_bytes * num_slots)
+        self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device).share_memory_()
         self.pinned = pin
         self._pin()
 

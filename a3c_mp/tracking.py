@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -187,17 +187,20 @@ class Timings:
 
 
 class Means:
-    """Means of named tensors between flushes; tensors stay on their device until then, so a GPU is never waited for."""
+    """Means of named figures between flushes; tensors stay on their device until then, so a GPU is never waited for."""
 
     def __init__(self) -> None:
-        self.values: dict[str, list[Tensor]] = defaultdict(list)
+        self.values: dict[str, list[Tensor | float]] = defaultdict(list)
 
-    def add(self, values: dict[str, Tensor]) -> None:
+    def add(self, values: Mapping[str, Tensor | float]) -> None:
         for name, value in values.items():
-            self.values[name].append(value.detach().float().mean())
+            self.values[name].append(value.detach().float().mean() if isinstance(value, Tensor) else value)
 
     def pop(self) -> dict[str, float]:
-        means = {name: torch.stack(values).mean().item() for name, values in self.values.items()}
+        means = {
+            name: torch.stack([torch.as_tensor(v) for v in values]).mean().item()
+            for name, values in self.values.items()
+        }
         self.values.clear()
         return means
 

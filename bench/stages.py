@@ -15,7 +15,7 @@ from torch import nn
 
 from a3c_mp import actor_critic
 from a3c_mp.nets import make_actor_critic
-from a3c_mp.rollout import Rollout, minibatches, rollout_spec, sample_actions, write_step
+from a3c_mp.rollout import Rollout, empty_rollout, minibatches, rollout_spec, sample_actions, write_step
 from wrappers import make_vec_env
 
 Stages = dict[str, tuple[Callable[[], Any], int]]
@@ -37,7 +37,7 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
         return logits, baseline, sample_actions(logits, rng).cpu().numpy()
 
     spec = rollout_spec(args.unroll_length, args.num_envs, *spaces)
-    rollout = Rollout(**{name: torch.zeros(shape, dtype=kind) for name, (shape, kind) in spec.items()})
+    rollout = empty_rollout(spec)
     obs, _ = env.reset()
     for t in range(args.unroll_length):
         logits, baseline, action = act(obs)
@@ -72,9 +72,15 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
 
 
 STAGES: dict[str, Callable[[Any, torch.device, torch.dtype], AbstractContextManager[Stages]]] = {
-    "a3c_data": actor_critic_stages
+    "a3c_data": actor_critic_stages,
+    "a3c_grad": actor_critic_stages,
 }
 """chapter -> its stages, named as in `bound`"""
+
+
+def learning_threads(chapter: str, settings: Any) -> int:
+    """On how many threads a chapter computes gradients: those of the learner, or one for each actor."""
+    return settings.num_actors if chapter == "a3c_grad" else settings.learner_threads
 
 
 def measure(chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float) -> dict[str, float]:
@@ -113,8 +119,8 @@ def bound(
 ) -> tuple[float, str]:
     """(agent steps a second at most, what limits them), from samples a second of each stage on one core.
 
-    A step is paid for once in the environment, once in acting and `passes` times in learning; the learner uses one core
-    for each of its threads. With the nets on a GPU only the environments take the CPU's time.
+    A step is paid for once in the environment, once in acting and `passes` times in learning, which uses one core for
+    each of `learning_threads`. With the nets on a GPU only the environments take the CPU's time.
     """
     if cuda:
         return cores * env, "environments"

@@ -27,7 +27,7 @@ from a3c_mp.config import Between, ConfigError, Count, check_device, check_env, 
 from a3c_mp.nets import is_image
 from a3c_mp.precision import compute_dtype
 from bench import common
-from bench.stages import bound, measure
+from bench.stages import bound, learning_threads, measure
 from wrappers import is_atari
 
 UNTIL_STOPPED = ["--stop-return", "1e6", "--total-steps", "1_000_000_000"]
@@ -142,7 +142,7 @@ def main() -> int:
             **rates,
             cores=cores,
             passes=getattr(settings, "update_epochs", 1),
-            learner_threads=settings.learner_threads,
+            learner_threads=learning_threads(args.chapter, settings),
             cuda=settings.cuda,
         )
         sps = trainer_sps(command, args.seconds)

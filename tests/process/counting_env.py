@@ -46,6 +46,17 @@ class CrashEnv(CountEnv):
         return super().step(action)
 
 
+class NanEnv(CountEnv):
+    """Rewards with NaN from its 50th step on."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        obs, reward, *rest = super().step(action)
+        return obs, reward if self.steps < 50 else float("nan"), *rest
+
+
 class BrokenEnv(CountEnv):
     """Can be made, but not reset."""
 
@@ -56,3 +67,4 @@ class BrokenEnv(CountEnv):
 gymnasium.register("Count-v0", entry_point=CountEnv)
 gymnasium.register("Crash-v0", entry_point=CrashEnv)
 gymnasium.register("Broken-v0", entry_point=BrokenEnv)
+gymnasium.register("Nan-v0", entry_point=NanEnv)

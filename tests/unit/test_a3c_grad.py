@@ -1,0 +1,285 @@
+"""Chapter 2 from end to end, its actors as threads: what is applied, what is dropped, what is the same twice."""
+
+import copy
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from inline import InlineWorkers
+from support import ROOT
+
+import train_a3c_grad
+from a3c_mp import checkpoint
+from a3c_mp.actor_critic import to_samples
+from a3c_mp.collect import Collector, derive_seeds
+from a3c_mp.config import ConfigError, parse_args
+from a3c_mp.gradients import Gradient, MeanGradient, Report
+from a3c_mp.nets import ObsNorm, make_actor_critic
+from a3c_mp.rollout import Rollout, empty_rollout, rollout_spec
+from wrappers import make_vec_env
+
+CARTPOLE = ["--env-id", "CartPole-v1", "--num-envs", "3", "--unroll-length", "5", "--batch-size", "15"]
+PONG = ["--env-id", "PongNoFrameskip-v4", "--num-envs", "2", "--unroll-length", "3", "--batch-size", "6"]
+NO_CLIP = ["--clip-grad", "1e9", "--checkpoint-seconds", "1e6", "--precision", "fp32"]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Runs the chapter's `main` with actors as threads; returns (exit code, run folder)."""
+    numbers = iter(range(100))
+
+    def run(*flags):
+        name = f"r{next(numbers)}"
+        monkeypatch.setattr("sys.argv", ["", *flags, "--runs-dir", str(tmp_path), "--run-name", name])
+        code = train_a3c_grad.main()
+        return code, tmp_path / name
+
+    monkeypatch.setattr(train_a3c_grad, "Workers", InlineWorkers)
+    return run
+
+
+@pytest.fixture
+def tape(monkeypatch):
+    """SGD in place of Adam; every step of it as (lr, parameters before, gradient, parameters after)."""
+    steps = []
+
+    class Recording(torch.optim.SGD):
+        def __init__(self, parameters, lr, eps, fused):
+            super().__init__(parameters, lr)
+
+        def step(self):
+            group = self.param_groups[0]
+            before = [p.detach().clone() for p in group["params"]]
+            super().step()
+            grads = [p.grad.clone() for p in group["params"]]
+            steps.append((group["lr"], before, grads, [p.detach().clone() for p in group["params"]]))
+
+    monkeypatch.setattr(torch.optim, "Adam", Recording)
+    return steps
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def flat(tensors):
+    return torch.cat([t.double().flatten() for t in tensors])
+
+
+def collected(args, net, worker):
+    """The first rollout of an actor, collected again."""
+    env_seed, action_seed = derive_seeds(args.seed, 0, worker, 0)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    spec = rollout_spec(args.unroll_length, args.num_envs, env.single_observation_space, env.single_action_space)
+    rollout = empty_rollout(spec)
+    Collector(env, copy.deepcopy(net), action_seed, False, lambda: None).collect(rollout)
+    return rollout
+
+
+def reference_gradient(args, net, rollouts):
+    """Gradient of the mean loss over all samples of all rollouts, in float64, the losses written out."""
+    net = copy.deepcopy(net).double()
+    samples = [
+        to_samples(args, Rollout(*(f.double() if f.is_floating_point() else f for f in rollout)))
+        for rollout in rollouts
+    ]
+    obs, action, behaviour_logits, advantages, value_targets = (torch.cat(f) for f in zip(*samples, strict=True))
+    logits, values = net(obs)
+    probs = logits.softmax(dim=-1)
+    chosen = torch.arange(len(action)), action
+    ratio = probs[chosen] / behaviour_logits.softmax(dim=-1)[chosen]
+    surrogate = torch.minimum(ratio * advantages, ratio.clip(1 - args.clip_ratio, 1 + args.clip_ratio) * advantages)
+    entropy = -(probs * probs.log()).sum(dim=-1)
+    losses = -surrogate + args.value_cost / 2 * (values - value_targets) ** 2 - args.entropy_cost * entropy
+    (losses.sum() / len(action)).backward()
+    return [p.grad for p in net.parameters()]
+
+
+def first_net(args):
+    """The net that a run starts with."""
+    env = make_vec_env(args.env_id, 1, seed=0)
+    torch.manual_seed(args.seed)
+    return make_actor_critic(env.single_observation_space, env.single_action_space)
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "env", "normalize"),
+    [
+        *((n, CARTPOLE, flag) for n in (1, 2, 4) for flag in ("--normalize-advantages", "--no-normalize-advantages")),
+        (2, PONG, "--normalize-advantages"),
+    ],
+)
+def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
+    train, tape, num_actors, env, normalize
+):
+    flags = [*env, *NO_CLIP, "--sync", "--num-actors", str(num_actors), "--learning-rate", "0.1", normalize]
+    args = parse_args(train_a3c_grad.Args, train_a3c_grad.PRESETS, "", flags)
+    net = first_net(args)
+    rollouts = [collected(args, net, worker) for worker in range(num_actors)]
+    expected = flat(reference_gradient(args, net, rollouts))
+
+    samples = num_actors * args.batch_size
+    code, folder = train(*flags, "--total-steps", str(2 * samples))
+    assert code == 0
+    assert summary(folder)["updates"] == len(tape) == 2
+    lr, before, grads, after = tape[0]
+    assert torch.equal(flat(before), flat(net.parameters()))
+    assert (flat(grads) - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert lr == pytest.approx(0.1 / 2), "halfway to the last step"
+    np.testing.assert_allclose(flat(after), flat(before) - lr * expected, atol=1e-6 * lr)
+
+    state = checkpoint.load(next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id=args.env_id)
+    assert state["net"]["norm.count"] == 2 * num_actors * 2 * args.num_envs
+    assert torch.equal(flat(p for name, p in state["net"].items() if "norm" not in name), flat(tape[-1][3]))
+
+
+def test_batches_of_a_rollout_add_up_to_it_and_learn_from_every_sample_once(train, tape):
+    """With a learning rate of 0, obs not normalised, the mean of 5 gradients is that of the whole rollout."""
+    flags = [*CARTPOLE, *NO_CLIP, "--num-actors", "1", "--learning-rate", "0", "--no-normalize-obs"]
+    flags += ["--batch-size", "3"]
+    args = parse_args(train_a3c_grad.Args, train_a3c_grad.PRESETS, "", flags)
+    net = first_net(args)
+    expected = flat(reference_gradient(args, net, [collected(args, net, 0)]))
+    train(*flags, "--total-steps", "15")
+    assert len(tape) == 5
+    found = torch.stack([flat(grads) for _, _, grads, _ in tape])
+    assert (found.mean(dim=0) - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (found - expected).norm(dim=1).min() > 0.01 * expected.norm(), "each is of a part only"
+
+
+def test_two_deterministic_runs_end_bit_identical(train):
+    flags = [*CARTPOLE, "--deterministic", "--num-actors", "3", "--total-steps", "450"]
+    hashes = [summary(train(*flags, "--seed", seed)[1])["weights_sha256"] for seed in ("5", "5", "6")]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def scripted(*script):
+    """An actor that sends gradients (value of every entry, updates it claims to be old), then fine ones of 1."""
+
+    def actor(link, args, slots, weights, start):
+        entries = iter(script if link.worker == args.num_actors - 1 else ())
+        while True:
+            slot, _ = link.take()
+            value, age = next(entries, (1.0, 0))
+            gradient = Gradient(**slots[slot])
+            gradient.vector.fill_(value)
+            gradient.obs_num.fill_(1.0)
+            gradient.obs_mean.fill_(value)
+            curves = {"losses/total": value}
+            link.send(slot, Report(weights.version - age, 10, 0, bool(np.isfinite(value)), curves))
+
+    return actor
+
+
+def test_k_gradients_make_a_step(train, tape, monkeypatch):
+    monkeypatch.setattr(train_a3c_grad, "actor", scripted((1.0, 0), (2.0, 0), (6.0, 0), (4.0, 0), (5.0, 0), (9.0, 0)))
+    flags = [*CARTPOLE, *NO_CLIP, "--num-actors", "1", "--grads-per-step", "3", "--total-steps", "80"]
+    _, folder = train(*flags)
+    assert [grads[0].unique().tolist() for _, _, grads, _ in tape] == [[3.0], [6.0]], "means, of three"
+    found = summary(folder)
+    assert (found["updates"], found["steps"]) == (2, 80), "the last two wait for a third"
+
+
+def test_the_mean_is_clipped_once(train, tape, monkeypatch):
+    monkeypatch.setattr(train_a3c_grad, "actor", scripted((3.0, 0), (-1.0, 0)))
+    train(*CARTPOLE, "--clip-grad", "0.5", "--num-actors", "1", "--grads-per-step", "2", "--total-steps", "20")
+    assert flat(tape[0][2]).norm().item() == pytest.approx(0.5, rel=1e-5)
+    assert (flat(tape[0][2]) > 0).all(), "the clipped mean, not the mean of the clipped"
+
+
+def test_gradients_that_are_too_old_are_dropped_and_counted(train, tape, monkeypatch):
+    monkeypatch.setattr(train_a3c_grad, "actor", scripted((1.0, 0), (2.0, 0), (3.0, 2), (4.0, 1), (5.0, 3)))
+    _, folder = train(*CARTPOLE, *NO_CLIP, "--num-actors", "1", "--max-lag", "1", "--total-steps", "50")
+    assert [grads[0].unique().tolist() for _, _, grads, _ in tape] == [[1.0], [2.0], [4.0]]
+    found = summary(folder)
+    assert found["grads_too_old"] == 2
+    assert found["grads_not_finite"] == 0
+    assert found["policy_lag_mean"] == pytest.approx(6 / 5)
+    assert found["steps"] == 50, "their steps were lived"
+
+
+NAN, INF = (float("nan"), 0), (float("inf"), 0)
+
+
+def test_gradients_that_are_not_finite_are_dropped_counted_and_named(train, tape, monkeypatch):
+    monkeypatch.setattr(train_a3c_grad, "actor", scripted(NAN, (1.0, 0), INF, NAN, NAN, NAN, (1.0, 0)))
+    code, folder = train(*CARTPOLE, *NO_CLIP, "--num-actors", "2", "--sync", "--total-steps", "200")
+    assert code == 0
+    found = summary(folder)
+    assert found["grads_not_finite"] == 5
+    assert found["updates"] == len(tape) == 10, "the other actor's gradient was taken"
+    assert all(grads[0].unique().tolist() == [1.0] for _, _, grads, _ in tape)
+    assert "gradient of actor 1 at weights 0 is not finite" in (folder / "run.log").read_text()
+    state = checkpoint.load(
+        next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id="CartPole-v1"
+    )
+    assert all(t.isfinite().all() for t in state["net"].values())
+    assert state["net"]["norm.count"] == 15, "20 gradients less the 5: their moments were dropped with them"
+
+
+def test_a_few_in_a_row_end_the_run_with_the_last_good_weights(train, tape, monkeypatch):
+    monkeypatch.setattr(train_a3c_grad, "actor", scripted((1.0, 0), (1.0, 0), *[NAN] * 100))
+    code, folder = train(*CARTPOLE, *NO_CLIP, "--num-actors", "1")
+    assert code == 1
+    found = summary(folder)
+    assert found["exit_reason"].startswith(
+        "error: gradient of actor 0 at weights 2 is not finite, the 5th of this actor in a row"
+    )
+    assert (found["updates"], found["grads_not_finite"]) == (2, 5)
+    state = checkpoint.load(
+        next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id="CartPole-v1"
+    )
+    assert torch.equal(flat(p for name, p in state["net"].items() if "norm" not in name), flat(tape[-1][3]))
+
+
+def test_an_environment_that_begins_to_reward_nan_is_named_and_ends_the_run(train, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "process")
+    flags = ["--env-id", "counting_env:Nan-v0", "--num-envs", "3", "--unroll-length", "5", "--batch-size", "5"]
+    code, folder = train(*flags, "--num-actors", "1", "--no-reward-clip")
+    assert code == 1
+    assert "gradient of actor 0" in summary(folder)["exit_reason"]
+    assert summary(folder)["updates"] > 0
+    assert list((folder / "checkpoints").glob("step_*.json"))
+
+
+def test_sync_and_deterministic_settle_what_follows_from_them():
+    args = train_a3c_grad.Args(num_actors=3, slots_per_actor=2)
+    assert train_a3c_grad.settle(args) == args
+    for flag in ("sync", "deterministic"):
+        settled = train_a3c_grad.settle(replace(args, **{flag: True}))
+        assert (settled.sync, settled.grads_per_step, settled.slots_per_actor) == (True, 3, 1)
+        assert train_a3c_grad.settle(settled) == settled, "as on resume"
+        with pytest.raises(ConfigError, match="one gradient of each of 3 actors"):
+            train_a3c_grad.settle(replace(args, **{flag: True}, grads_per_step=2))
+
+
+def test_the_learner_makes_no_gradients_of_its_own_size_as_it_steps(monkeypatch):
+    """`MeanGradient` and the optimizer work in memory that was there before."""
+    net = torch.nn.Linear(500, 500)
+    mean, optimizer = MeanGradient(net), torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+    gradient = torch.ones(500 * 501)
+    where = [p.grad.data_ptr() for p in net.parameters()]
+    with torch.profiler.profile(profile_memory=True) as profile:
+        for _ in range(3):
+            mean.add(gradient)
+        mean.finish(1.0)
+        optimizer.step()
+    assert [p.grad.data_ptr() for p in net.parameters()] == where
+    assert max(event.self_cpu_memory_usage for event in profile.events()) < 1000, "bytes"
+
+
+def test_obs_norm_of_the_run_is_that_of_the_actors_observations(train):
+    """Two actors, one rollout each: the moments are those of the last two steps of both."""
+    flags = [*CARTPOLE, "--sync", "--num-actors", "2", "--total-steps", "30"]
+    args = parse_args(train_a3c_grad.Args, train_a3c_grad.PRESETS, "", flags)
+    net = first_net(args)
+    norm = ObsNorm((4,), image=False)
+    norm.update(torch.cat([collected(args, net, worker).obs[-2:].flatten(0, 1) for worker in range(2)]))
+    _, folder = train(*flags)
+    state = checkpoint.load(
+        next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id="CartPole-v1"
+    )
+    for name in ("count", "mean", "variance"):
+        torch.testing.assert_close(state["net"][f"norm.{name}"], norm.state_dict()[name])

@@ -1,0 +1,139 @@
+"""Chapter 2. A3C by gradients: actors compute the gradients, the learner averages them and steps.
+
+Each actor process steps a vector of environments, computes the gradient of its own samples at the newest weights, and
+writes it into a slot of shared memory as one flat vector. The learner owns the only optimizer: it takes the mean of a
+few gradients, clips it, steps and publishes new weights. Observations never leave the actor.
+
+    actor 0 --(gradient 0)--> \\
+    actor 1 --(gradient 1)-->  learner --(weights, version)--> all actors
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from gymnasium.spaces import Discrete
+
+from a3c_mp import actor_critic
+from a3c_mp.actor_critic import ActorCriticArgs, allocate
+from a3c_mp.collect import Collector, derive_seeds
+from a3c_mp.config import Between, ConfigError, Count, check_env, exit_with, parse_args
+from a3c_mp.device import set_up_torch
+from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, gradient_spec, read_episodes, write_gradient
+from a3c_mp.nets import Moments, is_image, make_actor_critic
+from a3c_mp.precision import compute_dtype
+from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, minibatches, rollout_spec
+from a3c_mp.run import Run
+from a3c_mp.schedules import linear
+from a3c_mp.slots import Slots
+from a3c_mp.weights import Weights
+from a3c_mp.workers import Link, Workers
+from wrappers import make_vec_env
+
+NORM_STEPS = 2  # steps of a rollout that the statistics of observations are taken from: plenty, and cheap
+
+
+@dataclass(frozen=True)
+class Args(ActorCriticArgs):
+    grads_per_step: Count = 1
+    """gradients averaged in one step of the optimizer (K)"""
+    max_lag: Annotated[int, Between(0)] | None = None
+    """drop gradients taken at weights more than this many updates old"""
+    sync: bool = False
+    """synchronous A2C: in each step one gradient of every actor, all at the same weights; --deterministic implies it"""
+
+
+CARTPOLES = {name: actor_critic.PRESETS[name] | {"batch_size": 32} for name in ("CartPole-v0", "CartPole-v1")}
+PRESETS = actor_critic.PRESETS | CARTPOLES
+
+
+def settle(args: Args) -> Args:
+    """Settings with what follows from others. Raises ConfigError where --sync leaves no choice."""
+    if not (args.sync or args.deterministic):
+        return args
+    if args.grads_per_step not in (1, args.num_actors):
+        why = f"with --sync or --deterministic a step takes one gradient of each of {args.num_actors} actors"
+        raise ConfigError("grads-per-step", args.grads_per_step, why, "leave it out")
+    return replace(args, sync=True, grads_per_step=args.num_actors, slots_per_actor=1)
+
+
+def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) -> None:
+    """Spawned process: collect rollouts and fill slots with gradients until the learner ends it."""
+    env_seed, action_seed = derive_seeds(args.seed, start, link.worker, link.generation)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
+    dtype = compute_dtype(args.precision, device, is_image(spaces[0]))
+    net = make_actor_critic(*spaces).to(device)  # float32: gradients are taken here
+    acting_net = deepcopy(net).to(dtype)
+    collector = Collector(env, acting_net, action_seed, args.deterministic, link.beat)
+    rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
+    rng = torch.Generator().manual_seed(derive_seeds(action_seed)[0])
+
+    slot, version = link.take()
+    while True:
+        weights.load(acting_net, version if args.sync else None)
+        collector.collect(rollout)
+        episodes: list = finished_episodes(rollout)
+        on_device = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
+        moments = Moments.of(on_device.obs[-NORM_STEPS:].flatten(0, 1)) if args.normalize_obs else None
+        samples = actor_critic.to_samples(args, on_device)
+        for indices in minibatches(len(samples[0]), args.batch_size, 1, rng, device):
+            version = weights.load(net, version if args.sync else None)
+            loss, curves = actor_critic.loss(args, net, [field[indices] for field in samples], dtype)
+            net.zero_grad(set_to_none=True)
+            loss.backward()
+            checked = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
+            link.send(slot, Report(version, len(indices), len(episodes), *checked))
+            moments, episodes = None, []  # told once for each rollout
+            slot, version = link.take()
+
+
+def main() -> int:
+    args = settle(parse_args(Args, PRESETS, __doc__))
+    obs_space, action_space = check_env(args.env_id, Discrete)
+    device = set_up_torch(args)
+    net = make_actor_critic(obs_space, action_space).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    slots = allocate(args, gradient_spec(net, obs_space.shape, args.unroll_length * args.num_envs), device)
+
+    with Run(args, "a3c_grad", net, optimizer) as run:
+        weights = Weights(net)
+        workers = Workers(
+            actor, args.num_actors, (args, slots, weights, run.steps), slots_per_worker=args.slots_per_actor,
+            in_order=args.sync, max_restarts=args.max_restarts, on_restart=run.worker_restarted,
+        )  # fmt: skip
+        mean, inspector = MeanGradient(net), Inspector(run, args.max_lag)
+        taken: list[int] = []
+        with workers:
+            for worker, slot, report in run.timing.each("waiting", workers.filled(run.should_stop)):
+                gradient, lag = Gradient(**slots[slot]), weights.version - report.version
+                run.consumed(report.steps, read_episodes(gradient, report.num_episodes), worker, lag)
+                with run.timing("learning"):
+                    if report.finite and gradient.obs_num > 0:
+                        net.norm.merge(gradient.moments)
+                    if inspector.accepts(report, worker, lag):
+                        mean.add(gradient.vector)
+                        run.observed(report.curves)
+                taken.append(slot)
+                complete = len(taken) == args.num_actors if args.sync else mean.count == args.grads_per_step
+                if complete and mean.count > 0:
+                    with run.timing("learning"):
+                        optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+                        grad_norm = mean.finish(args.clip_grad)
+                        optimizer.step()
+                        run.learned({"losses/grad_norm": grad_norm})
+                    with run.timing("publishing"):
+                        weights.publish(net)
+                if complete or not args.sync:  # in step with the others, an actor waits for the new weights
+                    for slot in taken:
+                        workers.release(slot, weights.version)
+                    taken.clear()
+                run.tick()
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    exit_with(main)
