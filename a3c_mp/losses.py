@@ -27,6 +27,12 @@ def value_loss(values: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (values - targets).square().mean()
 
 
+def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
+    """-E[A log pi(a|s)] (Williams 1992): log_probs [...] of the actions taken, advantages [...] constants."""
+    assert log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
+    return -(log_probs * advantages.detach()).mean()
+
+
 def policy_loss(log_probs: Tensor, behaviour_log_probs: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
     """Clipped surrogate policy loss (Schulman et al. 2017, equation 7).
 
