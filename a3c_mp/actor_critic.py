@@ -26,6 +26,8 @@ class RolloutArgs(CommonArgs):
     """discount for each agent step"""
     reward_clip: bool = True
     """learn from the sign of rewards; the returns shown stay raw"""
+    reward_scale: NonNegative = 1.0
+    """what rewards are multiplied by for learning, after clipping"""
     life_loss_terminal: bool = True
     """a lost life ends the return, though not the game"""
     learning_rate: NonNegative = 5e-4
@@ -99,8 +101,8 @@ def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int) -> Slots:
 
 
 def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """What is learned from, both [T, B]: clipped rewards, and discounts that are 0 wherever a return ends."""
-    rewards = rollout.reward.sign() if args.reward_clip else rollout.reward
+    """What is learned from, both [T, B]: rewards as the learner takes them, and discounts that are 0 wherever a return ends."""
+    rewards = args.reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
     ended = rollout.terminated | rollout.life_lost if args.life_loss_terminal else rollout.terminated
     discounts = args.gamma * (~ended).float()
     return returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.final_baseline)

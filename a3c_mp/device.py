@@ -7,17 +7,30 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.config import CommonArgs, check_device
+from a3c_mp.config import CommonArgs, ConfigError, check_device
 
 
-def set_up_torch(args: CommonArgs) -> torch.device:
-    """Seed torch, give the learner its threads, and return the device of the nets. Raises ConfigError without CUDA."""
+def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
+    """Seed torch, give a learner its threads, and return the device of its nets. Raises ConfigError without CUDA."""
     device = check_device(args.cuda)
+    if args.cuda and rank:
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     torch.set_num_threads(args.learner_threads)
     torch.manual_seed(args.seed)
     if args.deterministic and args.cuda:  # the CPU computes the same bits anyway
         make_deterministic()
     return device
+
+
+def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
+    """Raise ConfigError unless every learner has as many actors as the next, and with CUDA a GPU to itself."""
+    if num_actors % num_learners:
+        why = f"{num_actors} actors cannot be shared out evenly"
+        raise ConfigError("num-learners", num_learners, why, "let --num-actors be a multiple of it")
+    if cuda and num_learners > max(1, torch.cuda.device_count()):
+        why = f"each needs a GPU to itself, there are {torch.cuda.device_count()}"
+        raise ConfigError("num-learners", num_learners, why, "lower it, or leave --cuda out")
 
 
 def make_deterministic() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -41,6 +41,8 @@ class ImpalaArgs(RolloutArgs):
     """share of a batch that is drawn from earlier unrolls"""
     replay_size: Count = 1000
     """unrolls kept for that, the newest"""
+    num_learners: Annotated[int, Between(1, 64)] = 1
+    """learner processes, each with its share of the actors; gradients are averaged over them"""
     force_lag: Annotated[int, Between(0, 1000)] = 0
     """have actors act with weights published so many times ago, to see what V-trace is good for"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
@@ -56,29 +58,35 @@ class ImpalaArgs(RolloutArgs):
 
 CARTPOLE: dict[str, Any] = {
     "total_steps": 1_000_000,
-    "num_envs": 8,
-    "batch_unrolls": 8,
+    "batch_unrolls": 16,
+    "replay_proportion": 0.9375,
     "learning_rate": 1e-3,
     "reward_clip": False,
+    "reward_scale": 0.05,
     "life_loss_terminal": False,
+    "normalize_advantages": False,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
-    "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
-    "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
+    "CartPole-v0": {**CARTPOLE, "num_envs": 1, "stop_return": 195.0},
+    "CartPole-v1": {**CARTPOLE, "num_envs": 4, "stop_return": 475.0},
 }
 
 
-def rollouts_per_batch(args: ImpalaArgs, num_actors: int) -> int:
-    """Rollouts, of B unrolls each, that a learner takes together: enough for a batch, or of every actor once.
+def rollouts_per_batch(args: ImpalaArgs) -> int:
+    """Rollouts, of B unrolls each, that a learner takes together: enough for a batch, or of each of its actors once.
 
     Raises:
-        ConfigError: a batch needs more new unrolls than the actors collect at a time.
+        ConfigError: a learner's actors do not bring enough new unrolls for a batch, or too many for the replay.
     """
+    num_actors = args.num_actors // args.num_learners
     if args.fresh_unrolls > num_actors * args.num_envs:
         why = f"{args.fresh_unrolls} new unrolls are needed, a learner's actors bring {num_actors} * {args.num_envs}"
         raise ConfigError("batch-unrolls", args.batch_unrolls, why, "lower it, or raise --num-envs")
+    if args.replay_proportion and args.replay_size < num_actors * args.num_envs:
+        why = f"a learner's actors bring {num_actors} * {args.num_envs} unrolls at a time"
+        raise ConfigError("replay-size", args.replay_size, why, "raise it")
     return num_actors if args.deterministic else -(-args.fresh_unrolls // args.num_envs)
 
 
@@ -134,8 +142,19 @@ def batches(args: ImpalaArgs, unrolls: Rollout, replay: Replay | None, rng: torc
         yield batch
 
 
-def loss(args: ImpalaArgs, net: ActorCritic, batch: Rollout, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(
+    args: ImpalaArgs,
+    net: ActorCritic,
+    batch: Rollout,
+    dtype: torch.dtype,
+    average: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Forward pass over unrolls, V-trace, and the three losses of Espeholt et al. 2018, section 4.2.
+
+    Args:
+        batch: unrolls side by side.
+        dtype: that the net computes in.
+        average: replaces tensors by their means over all learners, so that these normalise advantages alike.
 
     Returns:
         (total loss, curves for TensorBoard).
@@ -151,7 +170,7 @@ def loss(args: ImpalaArgs, net: ActorCritic, batch: Rollout, dtype: torch.dtype)
         args.clip_rho, args.clip_c, args.clip_pg_rho,
     )  # fmt: skip
     if args.normalize_advantages:
-        advantages = losses.normalize(advantages)
+        advantages = losses.normalize(advantages, average)
     policy = losses.policy_gradient_loss(log_probs, advantages)
     value = losses.value_loss(values, vs)
     entropy = losses.entropy_loss(logits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -90,6 +92,11 @@ def actor_critic(
     }
 
 
-def normalize(advantages: Tensor) -> Tensor:
-    """Mean 0 and variance 1 over all entries."""
-    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+def normalize(advantages: Tensor, average: Callable[[Sequence[Tensor]], None] = lambda tensors: None) -> Tensor:
+    """Mean 0 and variance 1 over all entries; with `average` over those of all learners, each with as many."""
+    mean = advantages.mean()
+    average([mean])
+    centred = advantages - mean
+    variance = centred.square().mean()
+    average([variance])
+    return centred / (variance.sqrt() + 1e-8)

@@ -73,12 +73,12 @@ def test_replay_keeps_the_newest():
 
 def test_a_batch_never_waits_for_more_unrolls_than_there_are():
     args = ImpalaArgs(num_actors=2, num_envs=4, batch_unrolls=6)
-    assert rollouts_per_batch(args, 2) == 2
-    assert rollouts_per_batch(replace(args, batch_unrolls=4), 2) == 1
-    assert rollouts_per_batch(replace(args, batch_unrolls=4, deterministic=True), 2) == 2
-    assert rollouts_per_batch(replace(args, batch_unrolls=16, replay_proportion=0.5), 2) == 2
+    assert rollouts_per_batch(args) == 2
+    assert rollouts_per_batch(replace(args, batch_unrolls=4)) == 1
+    assert rollouts_per_batch(replace(args, batch_unrolls=4, deterministic=True)) == 2
+    assert rollouts_per_batch(replace(args, batch_unrolls=16, replay_proportion=0.5)) == 2
     with pytest.raises(ConfigError, match="batch-unrolls=9"):
-        rollouts_per_batch(replace(args, batch_unrolls=9), 2)
+        rollouts_per_batch(replace(args, batch_unrolls=9))
 
 
 @pytest.mark.parametrize("lstm", [False, True])
@@ -141,4 +141,4 @@ def test_both_optimizers_move_against_the_gradient(name):
 def test_presets_are_settings_within_their_ranges(env_id):
     args = ImpalaArgs(env_id=env_id, **PRESETS[env_id])
     check_ranges(args)
-    assert rollouts_per_batch(args, args.num_actors) >= 1
+    assert rollouts_per_batch(args) >= 1
