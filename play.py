@@ -60,11 +60,12 @@ def main() -> int:
     try:
         config = json.loads((folder / "config.json").read_text())
         env_id, algorithm = config["args"]["env_id"], config["algorithm"]
+        kind = {name: config["args"][name] for name in ("net", "lstm") if name in config["args"]}
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
     except (OSError, ValueError, KeyError, checkpoint.CheckpointError) as error:
         raise ConfigError("run", args.run, str(error), "name another run or checkpoint") from error
 
-    net = make_actor_critic(*check_env(env_id, Discrete))
+    net = make_actor_critic(*check_env(env_id, Discrete), **kind)
     try:
         net.load_state_dict(state["net"])
     except RuntimeError as error:

@@ -15,33 +15,27 @@ from a3c_mp.slots import Slots, Spec
 
 
 @dataclass(frozen=True)
-class ActorCriticArgs(CommonArgs):
+class RolloutArgs(CommonArgs):
+    """Settings of every chapter whose actors send rollouts."""
+
     unroll_length: Count = 32
     """agent steps in one rollout (T)"""
     slots_per_actor: Count = 1
     """rollouts of an actor under way: with 1 it waits while its rollout is learned from, with 2 it goes on"""
-    batch_size: Count = 256
-    """samples in one gradient; at most those of a rollout, T * B"""
     gamma: Fraction = 0.99
     """discount for each agent step"""
-    returns: Literal["gae", "nstep"] = "gae"
-    """estimator of returns"""
-    gae_lambda: Fraction = 0.95
-    """lambda of --returns gae"""
-    n_step: Count = 4
-    """rewards in a return of --returns nstep"""
     reward_clip: bool = True
     """learn from the sign of rewards; the returns shown stay raw"""
+    reward_scale: NonNegative = 1.0
+    """what rewards are multiplied by for learning, after clipping"""
     life_loss_terminal: bool = True
     """a lost life ends the return, though not the game"""
     learning_rate: NonNegative = 5e-4
-    """step size of Adam at the start, falling linearly to 0 at total-steps"""
+    """step size at the start, falling linearly to 0 at total-steps"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
     """epsilon of Adam"""
     clip_grad: NonNegative = 1.0
     """largest norm of a gradient"""
-    clip_ratio: NonNegative = 0.2
-    """a sample stops pushing once the policy's ratio to the one that acted is this far from 1"""
     entropy_cost: NonNegative = 0.01
     """weight of the entropy bonus"""
     value_cost: NonNegative = 2.0
@@ -49,7 +43,21 @@ class ActorCriticArgs(CommonArgs):
     normalize_obs: bool = True
     """subtract from every pixel or input its running mean and divide by its deviation"""
     normalize_advantages: bool = True
-    """scale the advantages of a rollout to mean 0 and variance 1"""
+    """scale the advantages that are learned from together to mean 0 and variance 1"""
+
+
+@dataclass(frozen=True)
+class ActorCriticArgs(RolloutArgs):
+    batch_size: Count = 256
+    """samples in one gradient; at most those of a rollout, T * B"""
+    returns: Literal["gae", "nstep"] = "gae"
+    """estimator of returns"""
+    gae_lambda: Fraction = 0.95
+    """lambda of --returns gae"""
+    n_step: Count = 4
+    """rewards in a return of --returns nstep"""
+    clip_ratio: NonNegative = 0.2
+    """a sample stops pushing once the policy's ratio to the one that acted is this far from 1"""
 
 
 CARTPOLE: dict[str, Any] = {
@@ -74,26 +82,36 @@ def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cp
     Raises:
         ConfigError: sizes that do not go together, or need more shared memory than there is.
     """
-    if args.deterministic and args.slots_per_actor > 2:
-        why = "--deterministic acts with one of two published versions, so two rollouts can be under way"
-        raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
     if args.batch_size > args.unroll_length * args.num_envs:
         why = f"a rollout has only {args.unroll_length} * {args.num_envs} samples"
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
+    return allocate_slots(args, spec, args.num_actors, device)
+
+
+def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:
+    """The slots of so many actors, one arena. Raises ConfigError as `allocate` does."""
+    if args.deterministic and args.slots_per_actor > 2:
+        why = "--deterministic acts with one of two published versions, so two rollouts can be under way"
+        raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
     try:
         on_cpu = torch.device(device).type == "cpu"
-        return Slots(spec, args.num_actors * args.slots_per_actor, pin=args.cuda and on_cpu, device=device)
+        return Slots(spec, num_actors * args.slots_per_actor, pin=args.cuda and on_cpu, device=device)
     except MemoryError as error:
         fix = "lower --num-actors, --num-envs or --unroll-length"
         raise ConfigError("num-envs", args.num_envs, str(error), fix) from error
 
 
-def targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """(advantages, targets of the value function), both [T, B], from the values of the acting pass."""
-    rewards = rollout.reward.sign() if args.reward_clip else rollout.reward
+def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """Rewards as they are learned from, and discounts, 0 wherever a return ends; both [T, B]."""
+    rewards = args.reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
     ended = rollout.terminated | rollout.life_lost if args.life_loss_terminal else rollout.terminated
     discounts = args.gamma * (~ended).float()
-    rewards, discounts = returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.final_baseline)
+    return returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.final_baseline)
+
+
+def targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """(advantages, targets of the value function), both [T, B], from the values of the acting pass."""
+    rewards, discounts = rewards_and_discounts(args, rollout)
     values, bootstrap_value = rollout.baseline[:-1], rollout.baseline[-1]
     if args.returns == "gae":
         return returns.gae(rewards, discounts, values, bootstrap_value, args.gae_lambda)

@@ -7,17 +7,30 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.config import CommonArgs, check_device
+from a3c_mp.config import CommonArgs, ConfigError, check_device
 
 
-def set_up_torch(args: CommonArgs) -> torch.device:
-    """Seed torch, give the learner its threads, and return the device of the nets. Raises ConfigError without CUDA."""
+def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
+    """Seed torch, give a learner its threads, and return the device of its nets. Raises ConfigError without CUDA."""
     device = check_device(args.cuda)
+    if args.cuda and rank:
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     torch.set_num_threads(args.learner_threads)
     torch.manual_seed(args.seed)
     if args.deterministic and args.cuda:  # the CPU computes the same bits anyway
         make_deterministic()
     return device
+
+
+def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
+    """Raise ConfigError unless every learner has as many actors as the next, and with CUDA a GPU to itself."""
+    if num_actors % num_learners:
+        why = f"{num_actors} actors cannot be shared out evenly"
+        raise ConfigError("num-learners", num_learners, why, "let --num-actors be a multiple of it")
+    if cuda and num_learners > max(1, torch.cuda.device_count()):
+        why = f"each needs a GPU to itself, there are {torch.cuda.device_count()}"
+        raise ConfigError("num-learners", num_learners, why, "lower it, or leave --cuda out")
 
 
 def make_deterministic() -> None:
@@ -29,13 +42,13 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def acting_forward(net: nn.Module, example: Tensor, deterministic: bool) -> Callable[[Tensor], tuple[Tensor, ...]]:
+def acting_forward(net: nn.Module, *examples: Tensor, deterministic: bool) -> Callable[..., tuple[Tensor, ...]]:
     """How an actor calls its net, with observations on the CPU: on the GPU as a graph, on the CPU as it is."""
     if next(net.parameters()).device.type == "cpu":
         return net
     if deterministic:
         make_deterministic()
-    return GraphedForward(net, example)
+    return GraphedForward(net, *examples)
 
 
 class GraphedForward:
@@ -46,26 +59,27 @@ class GraphedForward:
 
     Args:
         net: on the GPU, returns a tuple of tensors.
-        example: an input, on any device; every later one has its shape and dtype.
+        examples: one call's inputs, on any device; those of every later call have their shapes and dtypes.
     """
 
-    def __init__(self, net: nn.Module, example: Tensor):
+    def __init__(self, net: nn.Module, *examples: Tensor):
         device = next(net.parameters()).device
-        self.input = example.to(device, copy=True)
+        self.inputs = [example.to(device, copy=True) for example in examples]
         self.graph = torch.cuda.CUDAGraph()
         warm_up = torch.cuda.Stream(device)
         warm_up.wait_stream(torch.cuda.current_stream(device))
         with torch.inference_mode():
             with torch.cuda.stream(warm_up):  # libraries choose their algorithms before, not during, the capture
                 for _ in range(3):
-                    net(self.input)
+                    net(*self.inputs)
             torch.cuda.current_stream(device).wait_stream(warm_up)
             with torch.cuda.graph(self.graph):
-                self.outputs: tuple[Tensor, ...] = net(self.input)
+                self.outputs: tuple[Tensor, ...] = net(*self.inputs)
 
     @torch.inference_mode()
-    def __call__(self, obs: Tensor) -> tuple[Tensor, ...]:
-        """Outputs for `obs`; where that lies in pinned memory, the copy waits for nothing."""
-        self.input.copy_(obs, non_blocking=True)
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Outputs for these inputs; where they lie in pinned memory, the copies wait for nothing."""
+        for place, value in zip(self.inputs, inputs, strict=True):
+            place.copy_(value, non_blocking=True)
         self.graph.replay()
         return tuple(output.clone() for output in self.outputs)

@@ -9,22 +9,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from a3c_mp.nets import ActorCritic, initial_state, reset_state
 from a3c_mp.rollout import Episode, EpisodeStats, sample_actions
 from wrappers import FRAME_SKIP, is_atari, make_env, make_vec_env
 
-Policy = Callable[[np.ndarray], np.ndarray]
-"""observations [N, *obs_shape] -> actions int64 [N]"""
+Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""observations [N, *obs_shape], which of them begin an episode [N] -> actions int64 [N]"""
 
 
-def make_policy(net: nn.Module, *, greedy: bool, seed: int) -> Policy:
+def make_policy(net: ActorCritic, *, greedy: bool, seed: int) -> Policy:
     """Act with an actor-critic net on the CPU: the likeliest action, or one drawn from the policy."""
     rng = torch.Generator().manual_seed(seed)
+    state: list[Tensor] = []
 
     @torch.inference_mode()
-    def act(obs: np.ndarray) -> np.ndarray:
-        logits: Tensor = net(torch.from_numpy(obs))[0].float()
+    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        nonlocal state
+        state = initial_state(net, len(obs)) if starts.all() else [reset_state(part, starts) for part in state]
+        logits, _, *state = net(torch.from_numpy(obs), *state)
+        logits = logits.float()
         return (logits.argmax(dim=-1) if greedy else sample_actions(logits, rng)).numpy()
 
     return act
@@ -47,9 +52,11 @@ def play_episodes(policy: Policy, env_id: str, episodes: int, *, seed: int, num_
     env = make_vec_env(env_id, num_envs, seed=seed)
     stats = EpisodeStats(num_envs)
     obs, _ = env.reset()
+    starts = np.ones(num_envs, dtype=np.bool_)
     while left.any():
-        obs, reward, terminated, truncated, _ = env.step(policy(obs))
-        stats.step(reward, terminated | truncated)
+        obs, reward, terminated, truncated, _ = env.step(policy(obs, starts))
+        starts = terminated | truncated
+        stats.step(reward, starts)
         for i in np.flatnonzero(stats.done & (left > 0)):
             left[i] -= 1
             yield Episode(float(stats.returns[i]), int(stats.lengths[i]))
@@ -75,7 +82,7 @@ def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Epi
     with video:
         video.append_data(first_frame)
         while not done:
-            obs, reward, terminated, truncated, _ = env.step(policy(obs[None])[0])
+            obs, reward, terminated, truncated, _ = env.step(policy(obs[None], np.array([length == 0]))[0])
             video.append_data(_frame(env))
             episode_return, length, done = episode_return + float(reward), length + 1, terminated or truncated
     env.close()

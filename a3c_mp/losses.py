@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,6 +27,12 @@ def value_loss(values: Tensor, targets: Tensor) -> Tensor:
     """Mean squared error of V(s) [B] to its targets [B], halved so that its gradient is the plain error."""
     assert values.shape == targets.shape, (values.shape, targets.shape)
     return 0.5 * (values - targets).square().mean()
+
+
+def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
+    """-E[A log pi(a|s)] (Williams 1992): log_probs [...] of the actions taken, advantages [...] constants."""
+    assert log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
+    return -(log_probs * advantages.detach()).mean()
 
 
 def policy_loss(log_probs: Tensor, behaviour_log_probs: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
@@ -84,6 +92,11 @@ def actor_critic(
     }
 
 
-def normalize(advantages: Tensor) -> Tensor:
-    """Mean 0 and variance 1 over all entries."""
-    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+def normalize(advantages: Tensor, average: Callable[[Sequence[Tensor]], None] = lambda tensors: None) -> Tensor:
+    """Mean 0 and variance 1 over all entries; with `average` over those of all learners, each with as many."""
+    mean = advantages.mean()
+    average([mean])
+    centred = advantages - mean
+    variance = centred.square().mean()
+    average([variance])
+    return centred / (variance.sqrt() + 1e-8)

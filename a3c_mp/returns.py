@@ -75,3 +75,45 @@ def gae(
         acc = td_errors[t] + discounts[t] * lam * acc
         advantages[t] = acc
     return advantages, advantages + values
+
+
+def vtrace(
+    log_rhos: Tensor,
+    discounts: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    clip_pg_rho: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, equation 1 and section 4.2).
+
+    A zero discount ends the trace with the return: nothing that comes after it reaches back across it.
+
+    Args:
+        log_rhos: [T, B], log pi(a_t|s_t) - log mu(a_t|s_t): the policy that learns over the one that acted.
+        discounts, rewards, values: [T, B]; values[t] is V(s_t).
+        bootstrap_value: [B], V(s_T).
+        clip_rho: rho-bar, largest weight of a TD error; it decides which policy's values are learned.
+        clip_c: c-bar, largest weight of what a later step adds; it decides how fast they are, and at what variance.
+        clip_pg_rho: largest weight of an advantage.
+
+    Returns:
+        (vs, pg_advantages), both [T, B], constants as far as gradients are concerned.
+    """
+    assert log_rhos.shape == discounts.shape == rewards.shape == values.shape, (log_rhos.shape, values.shape)
+    assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)
+    with torch.no_grad():
+        rhos = log_rhos.exp()
+        cs = rhos.clamp(max=clip_c)
+        next_values = torch.cat([values[1:], bootstrap_value[None]])
+        deltas = rhos.clamp(max=clip_rho) * (rewards + discounts * next_values - values)
+        vs = torch.empty_like(values)
+        acc = torch.zeros_like(bootstrap_value)
+        for t in reversed(range(len(rewards))):
+            acc = deltas[t] + discounts[t] * cs[t] * acc  # remark 1, walked backwards
+            vs[t] = values[t] + acc
+        next_vs = torch.cat([vs[1:], bootstrap_value[None]])
+        pg_advantages = rhos.clamp(max=clip_pg_rho) * (rewards + discounts * next_vs - values)
+    return vs, pg_advantages

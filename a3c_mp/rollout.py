@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import gymnasium
@@ -32,9 +32,12 @@ class Rollout(NamedTuple):
     final_baseline: Tensor  # [T, B] float32, V of the observation an episode was truncated at; elsewhere undefined
     episode_return: Tensor  # [T, B] float32, sum of raw rewards of the game so far
     episode_length: Tensor  # [T, B] int32, agent steps of the game so far
+    core_state: Tensor  # [1, B, S] float32, state of a recurrent net before obs[0]; S = 0 for other nets
 
 
-def rollout_spec(unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
+def rollout_spec(
+    unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, core_size: int = 0
+) -> Spec:
     """Shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs; Box to Discrete spaces."""
     assert isinstance(obs_space, Box), obs_space
     assert isinstance(action_space, Discrete), action_space
@@ -53,6 +56,7 @@ def rollout_spec(unroll_length: int, num_envs: int, obs_space: gymnasium.Space, 
         "final_baseline": (steps, torch.float32),
         "episode_return": (steps, torch.float32),
         "episode_length": (steps, torch.int32),
+        "core_state": ((1, num_envs, core_size), torch.float32),
     }
 
 
@@ -65,6 +69,19 @@ def write_step(rollout: Rollout, t: int, **fields: Tensor | np.ndarray | bool) -
     """Copy the fields [B, ...] of step t into a rollout, each straight into its place."""
     for name, value in fields.items():
         getattr(rollout, name)[t] = torch.as_tensor(value)
+
+
+def join(rollouts: Sequence[Rollout]) -> Rollout:
+    """The unrolls of several rollouts, side by side."""
+    return (
+        rollouts[0] if len(rollouts) == 1 else Rollout(*(torch.cat(field, 1) for field in zip(*rollouts, strict=True)))
+    )
+
+
+def episode_starts(rollout: Rollout) -> Tensor:
+    """bool [T+1, B]: obs[t] is an episode's first, so a core's state begins anew; that before obs[0] has already."""
+    ended = rollout.terminated | rollout.truncated
+    return torch.cat([torch.zeros_like(ended[:1]), ended])
 
 
 def minibatches(

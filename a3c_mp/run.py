@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -73,6 +74,7 @@ class Run:
         self.started = time.monotonic()
         self._learning_since: tuple[float, int] | None = None  # when the first rollout came, steps before it
         self._saved_steps: int | None = None
+        self.last_checkpoint: Path | None = None
         if args.resume is not None:
             self._restore()
         try:
@@ -170,7 +172,7 @@ class Run:
             "wall_seconds": self.wall_seconds,
         }
         try:
-            checkpoint.save(
+            self.last_checkpoint = checkpoint.save(
                 self.folder / "checkpoints",
                 state,
                 algorithm=self.algorithm,
@@ -246,6 +248,8 @@ class Run:
         told = isinstance(error, WorkerError | TrainingError)
         if told:
             self.log.error(f"error: {error}")
+            if self.last_checkpoint is not None:
+                self.log.error(f"the last checkpoint is {self.last_checkpoint}; go on with --resume {self.folder}")
         mean = f"mean return {self.mean_return:.1f}, " if self.returns else ""
         self.log.info(
             f"{self.exit_reason or 'ended'} after {hms(self.wall_seconds)}: {mean}{self.steps:,} steps, "
@@ -327,6 +331,6 @@ class Run:
         self.returns.extend(state["returns"])
         self.best_mean = state["best_mean"]
         self.seconds_before = state["wall_seconds"]
-        self._saved_steps = self.steps
+        self._saved_steps, self.last_checkpoint = self.steps, path
         checkpoint.set_aside_newer(path)
         self.log.info(f"resumed from {path} at {self.steps:,} steps")

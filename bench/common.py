@@ -27,7 +27,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 A = TypeVar("A")
 
-CHAPTERS: dict[str, list[str]] = {"a3c_data": ["train_a3c_data.py"], "a3c_grad": ["train_a3c_grad.py"]}
+CHAPTERS: dict[str, list[str]] = {
+    "a3c_data": ["train_a3c_data.py"],
+    "a3c_grad": ["train_a3c_grad.py"],
+    "impala": ["train_impala.py"],
+}
 """name of a chapter -> its script and the flags that choose it"""
 ChapterName = Literal[tuple(CHAPTERS)]  # type: ignore[valid-type]
 

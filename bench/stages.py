@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from a3c_mp import actor_critic
+from a3c_mp import actor_critic, impala
+from a3c_mp.collect import Collector
 from a3c_mp.nets import make_actor_critic
 from a3c_mp.rollout import Rollout, empty_rollout, minibatches, rollout_spec, sample_actions, write_step
 from wrappers import make_vec_env
@@ -71,9 +72,47 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
     env.close()
 
 
+@contextmanager
+def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterator[Stages]:
+    """The same for unrolls; what is replayed makes a gradient step longer, and counts for nothing."""
+    env = make_vec_env(args.env_id, args.num_envs, seed=args.seed)
+    spaces = env.single_observation_space, env.single_action_space
+    acting_net = make_actor_critic(*spaces, args.net, args.lstm).to(device, dtype)
+    collector = Collector(env, acting_net, args.seed, False, lambda: None)
+    spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, acting_net.core_size)
+    rollout = empty_rollout(spec)
+    collector.collect(rollout)
+    frames, actions = cycle(rollout.obs), cycle(rollout.action.numpy())
+
+    net = make_actor_critic(*spaces, args.net, args.lstm).to(device)
+    optimizer = impala.make_optimizer(args, net)
+    net.norm.update(rollout.obs.flatten(0, 1).to(device))
+    unrolls = Rollout(*(field.to(device) for field in rollout))
+    batch_size = args.batch_unrolls if args.replay_proportion else min(args.batch_unrolls, args.num_envs)
+    batch = impala.select(unrolls, torch.arange(batch_size, device=device) % args.num_envs)
+
+    def learn() -> None:
+        loss, _ = impala.loss(args, net, batch, dtype)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        optimizer.step()
+
+    def act() -> Tensor:
+        return sample_actions(collector.act(next(frames), collector.entry)[0], collector.rng).cpu()
+
+    yield {
+        "env": (lambda: env.step(next(actions)), args.num_envs),
+        "act": (act, args.num_envs),
+        "learn": (learn, min(args.fresh_unrolls, batch_size) * args.unroll_length),
+    }
+    env.close()
+
+
 STAGES: dict[str, Callable[[Any, torch.device, torch.dtype], AbstractContextManager[Stages]]] = {
     "a3c_data": actor_critic_stages,
     "a3c_grad": actor_critic_stages,
+    "impala": impala_stages,
 }
 """chapter -> its stages, named as in `bound`"""
 

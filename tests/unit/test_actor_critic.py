@@ -55,6 +55,9 @@ def test_rewards_are_clipped_to_their_sign_for_learning_only():
     rollout.terminated.fill_(True)
     assert targets(replace(ARGS, reward_clip=True), rollout)[1].flatten().tolist() == [1.0, -1.0, 0.0]
     assert targets(ARGS, rollout)[1].flatten().tolist() == [7.0, -0.5, 0.0]
+    assert targets(replace(ARGS, reward_scale=2.0), rollout)[1].flatten().tolist() == [14.0, -1.0, 0.0]
+    scaled_signs = replace(ARGS, reward_clip=True, reward_scale=2.0)
+    assert targets(scaled_signs, rollout)[1].flatten().tolist() == [2.0, -2.0, 0.0]
     assert rollout.reward.flatten().tolist() == [7.0, -0.5, 0.0]
 
 

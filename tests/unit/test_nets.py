@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from a3c_mp.nets import MLPA2C, AtariA2C, ObsNorm, is_image, make_actor_critic
+from a3c_mp.nets import (
+    MLPA2C,
+    AtariA2C,
+    LSTMCore,
+    ObsNorm,
+    initial_state,
+    is_image,
+    make_actor_critic,
+    reset_state,
+    unroll,
+)
 from a3c_mp.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
@@ -218,3 +228,55 @@ def test_policy_and_value_have_hidden_layers_of_their_own():
         net(obs)[1].sum().backward()
         assert all(p.grad is None for p in net.policy.parameters())
         assert all(p.grad is not None for p in net.value.parameters())
+
+
+IMPALA_NETS = [("shallow", False), ("shallow", True), ("deep", False), ("deep", True)]
+
+
+@pytest.mark.parametrize("space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (3,))], ids=["image", "vector"])
+@pytest.mark.parametrize(("kind", "lstm"), IMPALA_NETS)
+def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
+    net = make_actor_critic(space, Discrete(5), kind, lstm)
+    obs = torch.from_numpy(np.stack([[space.sample() for _ in range(2)] for _ in range(3)]))
+    logits, values = unroll(net, obs, torch.zeros(2, net.core_size), torch.zeros(3, 2, dtype=torch.bool))
+    assert (logits.shape, values.shape) == ((3, 2, 5), (3, 2))
+    assert (net.core_size > 0) == lstm == bool(initial_state(net, 2))
+    (logits.square().sum() + values.sum()).backward()
+    dead = [name for name, parameter in net.named_parameters() if parameter.grad is None]
+    assert not dead
+
+
+def test_the_deep_net_has_the_papers_fifteen_convolutions():
+    net = make_actor_critic(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), "deep")
+    assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == 15
+    assert net.torso[1].in_features == 32 * 11 * 11
+
+
+def test_the_core_is_torchs_lstm_begun_anew_at_episode_starts():
+    """nn.LSTM on each piece between two starts; its gates stand in the same order."""
+    rng = torch.Generator().manual_seed(0)
+    core, reference = LSTMCore(3, 4), nn.LSTM(3, 4)
+    with torch.no_grad():
+        reference.weight_ih_l0.copy_(core.from_input.weight)
+        reference.weight_hh_l0.copy_(core.from_output.weight)
+        reference.bias_ih_l0.copy_(core.from_input.bias + torch.tensor([0.0, 1, 0, 0]).repeat_interleave(4))
+        reference.bias_hh_l0.zero_()
+    inputs, state = torch.randn(9, 1, 3, generator=rng), torch.randn(1, 8, generator=rng)
+    starts = torch.zeros(9, 1, dtype=torch.bool)
+    starts[[4, 7]] = True
+    outputs, last = core(inputs, state, starts)
+    h_c = tuple(part[None] for part in state.chunk(2, dim=-1))
+    for first, end in [(0, 4), (4, 7), (7, 9)]:
+        expected, h_c = reference(inputs[first:end], h_c if first == 0 else None)
+        torch.testing.assert_close(outputs[first:end], expected)
+    torch.testing.assert_close(last, torch.cat(h_c, dim=-1)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_net_with_a_core_acts_in_its_own_format(dtype):
+    net = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2), lstm=True).to(dtype)
+    logits, baseline, state = net(torch.ones(2, 3), *initial_state(net, 2))
+    assert {logits.dtype, baseline.dtype, state.dtype} == {dtype}
+    assert state.any()
+    assert not reset_state(state, np.array([True, False]))[0].any()
+    assert torch.equal(reset_state(state, np.array([True, False]))[1], state[1])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3c_mp.returns import cut_truncated, gae, n_step_returns
+from a3c_mp.returns import cut_truncated, gae, n_step_returns, vtrace
 
 GAMMA = 0.97
 
@@ -23,6 +23,7 @@ class Unroll:
         self.discounts = GAMMA * ~self.terminated
         self.values = rng.normal(size=(unroll_length + 1, num_envs))
         self.final_values = rng.normal(size=shape)
+        self.log_rhos = rng.normal(size=shape)
 
     def tensors(self):
         """Arguments of the functions under test: (rewards, discounts, values, bootstrap_value)."""
@@ -67,6 +68,35 @@ def literal_gae(rewards, discounts, values, lam):
     return advantages
 
 
+def literal_vtrace(unroll: Unroll, clip_rho, clip_c, clip_pg_rho):
+    """Equation 1 and the advantages of section 4.2, written out stream by stream and cut at every end."""
+    unroll_length, num_envs = unroll.rewards.shape
+    rhos = np.exp(unroll.log_rhos)
+    vs, advantages = np.zeros((2, *rhos.shape))
+    for b in range(num_envs):
+        ended = unroll.terminated[:, b] | unroll.truncated[:, b]
+
+        def what_follows(t, values, b=b):
+            """r_t + gamma * the value of what comes next."""
+            if unroll.terminated[t, b]:
+                return unroll.rewards[t, b]
+            return unroll.rewards[t, b] + GAMMA * (unroll.final_values if unroll.truncated[t, b] else values)[t, b]
+
+        for s in range(unroll_length):
+            vs[s, b] = unroll.values[s, b]
+            for t in range(s, unroll_length):
+                if ended[s:t].any():
+                    break
+                product = np.prod([min(clip_c, rhos[i, b]) for i in range(s, t)])
+                delta = min(clip_rho, rhos[t, b]) * (what_follows(t, unroll.values[1:]) - unroll.values[t, b])
+                vs[s, b] += GAMMA ** (t - s) * product * delta
+        next_vs = np.append(vs[1:], unroll.values[-1:], axis=0)
+        for s in range(unroll_length):
+            advantage = what_follows(s, next_vs) - unroll.values[s, b]
+            advantages[s, b] = min(clip_pg_rho, rhos[s, b]) * advantage
+    return vs, advantages
+
+
 def literal_returns_of_episodes(unroll: Unroll, n: int):
     """n-step returns of a stream with both kinds of ends, by walking forward until one of them."""
     unroll_length, num_envs = unroll.rewards.shape
@@ -100,6 +130,43 @@ def test_gae_is_the_double_sum(unroll, lam):
     advantages, returns = gae(*unroll.tensors(), lam)
     np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(returns, expected + unroll.values[:-1], rtol=1e-4, atol=1e-4)
+
+
+clips = st.sampled_from([0.5, 1.0, 2.0, float("inf")])
+
+
+def cut_vtrace(unroll: Unroll, dtype, *args):
+    """`vtrace` of a stream with both kinds of ends, as a learner calls it."""
+    fields = (unroll.rewards, unroll.discounts, unroll.final_values, unroll.log_rhos, unroll.values)
+    rewards, discounts, final_values, log_rhos, values = (torch.tensor(field, dtype=dtype) for field in fields)
+    rewards, discounts = cut_truncated(rewards, discounts, torch.tensor(unroll.truncated), final_values)
+    return vtrace(log_rhos, discounts, rewards, values[:-1], values[-1], *args)
+
+
+@settings(deadline=None)
+@given(unrolls, clips, clips, clips)
+def test_vtrace_is_the_double_sum(unroll, clip_rho, clip_c, clip_pg_rho):
+    expected = literal_vtrace(unroll, clip_rho, clip_c, clip_pg_rho)
+    for x, literal in zip(cut_vtrace(unroll, torch.float64, clip_rho, clip_c, clip_pg_rho), expected, strict=True):
+        np.testing.assert_allclose(x, literal, rtol=1e-9, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(unrolls)
+def test_vtrace_in_float32_is_the_double_sum(unroll):
+    for x, literal in zip(cut_vtrace(unroll, torch.float32), literal_vtrace(unroll, 1.0, 1.0, 1.0), strict=True):
+        np.testing.assert_allclose(x, literal, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None)
+@given(unrolls, st.floats(1.0, 10.0))
+def test_vtrace_on_policy_is_the_n_step_return(unroll, clip):
+    """With rho = 1 nothing is clipped that is allowed to be 1 (Espeholt et al. 2018, section 4.1)."""
+    unroll.log_rhos[:] = 0.0
+    vs, advantages = cut_vtrace(unroll, torch.float64, clip, clip, clip)
+    returns = literal_returns_of_episodes(unroll, len(unroll.rewards))
+    np.testing.assert_allclose(vs, returns, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(advantages, returns - unroll.values[:-1], rtol=1e-9, atol=1e-9)
 
 
 @settings(deadline=None)
@@ -146,6 +213,22 @@ def test_gae_of_a_small_case_computed_by_hand():
     assert returns.flatten().tolist() == [5.5, 2.0, 36.0]
 
 
+def test_vtrace_of_a_small_case_computed_by_hand():
+    """The same case, with rho 1/2, 3, 2.
+
+    TD errors 9 - 8 = 1, 2 - 16 = -14, 36 - 32 = 4, times rho clipped at 1: 1/2, -14, 4.
+    vs:  32 + 4 = 36;  16 - 14 = 2, as the discount of 0 lets nothing through;  8 + 1/2 + 1/2 * 1/2 * -14 = 5.
+    Advantages: 1/2 * (1 + 2/2 - 8) = -3;  2 - 16 = -14;  4 + 64/2 - 32 = 4; with a clip at 2, twice the last two.
+    """
+    case = column(0.5, 0.0, 0.5), column(1.0, 2.0, 4.0), column(8.0, 16.0, 32.0), torch.tensor([64.0])
+    log_rhos = column(0.5, 3.0, 2.0).log()
+    vs, advantages = vtrace(log_rhos, *case)
+    torch.testing.assert_close(vs, column(5.0, 2.0, 36.0))
+    torch.testing.assert_close(advantages, column(-3.0, -14.0, 4.0))
+    torch.testing.assert_close(vtrace(log_rhos, *case, clip_pg_rho=2.0)[1], column(-3.0, -28.0, 8.0))
+    torch.testing.assert_close(vtrace(log_rhos, *case, clip_rho=2.0)[0], column(8 + 0.5 - 0.25 * 28, -12.0, 40.0))
+
+
 @pytest.mark.parametrize(
     ("terminated", "truncated", "reward", "discount"),
     [
@@ -176,6 +259,7 @@ def test_nothing_is_written_into_the_arguments():
     before = [x.clone() for x in (*case, final_values)]
     n_step_returns(*case, n=3)
     gae(*case, lam=0.9)
+    vtrace(f32(unroll.log_rhos), case[1], case[0], *case[2:])
     cut_truncated(case[0], case[1], truncated, final_values)
     for x, copy in zip((*case, final_values), before, strict=True):
         assert torch.equal(x, copy)
@@ -190,3 +274,6 @@ def test_shapes_are_checked_at_the_door(wrong):
         n_step_returns(*case, n=2)
     with pytest.raises(AssertionError):
         gae(*case, lam=0.9)
+    rewards, discounts, *rest = case
+    with pytest.raises(AssertionError):
+        vtrace(torch.zeros(4, 4), discounts, rewards, *rest)

@@ -1,0 +1,202 @@
+"""What makes an actor-critic an IMPALA (Espeholt et al. 2018): settings, batches of unrolls, replay, V-trace loss."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from a3c_mp import losses, returns
+from a3c_mp.actor_critic import RolloutArgs, rewards_and_discounts
+from a3c_mp.config import Between, ConfigError, Count, NonNegative
+from a3c_mp.nets import ActorCritic, unroll
+from a3c_mp.rollout import Rollout, episode_starts, minibatches
+from a3c_mp.slots import Spec
+
+
+@dataclass(frozen=True)
+class ImpalaArgs(RolloutArgs):
+    unroll_length: Count = 20
+    """agent steps in one unroll (T)"""
+    batch_unrolls: Count = 16
+    """unrolls in one gradient, each T steps of one environment"""
+    net: Literal["shallow", "deep"] = "shallow"
+    """three convolutions, or the paper's fifteen with residual connections"""
+    lstm: bool = False
+    """let the net remember earlier observations of the episode"""
+    vtrace: bool = True
+    """correct for the policy that acted having been another; without, its data are taken for the learner's own"""
+    clip_rho: NonNegative = 1.0
+    """rho-bar: largest importance weight of a TD error"""
+    clip_c: NonNegative = 1.0
+    """c-bar: largest importance weight of the trace; below 1 it acts as the lambda of GAE does"""
+    clip_pg_rho: NonNegative = 1.0
+    """largest importance weight of an advantage"""
+    replay_proportion: Annotated[float, Between(0, 0.99)] = 0.0
+    """share of a batch that is drawn from earlier unrolls"""
+    replay_size: Count = 1000
+    """unrolls kept for that, the newest"""
+    num_learners: Annotated[int, Between(1, 64)] = 1
+    """learner processes, each with its share of the actors; gradients are averaged over them"""
+    force_lag: Annotated[int, Between(0, 1000)] = 0
+    """have actors act with weights published so many times ago, to see what V-trace is good for"""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """rmsprop is the paper's"""
+    rmsprop_eps: Annotated[float, Between(1e-12)] = 0.01
+    """epsilon of RMSProp; its decay is 0.99"""
+
+    @property
+    def fresh_unrolls(self) -> int:
+        """Unrolls in a batch that are new."""
+        return max(1, round(self.batch_unrolls * (1 - self.replay_proportion)))
+
+
+CARTPOLE: dict[str, Any] = {
+    "total_steps": 1_000_000,
+    "batch_unrolls": 16,
+    "replay_proportion": 0.9375,
+    "learning_rate": 1e-3,
+    "reward_clip": False,
+    "reward_scale": 0.05,
+    "life_loss_terminal": False,
+    "normalize_advantages": False,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
+    "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
+    "CartPole-v0": {**CARTPOLE, "num_envs": 1, "stop_return": 195.0},
+    "CartPole-v1": {**CARTPOLE, "num_envs": 4, "stop_return": 475.0},
+}
+
+
+def rollouts_per_batch(args: ImpalaArgs) -> int:
+    """Rollouts, of B unrolls each, that a learner takes together: enough for a batch, or of each of its actors once.
+
+    Raises:
+        ConfigError: a learner's actors do not bring enough new unrolls for a batch, or too many for the replay.
+    """
+    num_actors = args.num_actors // args.num_learners
+    if args.fresh_unrolls > num_actors * args.num_envs:
+        why = f"{args.fresh_unrolls} new unrolls are needed, a learner's actors bring {num_actors} * {args.num_envs}"
+        raise ConfigError("batch-unrolls", args.batch_unrolls, why, "lower it, or raise --num-envs")
+    if args.replay_proportion and args.replay_size < num_actors * args.num_envs:
+        why = f"a learner's actors bring {num_actors} * {args.num_envs} unrolls at a time"
+        raise ConfigError("replay-size", args.replay_size, why, "raise it")
+    return num_actors if args.deterministic else -(-args.fresh_unrolls // args.num_envs)
+
+
+def make_optimizer(args: ImpalaArgs, net: nn.Module) -> torch.optim.Optimizer:
+    if args.optimizer == "adam":
+        return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.99, eps=args.rmsprop_eps)
+
+
+class Replay:
+    """The newest `capacity` unrolls, for batches that are partly replayed (Espeholt et al. 2018, section 5.2.2)."""
+
+    def __init__(self, spec: Spec, capacity: int, device: torch.device):
+        self.unrolls = Rollout(
+            **{
+                name: torch.zeros(time, capacity, *shape, dtype=dtype, device=device)
+                for name, ((time, _, *shape), dtype) in spec.items()
+            }
+        )
+        self.capacity = capacity
+        self.added = 0
+
+    def add(self, unrolls: Rollout) -> None:
+        """Store all unrolls of a rollout, over the oldest ones."""
+        num_unrolls = unrolls.action.shape[1]
+        assert num_unrolls <= self.capacity, (num_unrolls, self.capacity)
+        places = (self.added + torch.arange(num_unrolls, device=unrolls.action.device)) % self.capacity
+        for stored, new in zip(self.unrolls, unrolls, strict=True):
+            stored[:, places] = new
+        self.added += num_unrolls
+
+    def sample(self, num_unrolls: int, rng: torch.Generator) -> Rollout:
+        """Unrolls drawn uniformly, with replacement."""
+        drawn = torch.randint(min(self.added, self.capacity), (num_unrolls,), generator=rng)
+        return select(self.unrolls, drawn.to(self.unrolls.action.device))
+
+
+def select(unrolls: Rollout, columns: Tensor) -> Rollout:
+    """Some of the unrolls [T, B, ...], by int64 indices into B."""
+    return Rollout(*(field.index_select(1, columns) for field in unrolls))
+
+
+def batches(args: ImpalaArgs, unrolls: Rollout, replay: Replay | None, rng: torch.Generator) -> Iterator[Rollout]:
+    """Every new unroll once, in batches filled up with replayed ones."""
+    num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
+    if replay is not None:
+        replay.add(unrolls)
+    for columns in minibatches(num_unrolls, args.fresh_unrolls, 1, rng, device):
+        batch = select(unrolls, columns)
+        if replay is not None and args.batch_unrolls > args.fresh_unrolls:
+            old = replay.sample(args.batch_unrolls - args.fresh_unrolls, rng)
+            batch = Rollout(*(torch.cat(fields, 1) for fields in zip(batch, old, strict=True)))
+        yield batch
+
+
+def loss(
+    args: ImpalaArgs,
+    net: ActorCritic,
+    batch: Rollout,
+    dtype: torch.dtype,
+    average: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Forward pass over unrolls, V-trace, and the three losses of Espeholt et al. 2018, section 4.2.
+
+    Args:
+        batch: unrolls side by side.
+        dtype: that the net computes in.
+        average: replaces tensors by their means over all learners, so that these normalise advantages alike.
+
+    Returns:
+        (total loss, curves for TensorBoard).
+    """
+    rewards, discounts = rewards_and_discounts(args, batch)
+    with torch.autocast(batch.obs.device.type, dtype, enabled=dtype != torch.float32):
+        logits, values = unroll(net, batch.obs, batch.core_state[0], episode_starts(batch))
+    logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
+    log_probs = losses.log_prob(logits, batch.action)
+    log_rhos = log_probs.detach() - losses.log_prob(batch.behaviour_logits, batch.action)
+    vs, advantages = returns.vtrace(
+        log_rhos if args.vtrace else torch.zeros_like(log_rhos), discounts, rewards, values, bootstrap_value,
+        args.clip_rho, args.clip_c, args.clip_pg_rho,
+    )  # fmt: skip
+    if args.normalize_advantages:
+        advantages = losses.normalize(advantages, average)
+    policy = losses.policy_gradient_loss(log_probs, advantages)
+    value = losses.value_loss(values, vs)
+    entropy = losses.entropy_loss(logits)
+    total = policy + args.value_cost * value + args.entropy_cost * entropy
+    rhos = log_rhos.exp()
+    return total, {
+        "losses/policy": policy,
+        "losses/value": value,
+        "losses/entropy": entropy,
+        "losses/total": total,
+        "values/advantage": advantages,
+        "values/baseline": values,
+        "values/target": vs,
+        "values/rho": rhos,
+        "values/rho_clipped": (rhos > args.clip_rho).float(),
+    }
+
+
+class DelayLine:
+    """A net as it was `delay` calls ago, for `--force-lag`; as it is with a delay of 0."""
+
+    def __init__(self, delay: int):
+        self.past: deque[ActorCritic] = deque(maxlen=delay + 1)
+
+    def __call__(self, net: ActorCritic) -> ActorCritic:
+        if self.past.maxlen == 1:
+            return net
+        self.past.append(copy.deepcopy(net))
+        return self.past[0]

@@ -1,0 +1,256 @@
+"""Learners in parallel: processes that compute gradients on data of their own and take every step together.
+
+Learner 0 is the process that the user started. The others are spawned by it, hold nothing worth saving, and end when it
+does. They meet through a file, and what they say to each other goes over the loopback interface only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from multiprocessing import connection
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from a3c_mp.workers import PR_SET_PDEATHSIG, START_SECONDS, WorkerError
+
+PEER_SECONDS = 120.0
+"""longest time that a learner waits for the others: they may have to replace an actor meanwhile"""
+DEATH_SECONDS = 2.0
+"""from a broken connection to the end of the process behind it"""
+LOST_PEER = 3
+"""exit code of a learner that ends because another one has"""
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class PeerLost(WorkerError):
+    """Another learner has died or does not answer."""
+
+
+class Team:
+    """A learner's place among `size` of them. Everything here must be called by all of them, in the same order.
+
+    A team of one talks to nobody: averages are what they were.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        self.rank, self.size = rank, size
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their means over the learners, in one exchange."""
+        if self.size == 1:
+            return
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        with _losing_peers():
+            dist.all_reduce(flat)
+        parts = (flat / self.size).split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+    def average_gradients(self, net: nn.Module) -> None:
+        """With batches of one size, the gradient of the mean loss over the union of all learners' batches."""
+        self.average([parameter.grad for parameter in net.parameters() if parameter.grad is not None])
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensors [N, ...] of all learners, one after the other: [size * N, ...]."""
+        if self.size == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        with _losing_peers():
+            dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    def exchange(self, message: Any) -> list[Any]:
+        """What every learner has to tell, in the order of their ranks."""
+        messages = [message] * self.size
+        if self.size > 1:
+            with _losing_peers():
+                dist.all_gather_object(messages, message)
+        return messages
+
+    def synchronize(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Have everyone go on from learner 0's weights and moments."""
+        state = (net.state_dict(), optimizer.state_dict()) if self.rank == 0 else None
+        weights, moments = self.exchange(state)[0]
+        if self.rank != 0:
+            net.load_state_dict(weights)
+            optimizer.load_state_dict(moments)
+
+    def _connect(self, meeting_point: str, cuda: bool, seconds: float) -> None:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a lost peer raises; the default aborts the process
+        with _losing_peers():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                store=dist.FileStore(meeting_point, self.size),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=seconds),
+            )
+        # Once this is through, everybody has met everybody, and the file that they met through may go.
+        self.average([torch.zeros(1, device=f"cuda:{self.rank}" if cuda else "cpu")])
+
+
+@contextmanager
+def _losing_peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch.distributed has no narrower class for a closed connection
+        raise PeerLost(next(iter(str(error).splitlines()), "")) from error
+
+
+class Learners:
+    """The learners besides this one, each running `target(team, *args)`; to be used in a `with` block.
+
+    Args:
+        num_learners: how many there are with this one; with 1 no process is started.
+        target: a module-level function.
+        args: passed on, pickled.
+        cuda: whether gradients lie on GPUs, one for each learner.
+        ending: whether this process has been asked to end; others that were asked too are then not missed.
+        peer_seconds: a learner that lets the others wait longer is given up.
+
+    Raises:
+        PeerLost: another learner has died or gives no answer; says which, and why.
+    """
+
+    def __init__(
+        self, num_learners: int, target: Callable[..., None], args: tuple, *, cuda: bool = False,
+        ending: Callable[[], bool] = lambda: False, peer_seconds: float = PEER_SECONDS,
+    ):  # fmt: skip
+        self.team = Team(0, num_learners)
+        self.target, self.args, self.cuda = target, args, cuda
+        self.ending, self.peer_seconds = ending, peer_seconds
+        self._processes: list[Any] = []
+        self._pipes: list[connection.Connection] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Of learners 1, 2, ..."""
+        return [process.pid for process in self._processes]
+
+    def __enter__(self) -> Team:
+        if self.team.size == 1:
+            return self.team
+        try:
+            with tempfile.TemporaryDirectory(prefix="a3c_mp-") as folder:
+                for rank in range(1, self.team.size):
+                    self._start(rank, f"{folder}/learners")
+                self._wait_until_ready()
+                self.team._connect(f"{folder}/learners", self.cuda, self.peer_seconds)
+        except PeerLost as error:
+            self._stop()
+            raise self._blame(error) from None
+        except BaseException:
+            self._stop()
+            raise
+        return self.team
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, PeerLost):
+            self._await_deaths()
+        lost = self._blame(error) if isinstance(error, PeerLost) else None
+        self._stop()
+        if lost is None or self.ending():
+            return lost is not None
+        raise lost from None
+
+    def _start(self, rank: int, meeting_point: str) -> None:
+        context = mp.get_context("spawn")
+        pipe, child_end = context.Pipe(duplex=False)
+        team = Team(rank, self.team.size)
+        process = context.Process(
+            target=_main,
+            args=(self.target, team, self.args, child_end, os.getpid(), meeting_point, self.cuda, self.peer_seconds),
+            name=f"learner-{rank}",
+        )
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's business
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        child_end.close()
+        self._processes.append(process)
+        self._pipes.append(pipe)
+
+    def _wait_until_ready(self) -> None:
+        """Every learner says so once it runs; one that dies before closes its pipe."""
+        deadline = time.monotonic() + START_SECONDS
+        for pipe in self._pipes:
+            while not pipe.poll(0.1):
+                if time.monotonic() > deadline or self.ending():
+                    raise PeerLost(f"not all learners have started within {START_SECONDS:.0f} s")
+            with suppress(EOFError, OSError):
+                if pipe.recv() is None:
+                    continue
+            raise PeerLost("a learner has ended before it began")
+
+    def _await_deaths(self) -> None:
+        """Let those that are about to die say why."""
+        connection.wait([process.sentinel for process in self._processes], DEATH_SECONDS)
+        time.sleep(0.1)  # several may go together; the one that was killed is the cause
+
+    def _blame(self, error: BaseException) -> PeerLost:
+        """The error that names who was lost, and why."""
+        told, silent = [], []
+        for rank, (process, pipe) in enumerate(zip(self._processes, self._pipes, strict=True), start=1):
+            name, code, text = f"learner {rank} (pid {process.pid})", process.exitcode, None
+            with suppress(EOFError, OSError):
+                while pipe.poll():
+                    text = pipe.recv() or text
+            if text is not None:
+                told.append(f"{name} failed:\n{text}")
+            elif code is not None and code < 0:
+                told.append(f"{name} was killed by {signal.Signals(-code).name}")
+            elif code not in (None, LOST_PEER):
+                told.append(f"{name} ended with exit code {code}")
+            elif code is None:
+                silent.append(name)
+        why = told or [f"no answer from {', '.join(silent) or 'the other learners'} ({error})"]
+        return PeerLost("; ".join(why) + "; the others cannot go on without it")
+
+    def _stop(self) -> None:
+        """End the other learners, and with them their actors. They hold nothing worth saving, so nobody asks them."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        if self.team.size > 1 and dist.is_initialized():
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+
+
+def _main(
+    target: Callable[..., None], team: Team, args: tuple, pipe: connection.Connection, parent_pid: int,
+    meeting_point: str, cuda: bool, seconds: float,
+) -> None:  # fmt: skip
+    """First code of a learner other than the first."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        pipe.send(None)  # ready
+        team._connect(meeting_point, cuda, seconds)
+        target(team, *args)
+    except PeerLost:
+        os._exit(LOST_PEER)  # at once: a process group that has lost a member may wait for it in its destructor
+    except Exception:
+        pipe.send(traceback.format_exc()[-2000:])
+        os._exit(1)

@@ -1,0 +1,159 @@
+"""Learners in parallel: one gradient for all, one address for all, and a clear end for all when one is lost."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from a3c_mp import impala
+from a3c_mp.impala import ImpalaArgs
+from a3c_mp.learners import Learners, PeerLost
+from a3c_mp.nets import make_actor_critic
+from a3c_mp.rollout import Rollout, rollout_spec
+
+SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
+ARGS = ImpalaArgs(num_learners=2, num_actors=2, reward_clip=False, clip_grad=1e9)
+UNROLLS = 4
+
+
+def some_unrolls():
+    """Unrolls for both learners, the same in every process."""
+    rng = torch.Generator().manual_seed(0)
+    fields = {
+        name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in rollout_spec(6, 2 * UNROLLS, *SPACES).items()
+    }
+    for field in fields.values():
+        if field.is_floating_point():
+            field.normal_(generator=rng)
+    fields["action"].random_(2, generator=rng)
+    return Rollout(**fields)
+
+
+def make_net(seed):
+    torch.manual_seed(seed)
+    net = make_actor_critic(*SPACES)
+    return net, torch.optim.Adam(net.parameters(), lr=0.01)
+
+
+def gradient(net, unrolls, average=lambda tensors: None):
+    net.zero_grad()
+    impala.loss(ARGS, net, unrolls, torch.float32, average)[0].backward()
+    return [parameter.grad for parameter in net.parameters()]
+
+
+def learn_together(team):
+    """Two steps on this learner's half of the unrolls; the weights after it, and the last gradient."""
+    net, optimizer = make_net(seed=team.rank)  # the others' weights are not the first one's until they synchronize
+    team.synchronize(net, optimizer)
+    mine = torch.arange(team.rank * UNROLLS, (team.rank + 1) * UNROLLS)
+    unrolls = impala.select(some_unrolls(), mine)
+    for _ in range(2):
+        net.norm.update(team.gather(unrolls.obs.flatten(0, 1)))
+        gradient(net, unrolls, team.average)
+        team.average_gradients(net)
+        optimizer.step()
+    return net, [parameter.grad for parameter in net.parameters()]
+
+
+def follow_together(team):
+    net, _ = learn_together(team)
+    team.exchange([parameter.detach() for parameter in net.parameters()])
+    listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+    team.exchange(listening)
+
+
+def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
+    net, optimizer = make_net(seed=0)
+    for _ in range(2):
+        net.norm.update(some_unrolls().obs.flatten(0, 1))
+        expected = gradient(net, some_unrolls())
+        optimizer.step()
+    with Learners(2, follow_together, ()) as team:
+        together, found = learn_together(team)
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+        for x, y in zip(together.parameters(), net.parameters(), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+        first, second = team.exchange([parameter.detach() for parameter in together.parameters()])
+        for x, y in zip(first, second, strict=True):
+            assert torch.equal(x, y), "the learners' weights do not drift apart"
+        mine = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+        addresses = {address for listening in team.exchange(mine) for address in listening}
+    assert addresses == {"127.0.0.1"}, "nobody else can reach them"
+
+
+def count_for_ever(team):
+    while True:
+        team.exchange(os.getpid())
+
+
+def fail_in_the_third(team):
+    for _ in range(2):
+        team.exchange(os.getpid())
+    raise ArithmeticError("the gradient caught fire")
+
+
+def exchange_until_lost(learners, act=lambda pids: None):
+    """Exchange messages, `act` on the others once they run; seconds from there to the error."""
+    with learners as team:
+        team.exchange(os.getpid())
+        act(learners.pids)
+        since = time.monotonic()
+        while time.monotonic() - since < 60:
+            try:
+                team.exchange(os.getpid())
+            finally:
+                waited = time.monotonic() - since
+    return waited
+
+
+@pytest.mark.parametrize("num_learners", [2, 3])
+def test_a_killed_learner_is_named_at_once_and_takes_the_others_with_it(num_learners):
+    learners = Learners(num_learners, count_for_ever, ())
+    started = time.monotonic()
+    with pytest.raises(PeerLost) as lost:
+        exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGKILL))
+    assert time.monotonic() - started < 60
+    assert f"learner 1 (pid {learners.pids[0]}) was killed by SIGKILL" in str(lost.value)
+    assert not any(psutil.pid_exists(pid) for pid in learners.pids)
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_learner_that_raises_says_why():
+    with pytest.raises(PeerLost, match="the gradient caught fire"):
+        exchange_until_lost(Learners(2, fail_in_the_third, ()))
+
+
+def test_a_frozen_learner_is_given_up_after_a_time():
+    learners = Learners(2, count_for_ever, (), peer_seconds=3)
+    with pytest.raises(PeerLost, match=r"no answer from learner 1 \(pid"):
+        exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGSTOP))
+    assert not any(psutil.pid_exists(pid) for pid in learners.pids)
+
+
+def test_a_loss_is_forgiven_where_all_were_asked_to_end():
+    asked = []
+    learners = Learners(2, count_for_ever, (), ending=lambda: bool(asked))
+
+    def ask(pids):
+        asked.append(True)
+        os.kill(pids[0], signal.SIGTERM)
+
+    with learners as team:
+        team.exchange(0)
+        ask(learners.pids)
+        while True:
+            team.exchange(0)
+
+
+def test_one_learner_needs_no_other_process():
+    with Learners(1, count_for_ever, ()) as team:
+        tensor = torch.ones(2)
+        team.average([tensor])
+        assert team.exchange("alone") == ["alone"]
+        assert torch.equal(team.gather(tensor), tensor)
+        assert not torch.distributed.is_initialized()

@@ -1,0 +1,150 @@
+"""Chapter 4. IMPALA: actors act with weights that have grown old, and V-trace corrects for it.
+
+Each actor process steps a vector of environments with its own copy of the net and writes unrolls, with the policy that
+chose every action, into a slot of shared memory. The learner takes the oldest filled slots and runs its own, newer net
+over whole unrolls. Where the two policies differ, truncated importance weights make good for it.
+
+    actor 0 --(slot 0)--> \\
+    actor 1 --(slot 1)-->  queue, oldest first --> learner --(weights, version)--> its actors
+                                                      | gradients, averaged
+                                                   learner 1, 2, ... each with actors of its own
+"""
+
+from __future__ import annotations
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import nn
+
+from a3c_mp import impala
+from a3c_mp.actor_critic import allocate_slots
+from a3c_mp.collect import Collector, derive_seeds
+from a3c_mp.config import check_env, exit_with, parse_args
+from a3c_mp.device import check_learners, set_up_torch
+from a3c_mp.follower import Follower
+from a3c_mp.impala import PRESETS, DelayLine, Replay
+from a3c_mp.impala import ImpalaArgs as Args
+from a3c_mp.learners import Learners, Team
+from a3c_mp.nets import ActorCritic, make_actor_critic
+from a3c_mp.precision import compute_dtype
+from a3c_mp.rollout import Rollout, finished_episodes, join, rollout_spec
+from a3c_mp.run import Run
+from a3c_mp.schedules import linear
+from a3c_mp.slots import Slots
+from a3c_mp.weights import Weights
+from a3c_mp.workers import Filled, Link, Workers
+from wrappers import make_vec_env
+
+NORM_STEPS = 2  # steps of a rollout that the statistics of observations are taken from: plenty, and cheap
+
+
+def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int, first: int) -> None:
+    """Spawned process: fill slots with unrolls until its learner, whose actors are numbered from `first`, ends it."""
+    env_seed, action_seed = derive_seeds(args.seed, start, first + link.worker, link.generation)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
+    net.to(weights.buffers.device, weights.buffers.dtype)
+    collector = Collector(env, net, action_seed, args.deterministic, link.beat)
+    while True:
+        slot, version = link.take()
+        version = weights.load(net, version if args.deterministic else None)
+        collector.collect(Rollout(**slots[slot]))
+        link.send(slot, version)
+
+
+def learn(
+    args: Args, run: Run | Follower, team: Team, net: ActorCritic, optimizer: torch.optim.Optimizer, unrolls: Rollout,
+    replay: Replay | None, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """A gradient step for every batch of new unrolls, filled up with replayed ones."""
+    optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+    if args.normalize_obs:
+        net.norm.update(team.gather(unrolls.obs[-NORM_STEPS:].flatten(0, 1)))
+    for batch in impala.batches(args, unrolls, replay, run.rng):
+        loss, curves = impala.loss(args, net, batch, dtype, team.average)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        team.average_gradients(net)
+        curves["losses/grad_norm"] = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        optimizer.step()
+        run.learned(curves)
+
+
+def train(
+    args: Args, run: Run | Follower, team: Team, net: ActorCritic, optimizer: torch.optim.Optimizer, slots: Slots
+) -> None:
+    """What every learner does: take unrolls from its own actors, and every gradient step together with the others."""
+    team.synchronize(net, optimizer)
+    device = next(net.parameters()).device
+    dtype = compute_dtype(args.precision, device, net.norm.image)
+    replay = Replay(slots.spec, args.replay_size, device) if args.replay_proportion else None
+    delayed = DelayLine(args.force_lag)
+    weights = Weights(delayed(net), dtype)
+    num_actors = args.num_actors // team.size
+    first = team.rank * num_actors
+    incidents: list[str] = []
+    workers = Workers(
+        actor, num_actors, (args, slots, weights, run.steps, first), slots_per_worker=args.slots_per_actor,
+        in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=incidents.append,
+    )  # fmt: skip
+    group_size = impala.rollouts_per_batch(args)
+    queue: list[Filled] = []  # oldest first; actors wait once their slots are full, so it cannot grow
+    with workers:
+        for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
+            queue.append(filled)
+            if len(queue) < group_size:
+                continue
+            rollouts = [Rollout(**slots[slot]) for _, slot, _ in queue]
+            news = [
+                (rollout.action.numel(), finished_episodes(rollout), first + worker,
+                 weights.version - version + min(version, args.force_lag))
+                for (worker, _, version), rollout in zip(queue, rollouts, strict=True)
+            ]  # fmt: skip
+            with run.timing("waiting"):
+                reports = team.exchange((news, incidents))
+            incidents.clear()
+            for their_news, their_incidents in reports:
+                for incident in their_incidents:
+                    run.worker_restarted(incident)
+                for rollout_news in their_news:
+                    run.consumed(*rollout_news)
+            with run.timing("learning"):
+                unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
+                learn(args, run, team, net, optimizer, unrolls, replay, dtype)
+            with run.timing("publishing"):
+                published = weights.publish(delayed(net))  # waits for the GPU: from here on the slots have been read
+            for _, slot, _ in queue:
+                workers.release(slot, published)
+            queue.clear()
+            run.tick()
+
+
+def set_up(args: Args, rank: int = 0) -> tuple[ActorCritic, torch.optim.Optimizer, Slots]:
+    """(net, optimizer, slots) of a learner. Raises ConfigError for settings that do not go together."""
+    check_learners(args.num_learners, args.num_actors, args.cuda)
+    impala.rollouts_per_batch(args)
+    obs_space, action_space = check_env(args.env_id, Discrete)
+    device = set_up_torch(args, rank)
+    net = make_actor_critic(obs_space, action_space, args.net, args.lstm).to(device)
+    spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)
+    slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
+    return net, impala.make_optimizer(args, net), slots
+
+
+def follow(team: Team, args: Args, steps: int) -> None:
+    """Spawned process: a learner besides the first."""
+    train(args, Follower(args, team.rank, steps), team, *set_up(args, team.rank))
+
+
+def main() -> int:
+    args = parse_args(Args, PRESETS, __doc__)
+    net, optimizer, slots = set_up(args)
+    with Run(args, "impala", net, optimizer) as run:
+        ending = lambda: run.exit_reason is not None  # noqa: E731
+        with Learners(args.num_learners, follow, (args, run.steps), cuda=args.cuda, ending=ending) as team:
+            train(args, run, team, net, optimizer, slots)
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    exit_with(main)
