@@ -37,7 +37,7 @@ class Slots:
             raise ValueError(f"num_slots must be 1 or more, not {num_slots}")
         self.spec = spec
         self.num_slots = num_slots
-        self.offsets, self.slot_bytes = _layout(spec)
+        self.offsets, self.slot_bytes = layout(spec)
         check_shared_memory(self.slot_bytes * num_slots)
         self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8).share_memory_()
         self.pinned = pin
@@ -66,7 +66,7 @@ class Slots:
         self._pin()
 
 
-def _layout(spec: Spec) -> tuple[dict[str, int], int]:
+def layout(spec: Spec) -> tuple[dict[str, int], int]:
     """Byte offset of each field, and the bytes of a whole slot."""
     offsets, end = {}, 0
     for name, (shape, dtype) in spec.items():
