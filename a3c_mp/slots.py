@@ -39,7 +39,9 @@ class Slots:
         self.num_slots = num_slots
         self.offsets, self.slot_bytes = layout(spec)
         check_shared_memory(self.slot_bytes * num_slots)
-        self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8).share_memory_()
+        # Fresh shared memory is zero and takes up space as it is written; to move a tensor there would need it twice.
+        storage = torch.UntypedStorage._new_shared(self.slot_bytes * num_slots)
+        self.arena = torch.empty(0, dtype=torch.uint8).set_(storage).view(num_slots, self.slot_bytes)
         self.pinned = pin
         self._pin()
 
