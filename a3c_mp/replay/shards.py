@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
+from torch import Tensor
 
 from a3c_mp.slots import Slots, Spec, layout
 
@@ -15,7 +16,7 @@ COUNTERS = ("written", "ready", "limit")
 
 
 class Shards:
-    """One shard for each actor, one ring of rows (a lane) for each of its environments; the same memory in every process.
+    """A shard for each actor, with a ring of rows (a lane) for each of its environments; shared by all processes.
 
     Environment b of actor s writes lane s * num_envs + b. A row holds one observation's newest frame, the action taken
     there, and the n-step transition that begins there. Rows are numbered 0, 1, 2, ... for ever; row r lies in place
@@ -95,6 +96,10 @@ class Shards:
             raise IndexError(f"shard {shard} of {self.num_shards}")
         return slice(shard * self.num_envs, (shard + 1) * self.num_envs)
 
+    def fields(self) -> dict[str, Tensor]:
+        """The fields of rows, by name, as views of shared memory [lanes, rows, ...]."""
+        return {name: field for name, field in self.slots[0].items() if name not in COUNTERS}
+
     def _attach(self) -> None:
         for name, field in self.slots[0].items():
             setattr(self, name, field.numpy())
@@ -107,9 +112,7 @@ class Shards:
         self._attach()
 
 
-def _spec(
-    num_lanes: int, rows: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, stack: int
-) -> Spec:
+def _spec(num_lanes: int, rows: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, stack: int) -> Spec:
     """Shapes and dtypes of the fields of all lanes."""
     assert isinstance(obs_space, Box), obs_space
     assert isinstance(action_space, Discrete | Box), action_space
@@ -128,5 +131,5 @@ def _spec(
         "ahead": (ring, torch.int32),
         "step": (ring, torch.int32),
         "priority": (ring, torch.float32),
-        **{name: ((num_lanes,), torch.int64) for name in COUNTERS},
+        **dict.fromkeys(COUNTERS, ((num_lanes,), torch.int64)),
     }
