@@ -55,6 +55,30 @@ class ObsNorm(nn.Module):
         """Floating-point observations [N, *shape], overwritten."""
         return obs.sub_(self.shift.to(obs.dtype)).mul_(self.scale.to(obs.dtype)).clamp_(-5, 5)
 
+    def image_inputs(self, obs: Tensor) -> Tensor:
+        """uint8 [N, C, H, W], left as they are -> inputs of convolutions, in the format that is computed in."""
+        device_type, dtype = obs.device.type, self.shift.dtype
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+        return self(obs.to(dtype).contiguous(memory_format=torch.channels_last))
+
+    def vector_inputs(self, obs: Tensor) -> Tensor:
+        """float32 or uint8 [N, ...], left as they are -> [N, inputs] of linear layers."""
+        return self(obs.to(self.shift.dtype, copy=True)).reshape(len(obs), -1)
+
+
+def nature_convolutions(channels: int) -> nn.Sequential:
+    """The convolutions of Mnih et al. 2015: [N, channels, H, W] -> [N, features], H and W at least 36."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, kernel_size=8, stride=4),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=4, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, kernel_size=3, stride=1),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+
 
 class AtariA2C(nn.Module):
     """Convolutions shared by two heads of their own, policy and value, with 512 hidden units each.
@@ -70,15 +94,7 @@ class AtariA2C(nn.Module):
     def __init__(self, obs_shape: tuple[int, ...], num_actions: int, hidden: int = 512):
         super().__init__()
         self.norm = ObsNorm(obs_shape, image=True)
-        self.conv = nn.Sequential(
-            nn.Conv2d(obs_shape[0], 32, kernel_size=8, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, kernel_size=4, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, kernel_size=3, stride=1),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
+        self.conv = nature_convolutions(obs_shape[0])
         with torch.no_grad():
             features = self.conv(torch.zeros(1, *obs_shape)).shape[1]
         self.policy = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, num_actions))
@@ -88,14 +104,8 @@ class AtariA2C(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """obs uint8 [B, C, H, W] -> (logits [B, A], baseline [B])."""
-        pixels = obs.to(self._compute_dtype(obs.device.type)).contiguous(memory_format=torch.channels_last)
-        features = self.conv(self.norm(pixels))
+        features = self.conv(self.norm.image_inputs(obs))
         return self.policy(features), self.value(features).squeeze(-1)
-
-    def _compute_dtype(self, device_type: str) -> torch.dtype:
-        if torch.is_autocast_enabled(device_type):
-            return torch.get_autocast_dtype(device_type)
-        return self.norm.shift.dtype
 
 
 class MLPA2C(nn.Module):
@@ -116,7 +126,7 @@ class MLPA2C(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """obs float32 or uint8 [B, ...] -> (logits [B, A], baseline [B])."""
-        inputs = self.norm(obs.to(self.norm.shift.dtype, copy=True)).reshape(len(obs), -1)
+        inputs = self.norm.vector_inputs(obs)
         return self.policy(inputs), self.value(inputs).squeeze(-1)
 
 
