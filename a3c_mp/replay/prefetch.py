@@ -47,8 +47,7 @@ class Prefetch:
             return self.replay.sample(self.batch_size, self._held)
         if self._thread.ident is None:
             self._thread.start()
-        else:
-            self._free.put(self._held)
+        self._free.put(self._held)
         found = self._ready.get()
         if isinstance(found, BaseException):
             self._ready.put(found)  # the thread has ended: the next call fails alike, rather than wait for ever

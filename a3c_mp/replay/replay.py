@@ -133,7 +133,7 @@ class Replay:
         )
 
     def sample(self, batch_size: int, out: Batch | None = None) -> Batch:
-        """Draw transitions in proportion to p^alpha: one from each of `batch_size` equal parts of the sum of all shards.
+        """Draw transitions in proportion to p^alpha: one from each of `batch_size` equal parts of the sum.
 
         Args:
             batch_size: N.
@@ -218,15 +218,19 @@ class Replay:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and plain values for `torch.load(weights_only=True)`.
 
-        Where the lanes are full these are views of live memory: no room may be made until they have been saved.
+        From half full lanes on the frames are a view of live memory, not a copy: no room may be made until they have
+        been saved.
         """
         with self._lock:
             counters = {name: torch.from_numpy(getattr(self.shards, name).copy()) for name in ("ready", "written")}
-            used = min(self.shards.rows, int(counters["written"].max()))
+            used = int(counters["written"].max())
+            used = used if used < self.shards.rows // 2 else self.shards.rows
+            fields = {name: field[:, :used] for name, field in self.shards.fields().items()}
             leaves = torch.from_numpy(self.tree.leaves).view(self.shards.num_lanes, self.shards.rows)
             return {
                 "sizes": self._sizes(),
-                "fields": {name: field[:, :used].contiguous() for name, field in self.shards.fields().items()},
+                "frame": fields.pop("frame").contiguous(),
+                "fields": {name: field.clone() for name, field in fields.items()},
                 "leaves": leaves[:, :used].clone(),
                 "seen": torch.from_numpy(self.seen.copy()),
                 "tail": torch.from_numpy(self.tail.copy()),
@@ -249,8 +253,8 @@ class Replay:
                 f"the saved replay has (shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
             )
         shards, used = self.shards, state["leaves"].shape[1]
-        for name, field in shards.fields().items():
-            field[:, :used] = state["fields"][name]
+        for name, saved in {"frame": state["frame"], **state["fields"]}.items():
+            shards.fields()[name][:, :used] = saved
         for name in ("ready", "written"):
             getattr(shards, name)[:] = state[name].numpy()
         shards.limit[:] = np.maximum(shards.written, shards.rows)
