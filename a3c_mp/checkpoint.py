@@ -67,7 +67,7 @@ def _write(state: dict[str, Any], digest: Any, file: BinaryIO) -> None:
     """Stream a state into a file: a replay buffer of gigabytes must not be held in memory once more."""
     stream = _Stream(file, digest)
     try:
-        torch.save(state, stream)
+        torch.save(state, stream)  # type: ignore[arg-type]
     except RuntimeError as error:  # torch's own words for a write that failed
         if stream.error is None:
             raise

@@ -87,3 +87,12 @@ def actor_critic(
 def normalize(advantages: Tensor) -> Tensor:
     """Mean 0 and variance 1 over all entries."""
     return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+
+
+def huber(errors: Tensor, weights: Tensor) -> Tensor:
+    """Mean of w * e^2 / 2 where |e| <= 1 and of w * (|e| - 1/2) elsewhere: large errors [B] push no harder than 1.
+
+    Mnih et al. 2015, methods; the weights [B] are the importance weights of Schaul et al. 2016, section 3.4.
+    """
+    assert errors.shape == weights.shape, (errors.shape, weights.shape)
+    return (weights * F.huber_loss(errors, torch.zeros_like(errors), reduction="none")).mean()
