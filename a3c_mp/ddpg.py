@@ -143,7 +143,7 @@ def loss(
     return total, td_error.detach(), curves
 
 
-def act_greedily(net: nn.Module, obs: np.ndarray, action_space: gymnasium.Space) -> np.ndarray:
+def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:
     """mu(s) [B, ...], as the environment takes it."""
     with torch.inference_mode():
         return stretch(net(torch.from_numpy(obs))[0].float().numpy(), action_space)

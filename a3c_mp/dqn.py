@@ -110,7 +110,7 @@ def loss(
     return total, td_error.detach(), curves
 
 
-def act_greedily(net: nn.Module, obs: np.ndarray, action_space: gymnasium.Space) -> np.ndarray:
+def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:
     """The best actions int64 [B], as the environment takes them."""
     with torch.inference_mode():
         return net(torch.from_numpy(obs))[0].argmax(dim=1).numpy()
