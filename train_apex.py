@@ -110,6 +110,8 @@ def main() -> int:
     extra = {"target_net": target_net, **({"replay": replay} if args.save_replay else {})}
     with Run(args, f"apex_{args.algo}", net, optimizer, extra) as run:
         run.gauges |= apex.gauges(replay, shards)
+        if args.resume and not replay.size:
+            run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
         weights = Weights(net, dtype)
 
         def replaced(incident: str) -> None:
