@@ -12,13 +12,13 @@ proportion to priority, learns from them off policy, and gives them the priority
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from a3c_mp import apex, ddpg, dqn
-from a3c_mp.apex import PRESETS, ApexArgs
+from a3c_mp.apex import PRESETS
+from a3c_mp.apex import ApexArgs as Args
 from a3c_mp.collect import derive_seeds
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
@@ -34,11 +34,6 @@ from a3c_mp.workers import Link, Workers
 from wrappers import make_vec_env
 
 ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}
-
-
-@dataclass(frozen=True)
-class Args(ApexArgs):
-    pass
 
 
 def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, start: int) -> None:
@@ -138,6 +133,7 @@ def main() -> int:
                     continue
                 if replay.size >= args.learning_starts:
                     owed += args.replay_ratio * steps * group_size
+                updates_before = run.updates
                 while owed >= args.batch_size and not run.should_stop():
                     with run.timing("drawing"):
                         batch = batches.next()
@@ -147,7 +143,7 @@ def main() -> int:
                         replay.update(batch.ids, priorities.cpu())
                     owed -= args.batch_size
                 with run.timing("publishing"):
-                    published = weights.publish(net) if run.updates else 0
+                    published = weights.publish(net) if run.updates > updates_before else weights.version
                 for slot in used:
                     replay.make_room(slot // slots_per_actor, apex.room(args))
                     workers.release(slot, published)

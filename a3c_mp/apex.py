@@ -88,43 +88,50 @@ class ApexArgs(CommonArgs):
     """put the replay into checkpoints; without it, a resumed run fills it anew before it learns on"""
 
 
+ATARI: dict[str, Any] = {
+    "learning_starts": 10_000,
+    "batch_size": 64,
+    "epsilon": 0.2,
+    "target_period": 500,
+    "normalize_obs": True,
+}
 CARTPOLE: dict[str, Any] = {
     "total_steps": 500_000,
     "num_envs": 4,
     "replay_size": 50_000,
     "learning_starts": 500,
-    "replay_ratio": 16.0,
+    "replay_ratio": 8.0,
     "batch_size": 64,
     "reward_clip": False,
     "epsilon": 0.1,
     "learning_rate": 1e-3,
     "adam_eps": 1e-5,
-    "target_period": 100,
+    "target_period": 50,
 }
 CONTINUOUS: dict[str, Any] = {
     "algo": "ddpg",
-    "total_steps": 200_000,
     "num_envs": 4,
     "replay_size": 100_000,
     "learning_starts": 1_000,
-    "replay_ratio": 32.0,
+    "replay_ratio": 16.0,
     "batch_size": 128,
     "reward_clip": False,
+    "noise": 0.3,
     "learning_rate": 1e-3,
     "policy_learning_rate": 1e-3,
     "adam_eps": 1e-8,
     "target_period": 1,
     "target_rate": 0.01,
 }
+HILL: dict[str, Any] = {"noise": 0.9, "noise_exponent": 20.0, "noise_memory": 0.95, "normalize_obs": True}
 PRESETS: dict[str, dict[str, Any]] = {
-    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 1_200_000, "epsilon": 0.1},
-    "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
+    "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},
+    "BreakoutNoFrameskip-v4": {**ATARI, "stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
-    "Pendulum-v1": {**CONTINUOUS, "stop_return": -200.0, "reward_scale": 0.1},
-    "MountainCarContinuous-v0": {**CONTINUOUS, "stop_return": 90.0, "noise": 0.9, "noise_memory": 0.9,
-                                 "normalize_obs": True},
-}  # fmt: skip
+    "Pendulum-v1": {**CONTINUOUS, "total_steps": 50_000, "stop_return": -200.0, "reward_scale": 0.1},
+    "MountainCarContinuous-v0": {**CONTINUOUS, **HILL, "total_steps": 200_000, "stop_return": 85.0},
+}
 
 
 def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:

@@ -101,8 +101,8 @@ class Policy:
 def stretch(action: np.ndarray, space: gymnasium.Space) -> np.ndarray:
     """Actions in [-1, 1] to the bounds of a Box, without a rounding error beyond them."""
     assert isinstance(space, Box), space
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    return (low + (action + 1.0) / 2.0 * (high - low)).clip(low, high).astype(space.dtype)
+    low, high, share = space.low.astype(np.float64), space.high.astype(np.float64), (action + 1.0) / 2.0
+    return ((1.0 - share) * low + share * high).clip(low, high).astype(space.dtype)
 
 
 def policy_gradient_loss(action: Tensor, action_gradient: Tensor) -> Tensor:

@@ -216,7 +216,9 @@ def test_actions_are_stretched_to_the_bounds_and_never_beyond(bounds, action):
     assert found.dtype == np.float32
     assert all(row in space for row in found)
     assert (found[0], found[1]) == (space.low, space.high)
-    assert found[2] == pytest.approx(bounds[0] + (action + 1) / 2 * (bounds[1] - bounds[0]), abs=1e-6 * 1e6)
+    assert found[2] == pytest.approx(
+        bounds[0] + (action + 1) / 2 * (bounds[1] - bounds[0]), abs=1e-6 * max(map(abs, bounds))
+    )
 
 
 # ---- what is written of steps, and settings
