@@ -17,10 +17,12 @@ import tyro
 from gymnasium.spaces import Discrete
 from rich.progress import track
 
-from a3c_mp import checkpoint
-from a3c_mp.config import Between, ConfigError, Count, check_env, exit_with, parse_plain
-from a3c_mp.evaluate import make_policy, play_episodes, record_episode
+from a3c_mp import checkpoint, ddpg, dqn
+from a3c_mp.config import Between, ConfigError, Count, Fraction, check_env, exit_with, parse_plain
+from a3c_mp.evaluate import Policy, make_policy, play_episodes, record_episode, with_random_actions
 from a3c_mp.nets import make_actor_critic
+
+APEX = {"apex_dqn": dqn, "apex_ddpg": ddpg}
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class Args:
     episodes: Count = 20
     """whole games to play"""
     sampled: bool = False
-    """draw actions from the policy instead of taking the likeliest"""
+    """draw actions from the policy instead of taking the likeliest; has no meaning for Ape-X"""
+    epsilon: Fraction = 0.0
+    """share of actions that are random"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 10_000
     """seed of environments and sampling"""
     num_envs: Count = 8
@@ -65,13 +69,21 @@ def main() -> int:
     except (OSError, ValueError, KeyError, checkpoint.CheckpointError) as error:
         raise ConfigError("run", args.run, str(error), "name another run or checkpoint") from error
 
-    net = make_actor_critic(*check_env(env_id, Discrete), **kind)
+    algo = APEX.get(algorithm)
+    obs_space, action_space = check_env(env_id, algo.ACTIONS if algo else Discrete)
+    net = algo.make_net(obs_space, action_space) if algo else make_actor_critic(obs_space, action_space, **kind)
     try:
         net.load_state_dict(state["net"])
     except RuntimeError as error:
         raise ConfigError("run", args.run, f"{path} does not fit {env_id} as it is now", "name another run") from error
-    policy = make_policy(net, greedy=not args.sampled, seed=args.seed)
-    how = "sampled" if args.sampled else "greedy"
+    if algo:
+        policy: Policy = lambda obs, starts: algo.act_greedily(net, action_space, obs)  # noqa: E731
+    else:
+        policy = make_policy(net, greedy=not args.sampled, seed=args.seed)
+    if args.epsilon:
+        policy = with_random_actions(policy, action_space, args.epsilon, seed=args.seed)
+    how = "sampled" if args.sampled and not algo else "greedy"
+    how += f" and {args.epsilon:.1%} random" if args.epsilon else ""
     print(f"{path}: {algorithm} on {env_id}, {state['steps']:,} steps of training, {how} actions, seed {args.seed}")
     games = play_episodes(policy, env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)
     played = list(track(games, "playing", total=args.episodes, transient=True))

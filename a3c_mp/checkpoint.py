@@ -8,11 +8,11 @@ SHA-256 of the bytes, the same way. A checkpoint exists once its manifest does. 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import torch
 
@@ -20,6 +20,14 @@ from a3c_mp.folder import write_atomically
 
 FORMAT = 1
 KEEP = 3
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold: tensors, numbers, strings and containers of them come out and go in again."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
 
 
 class CheckpointError(Exception):
@@ -34,30 +42,55 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
         state: tensors, numbers, strings and containers of them (what `torch.load(weights_only=True)` reads back).
         algorithm, env_id: checked on loading.
         steps: agent steps so far; names the file.
-        best: also keep it as `best_<steps>.pt`, in place of the best before it.
+        best: also keep it as `best_<steps>.pt`, in place of the best before it; without `state["extra"]`, which only
+            learning on from it needs.
 
     Raises:
         CheckpointError: a tensor of `state["net"]` holds NaN or infinity.
         OSError: the disk is full or the folder not writable; older checkpoints are untouched.
     """
     _check_finite(state["net"], "the weights to be saved")
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    content = buffer.getvalue()
-    manifest = {
-        "format": FORMAT,
-        "algorithm": algorithm,
-        "env_id": env_id,
-        "steps": steps,
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
     folder.mkdir(parents=True, exist_ok=True)
     for kind in ["step"] + ["best"] * best:
         path = folder / f"{kind}_{steps:012d}.pt"
-        write_atomically(path, content)
+        digest = hashlib.sha256()
+        kept = state if kind == "step" else {name: part for name, part in state.items() if name != "extra"}
+        write_atomically(path, partial(_write, kept, digest))
+        manifest = {"format": FORMAT, "algorithm": algorithm, "env_id": env_id, "steps": steps}
+        manifest["sha256"] = digest.hexdigest()
         write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
     _prune(folder)
     return folder / f"step_{steps:012d}.pt"
+
+
+def _write(state: dict[str, Any], digest: Any, file: BinaryIO) -> None:
+    """Stream a state into a file: a replay buffer of gigabytes must not be held in memory once more."""
+    stream = _Stream(file, digest)
+    try:
+        torch.save(state, stream)  # type: ignore[arg-type]
+    except RuntimeError as error:  # torch's own words for a write that failed
+        if stream.error is None:
+            raise
+        raise stream.error from error
+
+
+class _Stream:
+    """A file for `torch.save` that hashes what passes, and remembers why a write failed."""
+
+    def __init__(self, file: BinaryIO, digest: Any):
+        self.file, self.digest = file, digest
+        self.error: OSError | None = None
+
+    def write(self, content: memoryview) -> int:
+        self.digest.update(content)
+        try:
+            return self.file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
@@ -84,7 +117,8 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
     """
     try:
         manifest = json.loads(path.with_suffix(".json").read_text())
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            found_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         form, sha256 = manifest["format"], manifest["sha256"]
         found = {"algorithm": manifest["algorithm"], "env_id": manifest["env_id"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -94,10 +128,10 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
     for name, wanted in {"algorithm": algorithm, "env_id": env_id}.items():
         if found[name] != wanted:
             raise CheckpointError(f"{path} was made with {name} {found[name]}, not {wanted}")
-    if hashlib.sha256(content).hexdigest() != sha256:
+    if found_sha256 != sha256:
         raise CheckpointError(f"{path} is damaged: its SHA-256 differs from its manifest")
     try:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         _check_finite(state["net"], str(path))
     except CheckpointError:
         raise

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from a3c_mp.rollout import Episode, EpisodeStats, sample_actions
 from wrappers import FRAME_SKIP, is_atari, make_env, make_vec_env
 
 Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""observations [N, *obs_shape], which of them begin an episode [N] -> actions int64 [N]"""
+"""observations [N, *obs_shape], which of them begin an episode [N] -> actions as the environment takes them [N, ...]"""
 
 
 def make_policy(net: ActorCritic, *, greedy: bool, seed: int) -> Policy:
@@ -31,6 +32,20 @@ def make_policy(net: ActorCritic, *, greedy: bool, seed: int) -> Policy:
         logits, _, *state = net(torch.from_numpy(obs), *state)
         logits = logits.float()
         return (logits.argmax(dim=-1) if greedy else sample_actions(logits, rng)).numpy()
+
+    return act
+
+
+def with_random_actions(policy: Policy, action_space: gymnasium.Space, share: float, *, seed: int) -> Policy:
+    """The same policy, but for a share of actions that are drawn from the whole action space."""
+    action_space.seed(seed)
+    rng = np.random.default_rng(seed)
+
+    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        actions = policy(obs, starts)
+        for i in np.flatnonzero(rng.random(len(actions)) < share):
+            actions[i] = action_space.sample()
+        return actions
 
     return act
 

@@ -10,8 +10,9 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import gymnasium
 import numpy as np
@@ -97,12 +98,18 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write to a temporary file, sync it, rename it into place, sync the folder. Raises OSError."""
+def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write to a temporary file, sync it, rename it into place, sync the folder. Raises OSError.
+
+    What is too large to be held as bytes is written by a function that is given the file.
+    """
     temporary = path.with_suffix(path.suffix + ".tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -100,3 +100,12 @@ def normalize(advantages: Tensor, average: Callable[[Sequence[Tensor]], None] = 
     variance = centred.square().mean()
     average([variance])
     return centred / (variance.sqrt() + 1e-8)
+
+
+def huber(errors: Tensor, weights: Tensor) -> Tensor:
+    """Mean of w * e^2 / 2 where |e| <= 1 and of w * (|e| - 1/2) elsewhere: large errors [B] push no harder than 1.
+
+    Mnih et al. 2015, methods; the weights [B] are the importance weights of Schaul et al. 2016, section 3.4.
+    """
+    assert errors.shape == weights.shape, (errors.shape, weights.shape)
+    return (weights * F.huber_loss(errors, torch.zeros_like(errors), reduction="none")).mean()

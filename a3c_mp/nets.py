@@ -106,8 +106,8 @@ class AtariA2C(nn.Module):
     def __init__(self, obs_shape: tuple[int, ...], num_actions: int, hidden: int = 512):
         super().__init__()
         self.norm = ObsNorm(obs_shape, image=True)
-        self.conv = _convolutions(obs_shape[0])
-        features = _outputs(self.conv, obs_shape)
+        self.conv = nature_convolutions(obs_shape[0])
+        features = num_outputs(self.conv, obs_shape)
         self.policy = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, num_actions))
         self.value = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         init_orthogonal(self)
@@ -119,7 +119,8 @@ class AtariA2C(nn.Module):
         return self.policy(features), self.value(features).squeeze(-1)
 
 
-def _convolutions(channels: int) -> nn.Sequential:
+def nature_convolutions(channels: int) -> nn.Sequential:
+    """The convolutions of Mnih et al. 2015: [N, channels, H, W] -> [N, features], H and W at least 36."""
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=8, stride=4),
         nn.ReLU(),
@@ -132,8 +133,9 @@ def _convolutions(channels: int) -> nn.Sequential:
 
 
 @torch.no_grad()
-def _outputs(module: nn.Module, obs_shape: tuple[int, ...]) -> int:
-    return module(torch.zeros(1, *obs_shape)).shape[1]
+def num_outputs(module: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """Size of what a module makes of one input, whatever that is."""
+    return module(torch.zeros(1, *input_shape)).shape[1]
 
 
 class MLPA2C(nn.Module):
@@ -184,8 +186,8 @@ class ImpalaNet(nn.Module):
         self.norm = ObsNorm(obs_shape, image)
         torso: nn.Module = nn.Flatten()
         if image:
-            torso = _residual_convolutions(obs_shape[0]) if deep else _convolutions(obs_shape[0])
-        self.torso = nn.Sequential(torso, nn.Linear(_outputs(torso, obs_shape), hidden), nn.ReLU())
+            torso = _residual_convolutions(obs_shape[0]) if deep else nature_convolutions(obs_shape[0])
+        self.torso = nn.Sequential(torso, nn.Linear(num_outputs(torso, obs_shape), hidden), nn.ReLU())
         self.core = LSTMCore(hidden, hidden) if lstm else None
         self.core_size = 2 * hidden if lstm else 0
         self.policy = nn.Sequential(nn.Linear(hidden, num_actions))

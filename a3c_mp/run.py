@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import wrappers
 from a3c_mp import checkpoint
+from a3c_mp.checkpoint import Stateful
 from a3c_mp.config import CommonArgs, ConfigError
 from a3c_mp.folder import describe_run, lock_folder, make_folder, write_json
 from a3c_mp.rollout import Episode
@@ -47,17 +48,27 @@ class Run:
         args: the chapter's settings.
         algorithm: name of the chapter, stored in checkpoints.
         net, optimizer: what a checkpoint holds; filled from the newest one on resume.
+        extra: what else it holds, by name; what the newest one lacks of them starts anew, with a warning.
 
     Raises:
         ConfigError: the folder cannot be made or written, is in use, or holds nothing to resume.
     """
 
-    def __init__(self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer):
+    def __init__(
+        self,
+        args: CommonArgs,
+        algorithm: str,
+        net: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        extra: Mapping[str, Stateful] | None = None,
+    ):
         self.args, self.algorithm = args, algorithm
         self.net, self.optimizer = net, optimizer
+        self.extra = {} if extra is None else dict(extra)
+        self.gauges: dict[str, Callable[[], float]] = {}  # curves that are read off once a second
         self.rng = torch.Generator().manual_seed(args.seed)
         self.frames_per_step = wrappers.FRAME_SKIP if wrappers.is_atari(args.env_id) else 1
-        self.steps = self.updates = self.episodes = 0
+        self.steps = self.updates = self.samples = self.episodes = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.best_mean = -np.inf
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
@@ -85,7 +96,7 @@ class Run:
         self.timing = Timings()
         self._means = Means()
         self._events: list[tuple[str, float, int]] = []
-        self._flushed = (time.monotonic(), self.steps)
+        self._flushed = (time.monotonic(), self.steps, self.samples)
         self._saved_at = time.monotonic()
 
     # ---- what a chapter calls
@@ -136,9 +147,10 @@ class Run:
         """Curves to be averaged."""
         self._means.add(metrics)
 
-    def learned(self, metrics: Mapping[str, Tensor | float]) -> None:
-        """Count one update, with curves to be averaged."""
+    def learned(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None:
+        """Count one update, with curves to be averaged, and the samples it used where their rate is of interest."""
         self.updates += 1
+        self.samples += samples
         self.observed(metrics)
 
     def worker_restarted(self, incident: str) -> None:
@@ -166,10 +178,12 @@ class Run:
             "torch_rng": torch.get_rng_state(),
             "steps": self.steps,
             "updates": self.updates,
+            "samples": self.samples,
             "episodes": self.episodes,
             "returns": list(self.returns),
             "best_mean": float(best_mean),
             "wall_seconds": self.wall_seconds,
+            "extra": {name: part.state_dict() for name, part in self.extra.items()},
         }
         try:
             self.last_checkpoint = checkpoint.save(
@@ -273,8 +287,8 @@ class Run:
     # ---- parts
 
     def _flush(self, now: float) -> None:
-        then, steps_then = self._flushed
-        self._flushed = (now, self.steps)
+        then, steps_then, samples_then = self._flushed
+        self._flushed = (now, self.steps, self.samples)
         values = self._means.pop()
         if not values and not self._events:
             return
@@ -284,9 +298,12 @@ class Run:
                 f"lower --learning-rate, or look for such rewards and observations"
             )
         values["charts/sps"] = (self.steps - steps_then) / max(now - then, 1e-9)
+        if self.samples:
+            values["charts/samples_per_second"] = (self.samples - samples_then) / max(now - then, 1e-9)
         if self.returns:
             values["charts/mean_return_100"] = self.mean_return
         values |= {f"charts/{name}": float(count) for name, count in self.counters.items()}
+        values |= {name: read() for name, read in self.gauges.items()}
         values["time/elapsed_seconds"] = self.wall_seconds
         values |= {f"time/{name}": share for name, share in self.timing.shares().items()}
         self.event_file.scalars(self._events + [(name, value, self.steps) for name, value in values.items()])
@@ -320,6 +337,11 @@ class Run:
             self.optimizer.load_state_dict(state["optimizer"])
             for group, now in zip(self.optimizer.param_groups, settings, strict=True):
                 group.update(now)  # flags given on resume count
+            for name, part in self.extra.items():
+                if name in state.get("extra", {}):
+                    part.load_state_dict(state["extra"][name])
+                else:
+                    self.log.warning(f"{path} holds no {name}: it starts anew")
             self.rng.set_state(state["rng"])
             torch.set_rng_state(state["torch_rng"])
         except checkpoint.CheckpointError as error:
@@ -328,6 +350,7 @@ class Run:
             reason = str(error).splitlines()[0]
             raise ConfigError("resume", self.folder, f"{path} does not fit these settings: {reason}") from error
         self.steps, self.updates, self.episodes = state["steps"], state["updates"], state["episodes"]
+        self.samples = state.get("samples", 0)
         self.returns.extend(state["returns"])
         self.best_mean = state["best_mean"]
         self.seconds_before = state["wall_seconds"]

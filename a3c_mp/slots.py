@@ -38,10 +38,15 @@ class Slots:
             raise ValueError(f"num_slots must be 1 or more, not {num_slots}")
         self.spec = spec
         self.num_slots = num_slots
-        self.offsets, self.slot_bytes = _layout(spec)
+        self.offsets, self.slot_bytes = layout(spec)
+        num_bytes = self.slot_bytes * num_slots
         if torch.device(device).type == "cpu":
-            check_shared_memory(self.slot_bytes * num_slots)
-        self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device).share_memory_()
+            check_shared_memory(num_bytes)
+            # Fresh shared memory is zero and takes up space as it is written; to move a tensor there needs it twice.
+            storage = torch.UntypedStorage._new_shared(num_bytes)
+            self.arena = torch.empty(0, dtype=torch.uint8).set_(storage).view(num_slots, self.slot_bytes)
+        else:
+            self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device)
         self.pinned = pin
         self._pin()
 
@@ -68,7 +73,7 @@ class Slots:
         self._pin()
 
 
-def _layout(spec: Spec) -> tuple[dict[str, int], int]:
+def layout(spec: Spec) -> tuple[dict[str, int], int]:
     """Byte offset of each field, and the bytes of a whole slot."""
     offsets, end = {}, 0
     for name, (shape, dtype) in spec.items():

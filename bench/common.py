@@ -31,6 +31,8 @@ CHAPTERS: dict[str, list[str]] = {
     "a3c_data": ["train_a3c_data.py"],
     "a3c_grad": ["train_a3c_grad.py"],
     "impala": ["train_impala.py"],
+    "apex_dqn": ["train_apex.py", "--algo", "dqn"],
+    "apex_ddpg": ["train_apex.py", "--algo", "ddpg", "--env-id", "Pendulum-v1"],
 }
 """name of a chapter -> its script and the flags that choose it"""
 ChapterName = Literal[tuple(CHAPTERS)]  # type: ignore[valid-type]
@@ -95,7 +97,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that speed or learning depend on, where installed."""
     found = {"python": platform.python_version()}
-    for package in ("torch", "gymnasium", "ale-py", "numpy", "opencv-python-headless", "stable-baselines3"):
+    for package in ("torch", "gymnasium", "ale-py", "numpy", "opencv-python-headless", "stable-baselines3", "cpprb"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp import actor_critic, impala
+from a3c_mp import actor_critic, ddpg, dqn, impala
 from a3c_mp.collect import Collector
 from a3c_mp.nets import make_actor_critic
+from a3c_mp.replay import Batch
 from a3c_mp.rollout import Rollout, empty_rollout, minibatches, rollout_spec, sample_actions, write_step
 from wrappers import make_vec_env
 
@@ -109,10 +111,54 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
     env.close()
 
 
+@contextmanager
+def apex_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterator[Stages]:
+    """One step of the environments, one acting pass and one gradient step, on transitions of one step of the game."""
+    algo = {"dqn": dqn, "ddpg": ddpg}[args.algo]
+    env = make_vec_env(args.env_id, args.num_envs, seed=args.seed)
+    spaces = env.single_observation_space, env.single_action_space
+    obs, _ = env.reset()
+    acting_net = algo.make_net(*spaces).to(device, dtype)
+    policy = algo.Policy(args, acting_net, spaces[1], obs, 0, args.seed)
+
+    steps = []
+    for _ in range(-(-args.batch_size // args.num_envs)):
+        action = policy.act(obs, warm_up=True)[0]
+        next_obs, reward, terminated, _, _ = env.step(policy.to_env(action))
+        steps.append((obs, action, reward, args.gamma * ~terminated, next_obs, np.ones(len(obs)), np.arange(len(obs))))
+        obs = next_obs
+    fields = [
+        torch.from_numpy(np.concatenate(field))[: args.batch_size].to(device) for field in zip(*steps, strict=True)
+    ]
+    batch = Batch(*fields)._replace(reward=fields[2].float(), discount=fields[3].float())
+    observations, actions = cycle([step[0] for step in steps]), cycle([step[1] for step in steps])
+
+    net = algo.make_net(*spaces).to(device)
+    target_net = copy.deepcopy(net).requires_grad_(False)
+    optimizer = algo.make_optimizer(args, net)
+
+    def learn() -> None:
+        loss, _, _ = algo.loss(args, net, target_net, batch, batch.probability.float(), dtype)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for group in optimizer.param_groups:
+            nn.utils.clip_grad_norm_(group["params"], args.clip_grad)
+        optimizer.step()
+
+    yield {
+        "env": (lambda: env.step(policy.to_env(next(actions))), args.num_envs),
+        "act": (lambda: policy.act(next(observations)), args.num_envs),
+        "learn": (learn, args.batch_size),
+    }
+    env.close()
+
+
 STAGES: dict[str, Callable[[Any, torch.device, torch.dtype], AbstractContextManager[Stages]]] = {
     "a3c_data": actor_critic_stages,
     "a3c_grad": actor_critic_stages,
     "impala": impala_stages,
+    "apex_dqn": apex_stages,
+    "apex_ddpg": apex_stages,
 }
 """chapter -> its stages, named as in `bound`"""
 
@@ -154,7 +200,7 @@ def one_core() -> Iterator[None]:
 
 
 def bound(
-    env: float, act: float, learn: float, *, cores: float, passes: int, learner_threads: int, cuda: bool
+    env: float, act: float, learn: float, *, cores: float, passes: float, learner_threads: int, cuda: bool
 ) -> tuple[float, str]:
     """(agent steps a second at most, what limits them), from samples a second of each stage on one core.
 

@@ -141,7 +141,7 @@ def main() -> int:
         most, limit = bound(
             **rates,
             cores=cores,
-            passes=getattr(settings, "update_epochs", 1),
+            passes=getattr(settings, "replay_ratio", getattr(settings, "update_epochs", 1)),
             learner_threads=learning_threads(args.chapter, settings),
             cuda=settings.cuda,
         )

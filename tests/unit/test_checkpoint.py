@@ -169,6 +169,23 @@ def test_a_save_that_fails_leaves_the_older_ones_and_no_litter(function, calls_b
     assert not warnings
 
 
+def test_a_disk_that_fills_up_in_the_middle_is_an_error_of_the_disk(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    monkeypatch.setattr(Path, "open", lambda self, mode: full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 2)
+    monkeypatch.undo()
+    assert [path.stem for path in checkpoint.list_checkpoints(tmp_path)] == ["step_000000000001"]
+
+
+def test_the_best_is_kept_without_what_only_learning_needs(tmp_path):
+    state = {**a_state(), "extra": {"replay": {"frame": torch.zeros(1000)}}}
+    path = checkpoint.save(tmp_path, state, steps=1, best=True, **IDENTITY)
+    (best,) = checkpoint.list_checkpoints(tmp_path, "best")
+    assert set(load(path)) - set(load(best)) == {"extra"}
+
+
 def test_what_a_killed_save_leaves_behind_is_no_checkpoint(tmp_path, warnings):
     """Temporary files, or content whose manifest was never written."""
     save(tmp_path, 1)

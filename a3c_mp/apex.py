@@ -1,0 +1,233 @@
+"""What both algorithms of the replay chapter share: settings, presets, exploration ladders, target nets, memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from a3c_mp.config import Between, CommonArgs, ConfigError, Count, Fraction, NonNegative
+from a3c_mp.replay import Replay, Shards
+from a3c_mp.rollout import Episode, EpisodeStats
+from a3c_mp.slots import Spec
+from wrappers import is_atari
+
+GIB = 2**30
+NORM_SAMPLES = 8
+"""transitions of a batch that the statistics of observations are taken from: plenty, and cheap"""
+FRAMES = 4
+"""frames of a stacked Atari observation"""
+
+
+@dataclass(frozen=True)
+class ApexArgs(CommonArgs):
+    algo: Literal["dqn", "ddpg"] = "dqn"
+    """Q-learning for discrete actions, deterministic policy gradients for continuous ones"""
+    num_envs: Annotated[int, Between(1, 4096)] = 16
+    """environments in each actor (B)"""
+    block_length: Count = 4
+    """steps of its environments that an actor takes between two messages"""
+    blocks_per_actor: Count = 2
+    """blocks of an actor under way: with 1 it waits while the learner catches up, with 2 it goes on"""
+    replay_size: Count = 200_000
+    """transitions kept; on Atari each takes 7 KB of shared memory"""
+    learning_starts: Count = 20_000
+    """transitions collected before the first update"""
+    replay_ratio: Annotated[float, Between(0.001)] = 4.0
+    """samples learned for each step collected; whoever is ahead waits"""
+    batch_size: Count = 32
+    """transitions in one gradient"""
+    prefetch: Annotated[int, Between(0)] = 2
+    """batches drawn ahead on a thread; 0 draws each when it is needed, as deterministic runs do"""
+    n_step: Count = 3
+    """rewards in a return"""
+    gamma: Fraction = 0.99
+    """discount for each agent step"""
+    reward_clip: bool = True
+    """learn from the sign of rewards; the returns shown stay raw"""
+    reward_scale: NonNegative = 1.0
+    """factor of the rewards that are learned from, after clipping"""
+    life_loss_terminal: bool = True
+    """a lost life ends the return, though not the game"""
+    priority_exponent: Fraction = 0.6
+    """alpha: 0 draws all transitions alike, 1 in proportion to their TD errors"""
+    importance_exponent: Fraction = 0.4
+    """beta of the importance weights at the start, rising linearly to 1 at total-steps"""
+    epsilon: Fraction = 0.4
+    """dqn: share of random actions in the first environment of all actors; the others have less"""
+    ladder_exponent: NonNegative = 7.0
+    """dqn: the last environment's epsilon is epsilon ** (1 + this)"""
+    noise: Fraction = 0.4
+    """ddpg: standard deviation of the first environment's noise, 1 being half the range of actions"""
+    noise_exponent: NonNegative = 2.0
+    """ddpg: the last environment's noise is noise ** (1 + this)"""
+    noise_memory: Annotated[float, Between(0, 0.999)] = 0.0
+    """ddpg: correlation of the noise from one step to the next"""
+    learning_rate: NonNegative = 2.5e-4
+    """step size of Adam; of the critic in ddpg"""
+    policy_learning_rate: NonNegative = 1e-4
+    """ddpg: step size of the actor"""
+    adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
+    """epsilon of Adam"""
+    clip_grad: NonNegative = 10.0
+    """largest norm of a gradient"""
+    target_period: Count = 2_000
+    """updates between two moves of the target net"""
+    target_rate: Fraction = 1.0
+    """how far each move takes it towards the online net; 1 makes it a copy"""
+    normalize_obs: bool = False
+    """subtract from every pixel or input its running mean and divide by its deviation"""
+    save_replay: bool = False
+    """put the replay into checkpoints; without it, a resumed run fills it anew before it learns on"""
+
+
+ATARI: dict[str, Any] = {
+    "learning_starts": 10_000,
+    "batch_size": 64,
+    "epsilon": 0.2,
+    "target_period": 500,
+    "normalize_obs": True,
+}
+CARTPOLE: dict[str, Any] = {
+    "total_steps": 500_000,
+    "num_envs": 4,
+    "replay_size": 50_000,
+    "learning_starts": 500,
+    "replay_ratio": 8.0,
+    "batch_size": 64,
+    "reward_clip": False,
+    "epsilon": 0.1,
+    "learning_rate": 1e-3,
+    "adam_eps": 1e-5,
+    "target_period": 50,
+}
+CONTINUOUS: dict[str, Any] = {
+    "algo": "ddpg",
+    "num_envs": 4,
+    "replay_size": 100_000,
+    "learning_starts": 1_000,
+    "replay_ratio": 16.0,
+    "batch_size": 128,
+    "reward_clip": False,
+    "noise": 0.3,
+    "learning_rate": 1e-3,
+    "policy_learning_rate": 1e-3,
+    "adam_eps": 1e-8,
+    "target_period": 1,
+    "target_rate": 0.01,
+}
+HILL: dict[str, Any] = {"noise": 0.9, "noise_exponent": 20.0, "noise_memory": 0.95, "normalize_obs": True}
+PRESETS: dict[str, dict[str, Any]] = {
+    "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},
+    "BreakoutNoFrameskip-v4": {**ATARI, "stop_return": 400.0},
+    "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
+    "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
+    "Pendulum-v1": {**CONTINUOUS, "total_steps": 50_000, "stop_return": -200.0, "reward_scale": 0.1},
+    "MountainCarContinuous-v0": {**CONTINUOUS, **HILL, "total_steps": 200_000, "stop_return": 85.0},
+}
+
+
+def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:
+    """[B], base ** (1 + exponent * i / (N - 1)) for the environments i of one actor out of N of all actors.
+
+    Horgan et al. 2018, section 4.1, with one rung for each environment rather than for each actor.
+    """
+    total = num_actors * num_envs
+    i = actor * num_envs + np.arange(num_envs)
+    return base ** (1 + exponent * i / max(total - 1, 1))
+
+
+@torch.no_grad()
+def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
+    """Take every number of the target net by `rate` of the way to the online net: target += rate (online - target)."""
+    torch._foreach_lerp_([*target_net.parameters(), *target_net.buffers()], [*net.parameters(), *net.buffers()], rate)
+
+
+def reward_to_learn(args: ApexArgs, reward: np.ndarray) -> np.ndarray:
+    """The reward [B] as the settings want it learned from."""
+    return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
+
+
+def make_shards(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> Shards:
+    """The memory of the replay, in equal parts for all environments of all actors.
+
+    Raises:
+        ConfigError: there is not so much memory, or settings that do not go together.
+    """
+    rows = -(-args.replay_size // (args.num_actors * args.num_envs))
+    least = 4 * room(args) + args.n_step + FRAMES
+    if rows < least:
+        why = f"each of {args.num_actors} * {args.num_envs} environments has {rows} steps of it, {least} are needed"
+        raise ConfigError("replay-size", args.replay_size, why, "raise it, or lower --num-envs or --block-length")
+    if args.learning_starts > args.replay_size // 2:
+        why = f"the replay has room for {args.replay_size}"
+        raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")
+    stack = FRAMES if is_atari(args.env_id) else 1
+    sizes = args.num_actors, args.num_envs, rows, obs_space, actions, stack
+    needed, free = Shards.bytes_needed(*sizes), free_memory()
+    if needed > free:
+        why = f"the replay needs {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB is free"
+        raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
+    return Shards(*sizes)
+
+
+def blocks_under_way(args: ApexArgs) -> int:
+    """Blocks that each actor has leave to write; one where the order of everything is fixed."""
+    return 1 if args.deterministic else args.blocks_per_actor
+
+
+def room(args: ApexArgs) -> int:
+    """Rows of each lane that an actor's blocks under way can take at most: two a step (see `Replay.make_room`)."""
+    return 2 * args.block_length * blocks_under_way(args)
+
+
+def free_memory() -> int:
+    """Bytes that shared memory can still take: what is left of /dev/shm, of the machine, and of the container."""
+    free = []
+    try:
+        free.append(shutil.disk_usage("/dev/shm").free)
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free.append(int(fields["MemAvailable"].split()[0]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, KeyError, ValueError):  # not Linux, or no limit
+        pass
+    return min(free, default=2**63)
+
+
+def gauges(replay: Replay, shards: Shards) -> dict[str, Callable[[], float]]:
+    """What TensorBoard shows of the replay."""
+    capacity = shards.num_lanes * shards.rows
+    return {
+        "replay/size": lambda: replay.size,
+        "replay/dropped_priorities": lambda: replay.dropped,
+        "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,
+        "memory/free_gib": lambda: free_memory() / GIB,
+    }
+
+
+def block_spec(args: ApexArgs) -> Spec:
+    """Shapes and dtypes of what an actor tells of each step of a block, for `Slots`: episodes that ended."""
+    steps = (args.block_length, args.num_envs)
+    return {"done": (steps, torch.bool), "episode_return": (steps, torch.float32), "length": (steps, torch.int32)}
+
+
+def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:
+    """Note in step t of a block which episodes have just ended, and how."""
+    block["done"][t] = torch.from_numpy(stats.done)
+    block["episode_return"][t] = torch.from_numpy(stats.returns)
+    block["length"][t] = torch.from_numpy(stats.lengths)
+
+
+def finished_episodes(block: dict[str, Tensor]) -> list[Episode]:
+    """The episodes that ended inside a block, in order of time."""
+    done = block["done"]
+    returns, lengths = block["episode_return"][done].tolist(), block["length"][done].tolist()
+    return [Episode(*pair) for pair in zip(returns, lengths, strict=True)]

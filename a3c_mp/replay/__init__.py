@@ -1,0 +1,14 @@
+"""Prioritised replay in shards: every actor writes into its own, the learner samples from all of them as from one.
+
+memory = Shards(num_actors, num_envs, rows, obs_space, action_space, stack)  # parent, before the actors start
+writer = Writer(memory, link.worker, n_step, gamma)                          # actor
+replay = Replay(memory, priority_exponent, seed)                             # learner
+with Prefetch(replay, batch_size) as batches: batches.next()
+"""
+
+from a3c_mp.replay.prefetch import Prefetch
+from a3c_mp.replay.replay import Batch, Replay, importance_weights
+from a3c_mp.replay.shards import Shards
+from a3c_mp.replay.writer import Writer
+
+__all__ = ["Batch", "Prefetch", "Replay", "Shards", "Writer", "importance_weights"]

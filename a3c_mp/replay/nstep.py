@@ -1,0 +1,96 @@
+"""n-step transitions out of a stream of steps, for B environments side by side."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Transitions(NamedTuple):
+    """M transitions that a step has completed, in any order."""
+
+    env: np.ndarray  # [M] int64, which of the B environments
+    age: np.ndarray  # [M] int64, how many steps ago it began; 0 began with this very step
+    reward: np.ndarray  # [M] float64, sum of gamma^i r_{t+i}, i < m
+    discount: np.ndarray  # [M] float64, gamma^m, or 0 where the return was cut
+    ahead: np.ndarray  # [M] int64, m, the steps to the observation it leads to; 0 where discount is 0
+    td_error: np.ndarray  # [M] float64, reward + discount * bootstrap value - q
+
+
+class NStep:
+    """The last n steps of B environments, each waiting for the rest of its return.
+
+    A transition that begins at step t is completed by the value of step t + n, or when the return ends before:
+
+        R = r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1},    td_error = R + gamma^m V(s_{t+m}) - Q(s_t, a_t)
+
+    with m = n, or fewer up to the episode's end (Horgan et al. 2018, equation 2 and algorithm 1). A termination (and a
+    lost life) cuts the bootstrap, a truncation bootstraps from the final observation.
+
+    Args:
+        num_envs: B.
+        n: rewards in a return.
+        gamma: discount for each step.
+    """
+
+    def __init__(self, num_envs: int, n: int, gamma: float):
+        if n < 1:
+            raise ValueError(f"n_step must be 1 or more, not {n}")
+        self.n = n
+        self.time = 0  # steps so far; step t lies in place t % n
+        self.returns = np.zeros((n, num_envs))  # over the rewards that have come
+        self.q = np.zeros((n, num_envs))
+        self.pending = np.zeros((n, num_envs), np.bool_)
+        self.powers = gamma ** np.arange(n)
+        self.discounts = np.array([0.0, *(gamma ** np.arange(1, n + 1))])  # of a transition m steps ahead
+
+    @property
+    def waiting(self) -> np.ndarray:
+        """[B] int64, how many transitions of each environment are not complete."""
+        return self.pending.sum(axis=0)
+
+    def step(
+        self,
+        reward: np.ndarray,
+        cut: np.ndarray,
+        truncated: np.ndarray,
+        q: np.ndarray,
+        value: np.ndarray,
+        final_value: np.ndarray | None = None,
+    ) -> Transitions:
+        """Take one step of every environment; everything [B].
+
+        Args:
+            reward: r_t.
+            cut: bool, the return ends here without bootstrap.
+            truncated: bool, the episode ends here with bootstrap from `final_value`; `cut` has precedence.
+            q: Q(s_t, a_t).
+            value: V(s_t).
+            final_value: V(s_{t+1}), needed where truncated.
+        """
+        place = self.time % self.n
+        full = np.flatnonzero(self.pending[place])
+        found = self._complete(np.full_like(full, place), full, np.full_like(full, self.n), self.n, value)
+
+        self.returns[place], self.q[place], self.pending[place] = 0.0, q, True
+        ages = (self.time - np.arange(self.n)) % self.n  # of the steps in places 0, 1, ...
+        self.returns += self.powers[ages, None] * reward
+
+        if (done := cut | truncated).any():
+            places, env = np.nonzero(self.pending & done)
+            age = ages[places]
+            ended = self._complete(places, env, np.where(cut[env], 0, age + 1), age, final_value)
+            found = Transitions(*map(np.concatenate, zip(found, ended, strict=True)))
+            self.pending[:, done] = False
+        self.time += 1
+        return found
+
+    def _complete(
+        self, place: np.ndarray, env: np.ndarray, ahead: np.ndarray, age: int | np.ndarray, values: np.ndarray | None
+    ) -> Transitions:
+        """The transitions in (place, env), which lead `ahead` steps to `values[env]`, or nowhere if that is 0."""
+        reward, discount = self.returns[place, env], self.discounts[ahead]
+        bootstrap = 0.0 if values is None else np.where(ahead > 0, values[env], 0.0)
+        td_error = reward + discount * bootstrap - self.q[place, env]
+        return Transitions(env, env * 0 + age, reward, discount, ahead, td_error)

@@ -1,0 +1,63 @@
+"""Sampling ahead of the learner, on a thread of its process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from a3c_mp.replay.replay import Batch, Replay
+
+
+class Prefetch:
+    """Draws and gathers batches ahead, to be used in a `with` block; the first `next()` starts it.
+
+    Args:
+        replay: what is drawn from.
+        batch_size: N.
+        ahead: batches that may lie ready; 0 draws each when it is asked for, without a thread (deterministic runs).
+        pin: page-lock the batches' memory, for copies to a GPU.
+    """
+
+    def __init__(self, replay: Replay, batch_size: int, ahead: int = 2, pin: bool = False):
+        self.replay, self.batch_size = replay, batch_size
+        self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()  # memory to fill; None ends the thread
+        self._ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self._held = replay.allocate(batch_size, pin)  # the caller's
+        for _ in range(ahead):
+            self._free.put(replay.allocate(batch_size, pin))
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True) if ahead else None
+
+    def __enter__(self) -> Prefetch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._thread is not None and self._thread.ident is not None:
+            while not self._free.empty():
+                self._free.get()
+            self._free.put(None)
+            self._thread.join()
+
+    def next(self) -> Batch:
+        """The next batch; its memory is filled again after the next call.
+
+        Raises:
+            what `Replay.sample` raises, also on the thread.
+        """
+        if self._thread is None:
+            return self.replay.sample(self.batch_size, self._held)
+        if self._thread.ident is None:
+            self._thread.start()
+        self._free.put(self._held)
+        found = self._ready.get()
+        if isinstance(found, BaseException):
+            self._ready.put(found)  # the thread has ended: the next call fails alike, rather than wait for ever
+            raise found
+        self._held = found
+        return found
+
+    def _run(self) -> None:
+        try:
+            while (batch := self._free.get()) is not None:
+                self._ready.put(self.replay.sample(self.batch_size, batch))
+        except BaseException as error:
+            self._ready.put(error)

@@ -1,0 +1,274 @@
+"""The learner's end of the replay: sampling in proportion to priority from all shards at once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from a3c_mp.replay.shards import Shards
+from a3c_mp.replay.sum_tree import SumTree
+from a3c_mp.replay.writer import MIN_PRIORITY
+
+
+class Batch(NamedTuple):
+    """N transitions, on the CPU. In the memory of a `Prefetch` they are valid until the next batch is asked for."""
+
+    obs: Tensor  # [N, *obs_shape] uint8 for images, float32 otherwise
+    action: Tensor  # [N] int64, or [N, A] float32
+    reward: Tensor  # [N] float32, sum of the m <= n discounted rewards
+    discount: Tensor  # [N] float32, gamma^m; 0 where the return ended by termination or a lost life
+    next_obs: Tensor  # [N, *obs_shape], m steps later; where discount is 0 it is `obs` again and means nothing
+    probability: Tensor  # [N] float64, P(i) = p_i^alpha / sum over all shards, when it was drawn
+    ids: Tensor  # [N] int64, for `Replay.update`
+
+
+def importance_weights(probability: Tensor, importance_exponent: float) -> Tensor:
+    """(N P(i))^-beta, divided by the largest of the batch (Schaul et al. 2016, section 3.4); N, the size, cancels.
+
+    Args:
+        probability: [N] float64, P(i).
+        importance_exponent: beta, 1 corrects in full.
+
+    Returns:
+        [N] float32 in (0, 1].
+    """
+    return (probability / probability.min()).pow(-importance_exponent).float()
+
+
+class Replay:
+    """All shards as one prioritised replay. The learner owns the priorities that count; actors propose the first ones.
+
+    Every method may be called while writers write, and while another thread of this process is in `sample`.
+
+    Args:
+        shards: the memory, shared with the writers.
+        priority_exponent: alpha; 0 draws uniformly.
+        seed: of the draws.
+    """
+
+    size: int  # transitions that can be drawn
+    dropped: int  # priorities that came too late, since the start
+
+    def __init__(self, shards: Shards, priority_exponent: float, seed: int):
+        self.shards, self.priority_exponent = shards, priority_exponent
+        self.fields = {name: field.flatten(0, 1) for name, field in shards.fields().items()}  # [lanes * rows, ...]
+        self.rng = np.random.default_rng(seed)
+        self.tree = SumTree(
+            shards.num_lanes * shards.rows
+        )  # of p^alpha; row r of a lane is leaf lane * rows + r % rows
+        self.seen = np.zeros(shards.num_lanes, np.int64)  # rows below it have been taken in
+        self.tail = np.zeros(shards.num_lanes, np.int64)  # rows below it have been retired
+        self.size = self.dropped = 0
+        self._lock = threading.Lock()  # of the tree and the two counters; gathering does without
+
+    def announce(self, shard: int) -> int:
+        """Take in what the shard's writer has made ready since the last call.
+
+        Returns:
+            the number of new transitions (at a deterministic run's call the writer must be idle).
+
+        Raises:
+            ValueError: a priority is no finite number: the actor's values are not.
+        """
+        lanes = self.shards.lanes(shard)
+        with self._lock:
+            ready = self.shards.ready[lanes].copy()  # read before the rows that it speaks for
+            lane, row = _spread(lanes, np.maximum(self.seen[lanes], self.tail[lanes]), ready)
+            self.seen[lanes] = ready
+            priority = self.shards.priority[lane, row % self.shards.rows]
+            self._check(priority, f"shard {shard}")
+            self._set(lane, row, priority)
+            new = int(np.count_nonzero(priority))
+            self.size += new
+        return new
+
+    def make_room(self, shard: int, rows: int) -> int:
+        """Retire the oldest transitions, so that the writer can append `rows` rows to each lane beyond what it has now.
+
+        A step of the environments appends a row, two if it is truncated: `rows` must be 2 K for each block of K steps
+        that the writer has leave to write. Call it before giving leave, and again before a writer is replaced (what the
+        dead one had written of its blocks comes on top).
+
+        Returns:
+            the number of transitions retired.
+
+        Raises:
+            ValueError: lanes are too short to have so much room and still keep anything.
+        """
+        shards, lanes = self.shards, self.shards.lanes(shard)
+        if rows + shards.stack >= shards.rows:
+            raise ValueError(f"lanes of {shards.rows} rows are too short to keep {rows} free and hold a stack besides")
+        with self._lock:
+            free_from = shards.written[lanes] + rows - shards.rows  # rows below it may be overwritten
+            tail = np.maximum(self.tail[lanes], free_from + shards.stack - 1)  # and with them go the stacks they are in
+            lane, row = _spread(lanes, self.tail[lanes], np.minimum(tail, self.seen[lanes]))
+            retired = int(np.count_nonzero(self.tree[self._leaf(lane, row)]))
+            self._set(lane, row, np.zeros(len(row)))
+            self.size -= retired
+            self.tail[lanes] = tail
+            shards.limit[lanes] = np.maximum(shards.limit[lanes], free_from + shards.rows)
+        return retired
+
+    def allocate(self, batch_size: int, pin: bool = False) -> Batch:
+        """Memory for `sample` to fill, page-locked if `pin`."""
+        frame, stack = self.fields["frame"], self.shards.stack
+        action = self.fields["action"]
+        obs_shape = ([stack] if stack > 1 else []) + list(frame.shape[1:])
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(batch_size, *shape, dtype=dtype, pin_memory=pin)
+
+        return Batch(
+            obs=empty(*obs_shape, dtype=frame.dtype),
+            action=empty(*action.shape[1:], dtype=action.dtype),
+            reward=empty(),
+            discount=empty(),
+            next_obs=empty(*obs_shape, dtype=frame.dtype),
+            probability=empty(dtype=torch.float64),
+            ids=empty(dtype=torch.int64),
+        )
+
+    def sample(self, batch_size: int, out: Batch | None = None) -> Batch:
+        """Draw transitions in proportion to p^alpha: one from each of `batch_size` equal parts of the sum.
+
+        Args:
+            batch_size: N.
+            out: from `allocate`, to be filled instead of new memory.
+
+        Raises:
+            ValueError: the replay is empty.
+        """
+        out = self.allocate(batch_size) if out is None else out
+        strata = np.arange(batch_size) + self.rng.random(batch_size)
+        lane, row = self._fill(out, strata / batch_size)
+        # Nothing keeps another thread from retiring rows that are being read here, and an actor from overwriting them.
+        while len(late := np.flatnonzero(row < self.tail[lane])):
+            others = self.allocate(len(late))
+            lane[late], row[late] = self._fill(others, self.rng.random(len(late)))
+            for field, other in zip(out, others, strict=True):
+                field[torch.from_numpy(late)] = other
+        return out
+
+    def _fill(self, out: Batch, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the transitions at these fractions of the running sum and gather them; (lane, row), both [N]."""
+        rows, num_lanes = self.shards.rows, self.shards.num_lanes
+        with self._lock:
+            if self.size == 0:
+                raise ValueError("the replay is empty: nothing can be drawn")
+            total = self.tree.total
+            leaf = self.tree.find(fractions * total)
+            out.probability.copy_(torch.from_numpy(self.tree[leaf] / total))
+            lane, place = np.divmod(leaf, rows)
+            row = self.tail[lane] + (place - self.tail[lane]) % rows
+        out.ids.copy_(torch.from_numpy(row * num_lanes + lane))
+        at = torch.from_numpy(leaf)
+        for name in ("action", "reward", "discount"):
+            torch.index_select(self.fields[name], 0, at, out=getattr(out, name))
+        self._gather(lane, row, out.obs)
+        self._gather(lane, row + self.fields["ahead"][at].numpy(), out.next_obs)
+        return lane, row
+
+    def _gather(self, lane: np.ndarray, row: np.ndarray, out: Tensor) -> None:
+        """The observations of rows [N], each put together from the frames before it."""
+        back = np.arange(self.shards.stack)[::-1]  # the oldest frame comes first
+        leaf = torch.from_numpy(self._leaf(lane[:, None], row[:, None] - back))
+        frames = out.flatten(0, 1) if self.shards.stack > 1 else out
+        torch.index_select(self.fields["frame"], 0, leaf.flatten(), out=frames)
+        step = self.fields["step"][leaf[:, -1]]
+        before_start = step[:, None] < torch.from_numpy(back.copy())
+        if before_start.any():
+            frames[before_start.flatten()] = 0
+
+    def update(self, ids: Tensor, priorities: Tensor | np.ndarray) -> int:
+        """Set the priorities of sampled transitions: absolute TD errors, without exponent.
+
+        Those that have been retired meanwhile are left alone, although a newer transition may stand in their place.
+
+        Returns:
+            how many were.
+
+        Raises:
+            ValueError: a priority is no finite number of 0 or more.
+        """
+        values = torch.as_tensor(priorities).detach().double().cpu().numpy()
+        self._check(values, "update")
+        row, lane = np.divmod(ids.numpy(), self.shards.num_lanes)
+        with self._lock:
+            alive = row >= self.tail[lane]
+            self._set(lane[alive], row[alive], values[alive] + MIN_PRIORITY)
+            dropped = int(np.count_nonzero(~alive))
+            self.dropped += dropped
+        return dropped
+
+    def _leaf(self, lane: np.ndarray, row: np.ndarray) -> np.ndarray:
+        return lane * self.shards.rows + row % self.shards.rows
+
+    def _set(self, lane: np.ndarray, row: np.ndarray, priority: np.ndarray) -> None:
+        self.tree[self._leaf(lane, row)] = priority.astype(np.float64) ** self.priority_exponent * (priority > 0)
+
+    @staticmethod
+    def _check(priority: np.ndarray, where: str) -> None:
+        if not ((priority >= 0) & (priority < np.inf)).all():  # false for NaN too
+            raise ValueError(f"{where}: priorities must be finite numbers of 0 or more")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and plain values for `torch.load(weights_only=True)`.
+
+        From half full lanes on the frames are a view of live memory, not a copy: no room may be made until they have
+        been saved.
+        """
+        with self._lock:
+            counters = {name: torch.from_numpy(getattr(self.shards, name).copy()) for name in ("ready", "written")}
+            used = int(counters["written"].max())
+            used = used if used < self.shards.rows // 2 else self.shards.rows
+            fields = {name: field[:, :used] for name, field in self.shards.fields().items()}
+            leaves = torch.from_numpy(self.tree.leaves).view(self.shards.num_lanes, self.shards.rows)
+            return {
+                "sizes": self._sizes(),
+                "frame": fields.pop("frame").contiguous(),
+                "fields": {name: field.clone() for name, field in fields.items()},
+                "leaves": leaves[:, :used].clone(),
+                "seen": torch.from_numpy(self.seen.copy()),
+                "tail": torch.from_numpy(self.tail.copy()),
+                **counters,
+                "rng": self.rng.bit_generator.state,
+                "dropped": self.dropped,
+            }
+
+    def _sizes(self) -> list[int]:
+        return [self.shards.num_shards, self.shards.num_envs, self.shards.rows, self.shards.stack]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken; before the writers start.
+
+        Raises:
+            ValueError: it is of a replay of other sizes.
+        """
+        if state["sizes"] != self._sizes():
+            raise ValueError(
+                f"the saved replay has (shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
+            )
+        shards, used = self.shards, state["leaves"].shape[1]
+        for name, saved in {"frame": state["frame"], **state["fields"]}.items():
+            shards.fields()[name][:, :used] = saved
+        for name in ("ready", "written"):
+            getattr(shards, name)[:] = state[name].numpy()
+        shards.limit[:] = np.maximum(shards.written, shards.rows)
+        self.seen[:], self.tail[:] = state["seen"].numpy(), state["tail"].numpy()
+        leaves = np.arange(len(self.tree.leaves)).reshape(shards.num_lanes, shards.rows)[:, :used]
+        self.tree[leaves.ravel()] = state["leaves"].numpy().ravel()
+        self.size = int(np.count_nonzero(self.tree.leaves))
+        self.rng.bit_generator.state = state["rng"]
+        self.dropped = state["dropped"]
+
+
+def _spread(lanes: slice, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lane, row) of every row from start[b] to stop[b] of the b-th of `lanes`, both [M]."""
+    counts = np.maximum(stop - start, 0)
+    lane = np.repeat(np.arange(lanes.start, lanes.stop), counts)
+    first = np.cumsum(counts) - counts  # place in the result where each lane begins
+    return lane, np.arange(len(lane)) + np.repeat(start - first, counts)

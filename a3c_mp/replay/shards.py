@@ -1,0 +1,135 @@
+"""The memory of a sharded replay: rings of observations, actions and n-step returns in one shared arena."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from a3c_mp.slots import Slots, Spec, layout
+
+COUNTERS = ("written", "ready", "limit")
+
+
+class Shards:
+    """A shard for each actor, with a ring of rows (a lane) for each of its environments; shared by all processes.
+
+    Environment b of actor s writes lane s * num_envs + b. A row holds one observation's newest frame, the action taken
+    there, and the n-step transition that begins there. Rows are numbered 0, 1, 2, ... for ever; row r lies in place
+    r % rows of its lane. An episode's rows follow each other without a gap, so the frame before row r is in row r - 1,
+    if `step[r]` is 1 or more. An episode that was truncated has a row more, for its final observation.
+
+    Three counters for each lane keep the processes apart without a lock. Only the lane's writer raises `written` and
+    `ready`, only the learner raises `limit`, and each is raised after what it stands for has been done:
+
+        written  rows below it are filled; a writer that takes over goes on here
+        ready    the transitions that begin in rows below it are complete
+        limit    rows below it may be written: what they overwrite is no longer sampled
+
+    Args:
+        num_shards: actors.
+        num_envs: environments of each actor (B).
+        rows: length of each lane; with `num_shards * num_envs` lanes, the replay's size in transitions, a bit less.
+        obs_space: Box.
+        action_space: Discrete or Box.
+        stack: observations [stack, ...] are the last `stack` frames of the episode, oldest first, zeros before its
+            first, and only the newest is stored. With 1 the whole observation is stored as it is.
+
+    Raises:
+        MemoryError: /dev/shm is too small; says what is needed and what is free.
+    """
+
+    # What rows hold, as numpy views of shared memory, [lanes, rows, ...]:
+    frame: np.ndarray  # the observation's newest frame
+    action: np.ndarray  # int64, or float32 [A]
+    reward: np.ndarray  # float32, sum of gamma^i r_{t+i} over the m rewards of the transition, m <= n
+    discount: np.ndarray  # float32, gamma^m, or 0 if the return was cut by a termination
+    ahead: np.ndarray  # int32, m: the transition leads to the observation of row r + m; 0 if nothing follows
+    step: np.ndarray  # int32, agent steps since the episode's start
+    priority: np.ndarray  # float32, |TD error| as the actor saw it, or 0: no transition begins here
+    # and the counters, int64 [lanes]:
+    written: np.ndarray
+    ready: np.ndarray
+    limit: np.ndarray
+
+    def __init__(
+        self,
+        num_shards: int,
+        num_envs: int,
+        rows: int,
+        obs_space: gymnasium.Space,
+        action_space: gymnasium.Space,
+        stack: int = 1,
+    ):
+        if rows <= stack:
+            raise ValueError(f"rows must be more than the {stack} frames of one observation, not {rows}")
+        self.num_shards, self.num_envs, self.rows, self.stack = num_shards, num_envs, rows, stack
+        self.num_lanes = num_shards * num_envs
+        self.slots = Slots(_spec(num_shards * num_envs, rows, obs_space, action_space, stack), 1)
+        self._attach()
+        self.limit[:] = rows
+
+    @staticmethod
+    def bytes_needed(
+        num_shards: int,
+        num_envs: int,
+        rows: int,
+        obs_space: gymnasium.Space,
+        action_space: gymnasium.Space,
+        stack: int = 1,
+    ) -> int:
+        """Shared memory that `Shards` of the same arguments take (bytes)."""
+        return layout(_spec(num_shards * num_envs, rows, obs_space, action_space, stack))[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Shared memory (bytes)."""
+        return self.slots.slot_bytes
+
+    def lanes(self, shard: int) -> slice:
+        """The lanes of one shard."""
+        if not 0 <= shard < self.num_shards:
+            raise IndexError(f"shard {shard} of {self.num_shards}")
+        return slice(shard * self.num_envs, (shard + 1) * self.num_envs)
+
+    def fields(self) -> dict[str, Tensor]:
+        """The fields of rows, by name, as views of shared memory [lanes, rows, ...]."""
+        return {name: field for name, field in self.slots[0].items() if name not in COUNTERS}
+
+    def _attach(self) -> None:
+        for name, field in self.slots[0].items():
+            setattr(self, name, field.numpy())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not isinstance(value, np.ndarray)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attach()
+
+
+def _spec(num_lanes: int, rows: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, stack: int) -> Spec:
+    """Shapes and dtypes of the fields of all lanes."""
+    assert isinstance(obs_space, Box), obs_space
+    assert isinstance(action_space, Discrete | Box), action_space
+    if stack > 1 and obs_space.shape[0] != stack:
+        raise ValueError(f"observations of shape {obs_space.shape} are no stacks of {stack} frames")
+    frame_shape = obs_space.shape[1:] if stack > 1 else obs_space.shape
+    obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
+    discrete = isinstance(action_space, Discrete)
+    action_shape = () if discrete else action_space.shape or ()
+    ring = (num_lanes, rows)
+    return {
+        "frame": ((*ring, *frame_shape), obs_dtype),
+        "action": ((*ring, *action_shape), torch.int64 if discrete else torch.float32),
+        "reward": (ring, torch.float32),
+        "discount": (ring, torch.float32),
+        "ahead": (ring, torch.int32),
+        "step": (ring, torch.int32),
+        "priority": (ring, torch.float32),
+        **dict.fromkeys(COUNTERS, ((num_lanes,), torch.int64)),
+    }

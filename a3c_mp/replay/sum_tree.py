@@ -1,0 +1,73 @@
+"""A sum tree for batches: many draws, many updates, each in a few numpy calls for a level."""
+
+from __future__ import annotations
+
+import numpy as np
+
+FANOUT = 16
+"""children of a node: with more there are fewer levels, each a numpy call or two, but longer sums"""
+
+
+class SumTree:
+    """`capacity` non-negative numbers, any set of which can be changed, and found by their running sum, in O(log).
+
+    Every node is the sum of its children, taken anew whenever one of them changes: rounding errors never add up.
+
+    Args:
+        capacity: number of leaves, all 0 at first.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.levels = [np.zeros(_round_up(capacity))]  # the leaves first, the children of the root last
+        while len(self.levels[-1]) > FANOUT:
+            self.levels.append(np.zeros(_round_up(len(self.levels[-1]) // FANOUT)))
+
+    @property
+    def total(self) -> float:
+        """The sum of all leaves."""
+        return float(self.levels[-1].sum())
+
+    @property
+    def leaves(self) -> np.ndarray:
+        """[capacity], for reading."""
+        return self.levels[0][: self.capacity]
+
+    def __getitem__(self, leaves: np.ndarray) -> np.ndarray:
+        return self.levels[0][leaves]
+
+    def __setitem__(self, leaves: np.ndarray, values: np.ndarray | float) -> None:
+        """Set leaves [M]; where one occurs twice, the last value counts."""
+        self.levels[0][leaves] = values
+        for below, level in zip(self.levels, self.levels[1:], strict=False):
+            leaves = np.unique(leaves // FANOUT)
+            level[leaves] = below.reshape(-1, FANOUT)[leaves].sum(axis=1)
+
+    def find(self, sums: np.ndarray) -> np.ndarray:
+        """The leaf under each running sum.
+
+        Args:
+            sums: [M] float64 in [0, total).
+
+        Returns:
+            [M] int64: the leaf i with sum(leaves[:i]) <= sums < sum(leaves[:i + 1]); never one that is 0.
+
+        Raises:
+            ValueError: all leaves are 0.
+        """
+        if self.total == 0.0:
+            raise ValueError("all leaves are 0: nothing can be found")
+        node = np.zeros(len(sums), np.int64)
+        for level in reversed(self.levels):
+            edges = level.reshape(-1, FANOUT)[node].cumsum(axis=1)
+            # A parent's sum may differ from its children's last edge by a rounding error.
+            sums = np.minimum(sums, np.nextafter(edges[:, -1], 0.0))
+            child = (edges <= sums[:, None]).sum(axis=1)
+            sums = sums - np.where(child > 0, edges[np.arange(len(node)), child - 1], 0.0)
+            node = node * FANOUT + child
+        return node
+
+
+def _round_up(count: int) -> int:
+    """To whole nodes."""
+    return -(-count // FANOUT) * FANOUT

@@ -1,0 +1,111 @@
+"""An actor's end of the replay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from a3c_mp.replay.nstep import NStep
+from a3c_mp.replay.shards import Shards
+
+MIN_PRIORITY = 1e-6
+"""what is added to every |TD error|, so that each transition can be drawn (Schaul et al. 2016, section 3.3)"""
+
+
+class Writer:
+    """Appends the steps of B environments to a shard, and works out priorities from values the actor has already.
+
+    A writer waits for nobody and can be killed at any instant: what it has not made ready is seen by nobody, and the
+    next writer of the shard goes on behind it. Environments must stand at an episode's start when a writer is made.
+
+    Args:
+        shards: the memory.
+        shard: number of the shard, the actor's own.
+        n_step: rewards in a return (n).
+        gamma: discount for each agent step.
+    """
+
+    def __init__(self, shards: Shards, shard: int, n_step: int, gamma: float):
+        lanes = shards.lanes(shard)
+        self.rows, self.stack = shards.rows, shards.stack
+        self.frame, self.action, self.episode_step = shards.frame[lanes], shards.action[lanes], shards.step[lanes]
+        self.reward, self.discount, self.ahead = shards.reward[lanes], shards.discount[lanes], shards.ahead[lanes]
+        self.priority = shards.priority[lanes]
+        self.written, self.ready, self.limit = shards.written[lanes], shards.ready[lanes], shards.limit[lanes]
+
+        self.nstep = NStep(shards.num_envs, n_step, gamma)
+        self.env = np.arange(shards.num_envs)
+        self.row = self.written.copy()  # [B] where the next row of each lane goes
+        self.t = np.zeros_like(self.row)  # [B] steps since the episode's start
+        for env in self.env:  # transitions that a killed writer had begun, and which will never be complete
+            self.priority[env, np.arange(self.ready[env], self.written[env]) % self.rows] = 0.0
+
+    def step(
+        self,
+        obs: np.ndarray,
+        action: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        q: np.ndarray,
+        value: np.ndarray,
+        *,
+        final_obs: np.ndarray | None = None,
+        final_value: np.ndarray | None = None,
+        life_lost: np.ndarray | None = None,
+    ) -> None:
+        """Append one step of every environment: `action`, chosen at `obs`, earned `reward`.
+
+        Called once for each step of the vector environment, after it. A transition's n-step return bootstraps from the
+        `value` of a later call, so it is ready n calls later, or when its episode ends.
+
+        Args:
+            obs: [B, *obs_shape], what the action was chosen at (not what came after).
+            action: int64 [B], or float32 [B, A].
+            reward: [B]; clip before, if rewards are learned from clipped.
+            terminated, truncated: bool [B]; where both hold, terminated counts.
+            q: [B], Q(obs, action).
+            value: [B], the bootstrap value of `obs`: max_a Q(obs, a), or Q(obs, mu(obs)).
+            final_obs: [B, *obs_shape], needed where truncated, ignored elsewhere.
+            final_value: [B], bootstrap value of `final_obs`, needed where truncated.
+            life_lost: bool [B]; ends the return as a termination does, while the episode and its frames go on.
+
+        Raises:
+            RuntimeError: there is no room: the learner has not retired what this row would overwrite.
+            ValueError: an episode's first observation is no stack padded with zeros.
+        """
+        cut = terminated if life_lost is None else terminated | life_lost
+        bootstrapped = truncated & ~terminated
+        self._check(obs, bootstrapped)
+        row = self.row.copy()
+        self._append(self.env, obs, action)
+        if bootstrapped.any():
+            assert final_obs is not None, "an episode was truncated: its final observation is missing"
+            assert final_value is not None, "an episode was truncated: the value of its final observation is missing"
+            ended = np.flatnonzero(bootstrapped)
+            self._append(ended, final_obs[ended], None)
+        self.written[:] = self.row
+
+        done = self.nstep.step(reward, cut, bootstrapped, q, value, final_value)
+        at = done.env, (row[done.env] - done.age) % self.rows
+        self.reward[at], self.discount[at], self.ahead[at] = done.reward, done.discount, done.ahead
+        self.priority[at] = np.abs(done.td_error) + MIN_PRIORITY
+        self.ready[:] = self.row - self.nstep.waiting
+        self.t[terminated | truncated] = 0
+
+    def _check(self, obs: np.ndarray, bootstrapped: np.ndarray) -> None:
+        if (self.row + 1 + bootstrapped > self.limit).any():
+            raise RuntimeError(f"no room in the replay: rows {self.row}, limits {self.limit}; make_room before")
+        if self.stack > 1 and not self.t.all() and obs[self.t == 0, :-1].any():
+            raise ValueError(f"an episode must begin with {self.stack - 1} frames of zeros before its first")
+
+    def _append(self, env: np.ndarray, obs: np.ndarray, action: np.ndarray | None) -> None:
+        """One row to the lanes of `env`; without an action it is a final observation, where nothing begins."""
+        at = env, self.row[env] % self.rows
+        self.frame[at] = obs[:, -1] if self.stack > 1 else obs
+        self.episode_step[at] = self.t[env]
+        if action is None:
+            self.priority[at] = 0.0
+        else:
+            self.action[at] = action
+        self.row[env] += 1
+        self.t[env] += 1

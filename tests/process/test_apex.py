@@ -1,0 +1,117 @@
+"""Chapter 3 as a user runs it: the replay ratio, resume with and without the replay, determinism, kills, bad input."""
+
+import json
+import os
+import signal
+
+import pytest
+from support import actors_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import train_apex
+from a3c_mp.checkpoint import list_checkpoints
+from a3c_mp.config import exit_with
+
+SCRIPT = "train_apex.py"
+SMALL = ["--num-actors", "2", "--num-envs", "4", "--replay-size", "8000", "--learning-starts", "400"]
+CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL, "--replay-ratio", "4", "--batch-size", "32"]
+"""never solved, the game has 500 steps"""
+CURVES = {
+    *("charts/episodic_return", "charts/sps", "charts/samples_per_second", "charts/policy_lag", "losses/total"),
+    *("values/q", "values/target", "values/td_error", "replay/size", "replay/dropped_priorities"),
+    *("memory/replay_gib", "memory/free_gib", "time/waiting", "time/drawing", "time/learning", "time/publishing"),
+}
+
+
+def scalars(folder):
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_deterministic_runs_end_bit_identical_and_a_saved_replay_goes_on(scripts):
+    first, second = (
+        scripts.run(name, *CARTPOLE, "--deterministic", "--save-replay", "--total-steps", "1600", script=SCRIPT)
+        for name in "ab"
+    )
+    assert first.code == second.code == 0, first.err
+    assert first.summary["weights_sha256"] == second.summary["weights_sha256"]
+    assert first.summary["updates"] > 100
+    resumed = scripts.finish(scripts.start(SCRIPT, "--resume", "runs/a", "--total-steps", "1760"), "a")
+    assert resumed.code == 0, resumed.err
+    assert "starts anew" not in resumed.out
+    learned = resumed.summary["updates"] - first.summary["updates"]
+    assert learned == 4 * (resumed.summary["steps"] - first.summary["steps"]) / 32, "it learns on at once"
+    assert scalars(resumed.folder)["replay/size"][-1] > 1500
+
+
+def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(scripts):
+    done = scripts.run("r", *CARTPOLE, "--total-steps", "4000", script=SCRIPT)
+    assert done.code == 0, done.err
+    summary = done.summary
+    start = 400 + 2 * 32  # transitions become ready n steps late, and a block of 32 steps at a time
+    assert 32 * summary["updates"] == pytest.approx(4 * (summary["steps"] - start), abs=4 * 64)
+    curves = scalars(done.folder)
+    assert set(curves) >= CURVES
+    resumed = scripts.finish(scripts.start(SCRIPT, "--resume", "runs/r", "--total-steps", "5000"), "r")
+    assert resumed.code == 0, resumed.err
+    assert "the replay is empty: learning goes on once it holds 400 transitions" in resumed.out
+    learned = 32 * (resumed.summary["updates"] - summary["updates"])
+    assert learned == pytest.approx(4 * (resumed.summary["steps"] - summary["steps"] - start), abs=4 * 64)
+
+
+def test_an_actor_killed_again_and_again_stops_nothing_and_leaves_nothing(scripts):
+    before = set(os.listdir("/dev/shm"))
+    trainer = scripts.train("r", *CARTPOLE, script=SCRIPT, start_new_session=True)
+    scripts.wait_for("r", "episodes.csv:,0,", trainer)
+    for restarts in (1, 2):
+        while len(actors := actors_of(trainer.pid)) < 2:  # the last one killed is only being replaced
+            assert trainer.poll() is None
+        victim, survivor = actors
+        victim.kill()
+        log = scripts.wait_for("r", f"run.log:restart {restarts} of 5", trainer)
+        assert f"(pid {victim.pid}) was killed by SIGKILL" in log
+        assert survivor.is_running()
+    rows = len((scripts.runs_dir / "runs/r/episodes.csv").read_text().splitlines())
+    while len((scripts.runs_dir / "runs/r/episodes.csv").read_text().splitlines()) < rows + 20:
+        assert trainer.poll() is None
+    os.killpg(trainer.pid, signal.SIGINT)
+    done = scripts.finish(trainer, "r")
+    assert done.code == 130, done.err
+    assert done.summary["worker_restarts"] == 2
+    assert list_checkpoints(done.folder / "checkpoints")
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_ddpg_trains_and_is_played(scripts):
+    flags = ["--env-id", "Pendulum-v1", *SMALL, "--replay-ratio", "1", "--total-steps", "2000"]
+    done = scripts.run("r", *flags, script=SCRIPT)
+    assert done.code == 0, done.err
+    assert json.loads((done.folder / "config.json").read_text())["algorithm"] == "apex_ddpg"
+    assert {"losses/policy", "losses/value"} <= set(scalars(done.folder))
+    played = scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.1"), "r")
+    assert played.code == 0, played.err
+    assert "greedy and 10.0% random actions" in played.out
+
+
+BAD_INPUT = {
+    "continuous env": (["--env-id", "Pendulum-v1", "--algo", "dqn"], "env-id=Pendulum-v1: its actions are Box"),
+    "discrete env": (["--env-id", "CartPole-v1", "--algo", "ddpg"], "env-id=CartPole-v1: its actions are Discrete"),
+    "memory": (["--replay-size", "1e9"], "GiB is free; lower --replay-size"),
+    "algorithm": (["--algo", "sac"], "algo=sac: must be one of"),
+    "ratio": (["--replay-ratio", "0"], "replay-ratio=0.0: must be 0.001 or more"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
+def test_bad_input_ends_with_code_2_and_one_line(flags, message, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [SCRIPT, *flags])
+    monkeypatch.setattr("a3c_mp.workers.Workers.__enter__", lambda self: pytest.fail("a process was started"))
+    with pytest.raises(SystemExit) as end:
+        exit_with(train_apex.main)
+    printed = capfd.readouterr()
+    assert end.value.code == 2
+    assert printed.out == ""
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists(), "nothing was begun"

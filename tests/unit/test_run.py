@@ -1,0 +1,89 @@
+"""A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.run import Run
+
+
+class Part:
+    """Something else that a chapter keeps."""
+
+    def __init__(self, value=0.0):
+        self.value = torch.tensor(value)
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+@pytest.fixture
+def args(tmp_path):
+    return CommonArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r")
+
+
+def a_run(args, **extra):
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam([{"params": [net.weight], "lr": 0.1}, {"params": [net.bias], "lr": 0.2}])
+    return Run(args, "test", net, optimizer, extra)
+
+
+def test_extra_parts_and_counters_come_back(args, tmp_path):
+    with a_run(args, target=Part(3.0), replay=Part(5.0)) as run:
+        run.consumed(10, [], 0, 0)
+        run.learned({}, samples=32)
+        run.learned({}, samples=32)
+    found = {"target": Part(), "replay": Part()}
+    with a_run(replace(args, resume=tmp_path / "r"), **found) as run:
+        assert (run.steps, run.updates, run.samples) == (10, 2, 64)
+        assert (found["target"].value, found["replay"].value) == (3.0, 5.0)
+
+
+def test_what_a_checkpoint_does_not_hold_starts_anew_with_a_warning(args, tmp_path):
+    with a_run(args, target=Part(3.0)) as run:
+        run.consumed(10, [], 0, 0)
+    found = {"target": Part(), "replay": Part(7.0)}
+    with a_run(replace(args, resume=tmp_path / "r"), **found) as run:
+        assert run.steps == 10
+    assert (found["target"].value, found["replay"].value) == (3.0, 7.0)
+    assert "holds no replay: it starts anew" in (tmp_path / "r" / "run.log").read_text()
+
+
+def test_a_part_that_does_not_fit_is_bad_input(args, tmp_path):
+    class Other(Part):
+        def load_state_dict(self, state):
+            raise ValueError("it is of a replay of other sizes")
+
+    with a_run(args, replay=Part()) as run:
+        run.consumed(10, [], 0, 0)
+    with pytest.raises(ConfigError, match="does not fit these settings: it is of a replay of other sizes"):
+        a_run(replace(args, resume=tmp_path / "r"), replay=Other())
+
+
+def test_flags_given_on_resume_count_for_each_group_of_parameters(args, tmp_path):
+    with a_run(args) as run:
+        run.optimizer.param_groups[1]["lr"] = 0.05
+        run.consumed(10, [], 0, 0)
+    with a_run(replace(args, resume=tmp_path / "r")) as run:
+        assert [group["lr"] for group in run.optimizer.param_groups] == [0.1, 0.2]
+
+
+def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch):
+    with a_run(args) as run:
+        shown = {}
+        monkeypatch.setattr(
+            run.event_file, "scalars", lambda rows: shown.update({name: value for name, value, _ in rows})
+        )
+        run.gauges["replay/size"] = lambda: 123
+        run.consumed(100, [], 0, 0)
+        run.learned({}, samples=400)
+        monkeypatch.setattr("time.monotonic", lambda now=run.started + 10.0: now)
+        run.tick()
+        assert shown["replay/size"] == 123
+        assert shown["charts/samples_per_second"] == pytest.approx(4 * shown["charts/sps"])
