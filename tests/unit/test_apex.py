@@ -304,7 +304,7 @@ def test_dueling_advantages_have_mean_zero(hidden):
     obs = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
     kept = obs.clone()
     (q,) = net(obs)
-    features = net.torso(net.norm.image_inputs(obs))
+    features = net.torso(net.norm.convert(obs))
     torch.testing.assert_close(q.mean(dim=1, keepdim=True), net.value(features))
     torch.testing.assert_close(q - q.mean(dim=1, keepdim=True), net.advantage(features) - net.advantage(features).mean(
         dim=1, keepdim=True))  # fmt: skip
