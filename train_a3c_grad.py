@@ -112,10 +112,10 @@ def main() -> int:
                 gradient, lag = Gradient(**slots[slot]), weights.version - report.version
                 run.consumed(report.steps, read_episodes(gradient, report.num_episodes), worker, lag)
                 with run.timing("learning"):
-                    if report.finite and gradient.obs_num > 0:
-                        net.norm.merge(gradient.moments)
                     if inspector.accepts(report, worker, lag):
-                        mean.add(gradient.vector)
+                        if gradient.obs_num > 0:
+                            net.norm.merge(gradient.moments)
+                        mean.add(gradient.vector)  # waits for the GPU: from here on the slot has been read
                         run.observed(report.curves)
                 taken.append(slot)
                 complete = len(taken) == args.num_actors if args.sync else mean.count == args.grads_per_step

@@ -63,12 +63,13 @@ def test_snapshots_in_gpu_memory_are_never_torn():
     assert all(whole)
 
 
+@pytest.mark.parametrize("script", ["train_a3c_data.py", "train_a3c_grad.py"])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])
-def test_training_on_the_gpu_is_deterministic_where_asked(scripts, env_id):
+def test_training_on_the_gpu_is_deterministic_where_asked(scripts, env_id, script):
     flags = ["--env-id", env_id, *SMALL, "--cuda", "--deterministic", "--total-steps", "2000"]
     hashes = []
     for name in ("a", "b"):
-        done = scripts.run(name, *flags)
+        done = scripts.run(name, *flags, script=script)
         assert done.code == 0, done.err
         hashes.append(done.summary["weights_sha256"])
     assert hashes[0] == hashes[1]
