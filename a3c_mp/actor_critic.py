@@ -101,7 +101,7 @@ def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int) -> Slots:
 
 
 def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """What is learned from, both [T, B]: rewards as the learner takes them, and discounts that are 0 wherever a return ends."""
+    """What is learned from, both [T, B]: clipped and scaled rewards; discounts that are 0 wherever a return ends."""
     rewards = args.reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
     ended = rollout.terminated | rollout.life_lost if args.life_loss_terminal else rollout.terminated
     discounts = args.gamma * (~ended).float()
