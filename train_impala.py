@@ -102,12 +102,12 @@ def train(
             ]  # fmt: skip
             with run.timing("waiting"):
                 reports = team.exchange((news, incidents))
-            incidents.clear()
             for their_news, their_incidents in reports:
                 for incident in their_incidents:
                     run.worker_restarted(incident)
                 for rollout_news in their_news:
                     run.consumed(*rollout_news)
+            incidents.clear()
             with run.timing("learning"):
                 unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
                 learn(args, run, team, net, optimizer, unrolls, replay, dtype)

@@ -200,8 +200,16 @@ def test_a_second_run_in_the_same_folder_is_refused(scripts):
     assert scripts.finish(trainer, "r").code == 130
 
 
-def test_a_killed_actor_is_replaced_and_training_goes_on(scripts):
-    trainer = scripts.train("r", *CARTPOLE, "--total-steps", "60000")
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("train_a3c_data.py", [*CARTPOLE, "--total-steps", "60000"]),
+        ("train_impala.py", [*IMPALA, "--total-steps", "20000"]),
+    ],
+    ids=["chapter 1", "chapter 4"],
+)
+def test_a_killed_actor_is_replaced_and_training_goes_on(scripts, script, flags):
+    trainer = scripts.train("r", *flags, script=script)
     scripts.wait_for("r", "episodes.csv:,1,", trainer)
     victim = actors_of(trainer.pid)[0]
     victim.kill()
@@ -209,7 +217,7 @@ def test_a_killed_actor_is_replaced_and_training_goes_on(scripts):
     assert done.code == 0, done.err
     assert f"(pid {victim.pid}) was killed by SIGKILL; restart 1 of 5" in done.out
     assert done.summary["worker_restarts"] == 1
-    assert done.summary["steps"] >= 60000
+    assert done.summary["steps"] >= int(flags[-1])
 
 
 def test_an_environment_that_breaks_at_start_ends_the_run_with_its_traceback(scripts):
