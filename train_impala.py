@@ -102,12 +102,12 @@ def train(
             ]  # fmt: skip
             with run.timing("waiting"):
                 reports = team.exchange((news, incidents))
-            incidents.clear()
             for their_news, their_incidents in reports:
                 for incident in their_incidents:
                     run.worker_restarted(incident)
                 for rollout_news in their_news:
                     run.consumed(*rollout_news)
+            incidents.clear()
             with run.timing("learning"):
                 unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
                 learn(args, run, team, net, optimizer, unrolls, replay, dtype)
@@ -139,10 +139,11 @@ def follow(team: Team, args: Args, steps: int) -> None:
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     net, optimizer, slots = set_up(args)
-    with Run(args, "impala", net, optimizer) as run:
-        ending = lambda: run.exit_reason is not None  # noqa: E731
-        with Learners(args.num_learners, follow, (args, run.steps), cuda=args.cuda, ending=ending) as team:
-            train(args, run, team, net, optimizer, slots)
+    with (
+        Run(args, "impala", net, optimizer) as run,
+        Learners(args.num_learners, follow, (args, run.steps), cuda=args.cuda) as team,
+    ):
+        train(args, run, team, net, optimizer, slots)
     return run.exit_code
 
 

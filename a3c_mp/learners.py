@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import connection
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -120,7 +119,6 @@ class Learners:
         target: a module-level function.
         args: passed on, pickled.
         cuda: whether gradients lie on GPUs, one for each learner.
-        ending: whether this process has been asked to end; others that were asked too are then not missed.
         peer_seconds: a learner that lets the others wait longer is given up.
 
     Raises:
@@ -129,11 +127,10 @@ class Learners:
 
     def __init__(
         self, num_learners: int, target: Callable[..., None], args: tuple, *, cuda: bool = False,
-        ending: Callable[[], bool] = lambda: False, peer_seconds: float = PEER_SECONDS,
+        peer_seconds: float = PEER_SECONDS,
     ):  # fmt: skip
         self.team = Team(0, num_learners)
-        self.target, self.args, self.cuda = target, args, cuda
-        self.ending, self.peer_seconds = ending, peer_seconds
+        self.target, self.args, self.cuda, self.peer_seconds = target, args, cuda, peer_seconds
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
 
@@ -152,23 +149,23 @@ class Learners:
                 self._wait_until_ready()
                 self.team._connect(f"{folder}/learners", self.cuda, self.peer_seconds)
         except PeerLost as error:
+            self._await_deaths()
+            lost = self._blame(error)
             self._stop()
-            raise self._blame(error) from None
+            raise lost from None
         except BaseException:
             self._stop()
             raise
         return self.team
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        lost = None
         if isinstance(error, PeerLost):
             self._await_deaths()
-        lost = self._blame(error) if isinstance(error, PeerLost) else None
+            lost = self._blame(error)
         self._stop()
-        if lost is None or self.ending():
-            return lost is not None
-        raise lost from None
+        if lost is not None:
+            raise lost from None
 
     def _start(self, rank: int, meeting_point: str) -> None:
         context = mp.get_context("spawn")
@@ -193,7 +190,7 @@ class Learners:
         deadline = time.monotonic() + START_SECONDS
         for pipe in self._pipes:
             while not pipe.poll(0.1):
-                if time.monotonic() > deadline or self.ending():
+                if time.monotonic() > deadline:
                     raise PeerLost(f"not all learners have started within {START_SECONDS:.0f} s")
             with suppress(EOFError, OSError):
                 if pipe.recv() is None:

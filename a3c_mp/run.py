@@ -249,7 +249,9 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
-        if kind is not None:
+        # A signal that went to all processes has ended workers too; that is what was asked for.
+        asked = self.exit_code != 0 and isinstance(error, WorkerError)
+        if kind is not None and not asked:
             self.exit_code = 1
             self.exit_reason = f"error: {next(iter(str(error).splitlines()), kind.__name__)}"
         self._attempt("curves", lambda: self._flush(time.monotonic()))
@@ -260,7 +262,7 @@ class Run:
         self.event_file.close()
         self._episode_log.close()
         told = isinstance(error, WorkerError | TrainingError)
-        if told:
+        if told and not asked:
             self.log.error(f"error: {error}")
             if self.last_checkpoint is not None:
                 self.log.error(f"the last checkpoint is {self.last_checkpoint}; go on with --resume {self.folder}")

@@ -11,3 +11,12 @@ def test_a_chapter_solves_cartpole(scripts, script):
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary
     assert done.summary["mean_return_100"] >= 475
+
+
+@pytest.mark.timeout(300)
+def test_impala_solves_cartpole(scripts):
+    flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--total-steps", "100000"]
+    done = scripts.run("r", *flags, script="train_impala.py")
+    assert done.code == 0, done.err
+    assert done.summary["solved"], done.summary
+    assert done.summary["mean_return_100"] >= 195

@@ -135,19 +135,24 @@ def test_a_frozen_learner_is_given_up_after_a_time():
     assert not any(psutil.pid_exists(pid) for pid in learners.pids)
 
 
-def test_a_loss_is_forgiven_where_all_were_asked_to_end():
-    asked = []
-    learners = Learners(2, count_for_ever, (), ending=lambda: bool(asked))
+def die_at_once(team):
+    raise AssertionError("never reached")
 
-    def ask(pids):
-        asked.append(True)
-        os.kill(pids[0], signal.SIGTERM)
 
-    with learners as team:
-        team.exchange(0)
-        ask(learners.pids)
-        while True:
-            team.exchange(0)
+def test_a_learner_that_cannot_even_start_is_an_error_at_once():
+    """It meets nobody: the others would wait for it."""
+    with (
+        pytest.raises(PeerLost, match=r"learner 1 .* ended with exit code 1"),
+        Learners(2, die_at_once, (Unloadable(),)),
+    ):
+        pass
+
+
+class Unloadable:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self):
+        return (int, ("no number",))
 
 
 def test_one_learner_needs_no_other_process():

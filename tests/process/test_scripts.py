@@ -18,12 +18,14 @@ from a3c_mp.config import exit_with
 CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
 """never solved, the game has 500 steps: a run ends when its test wants it to"""
 PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL]
-CURVES = {
-    *("charts/episodic_return", "charts/mean_return_100", "charts/episodic_length", "charts/sps", "charts/policy_lag"),
-    *("losses/policy", "losses/value", "losses/entropy", "losses/total"),
+IMPALA = [*CARTPOLE[:-2], "--batch-unrolls", "4", "--replay-size", "100"]
+"""the same for train_impala.py, which knows no --batch-size"""
+CURVES_OF_LEARNING = {
+    *("charts/sps", "charts/policy_lag", "losses/policy", "losses/value", "losses/entropy", "losses/total"),
     *("values/advantage", "values/baseline", "values/target"),
     *("time/waiting", "time/learning", "time/publishing"),
 }
+CURVES = CURVES_OF_LEARNING | {"charts/episodic_return", "charts/mean_return_100", "charts/episodic_length"}
 
 
 def scalars(folder):
@@ -78,13 +80,73 @@ def test_deterministic_runs_end_bit_identical(scripts, script, env, steps):
     assert a != c
 
 
+IMPALA_KINDS = {
+    "two learners, LSTM": [
+        *IMPALA,
+        "--lstm",
+        "--num-learners",
+        "2",
+        "--replay-proportion",
+        "0.5",
+        "--total-steps",
+        "1500",
+    ],
+    "deep net, Pong": [
+        *("--env-id", "PongNoFrameskip-v4", "--num-actors", "2", "--num-envs", "2", "--unroll-length", "8"),
+        *("--batch-unrolls", "4", "--net", "deep", "--total-steps", "64"),
+    ],
+}
+
+
+@pytest.mark.parametrize("flags", IMPALA_KINDS.values(), ids=IMPALA_KINDS.keys())
+def test_deterministic_impala_ends_bit_identical(scripts, flags):
+    done = [scripts.run(name, *flags, "--deterministic", script="train_impala.py") for name in ("a", "b")]
+    assert [d.code for d in done] == [0, 0], done[0].err
+    assert done[0].summary["weights_sha256"] == done[1].summary["weights_sha256"]
+    assert set(scalars(done[0].folder)) >= CURVES_OF_LEARNING | {"values/rho", "values/rho_clipped"}
+    if "--lstm" in flags:
+        played = scripts.finish(scripts.start("play.py", "runs/a", "--episodes", "3"), "a")
+        assert played.code == 0, played.err
+
+
+def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(scripts):
+    flags = [*IMPALA, "--num-learners", "2"]
+    trainer = scripts.train("r", *flags, script="train_impala.py")
+    scripts.wait_for("r", "episodes.csv:,1,", trainer)  # actor 1 is learner 1's: both are at work
+    learner = next(process for process in actors_of(trainer.pid) if actors_of(process.pid))
+    orphans = actors_of(learner.pid)
+    learner.kill()
+    killed = time.monotonic()
+    done = scripts.finish(trainer, "r")
+    assert time.monotonic() - killed < 15
+    assert done.code == 1
+    assert f"learner 1 (pid {learner.pid}) was killed by SIGKILL" in done.out
+    newest = list_checkpoints(done.folder / "checkpoints")[0]
+    assert f"the last checkpoint is {newest.relative_to(scripts.runs_dir)}; go on with --resume runs/r" in done.out
+    assert not any(orphan.is_running() for orphan in orphans)
+    steps = done.summary["steps"]
+    more = ["--resume", "runs/r", "--total-steps", str(steps + 2000)]
+    again = scripts.finish(scripts.start("train_impala.py", *more), "r")
+    assert again.code == 0, again.err
+    assert again.summary["steps"] >= steps + 2000
+
+
+TWO_LEARNERS = [*IMPALA, "--num-learners", "2"]
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_end_a_run_with_checkpoint_and_summary(scripts, signum, code):
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [("train_a3c_data.py", CARTPOLE), ("train_impala.py", TWO_LEARNERS)],
+    ids=["chapter 1", "chapter 4, two learners"],
+)
+def test_signals_end_a_run_with_checkpoint_and_summary(scripts, signum, code, script, flags):
     before = set(os.listdir("/dev/shm"))
-    trainer = scripts.train("r", *CARTPOLE, start_new_session=True)
+    trainer = scripts.train("r", *flags, script=script, start_new_session=True)
     scripts.wait_for("r", "episodes.csv:,1,", trainer)  # actor 1 has finished a game: training is under way
     actors = actors_of(trainer.pid)
     assert len(actors) == 2
+    actors += [child for actor in actors for child in actors_of(actor.pid)]
     os.killpg(trainer.pid, signum)  # to the whole group, as a terminal sends Ctrl-C
     asked = time.monotonic()
     done = scripts.finish(trainer, "r")
@@ -146,8 +208,11 @@ def test_a_second_run_in_the_same_folder_is_refused(scripts):
     assert scripts.finish(trainer, "r").code == 130
 
 
-def test_a_killed_actor_is_replaced_and_training_goes_on(scripts):
-    trainer = scripts.train("r", *CARTPOLE, "--num-actors", "1")
+@pytest.mark.parametrize(
+    ("script", "flags"), [("train_a3c_data.py", CARTPOLE), ("train_impala.py", IMPALA)], ids=["chapter 1", "chapter 4"]
+)
+def test_a_killed_actor_is_replaced_and_training_goes_on(scripts, script, flags):
+    trainer = scripts.train("r", *flags, "--num-actors", "1", script=script)
     scripts.wait_for("r", "episodes.csv:,0,", trainer)
     (victim,) = actors_of(trainer.pid)
     victim.kill()

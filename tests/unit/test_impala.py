@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 from a3c_mp import impala, losses, returns
 from a3c_mp.config import ConfigError, check_ranges
+from a3c_mp.device import check_learners
 from a3c_mp.impala import PRESETS, DelayLine, ImpalaArgs, Replay, batches, rollouts_per_batch
 from a3c_mp.nets import make_actor_critic, unroll
 from a3c_mp.rollout import Rollout, episode_starts, join, rollout_spec
@@ -79,6 +80,14 @@ def test_a_batch_never_waits_for_more_unrolls_than_there_are():
     assert rollouts_per_batch(replace(args, batch_unrolls=16, replay_proportion=0.5)) == 2
     with pytest.raises(ConfigError, match="batch-unrolls=9"):
         rollouts_per_batch(replace(args, batch_unrolls=9))
+
+
+def test_learners_share_the_actors_evenly():
+    check_learners(num_learners=2, num_actors=4, cuda=False)
+    with pytest.raises(ConfigError, match="num-learners=3: 4 actors cannot be shared out evenly"):
+        check_learners(num_learners=3, num_actors=4, cuda=False)
+    with pytest.raises(ConfigError, match="num-learners=64: each needs a GPU to itself"):
+        check_learners(num_learners=64, num_actors=64, cuda=True)
 
 
 @pytest.mark.parametrize("lstm", [False, True])

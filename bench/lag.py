@@ -1,0 +1,103 @@
+"""What V-trace is good for: learning from actors that act with old weights, with the correction and without.
+
+Trains chapter 4 with `--force-lag`, every seed with V-trace and with `--no-vtrace`, and draws the mean returns.
+Flags that are not listed here are the trainer's.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
+
+import numpy as np
+
+from a3c_mp.config import Between, Count, check_ranges, exit_with
+from a3c_mp.tracking import read_episodes
+from bench import common
+from bench.solve import outcome
+
+FLAGS = {
+    "--env-id": "CartPole-v1", "--stop-return": "501", "--total-steps": "60_000", "--num-envs": "2",
+    "--batch-unrolls": "2", "--replay-proportion": "0",
+}  # fmt: skip
+"""what the trainer is given unless told otherwise: one update for each publication, so a lag is one in updates"""
+
+
+@dataclass(frozen=True)
+class Args:
+    seeds: Count = 3
+    """how many seeds: 1, 2, ..."""
+    lag: Annotated[int, Between(0, 1000)] = 20
+    """updates between the policy that acts and the one that learns"""
+    runs_dir: Path = Path("runs")
+    """where run folders are made"""
+    results: Path = common.RESULTS
+    """folder of the result file and its picture"""
+    chapter: common.ChapterName = "impala"
+    """the only one that corrects for a lag"""
+
+
+def late_return(folder: Path) -> float:
+    """Mean return of the second half of a run's steps."""
+    episodes = read_episodes(folder / "episodes.csv")
+    late = [episode.episode_return for episode in episodes if episode.steps > episodes[-1].steps / 2]
+    return round(float(np.mean(late)), 2)
+
+
+def draw(path: Path, result: dict[str, Any]) -> None:
+    """Mean return over steps, a line for each run, a colour for each way to learn."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for run in result["runs"]:
+        steps, _, means = zip(*run["curve"], strict=True) if run["curve"] else ((), (), ())
+        label = ("V-trace" if run["vtrace"] else "no correction") if run["seed"] == 1 else None
+        axes.plot(steps, means, color="C0" if run["vtrace"] else "C1", label=label)
+    axes.set(xlabel="agent steps", ylabel="mean return of the last 100 games")
+    axes.legend()
+    figure.suptitle(f"{result['env_id']}, actors {result['bench']['lag']} updates behind")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> int:
+    args, flags = common.cli(Args, __doc__)
+    check_ranges(args)
+    given = {token.partition("=")[0].replace("_", "-") for token in flags}
+    defaults = [part for name, value in FLAGS.items() if name not in given for part in (name, value)]
+    command = [*common.CHAPTERS[args.chapter], *defaults, *flags, f"--force-lag={args.lag}"]
+    result = common.begin("lag", args, common.trainer_settings(command).env_id) | {"trainer": command, "runs": []}
+    path = common.result_path(args.results, result, with_env=True)
+    stamp = re.sub(r"\D", "", result["date"])
+    for seed in range(1, args.seeds + 1):
+        for vtrace in (True, False):
+            name = f"lag-{stamp}-s{seed}-{'vtrace' if vtrace else 'none'}"
+            flag = "--vtrace" if vtrace else "--no-vtrace"
+            more = [flag, f"--seed={seed}", f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
+            if code := common.run_script([*command, *more]):
+                return code
+            folder = args.runs_dir / name
+            run = outcome(folder, seed, "stop-return") | {"vtrace": vtrace, "late_return": late_return(folder)}
+            result["runs"].append(run)
+            common.save(path, result)
+            draw(path.with_suffix(".png"), result)
+    rows = []
+    for vtrace, title in ((True, "V-trace"), (False, "no correction")):
+        returns = [run["late_return"] for run in result["runs"] if run["vtrace"] == vtrace]
+        rows.append([title, " ".join(f"{value:.1f}" for value in returns), f"{statistics.median(returns):.1f}"])
+    print(common.markdown_table(["mean return, second half", "seeds", "median"], rows))
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)
