@@ -40,8 +40,13 @@ class SumTree:
         """Set leaves [M]; where one occurs twice, the last value counts."""
         self.levels[0][leaves] = values
         for below, level in zip(self.levels, self.levels[1:], strict=False):
-            leaves = np.unique(leaves // FANOUT)
-            level[leaves] = below.reshape(-1, FANOUT)[leaves].sum(axis=1)
+            children, leaves = below.reshape(-1, FANOUT), leaves // FANOUT
+            if len(leaves) < len(
+                children
+            ):  # several leaves may share a parent: to sum it twice costs less than to sort
+                level[leaves] = children[leaves].sum(axis=1)
+            else:
+                level[: len(children)] = children.sum(axis=1)
 
     def find(self, sums: np.ndarray) -> np.ndarray:
         """The leaf under each running sum.

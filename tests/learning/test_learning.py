@@ -2,21 +2,24 @@
 
 import pytest
 
+SCRIPTS = ["train_a3c_data.py", "train_a3c_grad.py", "train_apex.py", "train_impala.py"]
+
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("script", ["train_a3c_data.py", "train_a3c_grad.py"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_chapter_solves_cartpole(scripts, script):
-    flags = ["--env-id", "CartPole-v1", "--deterministic", "--seed", "1", "--total-steps", "200000"]
+    flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--total-steps", "150000"]
     done = scripts.finish(scripts.train("r", *flags, script=script), "r", timeout=280)
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary
-    assert done.summary["mean_return_100"] >= 475
+    assert done.summary["mean_return_100"] >= 195
 
 
 @pytest.mark.timeout(300)
-def test_impala_solves_cartpole(scripts):
-    flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--total-steps", "100000"]
-    done = scripts.run("r", *flags, script="train_impala.py")
+def test_apex_ddpg_swings_the_pendulum_up(scripts):
+    flags = ["--env-id", "Pendulum-v1", "--deterministic", "--seed", "1", "--total-steps", "10000"]
+    done = scripts.finish(scripts.train("r", *flags, script="train_apex.py"), "r", timeout=280)
     assert done.code == 0, done.err
-    assert done.summary["solved"], done.summary
-    assert done.summary["mean_return_100"] >= 195
+    played = scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "20", "--num-envs", "20"), "r")
+    mean = float(played.out.split("\nmean ")[1].split(",")[0])
+    assert mean >= -200, played.out
