@@ -6,6 +6,7 @@ import pytest
 from support import Scripts
 
 import a3c_mp  # noqa: F401 - sets OMP_NUM_THREADS, which counts only before torch is imported
+from a3c_mp.config import exit_with
 
 
 @pytest.fixture
@@ -16,3 +17,24 @@ def scripts(tmp_path):
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.communicate()
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capfd):
+    """Runs a script's `main` on bad input, sees that it is refused before anything begins, and returns the one line."""
+
+    def run(main, flags):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", ["script.py", *flags])
+        monkeypatch.setattr("a3c_mp.workers.Workers.__enter__", lambda self: pytest.fail("a process was started"))
+        with pytest.raises(SystemExit) as end:
+            exit_with(main)
+        printed = capfd.readouterr()
+        assert end.value.code == 2
+        assert printed.out == ""
+        assert printed.err.startswith("error: ")
+        assert printed.err.count("\n") == 1
+        assert not (tmp_path / "runs").exists(), "nothing was begun"
+        return printed.err
+
+    return run

@@ -60,11 +60,12 @@ class Scripts:
     def run(self, name: str, *flags: str, script: str = "train_a3c_data.py") -> Finished:
         return self.finish(self.train(name, *flags, script=script), name)
 
-    def wait_for(self, name: str, what: str, process: subprocess.Popen) -> None:
-        """Wait until `what` stands in a file of the run, given as file:text."""
+    def wait_for(self, name: str, what: str, process: subprocess.Popen) -> str:
+        """Wait until `what` stands in a file of the run, given as file:text; returns what else does."""
         file, text = what.split(":", 1)
         path = self.runs_dir / "runs" / name / file
         self.wait_until(lambda: path.exists() and text in path.read_text(), process)
+        return path.read_text()
 
     def wait_until(self, happened: Callable[[], object], process: subprocess.Popen, timeout: float = 60) -> None:
         """Wait for something that a running script brings about."""
