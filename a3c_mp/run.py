@@ -32,8 +32,6 @@ WINDOW = 100
 """episodes in the mean return"""
 MIN_EPISODES = 20
 """fewest episodes that can show a game solved"""
-
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -63,6 +61,7 @@ class Run:
         extra: Mapping[str, Stateful] | None = None,
     ):
         self.args, self.algorithm = args, algorithm
+        self._origin = {"algorithm": algorithm, "env_id": args.env_id}  # what checkpoints are told apart by
         self.net, self.optimizer = net, optimizer
         self.extra = {} if extra is None else dict(extra)
         self.gauges: dict[str, Callable[[], float]] = {}  # curves that are read off once a second
@@ -186,14 +185,8 @@ class Run:
             "extra": {name: part.state_dict() for name, part in self.extra.items()},
         }
         try:
-            self.last_checkpoint = checkpoint.save(
-                self.folder / "checkpoints",
-                state,
-                algorithm=self.algorithm,
-                env_id=self.args.env_id,
-                steps=self.steps,
-                best=best,
-            )
+            folder = self.folder / "checkpoints"
+            self.last_checkpoint = checkpoint.save(folder, state, **self._origin, steps=self.steps, best=best)
             self._saved_steps, self.best_mean = self.steps, best_mean
         except (OSError, checkpoint.CheckpointError) as error:
             self.log.warning(f"no checkpoint at {self.steps:,} steps: {error}")
@@ -314,11 +307,8 @@ class Run:
         lag = values.get("charts/policy_lag", float("nan"))
         mean = f"{self.mean_return:.1f}" if self.returns else "-"
         counted = "".join(f"  {count} {name.replace('_', ' ')}" for name, count in self.counters.items() if count)
-        self.display.show(
-            self.steps,
-            f"return {mean}  {self.sps:,.0f} sps  lag {lag:.1f}  {self.episodes} games{counted}",
-            self._eta(),
-        )
+        line = f"return {mean}  {self.sps:,.0f} sps  lag {lag:.1f}  {self.episodes} games{counted}"
+        self.display.show(self.steps, line, self._eta())
 
     def _eta(self) -> str:
         """Time until the budget is spent; a stop return may come first."""
@@ -331,9 +321,7 @@ class Run:
 
     def _restore(self) -> None:
         try:
-            state, path = checkpoint.load_newest(
-                self.folder / "checkpoints", algorithm=self.algorithm, env_id=self.args.env_id, warn=self.log.warning
-            )
+            state, path = checkpoint.load_newest(self.folder / "checkpoints", **self._origin, warn=self.log.warning)
             self.net.load_state_dict(state["net"])
             settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(state["optimizer"])
