@@ -97,10 +97,9 @@ def main() -> int:
     optimizer = algo.make_optimizer(args, net)
     dtype = compute_dtype(args.precision, device, is_image(obs_space))
 
-    shards = apex.make_shards(args, obs_space, algo.stored_actions(action_space))
+    shards, blocks = apex.allocate(args, obs_space, algo.stored_actions(action_space))
     replay = Replay(shards, args.priority_exponent, args.seed)
     slots_per_actor = apex.blocks_under_way(args)
-    blocks = Slots(apex.block_spec(args), args.num_actors * slots_per_actor)
 
     extra = {"target_net": target_net, **({"replay": replay} if args.save_replay else {})}
     with Run(args, f"apex_{args.algo}", net, optimizer, extra) as run:
@@ -109,11 +108,15 @@ def main() -> int:
             run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
         weights = Weights(net, dtype)
 
-        def replaced(incident: str) -> None:
-            run.worker_restarted(incident)
-            for shard in range(args.num_actors):  # what the dead one had begun to write counts no more
+        def make_room() -> None:
+            for shard in range(args.num_actors):
                 replay.make_room(shard, apex.room(args))
 
+        def replaced(incident: str) -> None:
+            run.worker_restarted(incident)
+            make_room()  # the successor writes its blocks behind what the dead one had begun
+
+        make_room()  # a replay that was restored may be full
         workers = Workers(
             actor, args.num_actors, (args, shards, blocks, weights, run.steps), slots_per_worker=slots_per_actor,
             in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=replaced,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from a3c_mp.config import Between, CommonArgs, ConfigError, Count, Fraction, NonNegative
 from a3c_mp.replay import Replay, Shards
 from a3c_mp.rollout import Episode, EpisodeStats
-from a3c_mp.slots import Spec
+from a3c_mp.slots import Slots, Spec
 from wrappers import is_atari
 
 GIB = 2**30
@@ -115,23 +115,28 @@ CONTINUOUS: dict[str, Any] = {
     "num_envs": 4,
     "replay_size": 100_000,
     "learning_starts": 1_000,
-    "replay_ratio": 16.0,
+    "replay_ratio": 32.0,
     "batch_size": 128,
     "reward_clip": False,
-    "noise": 0.3,
     "learning_rate": 1e-3,
     "policy_learning_rate": 1e-3,
     "adam_eps": 1e-8,
     "target_period": 1,
     "target_rate": 0.01,
 }
-HILL: dict[str, Any] = {"noise": 0.9, "noise_exponent": 20.0, "noise_memory": 0.95, "normalize_obs": True}
+HILL: dict[str, Any] = {
+    "replay_ratio": 8.0,
+    "noise": 0.9,
+    "noise_exponent": 20.0,
+    "noise_memory": 0.95,
+    "normalize_obs": True,
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},
     "BreakoutNoFrameskip-v4": {**ATARI, "stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
-    "Pendulum-v1": {**CONTINUOUS, "total_steps": 50_000, "stop_return": -200.0, "reward_scale": 0.1},
+    "Pendulum-v1": {**CONTINUOUS, "total_steps": 25_000, "stop_return": -200.0, "reward_scale": 0.1},
     "MountainCarContinuous-v0": {**CONTINUOUS, **HILL, "total_steps": 200_000, "stop_return": 85.0},
 }
 
@@ -157,8 +162,12 @@ def reward_to_learn(args: ApexArgs, reward: np.ndarray) -> np.ndarray:
     return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
 
 
-def make_shards(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> Shards:
-    """The memory of the replay, in equal parts for all environments of all actors.
+def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
+    """The memory of the replay, in equal parts for all environments of all actors, and slots for what blocks tell.
+
+    Args:
+        args: the chapter's settings.
+        obs_space, actions: of one environment, the actions as the replay holds them.
 
     Raises:
         ConfigError: there is not so much memory, or settings that do not go together.
@@ -177,7 +186,10 @@ def make_shards(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.S
     if needed > free:
         why = f"the replay needs {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB is free"
         raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
-    return Shards(*sizes)
+    try:
+        return Shards(*sizes), Slots(block_spec(args), args.num_actors * blocks_under_way(args))
+    except MemoryError as error:
+        raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
 
 
 def blocks_under_way(args: ApexArgs) -> int:

@@ -121,7 +121,7 @@ def _spec(num_lanes: int, rows: int, obs_space: gymnasium.Space, action_space: g
     frame_shape = obs_space.shape[1:] if stack > 1 else obs_space.shape
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
     discrete = isinstance(action_space, Discrete)
-    action_shape = () if discrete else action_space.shape or ()
+    action_shape = () if discrete else tuple(action_space.shape or ())
     ring = (num_lanes, rows)
     return {
         "frame": ((*ring, *frame_shape), obs_dtype),

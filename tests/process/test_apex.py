@@ -28,10 +28,8 @@ def scalars(folder):
 
 
 def test_deterministic_runs_end_bit_identical_and_a_saved_replay_goes_on(scripts):
-    first, second = (
-        scripts.run(name, *CARTPOLE, "--deterministic", "--save-replay", "--total-steps", "1600", script=SCRIPT)
-        for name in "ab"
-    )
+    flags = ["--deterministic", "--save-replay", "--replay-size", "1000", "--total-steps", "1600"]  # it has come round
+    first, second = (scripts.run(name, *CARTPOLE, *flags, script=SCRIPT) for name in "ab")
     assert first.code == second.code == 0, first.err
     assert first.summary["weights_sha256"] == second.summary["weights_sha256"]
     assert first.summary["updates"] > 100
@@ -40,7 +38,7 @@ def test_deterministic_runs_end_bit_identical_and_a_saved_replay_goes_on(scripts
     assert "starts anew" not in resumed.out
     learned = resumed.summary["updates"] - first.summary["updates"]
     assert learned == 4 * (resumed.summary["steps"] - first.summary["steps"]) / 32, "it learns on at once"
-    assert scalars(resumed.folder)["replay/size"][-1] > 1500
+    assert scalars(resumed.folder)["replay/size"][-1] > 600
 
 
 def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(scripts):

@@ -249,15 +249,13 @@ def test_a_block_tells_of_each_episode_that_ended_in_it_once():
 
 
 @pytest.mark.parametrize("env_id", PRESETS)
-def test_presets_are_in_range_and_their_shards_can_be_made(env_id, monkeypatch):
+def test_presets_are_in_range_and_go_together(env_id):
     args = ApexArgs(**{**PRESETS[env_id], "env_id": env_id})
     check_ranges(args)
-    made = []
-    monkeypatch.setattr(apex, "Shards", lambda *sizes: made.append(sizes))
-    monkeypatch.setattr("a3c_mp.apex.Shards.bytes_needed", lambda *sizes: 0, raising=False)
-    apex.make_shards(args, VECTOR, Discrete(2))
-    (sizes,) = made
-    assert args.replay_size <= sizes[0] * sizes[1] * sizes[2] < 1.01 * args.replay_size + 64
+    space = Box(-1.0, 1.0, (apex.FRAMES,))  # a stack of frames that are one number each
+    shards, blocks = apex.allocate(args, space, Discrete(2))
+    assert args.replay_size <= shards.num_lanes * shards.rows < args.replay_size + shards.num_lanes
+    assert len(blocks) == args.num_actors * args.blocks_per_actor
 
 
 REFUSED = {
@@ -275,7 +273,7 @@ def test_a_replay_that_cannot_be_is_refused_with_figures(changes, message, monke
     monkeypatch.setattr(apex, "free_memory", lambda: 5 * 2**30)
     args = replace(ARGS, env_id="CartPole-v1", **changes)
     with pytest.raises(ConfigError, match=message):
-        apex.make_shards(args, VECTOR, Discrete(2))
+        apex.allocate(args, VECTOR, Discrete(2))
 
 
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
@@ -283,7 +281,7 @@ def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
     args = ApexArgs(env_id="PongNoFrameskip-v4", replay_size=1_000_000)
     monkeypatch.setattr(apex, "free_memory", lambda: 0)
     with pytest.raises(ConfigError, match=r"the replay needs 6\.6 GiB, 0\.0 GiB is free"):  # 84 * 84 + some = 7.1 KB
-        apex.make_shards(args, env, Discrete(6))
+        apex.allocate(args, env, Discrete(6))
 
 
 @pytest.mark.parametrize(

@@ -364,7 +364,8 @@ def test_a_writer_that_ends_at_any_line_leaves_the_shard_usable(seed):
         shards = make_shards(num_shards=1, rows=30)
         replay = Replay(shards, 0.0, 0)
         stream = Stream(shards, 0, 3, np.random.default_rng(seed), 3)
-        run([stream], replay, 10)
+        run([stream], replay, 30)
+        assert (shards.written > shards.rows).all(), "what is written now lies over old rows with priorities"
         replay.make_room(0, ROOM)
         stream.mean_length = 1.0  # the step that is cut short is likely to end episodes
         drawn, before = numbers_drawn(replay), stream.numbers_complete()
