@@ -79,3 +79,15 @@ class Scripts:
 def actors_of(pid: int) -> list[psutil.Process]:
     """The spawned actors of a trainer, without the resource tracker."""
     return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+def still_alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended; one that only waits for its exit code to be collected has."""
+    return [process for process in processes if _status(process) not in (None, psutil.STATUS_ZOMBIE)]
+
+
+def _status(process: psutil.Process) -> str | None:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return None

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from support import SMALL, actors_of
+from support import SMALL, actors_of, still_alive
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train_a3c_data
@@ -122,7 +122,7 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(scripts
     assert f"learner 1 (pid {learner.pid}) was killed by SIGKILL" in done.out
     newest = list_checkpoints(done.folder / "checkpoints")[0]
     assert f"the last checkpoint is {newest.relative_to(scripts.runs_dir)}; go on with --resume runs/r" in done.out
-    assert not any(orphan.is_running() for orphan in orphans)
+    assert not still_alive(orphans)
     steps = done.summary["steps"]
     more = ["--resume", "runs/r", "--total-steps", str(steps + 2000)]
     again = scripts.finish(scripts.start("train_impala.py", *more), "r")
@@ -155,7 +155,7 @@ def test_signals_end_a_run_with_checkpoint_and_summary(scripts, signum, code, sc
     assert done.summary["steps"] > 0
     assert "Traceback" not in done.err + done.out
     assert list_checkpoints(done.folder / "checkpoints")
-    assert not any(actor.is_running() for actor in actors)
+    assert not still_alive(actors)
     assert set(os.listdir("/dev/shm")) <= before
 
 
