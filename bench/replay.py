@@ -328,6 +328,7 @@ def main() -> int:
     torch.set_num_threads(1)
     result = common.begin("replay", args, f"uint8 {OBS_SPACE.shape}")
     result["sizes"] = {}
+    path = common.result_path(args.results, result, with_env=False)
     for size in args.sizes:
         measured: dict[str, list[Rates]] = {}
         left_out = {}
@@ -349,9 +350,7 @@ def main() -> int:
             for name, repetitions in measured.items()
         }
         result["sizes"][size] = {"repetitions": measured, "medians": medians, "left_out": left_out}
-
-    path = common.result_path(args.results, result, with_env=False)
-    common.save(path, result)
+        common.save(path, result)
     rows = [
         [f"{size:,} {name}", *(f"{medians[key]:,.0f}" if key in medians else "-" for key in COLUMNS)]
         for size, found in result["sizes"].items()
