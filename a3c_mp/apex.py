@@ -82,7 +82,7 @@ class ApexArgs(CommonArgs):
     """updates between two moves of the target net"""
     target_rate: Fraction = 1.0
     """how far each move takes it towards the online net; 1 makes it a copy"""
-    normalize_obs: bool = False
+    normalize_obs: bool = True
     """subtract from every pixel or input its running mean and divide by its deviation"""
     save_replay: bool = False
     """put the replay into checkpoints; without it, a resumed run fills it anew before it learns on"""
@@ -93,7 +93,6 @@ ATARI: dict[str, Any] = {
     "batch_size": 64,
     "epsilon": 0.2,
     "target_period": 500,
-    "normalize_obs": True,
 }
 CARTPOLE: dict[str, Any] = {
     "total_steps": 500_000,
@@ -124,13 +123,7 @@ CONTINUOUS: dict[str, Any] = {
     "target_period": 1,
     "target_rate": 0.01,
 }
-HILL: dict[str, Any] = {
-    "replay_ratio": 8.0,
-    "noise": 0.9,
-    "noise_exponent": 20.0,
-    "noise_memory": 0.95,
-    "normalize_obs": True,
-}
+HILL: dict[str, Any] = {"replay_ratio": 8.0, "noise": 0.9, "noise_exponent": 20.0, "noise_memory": 0.95}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},
     "BreakoutNoFrameskip-v4": {**ATARI, "stop_return": 400.0},
