@@ -8,6 +8,7 @@ Runs of one chapter, environment and settings that differ in the seed only are d
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +92,16 @@ def main() -> int:
 
     groups: dict[tuple[str, str], list[tuple[Path, Curve]]] = defaultdict(list)
     for folder in args.runs:
-        label, settings, curve = read_run(folder, args.window)
+        try:
+            label, settings, curve = read_run(folder, args.window)
+        except ConfigError as error:
+            if len(args.runs) == 1:
+                raise
+            print(f"skipped: {error}", file=sys.stderr)  # one run that has just begun must not cost the picture
+            continue
         groups[label, json.dumps(settings, sort_keys=True)].append((folder, curve))
+    if not groups:
+        raise ConfigError("runs", " ".join(map(str, args.runs)), "there is nothing to draw in any of them")
     labels = [label for label, _ in groups]
     named = {
         # groups that differ in settings only are told apart by the name of their first run
@@ -107,7 +116,7 @@ def main() -> int:
     right.set_xlabel("minutes")
     left.legend(fontsize="small")
     figure.savefig(args.out, dpi=150)
-    print(f"{args.out}: {len(args.runs)} runs, {len(named)} curves")
+    print(f"{args.out}: {sum(map(len, groups.values()))} runs, {len(named)} curves")
     return 0
 
 

@@ -31,8 +31,6 @@ from a3c_mp.weights import Weights
 from a3c_mp.workers import Link, Workers
 from wrappers import make_vec_env
 
-NORM_STEPS = 2  # steps of a rollout that the statistics of observations are taken from: plenty, and cheap
-
 
 @dataclass(frozen=True)
 class Args(ActorCriticArgs):
@@ -61,7 +59,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) ->
 def learn(args: Args, run: Run, net: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout, dtype: torch.dtype):
     """Gradient steps on every sample of a rollout, in shuffled minibatches, `args.update_epochs` times."""
     if args.normalize_obs:
-        net.norm.update(rollout.obs[-NORM_STEPS:].flatten(0, 1))
+        net.norm.update(rollout.obs[-actor_critic.NORM_STEPS :].flatten(0, 1))
     samples = actor_critic.to_samples(args, rollout)
     obs = samples[0]
     for indices in minibatches(len(obs), args.batch_size, args.update_epochs, run.rng, obs.device):

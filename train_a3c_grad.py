@@ -22,7 +22,7 @@ from a3c_mp.actor_critic import ActorCriticArgs, allocate
 from a3c_mp.collect import Collector, derive_seeds
 from a3c_mp.config import Between, ConfigError, Count, check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
-from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, gradient_spec, read_episodes, write_gradient
+from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, episodes_of, gradient_spec, write_gradient
 from a3c_mp.nets import Moments, is_image, make_actor_critic
 from a3c_mp.precision import compute_dtype
 from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, minibatches, rollout_spec
@@ -32,8 +32,6 @@ from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
 from a3c_mp.workers import Link, Workers
 from wrappers import make_vec_env
-
-NORM_STEPS = 2  # steps of a rollout that the statistics of observations are taken from: plenty, and cheap
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def settle(args: Args) -> Args:
     if args.grads_per_step not in (1, args.num_actors):
         why = f"with --sync or --deterministic a step takes one gradient of each of {args.num_actors} actors"
         raise ConfigError("grads-per-step", args.grads_per_step, why, "leave it out")
-    return replace(args, sync=True, grads_per_step=args.num_actors, slots_per_actor=1)
+    return replace(args, sync=True, slots_per_actor=1)
 
 
 def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) -> None:
@@ -78,7 +76,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) ->
         collector.collect(rollout)
         episodes: list = finished_episodes(rollout)
         on_device = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
-        moments = Moments.of(on_device.obs[-NORM_STEPS:].flatten(0, 1)) if args.normalize_obs else None
+        moments = Moments.of(on_device.obs[-actor_critic.NORM_STEPS :].flatten(0, 1)) if args.normalize_obs else None
         samples = actor_critic.to_samples(args, on_device)
         for indices in minibatches(len(samples[0]), args.batch_size, 1, rng, device):
             version = weights.load(net, version if args.sync else None)
@@ -110,7 +108,7 @@ def main() -> int:
         with workers:
             for worker, slot, report in run.timing.each("waiting", workers.filled(run.should_stop)):
                 gradient, lag = Gradient(**slots[slot]), weights.version - report.version
-                run.consumed(report.steps, read_episodes(gradient, report.num_episodes), worker, lag)
+                run.consumed(report.steps, episodes_of(gradient, report.num_episodes), worker, lag)
                 with run.timing("learning"):
                     if inspector.accepts(report, worker, lag):
                         if gradient.obs_num > 0:

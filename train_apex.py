@@ -126,7 +126,7 @@ def main() -> int:
         used: list[int] = []
         owed = 0.0  # samples that may be learned for the steps collected
         batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
-        with batches, workers:
+        with batches, workers, apex.divergence_named():
             for worker, slot, version in run.timing.each("waiting", workers.filled(run.should_stop)):
                 replay.announce(worker)
                 steps = args.block_length * args.num_envs

@@ -17,12 +17,12 @@ from gymnasium.spaces import Discrete
 from torch import nn
 
 from a3c_mp import impala
-from a3c_mp.actor_critic import allocate_slots
+from a3c_mp.actor_critic import NORM_STEPS, allocate_slots
 from a3c_mp.collect import Collector, derive_seeds
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.follower import Follower
-from a3c_mp.impala import PRESETS, DelayLine, Replay
+from a3c_mp.impala import PRESETS, DelayLine, UnrollReplay
 from a3c_mp.impala import ImpalaArgs as Args
 from a3c_mp.learners import Learners, Team
 from a3c_mp.nets import ActorCritic, make_actor_critic
@@ -34,8 +34,6 @@ from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
 from a3c_mp.workers import Filled, Link, Workers
 from wrappers import make_vec_env
-
-NORM_STEPS = 2  # steps of a rollout that the statistics of observations are taken from: plenty, and cheap
 
 
 def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int, first: int) -> None:
@@ -54,7 +52,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int, fi
 
 def learn(
     args: Args, run: Run | Follower, team: Team, net: ActorCritic, optimizer: torch.optim.Optimizer, unrolls: Rollout,
-    replay: Replay | None, dtype: torch.dtype,
+    replay: UnrollReplay | None, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """A gradient step for every batch of new unrolls, filled up with replayed ones."""
     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
@@ -77,7 +75,7 @@ def train(
     team.synchronize(net, optimizer)
     device = next(net.parameters()).device
     dtype = compute_dtype(args.precision, device, net.norm.image)
-    replay = Replay(slots.spec, args.replay_size, device) if args.replay_proportion else None
+    replay = UnrollReplay(slots.spec, args.replay_size, device) if args.replay_proportion else None
     delayed = DelayLine(args.force_lag)
     weights = Weights(delayed(net), dtype)
     num_actors = args.num_actors // team.size

@@ -13,6 +13,9 @@ from a3c_mp.config import Between, CommonArgs, ConfigError, Count, Fraction, Non
 from a3c_mp.rollout import Rollout
 from a3c_mp.slots import Slots, Spec
 
+NORM_STEPS = 2
+"""steps of a rollout that the statistics of observations are taken from: plenty, and cheap"""
+
 
 @dataclass(frozen=True)
 class RolloutArgs(CommonArgs):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.config import Between, CommonArgs, ConfigError, Count, Fraction, NonNegative
-from a3c_mp.replay import Replay, Shards
+from a3c_mp.replay import NotFinite, Replay, Shards
 from a3c_mp.rollout import Episode, EpisodeStats
+from a3c_mp.run import TrainingError
 from a3c_mp.slots import Slots, Spec
 from wrappers import is_atari
 
@@ -88,12 +90,7 @@ class ApexArgs(CommonArgs):
     """put the replay into checkpoints; without it, a resumed run fills it anew before it learns on"""
 
 
-ATARI: dict[str, Any] = {
-    "learning_starts": 10_000,
-    "batch_size": 64,
-    "epsilon": 0.2,
-    "target_period": 500,
-}
+ATARI: dict[str, Any] = {"learning_starts": 10_000, "batch_size": 64, "epsilon": 0.2, "target_period": 500}
 CARTPOLE: dict[str, Any] = {
     "total_steps": 500_000,
     "num_envs": 4,
@@ -148,6 +145,15 @@ def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: 
 def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
     """Take every number of the target net by `rate` of the way to the online net: target += rate (online - target)."""
     torch._foreach_lerp_([*target_net.parameters(), *target_net.buffers()], [*net.parameters(), *net.buffers()], rate)
+
+
+@contextmanager
+def divergence_named() -> Iterator[None]:
+    """Tell of TD errors that are not finite as of learning that has failed."""
+    try:
+        yield
+    except NotFinite as error:
+        raise TrainingError(f"{error}; lower --learning-rate, or look for such rewards and observations") from error
 
 
 def reward_to_learn(args: ApexArgs, reward: np.ndarray) -> np.ndarray:

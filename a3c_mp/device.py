@@ -68,12 +68,12 @@ class GraphedForward:
         self.graph = torch.cuda.CUDAGraph()
         warm_up = torch.cuda.Stream(device)
         warm_up.wait_stream(torch.cuda.current_stream(device))
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.cuda.device(device):  # a capture takes what the current device is given
             with torch.cuda.stream(warm_up):  # libraries choose their algorithms before, not during, the capture
                 for _ in range(3):
                     net(*self.inputs)
             torch.cuda.current_stream(device).wait_stream(warm_up)
-            with torch.cuda.graph(self.graph):
+            with torch.cuda.graph(self.graph, stream=warm_up):
                 self.outputs: tuple[Tensor, ...] = net(*self.inputs)
 
     @torch.inference_mode()

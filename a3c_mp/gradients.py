@@ -87,7 +87,7 @@ def write_gradient(
     return math.isfinite(total), dict(zip(curves, figures, strict=True))
 
 
-def read_episodes(gradient: Gradient, num_episodes: int) -> list[Episode]:
+def episodes_of(gradient: Gradient, num_episodes: int) -> list[Episode]:
     """The finished episodes that came with a gradient."""
     return [Episode(total, int(length)) for total, length in gradient.episodes[:num_episodes].tolist()]
 
@@ -103,7 +103,7 @@ class Inspector:
     def __init__(self, run: Run, max_lag: int | None):
         self.run, self.max_lag = run, max_lag
         self.bad_in_a_row: Counter[int] = Counter()  # by actor
-        run.counters.update(grads_too_old=0, grads_not_finite=0)
+        run.counters.update(grads_too_old=0, grads_not_finite=0)  # adds: there from the start, kept on resume
 
     def accepts(self, report: Report, worker: int, lag: int) -> bool:
         """Whether a gradient goes into the mean; the actor of one that is not finite is named in the log.

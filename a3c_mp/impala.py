@@ -96,7 +96,7 @@ def make_optimizer(args: ImpalaArgs, net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.99, eps=args.rmsprop_eps)
 
 
-class Replay:
+class UnrollReplay:
     """The newest `capacity` unrolls, for batches that are partly replayed (Espeholt et al. 2018, section 5.2.2)."""
 
     def __init__(self, spec: Spec, capacity: int, device: torch.device):
@@ -129,7 +129,7 @@ def select(unrolls: Rollout, columns: Tensor) -> Rollout:
     return Rollout(*(field.index_select(1, columns) for field in unrolls))
 
 
-def batches(args: ImpalaArgs, unrolls: Rollout, replay: Replay | None, rng: torch.Generator) -> Iterator[Rollout]:
+def batches(args: ImpalaArgs, unrolls: Rollout, replay: UnrollReplay | None, rng: torch.Generator) -> Iterator[Rollout]:
     """Every new unroll once, in batches filled up with replayed ones."""
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
     if replay is not None:

@@ -154,6 +154,7 @@ class Run:
 
     def worker_restarted(self, incident: str) -> None:
         """Count and log the replacement of a dead or hanging worker."""
+        self._flush(time.monotonic())  # tells of weights that are not finite: they kill actors
         self.worker_restarts += 1
         self.log.warning(incident + "; this run is deterministic no more" * self.args.deterministic)
 
@@ -182,6 +183,9 @@ class Run:
             "returns": list(self.returns),
             "best_mean": float(best_mean),
             "wall_seconds": self.wall_seconds,
+            "worker_restarts": self.worker_restarts,
+            "policy_lag": [self.lag_sum, self.lag_count],
+            "counters": dict(self.counters),
             "extra": {name: part.state_dict() for name, part in self.extra.items()},
         }
         try:
@@ -231,8 +235,7 @@ class Run:
             "weights_sha256": self.weights_sha256(),
         }
 
-    def weights_sha256(self) -> str | None:
-        """Hash of the weights; None if the device that holds them has failed."""
+    def weights_sha256(self) -> str | None:  # None if the device that holds them has failed
         try:
             return checkpoint.sha256_of_weights(self.net.state_dict())
         except RuntimeError:
@@ -308,22 +311,18 @@ class Run:
         mean = f"{self.mean_return:.1f}" if self.returns else "-"
         counted = "".join(f"  {count} {name.replace('_', ' ')}" for name, count in self.counters.items() if count)
         line = f"return {mean}  {self.sps:,.0f} sps  lag {lag:.1f}  {self.episodes} games{counted}"
-        self.display.show(self.steps, line, self._eta())
-
-    def _eta(self) -> str:
-        """Time until the budget is spent; a stop return may come first."""
-        if not self.sps:
-            return "-"
-        left = (self.args.total_steps - self.steps) / self.sps
+        left = (self.args.total_steps - self.steps) / self.sps if self.sps else math.inf
         if self.args.max_seconds is not None:
-            left = min(left, self.args.max_seconds - (time.monotonic() - self.started))
-        return hms(max(left, 0))
+            left = min(left, self.args.max_seconds - (now - self.started))
+        self.display.show(self.steps, line, left)
 
     def _restore(self) -> None:
         try:
             state, path = checkpoint.load_newest(self.folder / "checkpoints", **self._origin, warn=self.log.warning)
             self.net.load_state_dict(state["net"])
             settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+            if [set(group) for group in state["optimizer"]["param_groups"]] != [{*s, "params"} for s in settings]:
+                raise ValueError("it holds the state of another optimizer")
             self.optimizer.load_state_dict(state["optimizer"])
             for group, now in zip(self.optimizer.param_groups, settings, strict=True):
                 group.update(now)  # flags given on resume count
@@ -340,7 +339,9 @@ class Run:
             reason = str(error).splitlines()[0]
             raise ConfigError("resume", self.folder, f"{path} does not fit these settings: {reason}") from error
         self.steps, self.updates, self.episodes = state["steps"], state["updates"], state["episodes"]
-        self.samples = state.get("samples", 0)
+        self.samples, self.worker_restarts = state.get("samples", 0), state.get("worker_restarts", 0)
+        self.lag_sum, self.lag_count = state.get("policy_lag", [0, 0])
+        self.counters.update(state.get("counters", {}))
         self.returns.extend(state["returns"])
         self.best_mean = state["best_mean"]
         self.seconds_before = state["wall_seconds"]

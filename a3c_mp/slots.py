@@ -42,7 +42,7 @@ class Slots:
         num_bytes = self.slot_bytes * num_slots
         if torch.device(device).type == "cpu":
             check_shared_memory(num_bytes)
-            # Fresh shared memory is zero and takes up space as it is written; to move a tensor there needs it twice.
+            # Fresh shared memory is zero; to move a tensor of zeros there would need the space twice for a moment.
             storage = torch.UntypedStorage._new_shared(num_bytes)
             self.arena = torch.empty(0, dtype=torch.uint8).set_(storage).view(num_slots, self.slot_bytes)
         else:

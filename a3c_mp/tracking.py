@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 import os
 import sys
 import time
@@ -231,7 +232,9 @@ class Display:
             self.task = self.bar.add_task("", total=total_steps, line="starting actors", eta="-")
             self.bar.start()
 
-    def show(self, steps: int, line: str, eta: str) -> None:
+    def show(self, steps: int, line: str, seconds_left: float) -> None:
+        """Say how far a run is, and when its budget will be spent; a stop return may come first."""
+        eta = hms(max(seconds_left, 0)) if math.isfinite(seconds_left) else "-"
         if self.bar is not None:
             self.bar.update(self.task, completed=steps, line=line, eta=eta)
         elif time.monotonic() - self.last_line >= LINE_SECONDS:

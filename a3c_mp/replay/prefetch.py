@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import suppress
 
 from a3c_mp.replay.replay import Batch, Replay
 
@@ -32,8 +33,9 @@ class Prefetch:
 
     def __exit__(self, *exc: object) -> None:
         if self._thread is not None and self._thread.ident is not None:
-            while not self._free.empty():
-                self._free.get()
+            with suppress(queue.Empty):  # what it has not begun to fill; it may take the last one meanwhile
+                while True:
+                    self._free.get_nowait()
             self._free.put(None)
             self._thread.join()
 

@@ -14,6 +14,10 @@ from a3c_mp.replay.sum_tree import SumTree
 from a3c_mp.replay.writer import MIN_PRIORITY
 
 
+class NotFinite(ValueError):
+    """A priority is NaN, infinite or negative: so is the TD error behind it."""
+
+
 class Batch(NamedTuple):
     """N transitions, on the CPU. In the memory of a `Prefetch` they are valid until the next batch is asked for."""
 
@@ -72,7 +76,7 @@ class Replay:
             the number of new transitions (at a deterministic run's call the writer must be idle).
 
         Raises:
-            ValueError: a priority is no finite number: the actor's values are not.
+            NotFinite: a priority is no finite number: the actor's values are not.
         """
         lanes = self.shards.lanes(shard)
         with self._lock:
@@ -191,7 +195,7 @@ class Replay:
             how many were.
 
         Raises:
-            ValueError: a priority is no finite number of 0 or more.
+            NotFinite: a priority is no finite number of 0 or more.
         """
         values = torch.as_tensor(priorities).detach().double().cpu().numpy()
         self._check(values, "update")
@@ -212,7 +216,7 @@ class Replay:
     @staticmethod
     def _check(priority: np.ndarray, where: str) -> None:
         if not ((priority >= 0) & (priority < np.inf)).all():  # false for NaN too
-            raise ValueError(f"{where}: priorities must be finite numbers of 0 or more")
+            raise NotFinite(f"{where}: priorities must be finite numbers of 0 or more")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and plain values for `torch.load(weights_only=True)`.

@@ -292,8 +292,9 @@ def test_play_and_plot_read_a_run(scripts):
     again = scripts.finish(scripts.start("play.py", "runs/cart", "--episodes", "5", "--sampled"), "cart")
     assert again.out == played.out, "a seed fixes the evaluation"
 
-    plotted = scripts.finish(scripts.start("plot.py", "runs/cart", "--out", "cart.png"), "cart")
+    plotted = scripts.finish(scripts.start("plot.py", "runs/cart", "runs/r1", "--out", "cart.png"), "cart")
     assert plotted.code == 0, plotted.err
+    assert "skipped: runs=runs/r1: no game has ended yet" in plotted.err
     assert (scripts.runs_dir / "cart.png").read_bytes().startswith(b"\x89PNG")
 
     empty = scripts.finish(scripts.start("plot.py", "runs/r1"), "r1")

@@ -249,7 +249,7 @@ def test_sync_and_deterministic_settle_what_follows_from_them():
     assert train_a3c_grad.settle(args) == args
     for flag in ("sync", "deterministic"):
         settled = train_a3c_grad.settle(replace(args, **{flag: True}))
-        assert (settled.sync, settled.grads_per_step, settled.slots_per_actor) == (True, 3, 1)
+        assert (settled.sync, settled.slots_per_actor) == (True, 1)
         assert train_a3c_grad.settle(settled) == settled, "as on resume"
         with pytest.raises(ConfigError, match="one gradient of each of 3 actors"):
             train_a3c_grad.settle(replace(args, **{flag: True}, grads_per_step=2))

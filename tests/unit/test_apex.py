@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from a3c_mp import apex, ddpg, dqn, losses
 from a3c_mp.apex import PRESETS, ApexArgs
 from a3c_mp.config import ConfigError, check_ranges
-from a3c_mp.replay import Batch
+from a3c_mp.replay import Batch, NotFinite
 from a3c_mp.rollout import Episode, EpisodeStats
+from a3c_mp.run import TrainingError
 
 N = 7
 VECTOR = Box(-1.0, 1.0, (3,))
@@ -315,3 +316,8 @@ def test_a_copy_of_a_net_acts_alike():
     assert (ddpg.act_greedily(net, TORQUE, obs) == ddpg.act_greedily(copy.deepcopy(net), TORQUE, obs)).all()
     assert (ddpg.act_greedily(net, TORQUE, obs) == ddpg.stretch(net(torch.from_numpy(obs))[0].detach().numpy(),
                                                                 TORQUE)).all()  # fmt: skip
+
+
+def test_td_errors_that_are_not_finite_are_told_of_as_failed_learning():
+    with pytest.raises(TrainingError, match="lower --learning-rate"), apex.divergence_named():
+        raise NotFinite("update: priorities must be finite numbers of 0 or more")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from a3c_mp.gradients import Gradient, MeanGradient, gradient_spec, read_episodes, views_like, write_gradient
+from a3c_mp.gradients import Gradient, MeanGradient, episodes_of, gradient_spec, views_like, write_gradient
 from a3c_mp.nets import AtariA2C, Moments, ObsNorm
 from a3c_mp.rollout import Episode
 from a3c_mp.slots import Slots
@@ -84,12 +84,12 @@ def test_news_of_a_rollout_arrive_with_the_gradient_once():
     finite, figures = write_gradient(gradient, net, moments, EPISODES, curves)
     assert finite
     assert figures == {"losses/total": 2.0, "values/target": 3.0}
-    assert read_episodes(gradient, 2) == [Episode(-21.0, 824), Episode(pytest.approx(0.1), 3)]
+    assert episodes_of(gradient, 2) == [Episode(-21.0, 824), Episode(pytest.approx(0.1), 3)]
     for found, expected in zip(gradient.moments, moments, strict=True):
         assert torch.equal(found, expected)
     write_gradient(gradient, net, None, [], {})
     assert gradient.obs_num == 0
-    assert read_episodes(gradient, 0) == []
+    assert episodes_of(gradient, 0) == []
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from a3c_mp import impala, losses, returns
 from a3c_mp.config import ConfigError, check_ranges
 from a3c_mp.device import check_learners
-from a3c_mp.impala import PRESETS, DelayLine, ImpalaArgs, Replay, batches, rollouts_per_batch
+from a3c_mp.impala import PRESETS, DelayLine, ImpalaArgs, UnrollReplay, batches, rollouts_per_batch
 from a3c_mp.nets import make_actor_critic, unroll
 from a3c_mp.rollout import Rollout, episode_starts, join, rollout_spec
 
@@ -54,7 +54,7 @@ def test_batches_take_every_new_unroll_once_with_all_its_fields():
 
 def test_a_share_of_a_batch_is_replayed():
     args = replace(ARGS, batch_unrolls=8, replay_proportion=0.75)
-    replay = Replay(rollout_spec(6, 4, *SPACES), 100, CPU)
+    replay = UnrollReplay(rollout_spec(6, 4, *SPACES), 100, CPU)
     old, new = some_unrolls(20, seed=100), some_unrolls(4, seed=0)
     replay.add(old)
     found = list(batches(args, new, replay, generator()))
@@ -66,7 +66,7 @@ def test_a_share_of_a_batch_is_replayed():
 
 
 def test_replay_keeps_the_newest():
-    replay = Replay(rollout_spec(6, 4, *SPACES), 10, CPU)
+    replay = UnrollReplay(rollout_spec(6, 4, *SPACES), 10, CPU)
     for seed in (0, 4, 8, 12):
         replay.add(some_unrolls(4, seed=seed))
     assert {int(n) for n in numbers(replay.sample(500, generator()))} == set(range(6, 16))

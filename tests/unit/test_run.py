@@ -87,3 +87,25 @@ def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch)
         run.tick()
         assert shown["replay/size"] == 123
         assert shown["charts/samples_per_second"] == pytest.approx(4 * shown["charts/sps"])
+
+
+def test_what_happened_before_a_resume_is_not_forgotten(args, tmp_path):
+    with a_run(args) as run:
+        run.consumed(64, [], actor=0, policy_lag=3)
+        run.counters["grads_too_old"] += 2
+        run.worker_restarted("actor 0 (pid 1) was killed by SIGKILL")
+    with a_run(replace(args, resume=tmp_path / "r")) as run:
+        run.counters.update(grads_too_old=0, grads_not_finite=0)
+        run.consumed(64, [], actor=0, policy_lag=1)
+        summary = run.summary()
+    assert (summary["steps"], summary["worker_restarts"], summary["policy_lag_mean"]) == (128, 1, 2.0)
+    assert (summary["grads_too_old"], summary["grads_not_finite"]) == (2, 0)
+
+
+def test_another_optimizer_is_bad_input(args, tmp_path):
+    with a_run(args) as run:
+        run.consumed(10, [], 0, 0)
+    net = nn.Linear(2, 2)
+    other = torch.optim.RMSprop([{"params": [net.weight]}, {"params": [net.bias]}])
+    with pytest.raises(ConfigError, match="it holds the state of another optimizer"):
+        Run(replace(args, resume=tmp_path / "r"), "test", net, other)
