@@ -10,7 +10,7 @@ train: $(VENV)/.installed
 	$(BIN)/python train_a3c_data.py $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow $(ARGS)

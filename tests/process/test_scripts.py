@@ -11,6 +11,8 @@ import torch
 from support import SMALL, actors_of, still_alive
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import play
+import plot
 import train_a3c_data
 from a3c_mp.checkpoint import list_checkpoints
 
@@ -297,15 +299,17 @@ def test_play_and_plot_read_a_run(scripts):
     assert "skipped: runs=runs/r1: no game has ended yet" in plotted.err
     assert (scripts.runs_dir / "cart.png").read_bytes().startswith(b"\x89PNG")
 
-    empty = scripts.finish(scripts.start("plot.py", "runs/r1"), "r1")
-    assert (empty.code, empty.err) == (
-        2,
-        "error: runs=runs/r1: no game has ended yet; wait, or name another folder below runs/\n",
-    )
-    for wrong in (["play.py", "runs/none"], ["plot.py"], ["plot.py", "runs/none"]):
-        done = scripts.finish(scripts.start(*wrong), "none")
-        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1), done.err
-        assert done.err.startswith("error: run")
+
+@pytest.mark.parametrize(
+    ("main", "flags", "message"),
+    [
+        (play.main, ["runs/none"], "run=runs/none: there is no checkpoint in this folder"),
+        (plot.main, [], "runs=: no run folder is named"),
+        (plot.main, ["runs/none"], "runs=runs/none: this is no run folder"),
+    ],
+)
+def test_play_and_plot_refuse_what_is_no_run(main, flags, message, refused):
+    assert message in refused(main, flags)
 
 
 def test_play_records_a_game_of_pong(scripts):
