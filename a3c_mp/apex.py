@@ -111,7 +111,7 @@ CONTINUOUS: dict[str, Any] = {
     "num_envs": 4,
     "replay_size": 100_000,
     "learning_starts": 1_000,
-    "replay_ratio": 32.0,
+    "replay_ratio": 16.0,
     "batch_size": 128,
     "reward_clip": False,
     "learning_rate": 1e-3,
