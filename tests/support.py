@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +45,7 @@ class Scripts:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_heed_signals,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "process")])},
             **popen,
         )
@@ -74,6 +76,12 @@ class Scripts:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, f"it did not happen within {timeout} s"
             time.sleep(0.05)
+
+
+def _heed_signals() -> None:
+    """Begin as a program in a terminal does, also where the tests themselves run in the background (nohup, some CI)."""
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
 
 
 def actors_of(pid: int) -> list[psutil.Process]:

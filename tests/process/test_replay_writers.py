@@ -79,7 +79,8 @@ def make_shards():
 
 def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
     """Forty lives of an actor, each ended by SIGKILL in the middle of writing; another actor writes on undisturbed."""
-    context = mp.get_context("fork")  # no time for forty imports of torch; the children touch nothing but numpy
+    context = mp.get_context("forkserver")  # no time for forty imports of torch; its parent has no threads to lose
+    context.set_forkserver_preload(["torch", "gymnasium", "a3c_mp.replay"])
     shards = make_shards()
     replay, rng = Replay(shards, 0.6, 0), np.random.default_rng(0)
     room = 2 * STEPS * 2  # two blocks may be under way
