@@ -63,7 +63,7 @@ def learn(args: Args, run: Run, net: nn.Module, optimizer: torch.optim.Optimizer
     samples = actor_critic.to_samples(args, rollout)
     obs = samples[0]
     for indices in minibatches(len(obs), args.batch_size, args.update_epochs, run.rng, obs.device):
-        loss, curves = actor_critic.loss(args, net, [field[indices] for field in samples], dtype)
+        loss, curves = actor_critic.loss(args, net, [field.index_select(0, indices) for field in samples], dtype)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         curves["losses/grad_norm"] = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)

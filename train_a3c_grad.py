@@ -80,7 +80,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) ->
         samples = actor_critic.to_samples(args, on_device)
         for indices in minibatches(len(samples[0]), args.batch_size, 1, rng, device):
             version = weights.load(net, version if args.sync else None)
-            loss, curves = actor_critic.loss(args, net, [field[indices] for field in samples], dtype)
+            loss, curves = actor_critic.loss(args, net, [field.index_select(0, indices) for field in samples], dtype)
             net.zero_grad(set_to_none=True)
             loss.backward()
             checked = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
