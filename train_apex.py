@@ -6,7 +6,9 @@ proportion to priority, learns from them off policy, and gives them the priority
 
     actor 0 --(rows)--> shard 0 \\
     actor 1 --(rows)--> shard 1 --(batch)--> learner --(priorities)--> replay
-                                               |--(weights, version)--> all actors
+                                               |--(weights, version)--> its actors
+                                               | gradients, averaged
+                                            learner 1, 2, ... each with actors and shards of its own
 """
 
 from __future__ import annotations
@@ -17,141 +19,153 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp import apex, ddpg, dqn
-from a3c_mp.apex import PRESETS
+from a3c_mp.apex import PRESETS, BlockCollector
 from a3c_mp.apex import ApexArgs as Args
 from a3c_mp.collect import derive_seeds
 from a3c_mp.config import check_env, exit_with, parse_args
-from a3c_mp.device import set_up_torch
-from a3c_mp.nets import is_image
+from a3c_mp.device import check_learners, set_up_torch
+from a3c_mp.follower import Follower
+from a3c_mp.learners import Learners, Team
 from a3c_mp.precision import compute_dtype
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, Writer, importance_weights
-from a3c_mp.rollout import EpisodeStats
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Link, Workers
+from a3c_mp.workers import Filled, Link, Workers
 from wrappers import make_vec_env
 
 ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}
 
 
-def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, start: int) -> None:
-    """Spawned process: append to its shard, a block of steps for each leave it is given, until the learner ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, start, link.worker, link.generation)
+def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, start: int, first: int) -> None:
+    """Spawned process: append to its shard, a block of steps for each leave it is given, until its learner ends it."""
+    env_seed, action_seed = derive_seeds(args.seed, start, first + link.worker, link.generation)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
-    algo = ALGORITHMS[args.algo]
-    net = algo.make_net(env.single_observation_space, env.single_action_space)
+    net = ALGORITHMS[args.algo].make_net(env.single_observation_space, env.single_action_space)
     net.to(weights.buffers.device, weights.buffers.dtype)
-    obs, _ = env.reset()
-    policy = algo.Policy(args, net, env.single_action_space, obs, link.worker, action_seed)
-    writer = Writer(shards, link.worker, args.n_step, args.gamma)
-    stats = EpisodeStats(args.num_envs)
+    collector = BlockCollector(args, env, Writer(shards, link.worker, args.n_step, args.gamma), link.beat)
+    space = env.single_action_space
+    policy = ALGORITHMS[args.algo].Policy(args, net, space, collector.obs, first + link.worker, action_seed)
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        for t in range(args.block_length):
-            action, q, value = policy.act(obs, warm_up=start == version == 0)  # version 0 has learned nothing yet
-            next_obs, reward, terminated, truncated, infos = env.step(policy.to_env(action))
-            final_obs = infos["final_obs"] if truncated.any() else None
-            writer.step(
-                obs, action, apex.reward_to_learn(args, reward), terminated, truncated, q, value,
-                final_obs=final_obs, final_value=None if final_obs is None else policy.value(final_obs),
-                life_lost=infos.get("life_lost") if args.life_loss_terminal else None,
-            )  # fmt: skip
-            stats.step(reward, terminated | truncated)
-            apex.write_stats(blocks[slot], t, stats)
-            obs = next_obs
-            link.beat()
+        collector.collect(blocks[slot], policy, warm_up=start == version == 0)  # version 0 has learned nothing yet
         link.send(slot, version)
 
 
 def learn(
-    args: Args, run: Run, net: nn.Module, target_net: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch,
-    dtype: torch.dtype,
+    args: Args, run: Run | Follower, team: Team, net: nn.Module, target_net: nn.Module,
+    optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """One gradient step on a batch; returns the new priorities of its transitions."""
     importance_exponent = linear(args.importance_exponent, 1.0, run.steps, args.total_steps)
-    weights = importance_weights(batch.probability, importance_exponent)
+    smallest = team.gather(batch.probability.min()[None]).min()
+    weights = importance_weights(batch.probability, importance_exponent, smallest)
     if args.normalize_obs:
-        net.norm.update(batch.obs[: apex.NORM_SAMPLES])
+        net.norm.update(team.gather(batch.obs[: apex.NORM_SAMPLES]))
     loss, td_error, curves = ALGORITHMS[args.algo].loss(args, net, target_net, batch, weights, dtype)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    team.average_gradients(net)
     for group in optimizer.param_groups:
         curves["losses/grad_norm"] = nn.utils.clip_grad_norm_(group["params"], args.clip_grad)
     optimizer.step()
-    run.learned(curves, samples=args.batch_size)
+    run.learned(curves, samples=args.batch_size * team.size)
     if run.updates % args.target_period == 0:
         apex.move_target(target_net, net, args.target_rate)
     return td_error.abs()
 
 
-def main() -> int:
-    args = parse_args(Args, PRESETS, __doc__)
+def train(
+    args: Args, run: Run | Follower, team: Team, net: nn.Module, target_net: nn.Module,
+    optimizer: torch.optim.Optimizer, replay: Replay, blocks: Slots,
+) -> None:  # fmt: skip
+    """What every learner does: fill a replay from its own actors, and take every gradient step with the others."""
+    team.synchronize(nn.ModuleList([net, target_net]), optimizer)
+    device = next(net.parameters()).device
+    dtype = compute_dtype(args.precision, device, net.norm.image)
+    weights = Weights(net, dtype)
+    shards, slots_per_actor = replay.shards, apex.blocks_under_way(args)
+    first = team.rank * shards.num_shards
+    incidents: list[str] = []
+
+    def replaced(incident: str) -> None:
+        incidents.append(incident)
+        apex.make_room(args, replay)  # the successor writes its blocks behind what the dead one had begun
+
+    apex.make_room(args, replay)  # one that was restored may be full
+    workers = Workers(
+        actor, shards.num_shards, (args, shards, blocks, weights, run.steps, first), slots_per_worker=slots_per_actor,
+        in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=replaced,
+    )  # fmt: skip
+    # Deterministic learners take one block of every actor, in order, before they learn and publish.
+    group_size = shards.num_shards if args.deterministic else 1
+    steps = args.block_length * args.num_envs
+    queue: list[Filled] = []
+    owed = 0.0  # samples that each learner may learn for the steps collected by all
+    batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
+    with batches, workers, apex.divergence_named():
+        for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
+            queue.append(filled)
+            if len(queue) < group_size:
+                continue
+            for worker, _, _ in queue:
+                replay.announce(worker)
+            news = [(steps, apex.finished_episodes(blocks[slot]), first + worker, weights.version - version)
+                    for worker, slot, version in queue]  # fmt: skip
+            with run.timing("waiting"):
+                sizes = team.tell(run, news, incidents, replay.size)
+            if sum(sizes) >= args.learning_starts and min(sizes) > 0:
+                owed += args.replay_ratio * steps * group_size
+            updates_before = run.updates
+            while owed >= args.batch_size and not run.should_stop():
+                with run.timing("drawing"):
+                    batch = batches.next()
+                with run.timing("learning"):
+                    on_device = Batch(*(field.to(device, non_blocking=True) for field in batch))
+                    priorities = learn(args, run, team, net, target_net, optimizer, on_device, dtype)
+                    replay.update(batch.ids, priorities.cpu())
+                owed -= args.batch_size
+            with run.timing("publishing"):
+                published = weights.publish(net) if run.updates > updates_before else weights.version
+            for worker, slot, _ in queue:
+                replay.make_room(worker, apex.room(args))
+                workers.release(slot, published)
+            queue.clear()
+            run.tick()
+
+
+def set_up(args: Args, rank: int = 0) -> apex.Parts:
+    """What a learner needs for `train`. Raises ConfigError for settings that do not go together."""
+    check_learners(args.num_learners, args.num_actors, args.cuda)
     algo = ALGORITHMS[args.algo]
     obs_space, action_space = check_env(args.env_id, algo.ACTIONS)
-    device = set_up_torch(args)
+    device = set_up_torch(args, rank)
     net = algo.make_net(obs_space, action_space).to(device)
     target_net = copy.deepcopy(net).requires_grad_(False)
-    optimizer = algo.make_optimizer(args, net)
-    dtype = compute_dtype(args.precision, device, is_image(obs_space))
-
     shards, blocks = apex.allocate(args, obs_space, algo.stored_actions(action_space))
-    replay = Replay(shards, args.priority_exponent, args.seed)
-    slots_per_actor = apex.blocks_under_way(args)
+    replay = Replay(shards, args.priority_exponent, args.seed + rank)
+    return apex.Parts(net, target_net, algo.make_optimizer(args, net), replay, blocks)
 
-    extra = {"target_net": target_net, **({"replay": replay} if args.save_replay else {})}
-    with Run(args, f"apex_{args.algo}", net, optimizer, extra) as run:
-        run.gauges |= apex.gauges(replay, shards)
-        if args.resume and not replay.size:
+
+def follow(team: Team, args: Args, steps: int, updates: int) -> None:
+    """Spawned process: a learner besides the first."""
+    train(args, Follower(args, team.rank, steps, updates), team, *set_up(args, team.rank))
+
+
+def main() -> int:
+    args = parse_args(Args, PRESETS, __doc__)
+    parts = set_up(args)
+    extra = {"target_net": parts.target_net, **({"replay": parts.replay} if args.save_replay else {})}
+    with (
+        Run(args, f"apex_{args.algo}", parts.net, parts.optimizer, extra) as run,
+        Learners(args.num_learners, follow, (args, run.steps, run.updates), cuda=args.cuda) as team,
+    ):
+        run.gauges |= apex.gauges(parts.replay)
+        if args.resume and not parts.replay.size:
             run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
-        weights = Weights(net, dtype)
-
-        def make_room() -> None:
-            for shard in range(args.num_actors):
-                replay.make_room(shard, apex.room(args))
-
-        def replaced(incident: str) -> None:
-            run.worker_restarted(incident)
-            make_room()  # the successor writes its blocks behind what the dead one had begun
-
-        make_room()  # a replay that was restored may be full
-        workers = Workers(
-            actor, args.num_actors, (args, shards, blocks, weights, run.steps), slots_per_worker=slots_per_actor,
-            in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=replaced,
-        )  # fmt: skip
-        # A deterministic learner takes one block of every actor, in order, before it learns and publishes.
-        group_size = args.num_actors if args.deterministic else 1
-        used: list[int] = []
-        owed = 0.0  # samples that may be learned for the steps collected
-        batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
-        with batches, workers, apex.divergence_named():
-            for worker, slot, version in run.timing.each("waiting", workers.filled(run.should_stop)):
-                replay.announce(worker)
-                steps = args.block_length * args.num_envs
-                run.consumed(steps, apex.finished_episodes(blocks[slot]), worker, weights.version - version)
-                used.append(slot)
-                if len(used) < group_size:
-                    continue
-                if replay.size >= args.learning_starts:
-                    owed += args.replay_ratio * steps * group_size
-                updates_before = run.updates
-                while owed >= args.batch_size and not run.should_stop():
-                    with run.timing("drawing"):
-                        batch = batches.next()
-                    with run.timing("learning"):
-                        on_device = Batch(*(field.to(device, non_blocking=True) for field in batch))
-                        priorities = learn(args, run, net, target_net, optimizer, on_device, dtype)
-                        replay.update(batch.ids, priorities.cpu())
-                    owed -= args.batch_size
-                with run.timing("publishing"):
-                    published = weights.publish(net) if run.updates > updates_before else weights.version
-                for slot in used:
-                    replay.make_room(slot // slots_per_actor, apex.room(args))
-                    workers.release(slot, published)
-                used.clear()
-                run.tick()
+        train(args, run, team, *parts)
     return run.exit_code
 
 

@@ -99,13 +99,7 @@ def train(
                 for (worker, _, version), rollout in zip(queue, rollouts, strict=True)
             ]  # fmt: skip
             with run.timing("waiting"):
-                reports = team.exchange((news, incidents))
-            for their_news, their_incidents in reports:
-                for incident in their_incidents:
-                    run.worker_restarted(incident)
-                for rollout_news in their_news:
-                    run.consumed(*rollout_news)
-            incidents.clear()
+                team.tell(run, news, incidents)
             with run.timing("learning"):
                 unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
                 learn(args, run, team, net, optimizer, unrolls, replay, dtype)
@@ -129,9 +123,9 @@ def set_up(args: Args, rank: int = 0) -> tuple[ActorCritic, torch.optim.Optimize
     return net, impala.make_optimizer(args, net), slots
 
 
-def follow(team: Team, args: Args, steps: int) -> None:
+def follow(team: Team, args: Args, steps: int, updates: int) -> None:
     """Spawned process: a learner besides the first."""
-    train(args, Follower(args, team.rank, steps), team, *set_up(args, team.rank))
+    train(args, Follower(args, team.rank, steps, updates), team, *set_up(args, team.rank))
 
 
 def main() -> int:
@@ -139,7 +133,7 @@ def main() -> int:
     net, optimizer, slots = set_up(args)
     with (
         Run(args, "impala", net, optimizer) as run,
-        Learners(args.num_learners, follow, (args, run.steps), cuda=args.cuda) as team,
+        Learners(args.num_learners, follow, (args, run.steps, run.updates), cuda=args.cuda) as team,
     ):
         train(args, run, team, net, optimizer, slots)
     return run.exit_code

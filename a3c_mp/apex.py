@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from a3c_mp.config import Between, CommonArgs, ConfigError, Count, Fraction, NonNegative
-from a3c_mp.replay import NotFinite, Replay, Shards
+from a3c_mp.replay import NotFinite, Replay, Shards, Writer
 from a3c_mp.rollout import Episode, EpisodeStats
 from a3c_mp.run import TrainingError
 from a3c_mp.slots import Slots, Spec
@@ -77,7 +78,7 @@ class ApexArgs(CommonArgs):
     policy_learning_rate: NonNegative = 1e-4
     """ddpg: step size of the actor"""
     adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
-    """epsilon of Adam"""
+    """epsilon of the optimizer"""
     clip_grad: NonNegative = 10.0
     """largest norm of a gradient"""
     target_period: Count = 2_000
@@ -88,6 +89,20 @@ class ApexArgs(CommonArgs):
     """subtract from every pixel or input its running mean and divide by its deviation"""
     save_replay: bool = False
     """put the replay into checkpoints; without it, a resumed run fills it anew before it learns on"""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """dqn: rmsprop is the paper's"""
+    num_learners: Annotated[int, Between(1, 64)] = 1
+    """learner processes, each with its share of the actors and of the replay; gradients are averaged over them"""
+
+
+class Parts(NamedTuple):
+    """What a learner owns."""
+
+    net: nn.Module
+    target_net: nn.Module
+    optimizer: torch.optim.Optimizer
+    replay: Replay
+    blocks: Slots
 
 
 ATARI: dict[str, Any] = {"learning_starts": 10_000, "batch_size": 64, "epsilon": 0.2, "target_period": 500}
@@ -162,7 +177,7 @@ def reward_to_learn(args: ApexArgs, reward: np.ndarray) -> np.ndarray:
 
 
 def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
-    """The memory of the replay, in equal parts for all environments of all actors, and slots for what blocks tell.
+    """The memory of a learner's replay, in equal parts for all environments of its actors, and slots for their blocks.
 
     Args:
         args: the chapter's settings.
@@ -171,6 +186,9 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
     Raises:
         ConfigError: there is not so much memory, or settings that do not go together.
     """
+    if args.save_replay and args.num_learners > 1:
+        why = "checkpoints hold the replay of one learner, the others would begin with an empty one"
+        raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
     rows = -(-args.replay_size // (args.num_actors * args.num_envs))
     least = 4 * room(args) + args.n_step + FRAMES
     if rows < least:
@@ -180,13 +198,14 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
         why = f"the replay has room for {args.replay_size}"
         raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")
     stack = FRAMES if is_atari(args.env_id) else 1
-    sizes = args.num_actors, args.num_envs, rows, obs_space, actions, stack
-    needed, free = Shards.bytes_needed(*sizes), free_memory()
+    num_actors = args.num_actors // args.num_learners
+    sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
+    needed, free = args.num_learners * Shards.bytes_needed(*sizes), free_memory()
     if needed > free:
         why = f"the replay needs {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB is free"
         raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
     try:
-        return Shards(*sizes), Slots(block_spec(args), args.num_actors * blocks_under_way(args))
+        return Shards(*sizes), Slots(block_spec(args), num_actors * blocks_under_way(args))
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
 
@@ -199,6 +218,12 @@ def blocks_under_way(args: ApexArgs) -> int:
 def room(args: ApexArgs) -> int:
     """Rows of each lane that an actor's blocks under way can take at most: two a step (see `Replay.make_room`)."""
     return 2 * args.block_length * blocks_under_way(args)
+
+
+def make_room(args: ApexArgs, replay: Replay) -> None:
+    """Retire what the blocks under way of all actors may overwrite."""
+    for shard in range(replay.shards.num_shards):
+        replay.make_room(shard, room(args))
 
 
 def free_memory() -> int:
@@ -215,8 +240,9 @@ def free_memory() -> int:
     return min(free, default=2**63)
 
 
-def gauges(replay: Replay, shards: Shards) -> dict[str, Callable[[], float]]:
-    """What TensorBoard shows of the replay."""
+def gauges(replay: Replay) -> dict[str, Callable[[], float]]:
+    """What TensorBoard shows of a learner's replay."""
+    shards = replay.shards
     capacity = shards.num_lanes * shards.rows
     return {
         "replay/size": lambda: replay.size,
@@ -230,6 +256,46 @@ def block_spec(args: ApexArgs) -> Spec:
     """Shapes and dtypes of what an actor tells of each step of a block, for `Slots`: episodes that ended."""
     steps = (args.block_length, args.num_envs)
     return {"done": (steps, torch.bool), "episode_return": (steps, torch.float32), "length": (steps, torch.int32)}
+
+
+class Policy(Protocol):
+    """How an actor explores; see `dqn.Policy` and `ddpg.Policy`."""
+
+    def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+    def value(self, obs: np.ndarray) -> np.ndarray: ...
+    def to_env(self, action: np.ndarray) -> np.ndarray: ...
+
+
+class BlockCollector:
+    """B environments, from one block of steps to the next: what an actor does between two messages.
+
+    Args:
+        args: the chapter's settings.
+        env: from `make_vec_env`.
+        writer: of the actor's shard, where everything seen goes.
+        beat: called once for each environment step.
+    """
+
+    def __init__(self, args: ApexArgs, env: VectorEnv, writer: Writer, beat: Callable[[], None]):
+        self.args, self.env, self.writer, self.beat = args, env, writer, beat
+        self.obs, _ = env.reset()
+        self.stats = EpisodeStats(env.num_envs)
+
+    def collect(self, block: dict[str, Tensor], policy: Policy, warm_up: bool = False) -> None:
+        """Take a block of steps; the transitions go to the shard, what became of episodes into `block`."""
+        for t in range(self.args.block_length):
+            action, q, value = policy.act(self.obs, warm_up)
+            next_obs, reward, terminated, truncated, infos = self.env.step(policy.to_env(action))
+            final_obs = infos["final_obs"] if truncated.any() else None
+            self.writer.step(
+                self.obs, action, reward_to_learn(self.args, reward), terminated, truncated, q, value,
+                final_obs=final_obs, final_value=None if final_obs is None else policy.value(final_obs),
+                life_lost=infos.get("life_lost") if self.args.life_loss_terminal else None,
+            )  # fmt: skip
+            self.stats.step(reward, terminated | truncated)
+            write_stats(block, t, self.stats)
+            self.obs = next_obs
+            self.beat()
 
 
 def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:

@@ -39,6 +39,10 @@ def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
 
 
 def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
+    if args.optimizer != "adam":
+        raise ConfigError(
+            "optimizer", args.optimizer, "ddpg knows no other than adam", "leave it out, or use --algo dqn"
+        )
     assert isinstance(net, ActorAndCritic)
     groups = [
         {"params": list(net.critic.parameters()), "lr": args.learning_rate},

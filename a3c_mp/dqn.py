@@ -33,7 +33,9 @@ def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
 
 
 def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    if args.optimizer == "adam":
+        return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.95, eps=args.adam_eps, centered=True)
 
 
 class Policy:

@@ -18,13 +18,13 @@ class Follower:
     Args:
         args: the chapter's settings.
         rank: of this learner, from 1.
-        steps: agent steps of the run so far.
+        steps, updates: of the run so far.
     """
 
-    def __init__(self, args: CommonArgs, rank: int, steps: int):
+    def __init__(self, args: CommonArgs, rank: int, steps: int, updates: int):
         self.rng = torch.Generator().manual_seed(args.seed + rank)
         self.timing = Timings()
-        self.steps = steps
+        self.steps, self.updates = steps, updates
 
     def should_stop(self) -> bool:
         return False
@@ -32,8 +32,8 @@ class Follower:
     def consumed(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
         self.steps += steps
 
-    def learned(self, metrics: dict[str, Tensor]) -> None:
-        pass
+    def learned(self, metrics: dict[str, Tensor], samples: int = 0) -> None:
+        self.updates += 1
 
     def worker_restarted(self, incident: str) -> None:
         pass

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import connection
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+from a3c_mp.rollout import Episode
 from a3c_mp.workers import PR_SET_PDEATHSIG, START_SECONDS, WorkerError
 
 PEER_SECONDS = 120.0
@@ -33,6 +34,13 @@ DEATH_SECONDS = 2.0
 LOST_PEER = 3
 """exit code of a learner that ends because another one has"""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class Books(Protocol):
+    """What keeps count of a run: a `Run` in learner 0, a `Follower` in the others."""
+
+    def consumed(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None: ...
+    def worker_restarted(self, incident: str) -> None: ...
 
 
 class PeerLost(WorkerError):
@@ -79,6 +87,27 @@ class Team:
             with _losing_peers():
                 dist.all_gather_object(messages, message)
         return messages
+
+    def tell(self, run: Books, news: Sequence[tuple], incidents: list[str], also: Any = None) -> list[Any]:
+        """Let the books of every learner take in what the actors of all have brought, and which were replaced.
+
+        Args:
+            run: this learner's books.
+            news: the arguments of `run.consumed` for each message of this learner's actors.
+            incidents: its replaced actors since the last call; emptied.
+            also: one more thing to exchange.
+
+        Returns:
+            `also` of every learner, in the order of their ranks.
+        """
+        reports = self.exchange((news, incidents, also))
+        for their_news, their_incidents, _ in reports:
+            for incident in their_incidents:
+                run.worker_restarted(incident)
+            for message in their_news:
+                run.consumed(*message)
+        incidents.clear()
+        return [report[2] for report in reports]
 
     def synchronize(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Have everyone go on from learner 0's weights and moments."""

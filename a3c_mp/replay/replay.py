@@ -30,17 +30,18 @@ class Batch(NamedTuple):
     ids: Tensor  # [N] int64, for `Replay.update`
 
 
-def importance_weights(probability: Tensor, importance_exponent: float) -> Tensor:
+def importance_weights(probability: Tensor, importance_exponent: float, smallest: Tensor | None = None) -> Tensor:
     """(N P(i))^-beta, divided by the largest of the batch (Schaul et al. 2016, section 3.4); N, the size, cancels.
 
     Args:
         probability: [N] float64, P(i).
         importance_exponent: beta, 1 corrects in full.
+        smallest: [] float64, the smallest P(i) of a batch that these are a part of.
 
     Returns:
         [N] float32 in (0, 1].
     """
-    return (probability / probability.min()).pow(-importance_exponent).float()
+    return (probability / (probability.min() if smallest is None else smallest)).pow(-importance_exponent).float()
 
 
 class Replay:

@@ -79,6 +79,16 @@ def test_an_actor_killed_again_and_again_stops_nothing_and_leaves_nothing(script
     assert set(os.listdir("/dev/shm")) <= before
 
 
+def test_two_learners_hold_the_ratio_together(scripts):
+    done = scripts.run("r", *CARTPOLE, "--num-learners", "2", "--total-steps", "2000", script=SCRIPT)
+    assert done.code == 0, done.err
+    start = 400 + 4 * 32  # each learner has half of the transitions, and rounds its samples down to whole batches
+    learned = 2 * 32 * done.summary["updates"]
+    assert learned == pytest.approx(4 * (done.summary["steps"] - start), abs=4 * 128)
+    actors = {row.split(",")[2] for row in (done.folder / "episodes.csv").read_text().splitlines()[1:]}
+    assert actors == {"0", "1"}, "each learner's actor is told of under its own number"
+
+
 def test_ddpg_trains_and_is_played(scripts):
     flags = ["--env-id", "Pendulum-v1", *SMALL, "--replay-ratio", "1", "--total-steps", "2000"]
     done = scripts.run("r", *flags, script=SCRIPT)
@@ -95,6 +105,9 @@ BAD_INPUT = {
     "discrete env": (["--env-id", "CartPole-v1", "--algo", "ddpg"], "env-id=CartPole-v1: its actions are Discrete"),
     "memory": (["--replay-size", "1e9"], "GiB is free; lower --replay-size"),
     "algorithm": (["--algo", "sac"], "algo=sac: must be one of"),
+    "learners": (["--num-learners", "3"], "num-learners=3: 2 actors cannot be shared out evenly"),
+    "half a replay": (["--num-learners", "2", "--save-replay"], "save-replay=True: checkpoints hold the replay of one"),
+    "optimizer": (["--env-id", "Pendulum-v1", "--optimizer", "rmsprop"], "optimizer=rmsprop: ddpg knows no other"),
     "ratio": (["--replay-ratio", "0"], "replay-ratio=0.0: must be 0.001 or more"),
 }
 

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -11,9 +12,11 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
+import train_apex
 from a3c_mp import apex, ddpg, dqn, losses
 from a3c_mp.apex import PRESETS, ApexArgs
 from a3c_mp.config import ConfigError, check_ranges
+from a3c_mp.learners import Team
 from a3c_mp.replay import Batch, NotFinite
 from a3c_mp.rollout import Episode, EpisodeStats
 from a3c_mp.run import TrainingError
@@ -220,6 +223,48 @@ def test_actions_are_stretched_to_the_bounds_and_never_beyond(bounds, action):
     assert found[2] == pytest.approx(
         bounds[0] + (action + 1) / 2 * (bounds[1] - bounds[0]), abs=1e-6 * max(map(abs, bounds))
     )
+
+
+# ---- learners in parallel
+
+
+class Half(Team):
+    """One of two learners, in one process: told beforehand what all have to show, in the order it asks."""
+
+    def __init__(self, *gathered):
+        super().__init__(0, 2)
+        self.gathered = list(gathered)
+
+    def gather(self, tensor):
+        return self.gathered.pop(0)
+
+    def average_gradients(self, net):
+        pass
+
+
+@pytest.mark.parametrize("algo", [dqn, ddpg])
+def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(algo):
+    args = replace(
+        ARGS, algo=algo.__name__.rpartition(".")[2], clip_grad=1e9, learning_rate=0.0, policy_learning_rate=0.0
+    )
+    space = Discrete(4) if algo is dqn else TORQUE
+    net, target_net = two_nets(algo, space)
+    action = torch.arange(8) % 4 if algo is dqn else torch.rand(8, 2) * 2 - 1
+    whole = Batch(*(field[torch.arange(8) % N] for field in a_batch(action[:N])))._replace(
+        action=action, probability=torch.rand(8).double() + 0.1
+    )
+    halves = [Batch(*(field[part] for field in whole)) for part in (slice(4), slice(4, 8))]
+    run = SimpleNamespace(steps=0, updates=1, learned=lambda curves, samples: None)
+
+    def gradient(team, batch):
+        online = copy.deepcopy(net)
+        train_apex.learn(args, run, team, online, target_net, algo.make_optimizer(args, online), batch, torch.float32)
+        return [parameter.grad for parameter in online.parameters()]
+
+    expected = gradient(Team(), whole)
+    found = [gradient(Half(whole.probability, whole.obs), half) for half in halves]
+    for x, a, b in zip(expected, *found, strict=True):
+        torch.testing.assert_close((a + b) / 2, x, rtol=1e-5, atol=1e-7)
 
 
 # ---- what is written of steps, and settings
