@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp import apex, ddpg, dqn
-from a3c_mp.apex import PRESETS, BlockCollector
+from a3c_mp.apex import PRESETS
 from a3c_mp.apex import ApexArgs as Args
-from a3c_mp.collect import derive_seeds
+from a3c_mp.collect import BlockCollector, derive_seeds
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.follower import Follower

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp import losses, returns
-from a3c_mp.config import Between, CommonArgs, ConfigError, Count, Fraction, NonNegative
+from a3c_mp.config import Between, ConfigError, Count, Fraction, LearningArgs, NonNegative
 from a3c_mp.rollout import Rollout
 from a3c_mp.slots import Slots, Spec
 
@@ -18,21 +18,13 @@ NORM_STEPS = 2
 
 
 @dataclass(frozen=True)
-class RolloutArgs(CommonArgs):
+class RolloutArgs(LearningArgs):
     """Settings of every chapter whose actors send rollouts."""
 
     unroll_length: Count = 32
     """agent steps in one rollout (T)"""
     slots_per_actor: Count = 1
     """rollouts of an actor under way: with 1 it waits while its rollout is learned from, with 2 it goes on"""
-    gamma: Fraction = 0.99
-    """discount for each agent step"""
-    reward_clip: bool = True
-    """learn from the sign of rewards; the returns shown stay raw"""
-    reward_scale: NonNegative = 1.0
-    """what rewards are multiplied by for learning, after clipping"""
-    life_loss_terminal: bool = True
-    """a lost life ends the return, though not the game"""
     learning_rate: NonNegative = 5e-4
     """step size at the start, falling linearly to 0 at total-steps"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
@@ -43,8 +35,6 @@ class RolloutArgs(CommonArgs):
     """weight of the entropy bonus"""
     value_cost: NonNegative = 2.0
     """weight of the value loss"""
-    normalize_obs: bool = True
-    """subtract from every pixel or input its running mean and divide by its deviation"""
     normalize_advantages: bool = True
     """scale the advantages that are learned from together to mean 0 and variance 1"""
 

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from a3c_mp.config import Between, CommonArgs, ConfigError, Count, Fraction, NonNegative
-from a3c_mp.replay import NotFinite, Replay, Shards, Writer
+from a3c_mp.config import Between, ConfigError, Count, Fraction, LearningArgs, NonNegative
+from a3c_mp.replay import NotFinite, Replay, Shards
 from a3c_mp.rollout import Episode, EpisodeStats
 from a3c_mp.run import TrainingError
 from a3c_mp.slots import Slots, Spec
@@ -30,7 +29,7 @@ FRAMES = 4
 
 
 @dataclass(frozen=True)
-class ApexArgs(CommonArgs):
+class ApexArgs(LearningArgs):
     algo: Literal["dqn", "ddpg"] = "dqn"
     """Q-learning for discrete actions, deterministic policy gradients for continuous ones"""
     num_envs: Annotated[int, Between(1, 4096)] = 16
@@ -51,14 +50,6 @@ class ApexArgs(CommonArgs):
     """batches drawn ahead on a thread; 0 draws each when it is needed, as deterministic runs do"""
     n_step: Count = 3
     """rewards in a return"""
-    gamma: Fraction = 0.99
-    """discount for each agent step"""
-    reward_clip: bool = True
-    """learn from the sign of rewards; the returns shown stay raw"""
-    reward_scale: NonNegative = 1.0
-    """factor of the rewards that are learned from, after clipping"""
-    life_loss_terminal: bool = True
-    """a lost life ends the return, though not the game"""
     priority_exponent: Fraction = 0.6
     """alpha: 0 draws all transitions alike, 1 in proportion to their TD errors"""
     importance_exponent: Fraction = 0.4
@@ -85,8 +76,6 @@ class ApexArgs(CommonArgs):
     """updates between two moves of the target net"""
     target_rate: Fraction = 1.0
     """how far each move takes it towards the online net; 1 makes it a copy"""
-    normalize_obs: bool = True
-    """subtract from every pixel or input its running mean and divide by its deviation"""
     save_replay: bool = False
     """put the replay into checkpoints; without it, a resumed run fills it anew before it learns on"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
@@ -256,46 +245,6 @@ def block_spec(args: ApexArgs) -> Spec:
     """Shapes and dtypes of what an actor tells of each step of a block, for `Slots`: episodes that ended."""
     steps = (args.block_length, args.num_envs)
     return {"done": (steps, torch.bool), "episode_return": (steps, torch.float32), "length": (steps, torch.int32)}
-
-
-class Policy(Protocol):
-    """How an actor explores; see `dqn.Policy` and `ddpg.Policy`."""
-
-    def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
-    def value(self, obs: np.ndarray) -> np.ndarray: ...
-    def to_env(self, action: np.ndarray) -> np.ndarray: ...
-
-
-class BlockCollector:
-    """B environments, from one block of steps to the next: what an actor does between two messages.
-
-    Args:
-        args: the chapter's settings.
-        env: from `make_vec_env`.
-        writer: of the actor's shard, where everything seen goes.
-        beat: called once for each environment step.
-    """
-
-    def __init__(self, args: ApexArgs, env: VectorEnv, writer: Writer, beat: Callable[[], None]):
-        self.args, self.env, self.writer, self.beat = args, env, writer, beat
-        self.obs, _ = env.reset()
-        self.stats = EpisodeStats(env.num_envs)
-
-    def collect(self, block: dict[str, Tensor], policy: Policy, warm_up: bool = False) -> None:
-        """Take a block of steps; the transitions go to the shard, what became of episodes into `block`."""
-        for t in range(self.args.block_length):
-            action, q, value = policy.act(self.obs, warm_up)
-            next_obs, reward, terminated, truncated, infos = self.env.step(policy.to_env(action))
-            final_obs = infos["final_obs"] if truncated.any() else None
-            self.writer.step(
-                self.obs, action, reward_to_learn(self.args, reward), terminated, truncated, q, value,
-                final_obs=final_obs, final_value=None if final_obs is None else policy.value(final_obs),
-                life_lost=infos.get("life_lost") if self.args.life_loss_terminal else None,
-            )  # fmt: skip
-            self.stats.step(reward, terminated | truncated)
-            write_stats(block, t, self.stats)
-            self.obs = next_obs
-            self.beat()
 
 
 def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:

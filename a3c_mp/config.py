@@ -87,6 +87,22 @@ class CommonArgs:
     """how many dead or hanging actors are replaced before the run fails"""
 
 
+@dataclass(frozen=True)
+class LearningArgs(CommonArgs):
+    """What is learned from, in every chapter."""
+
+    gamma: Fraction = 0.99
+    """discount for each agent step"""
+    reward_clip: bool = True
+    """learn from the sign of rewards; the returns shown stay raw"""
+    reward_scale: NonNegative = 1.0
+    """what rewards are multiplied by for learning, after clipping"""
+    life_loss_terminal: bool = True
+    """a lost life ends the return, though not the game"""
+    normalize_obs: bool = True
+    """subtract from every pixel or input its running mean and divide by its deviation"""
+
+
 def parse_args(
     args_class: type[A], presets: Mapping[str, Mapping[str, Any]], description: str, argv: Sequence[str] | None = None
 ) -> A:

@@ -174,19 +174,11 @@ def loss(
     policy = losses.policy_gradient_loss(log_probs, advantages)
     value = losses.value_loss(values, vs)
     entropy = losses.entropy_loss(logits)
-    total = policy + args.value_cost * value + args.entropy_cost * entropy
+    total, curves = losses.total(
+        policy, value, entropy, advantages, values, vs, args.value_cost, args.entropy_cost
+    )  # fmt: skip
     rhos = log_rhos.exp()
-    return total, {
-        "losses/policy": policy,
-        "losses/value": value,
-        "losses/entropy": entropy,
-        "losses/total": total,
-        "values/advantage": advantages,
-        "values/baseline": values,
-        "values/target": vs,
-        "values/rho": rhos,
-        "values/rho_clipped": (rhos > args.clip_rho).float(),
-    }
+    return total, curves | {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
 
 
 class DelayLine:

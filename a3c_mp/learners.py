@@ -24,7 +24,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from a3c_mp.rollout import Episode
 from a3c_mp.workers import PR_SET_PDEATHSIG, START_SECONDS, WorkerError
 
 PEER_SECONDS = 120.0
@@ -39,7 +38,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 class Books(Protocol):
     """What keeps count of a run: a `Run` in learner 0, a `Follower` in the others."""
 
-    def consumed(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None: ...
+    def consumed(self, *args: Any, **kwargs: Any) -> None: ...
     def worker_restarted(self, incident: str) -> None: ...
 
 

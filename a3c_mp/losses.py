@@ -80,12 +80,26 @@ def actor_critic(
     policy = policy_loss(log_prob(logits, action), log_prob(behaviour_logits, action), advantages, clip_ratio)
     value = value_loss(values, value_targets)
     entropy = entropy_loss(logits)
-    total = policy + value_cost * value + entropy_cost * entropy
-    return total, {
+    return total(policy, value, entropy, advantages, values, value_targets, value_cost, entropy_cost)
+
+
+def total(
+    policy: Tensor,
+    value: Tensor,
+    entropy: Tensor,
+    advantages: Tensor,
+    values: Tensor,
+    value_targets: Tensor,
+    value_cost: float,
+    entropy_cost: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Three losses added up with their costs, and the curves that every actor-critic shows."""
+    loss = policy + value_cost * value + entropy_cost * entropy
+    return loss, {
         "losses/policy": policy,
         "losses/value": value,
         "losses/entropy": entropy,
-        "losses/total": total,
+        "losses/total": loss,
         "values/advantage": advantages,
         "values/baseline": values,
         "values/target": value_targets,
