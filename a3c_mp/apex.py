@@ -94,7 +94,16 @@ class Parts(NamedTuple):
     blocks: Slots
 
 
-ATARI: dict[str, Any] = {"learning_starts": 10_000, "batch_size": 64, "epsilon": 0.2, "target_period": 500}
+ATARI: dict[str, Any] = {
+    "learner_threads": 2,  # a step costs twice as much in the learner as in its actor
+    "learning_starts": 10_000,
+    "replay_ratio": 2.0,
+    "batch_size": 128,
+    "n_step": 5,
+    "epsilon": 0.1,
+    "adam_eps": 1e-5,
+    "target_period": 200,
+}
 CARTPOLE: dict[str, Any] = {
     "total_steps": 500_000,
     "num_envs": 4,
