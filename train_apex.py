@@ -36,9 +36,9 @@ from wrappers import make_vec_env
 ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}
 
 
-def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, start: int) -> None:
+def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights) -> None:
     """Spawned process: append to its shard, a block of steps for each leave it is given, until the learner ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, start, link.worker, link.generation)
+    env_seed, action_seed = derive_seeds(args.seed, link.start, link.worker, link.generation)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
     algo = ALGORITHMS[args.algo]
     net = algo.make_net(env.single_observation_space, env.single_action_space)
@@ -51,7 +51,7 @@ def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weight
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
         for t in range(args.block_length):
-            action, q, value = policy.act(obs, warm_up=start == version == 0)  # version 0 has learned nothing yet
+            action, q, value = policy.act(obs, warm_up=link.start == version == 0)  # version 0 has learned nothing yet
             next_obs, reward, terminated, truncated, infos = env.step(policy.to_env(action))
             final_obs = infos["final_obs"] if truncated.any() else None
             writer.step(
@@ -118,7 +118,7 @@ def main() -> int:
 
         make_room()  # a replay that was restored may be full
         workers = Workers(
-            actor, args.num_actors, (args, shards, blocks, weights, run.steps), slots_per_worker=slots_per_actor,
+            actor, args.num_actors, (args, shards, blocks, weights), start=run.steps, slots_per_worker=slots_per_actor,
             in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=replaced,
         )  # fmt: skip
         # A deterministic learner takes one block of every actor, in order, before it learns and publishes.
@@ -147,11 +147,13 @@ def main() -> int:
                     owed -= args.batch_size
                 with run.timing("publishing"):
                     published = weights.publish(net) if run.updates > updates_before else weights.version
+                if run.tick():
+                    owed = 0.0
+                    workers.start_anew(run.steps, published)
                 for slot in used:
                     replay.make_room(slot // slots_per_actor, apex.room(args))
                     workers.release(slot, published)
                 used.clear()
-                run.tick()
     return run.exit_code
 
 

@@ -77,6 +77,8 @@ class CommonArgs:
     """run folder to continue, with its own settings except for flags given now"""
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
     """time between checkpoints (s)"""
+    checkpoint_steps: Count = 100_000
+    """the same with --deterministic, in agent steps: there actors start anew, as those of a resumed run do"""
     deterministic: bool = False
     """fixed order of rollouts and weights: two runs with one seed end bit-identical"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

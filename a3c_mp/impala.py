@@ -109,6 +109,10 @@ class UnrollReplay:
         self.capacity = capacity
         self.added = 0
 
+    def clear(self) -> None:
+        """Forget all unrolls."""
+        self.added = 0
+
     def add(self, unrolls: Rollout) -> None:
         """Store all unrolls of a rollout, over the oldest ones."""
         num_unrolls = unrolls.action.shape[1]
