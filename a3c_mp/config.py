@@ -78,7 +78,7 @@ class CommonArgs:
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
     """time between checkpoints (s)"""
     checkpoint_steps: Count = 100_000
-    """the same with --deterministic, in agent steps: there actors start anew, as those of a resumed run do"""
+    """the same with --deterministic (agent steps); there actors start anew, as those of a resumed run do"""
     deterministic: bool = False
     """fixed order of rollouts and weights: two runs with one seed end bit-identical"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

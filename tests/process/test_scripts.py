@@ -67,8 +67,8 @@ def test_a_run_leaves_what_it_promises(scripts, script):
 
 @pytest.mark.parametrize(
     ("script", "env", "steps"),
-    [("train_a3c_data.py", CARTPOLE, 3000), ("train_a3c_data.py", PONG, 640), ("train_a3c_grad.py", PONG, 640)],
-    ids=["data-CartPole", "data-Pong", "grad-Pong"],
+    [("train_a3c_data.py", PONG, 640), ("train_a3c_grad.py", PONG, 640)],
+    ids=["data-Pong", "grad-Pong"],
 )
 def test_deterministic_runs_end_bit_identical(scripts, script, env, steps):
     flags = [*env, "--deterministic", "--total-steps", str(steps)]
