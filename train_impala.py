@@ -128,6 +128,7 @@ def set_up(args: Args, rank: int = 0) -> tuple[ActorCritic, torch.optim.Optimize
     check_learners(args.num_learners, args.num_actors, args.cuda)
     impala.rollouts_per_batch(args)
     obs_space, action_space = check_env(args.env_id, Discrete)
+    impala.check_net(args, obs_space)
     device = set_up_torch(args, rank)
     net = make_actor_critic(obs_space, action_space, args.net, args.lstm).to(device)
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)

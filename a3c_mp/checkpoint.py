@@ -160,17 +160,20 @@ def load_newest(
     Raises:
         CheckpointError: there is none. Never a silent fresh start.
     """
-    paths = list_checkpoints(folder)
+    paths, skipped = list_checkpoints(folder), []
     if fixed:
         paths.sort(key=lambda path: not is_fixed(path))  # stable
     for path in paths:
         try:
-            return load(path, algorithm=algorithm, env_id=env_id), path
+            state = load(path, algorithm=algorithm, env_id=env_id)
         except CheckpointError as error:
-            warn(f"checkpoint skipped: {error}")
-            last = error
-    if paths:
-        raise last
+            skipped.append(str(error))
+            continue
+        for reason in skipped:
+            warn(f"checkpoint skipped: {reason}")
+        return state, path
+    if skipped:
+        raise CheckpointError("; ".join(skipped))
     raise CheckpointError(f"{folder} holds no checkpoint")
 
 
