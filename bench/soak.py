@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import termios
@@ -204,23 +203,33 @@ def add_rates(samples: list[dict[str, float]], progress: Sequence[tuple[float, i
 # ---- the run
 
 
-def soak(process: subprocess.Popen, args: Args, started: float) -> tuple[list[dict[str, float]], list[float]]:
-    """(samples, times of the kills) of a run, until it ends."""
+def soak(
+    process: subprocess.Popen, args: Args, folder: Path, started: float
+) -> tuple[list[dict[str, float]], list[float]]:
+    """(samples, times of the kills) of a run, until it ends. The first kill comes once there is learning to disturb."""
     samples: list[dict[str, float]] = []
     kills: list[float] = []
     shm_before = frozenset(os.listdir("/dev/shm"))
-    next_kill = args.kill_every or math.inf
+    next_kill = math.inf
     while process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(args.sample_every)
         now, processes = time.time() - started, processes_of(process.pid)
         with suppress(OSError, psutil.Error):
             samples.append({"seconds": round(now, 2), **sample(processes, shm_before)})
+        if next_kill == math.inf and args.kill_every and is_learning(folder):
+            next_kill = now + args.kill_every
         if now >= next_kill and (actors := actors_among(processes)):
-            actors[len(kills) % len(actors)].send_signal(signal.SIGKILL)
-            kills.append(round(now, 2))
+            with suppress(psutil.NoSuchProcess):
+                min(actors, key=psutil.Process.create_time).kill()  # the one that has lived longest
+                kills.append(round(now, 2))
             next_kill += args.kill_every
     return samples, kills
+
+
+def is_learning(folder: Path) -> bool:
+    """Whether a run has written its first curves: until then its events are a header of less than 100 bytes."""
+    return any(path.stat().st_size > 500 for path in folder.glob("events.*"))
 
 
 def progress_of(folder: Path, started: float) -> list[tuple[float, int]]:
@@ -296,15 +305,16 @@ def main() -> int:
     folder, started = args.runs_dir / name, time.time()
     where = [f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
     with common.running_script([*command, *where], stdout=subprocess.DEVNULL) as process:
-        samples, kills = soak(process, args, started)
+        samples, kills = soak(process, args, folder, started)
     summary = json.loads((folder / "summary.json").read_text())
     add_rates(samples, progress_of(folder, started))
-    drifts = judge(samples, kills, args)
     result |= {"kills": kills, "summary": summary, "exit_code": process.returncode, "samples": samples}
-    result["drifts"] = {name: d._asdict() for name, d in drifts.items()}
     result["survived"] = process.returncode == 0 and summary["worker_restarts"] == len(kills)
-    result["flat"] = all(d.flat for d in drifts.values())
     path = common.result_path(args.results, result, with_env=False)
+    common.save(path, result)  # whatever the verdict: the run took an hour
+    drifts = judge(samples, kills, args)
+    result["drifts"] = {name: d._asdict() for name, d in drifts.items()}
+    result["flat"] = all(d.flat for d in drifts.values())
     common.save(path, result)
     draw(path.with_suffix(".png"), result)
     print(table(drifts))

@@ -1,4 +1,4 @@
-"""Chapter 3 as a user runs it: the replay ratio, resume with and without the replay, determinism, kills, bad input."""
+"""Chapter 3 as a user runs it: the replay ratio, resume with and without the replay, determinism, kills."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import pytest
 from support import actors_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import train_apex
 from a3c_mp.checkpoint import list_checkpoints
 
 SCRIPT = "train_apex.py"
@@ -88,17 +87,3 @@ def test_ddpg_trains_and_is_played(scripts):
     played = scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.1"), "r")
     assert played.code == 0, played.err
     assert "greedy and 10.0% random actions" in played.out
-
-
-BAD_INPUT = {
-    "continuous env": (["--env-id", "Pendulum-v1", "--algo", "dqn"], "env-id=Pendulum-v1: its actions are Box"),
-    "discrete env": (["--env-id", "CartPole-v1", "--algo", "ddpg"], "env-id=CartPole-v1: its actions are Discrete"),
-    "memory": (["--replay-size", "1e9"], "GiB is free; lower --replay-size"),
-    "algorithm": (["--algo", "sac"], "algo=sac: must be one of"),
-    "ratio": (["--replay-ratio", "0"], "replay-ratio=0.0: must be 0.001 or more"),
-}
-
-
-@pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
-def test_bad_input_ends_with_code_2_and_one_line(flags, message, refused):
-    assert message in refused(train_apex.main, flags)

@@ -39,6 +39,11 @@ KINDS = {
 SLOW = {
     "data, Pong": ("train_a3c_data", 320, [*PONG, "--slots-per-actor", "2"]),
     "grad, Pong": ("train_a3c_grad", 320, PONG),
+    "ddpg": (
+        "train_apex",
+        640,
+        ["--env-id", "Pendulum-v1", *SMALL, "--batch-size", "24", "--save-replay", *APEX_REPLAY],
+    ),
 }
 
 

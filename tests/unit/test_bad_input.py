@@ -29,7 +29,7 @@ CHAPTERS = {
     "a3c_data": (train_a3c_data, []),
     "a3c_grad": (train_a3c_grad, []),
     "apex_dqn": (train_apex, ["--algo", "dqn"]),
-    "apex_ddpg": (train_apex, ["--algo", "ddpg"]),
+    "apex_ddpg": (train_apex, ["--algo", "ddpg", "--env-id", "Pendulum-v1"]),
     "impala": (train_impala, []),
 }
 DISCRETE = [name for name in CHAPTERS if name != "apex_ddpg"]
@@ -103,6 +103,9 @@ FLAGS = {
     "unknown module": (["--env-id", "nowhere:Env-v0"], "env-id=nowhere:Env-v0: No module named 'nowhere'"),
     "discrete observations": (["--env-id", "FrozenLake-v1"], "only Box is supported; choose another"),
 }
+
+if not torch.cuda.is_available():
+    FLAGS["no GPU"] = (["--cuda"], "cuda=True: torch sees no CUDA device")
 
 
 @each_chapter()
