@@ -27,7 +27,7 @@ APEX = {"apex_dqn": dqn, "apex_ddpg": ddpg}
 
 @dataclass(frozen=True)
 class Args:
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """run folder (its best checkpoint is played), or one checkpoint file (.pt) in it"""
     episodes: Count = 20
     """whole games to play"""
@@ -60,13 +60,15 @@ def main() -> int:
         raise ConfigError("video", args.video, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
     if args.video is not None and not args.video.parent.is_dir():
         raise ConfigError("video", args.video, "its folder does not exist", "make the folder first")
+    if args.video is not None and (args.video.suffix != ".mp4" or args.video.is_dir()):
+        raise ConfigError("video", args.video, "it must be a file that ends in .mp4", "for instance game.mp4")
     folder, path = find_checkpoint(args.run)
     try:
         config = json.loads((folder / "config.json").read_text())
         env_id, algorithm = config["args"]["env_id"], config["algorithm"]
         kind = {name: config["args"][name] for name in ("net", "lstm") if name in config["args"]}
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
-    except (OSError, ValueError, KeyError, checkpoint.CheckpointError) as error:
+    except (OSError, ValueError, KeyError, TypeError, checkpoint.CheckpointError) as error:
         raise ConfigError("run", args.run, str(error), "name another run or checkpoint") from error
 
     algo = APEX.get(algorithm)

@@ -90,6 +90,11 @@ def main() -> int:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    formats = plt.figure().canvas.get_supported_filetypes()
+    if args.out.suffix[1:] not in formats or args.out.is_dir():
+        why = f"it must be a file that ends in one of {', '.join(formats)}"
+        raise ConfigError("out", args.out, why, "for instance curves.png")
+
     groups: dict[tuple[str, str], list[tuple[Path, Curve]]] = defaultdict(list)
     for folder in args.runs:
         try:
@@ -115,7 +120,10 @@ def main() -> int:
     left.set_xlabel("agent steps")
     right.set_xlabel("minutes")
     left.legend(fontsize="small")
-    figure.savefig(args.out, dpi=150)
+    try:
+        figure.savefig(args.out, dpi=150)
+    except OSError as error:
+        raise ConfigError("out", args.out, f"it cannot be written ({error.strerror})", "choose another") from error
     print(f"{args.out}: {sum(map(len, groups.values()))} runs, {len(named)} curves")
     return 0
 

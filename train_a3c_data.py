@@ -42,9 +42,9 @@ CARTPOLES = {name: actor_critic.PRESETS[name] | {"update_epochs": 4} for name in
 PRESETS = actor_critic.PRESETS | CARTPOLES
 
 
-def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) -> None:
+def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
     """Spawned process: fill slots with rollouts until the learner ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, start, link.worker, link.generation)
+    env_seed, action_seed = derive_seeds(args.seed, link.start, link.worker, link.generation)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
     net = make_actor_critic(env.single_observation_space, env.single_action_space)
     net.to(weights.buffers.device, weights.buffers.dtype)
@@ -85,7 +85,7 @@ def main() -> int:
     with Run(args, "a3c_data", net, optimizer) as run:
         weights = Weights(net, dtype)
         workers = Workers(
-            actor, args.num_actors, (args, slots, weights, run.steps), slots_per_worker=args.slots_per_actor,
+            actor, args.num_actors, (args, slots, weights), start=run.steps, slots_per_worker=args.slots_per_actor,
             in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=run.worker_restarted,
         )  # fmt: skip
         # A deterministic learner takes one rollout of every actor, in order, before it publishes.
@@ -103,10 +103,11 @@ def main() -> int:
                 if len(used) == group_size:
                     with run.timing("publishing"):
                         published = weights.publish(net)  # waits for the GPU: from here on the slots have been read
+                    if run.tick():
+                        workers.start_anew(run.steps, published)
                     for slot in used:
                         workers.release(slot, published)
                     used.clear()
-                run.tick()
     return run.exit_code
 
 

@@ -58,9 +58,9 @@ def settle(args: Args) -> Args:
     return replace(args, sync=True, slots_per_actor=1)
 
 
-def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) -> None:
+def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
     """Spawned process: collect rollouts and fill slots with gradients until the learner ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, start, link.worker, link.generation)
+    env_seed, action_seed = derive_seeds(args.seed, link.start, link.worker, link.generation)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
     dtype = compute_dtype(args.precision, device, is_image(spaces[0]))
@@ -100,7 +100,7 @@ def main() -> int:
     with Run(args, "a3c_grad", net, optimizer) as run:
         weights = Weights(net)
         workers = Workers(
-            actor, args.num_actors, (args, slots, weights, run.steps), slots_per_worker=args.slots_per_actor,
+            actor, args.num_actors, (args, slots, weights), start=run.steps, slots_per_worker=args.slots_per_actor,
             in_order=args.sync, max_restarts=args.max_restarts, on_restart=run.worker_restarted,
         )  # fmt: skip
         mean, inspector = MeanGradient(net), Inspector(run, args.max_lag)
@@ -126,10 +126,11 @@ def main() -> int:
                     with run.timing("publishing"):
                         weights.publish(net)
                 if complete or not args.sync:  # in step with the others, an actor waits for the new weights
+                    if run.tick():
+                        workers.start_anew(run.steps, weights.version)
                     for slot in taken:
                         workers.release(slot, weights.version)
                     taken.clear()
-                run.tick()
     return run.exit_code
 
 

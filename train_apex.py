@@ -38,9 +38,9 @@ from wrappers import make_vec_env
 ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}
 
 
-def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, start: int, first: int) -> None:
+def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, first: int) -> None:
     """Spawned process: append to its shard, a block of steps for each leave it is given, until its learner ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, start, first + link.worker, link.generation)
+    env_seed, action_seed = derive_seeds(args.seed, link.start, first + link.worker, link.generation)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
     net = ALGORITHMS[args.algo].make_net(env.single_observation_space, env.single_action_space)
     net.to(weights.buffers.device, weights.buffers.dtype)
@@ -50,7 +50,7 @@ def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weight
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        collector.collect(blocks[slot], policy, warm_up=start == version == 0)  # version 0 has learned nothing yet
+        collector.collect(blocks[slot], policy, warm_up=link.start == version == 0)  # version 0 has learned nothing yet
         link.send(slot, version)
 
 
@@ -96,8 +96,9 @@ def train(
 
     apex.make_room(args, replay)  # one that was restored may be full
     workers = Workers(
-        actor, shards.num_shards, (args, shards, blocks, weights, run.steps, first), slots_per_worker=slots_per_actor,
-        in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=replaced,
+        actor, shards.num_shards, (args, shards, blocks, weights, first), start=run.steps,
+        slots_per_worker=slots_per_actor, in_order=args.deterministic, max_restarts=args.max_restarts,
+        on_restart=replaced,
     )  # fmt: skip
     # Deterministic learners take one block of every actor, in order, before they learn and publish.
     group_size = shards.num_shards if args.deterministic else 1
@@ -129,11 +130,13 @@ def train(
                 owed -= args.batch_size
             with run.timing("publishing"):
                 published = weights.publish(net) if run.updates > updates_before else weights.version
+            if run.tick():
+                owed = 0.0
+                workers.start_anew(run.steps, published)
             for worker, slot, _ in queue:
                 replay.make_room(worker, apex.room(args))
                 workers.release(slot, published)
             queue.clear()
-            run.tick()
 
 
 def set_up(args: Args, rank: int = 0) -> apex.Parts:

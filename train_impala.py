@@ -36,9 +36,9 @@ from a3c_mp.workers import Filled, Link, Workers
 from wrappers import make_vec_env
 
 
-def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int, first: int) -> None:
+def actor(link: Link, args: Args, slots: Slots, weights: Weights, first: int) -> None:
     """Spawned process: fill slots with unrolls until its learner, whose actors are numbered from `first`, ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, start, first + link.worker, link.generation)
+    env_seed, action_seed = derive_seeds(args.seed, link.start, first + link.worker, link.generation)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
     net.to(weights.buffers.device, weights.buffers.dtype)
@@ -80,9 +80,10 @@ def train(
     weights = Weights(delayed(net), dtype)
     num_actors = args.num_actors // team.size
     first = team.rank * num_actors
+    begun = 0  # version that everyone began with
     incidents: list[str] = []
     workers = Workers(
-        actor, num_actors, (args, slots, weights, run.steps, first), slots_per_worker=args.slots_per_actor,
+        actor, num_actors, (args, slots, weights, first), start=run.steps, slots_per_worker=args.slots_per_actor,
         in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=incidents.append,
     )  # fmt: skip
     group_size = impala.rollouts_per_batch(args)
@@ -95,7 +96,7 @@ def train(
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in queue]
             news = [
                 (rollout.action.numel(), finished_episodes(rollout), first + worker,
-                 weights.version - version + min(version, args.force_lag))
+                 weights.version - version + min(version - begun, args.force_lag))
                 for (worker, _, version), rollout in zip(queue, rollouts, strict=True)
             ]  # fmt: skip
             with run.timing("waiting"):
@@ -103,12 +104,17 @@ def train(
             with run.timing("learning"):
                 unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
                 learn(args, run, team, net, optimizer, unrolls, replay, dtype)
+            if anew := run.tick():  # a run resumed here knows neither old nets nor old unrolls
+                delayed, begun = DelayLine(args.force_lag), weights.version + 1
+                if replay is not None:
+                    replay.clear()
             with run.timing("publishing"):
                 published = weights.publish(delayed(net))  # waits for the GPU: from here on the slots have been read
+            if anew:
+                workers.start_anew(run.steps, published)
             for _, slot, _ in queue:
                 workers.release(slot, published)
             queue.clear()
-            run.tick()
 
 
 def set_up(args: Args, rank: int = 0) -> tuple[ActorCritic, torch.optim.Optimizer, Slots]:
@@ -116,6 +122,7 @@ def set_up(args: Args, rank: int = 0) -> tuple[ActorCritic, torch.optim.Optimize
     check_learners(args.num_learners, args.num_actors, args.cuda)
     impala.rollouts_per_batch(args)
     obs_space, action_space = check_env(args.env_id, Discrete)
+    impala.check_net(args, obs_space)
     device = set_up_torch(args, rank)
     net = make_actor_critic(obs_space, action_space, args.net, args.lstm).to(device)
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)

@@ -192,6 +192,9 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
     if rows < least:
         why = f"each of {args.num_actors} * {args.num_envs} environments has {rows} steps of it, {least} are needed"
         raise ConfigError("replay-size", args.replay_size, why, "raise it, or lower --num-envs or --block-length")
+    if args.batch_size > args.replay_size:
+        why = f"the replay has room for {args.replay_size}"
+        raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --replay-size")
     if args.learning_starts > args.replay_size // 2:
         why = f"the replay has room for {args.replay_size}"
         raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")

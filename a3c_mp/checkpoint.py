@@ -34,7 +34,16 @@ class CheckpointError(Exception):
     """A checkpoint cannot be used; the message names the file and the reason."""
 
 
-def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, steps: int, best: bool = False) -> Path:
+def save(
+    folder: Path,
+    state: dict[str, Any],
+    *,
+    algorithm: str,
+    env_id: str,
+    steps: int,
+    best: bool = False,
+    fixed: bool = False,
+) -> Path:
     """Write a checkpoint, prune old ones, return its path.
 
     Args:
@@ -44,6 +53,7 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
         steps: agent steps so far; names the file.
         best: also keep it as `best_<steps>.pt`, in place of the best before it; without `state["extra"]`, which only
             learning on from it needs.
+        fixed: it was not the clock or a signal that said when; told in the manifest.
 
     Raises:
         CheckpointError: a tensor of `state["net"]` holds NaN or infinity.
@@ -56,7 +66,7 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
         digest = hashlib.sha256()
         kept = state if kind == "step" else {name: part for name, part in state.items() if name != "extra"}
         write_atomically(path, partial(_write, kept, digest))
-        manifest = {"format": FORMAT, "algorithm": algorithm, "env_id": env_id, "steps": steps}
+        manifest = {"format": FORMAT, "algorithm": algorithm, "env_id": env_id, "steps": steps, "fixed": fixed}
         manifest["sha256"] = digest.hexdigest()
         write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
     _prune(folder)
@@ -141,23 +151,52 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
 
 
 def load_newest(
-    folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None]
+    folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None], fixed: bool = False
 ) -> tuple[dict[str, Any], Path]:
     """The newest checkpoint that can be read, and its path; `warn` is told of every newer one that cannot.
+
+    With `fixed`, others than those saved with `fixed` are the last resort.
 
     Raises:
         CheckpointError: there is none. Never a silent fresh start.
     """
-    paths = list_checkpoints(folder)
+    paths, skipped = list_checkpoints(folder), []
+    if fixed:
+        paths.sort(key=lambda path: not is_fixed(path))  # stable
     for path in paths:
         try:
-            return load(path, algorithm=algorithm, env_id=env_id), path
+            state = load(path, algorithm=algorithm, env_id=env_id)
         except CheckpointError as error:
-            warn(f"checkpoint skipped: {error}")
-            last = error
-    if paths:
-        raise last
+            skipped.append(str(error))
+            continue
+        for reason in skipped:
+            warn(f"checkpoint skipped: {reason}")
+        return state, path
+    if skipped:
+        raise CheckpointError("; ".join(skipped))
     raise CheckpointError(f"{folder} holds no checkpoint")
+
+
+def is_fixed(path: Path) -> bool:
+    """Whether a checkpoint was saved with `fixed`; False if its manifest cannot be read."""
+    try:
+        return json.loads(path.with_suffix(".json").read_text())["fixed"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Give an optimizer the moments of a saved one; its settings stay as they are now.
+
+    Raises:
+        ValueError: the state is of another kind of optimizer, or of other parameters.
+    """
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    if [set(group) for group in state["param_groups"]] != [{*s, "params"} for s in settings]:
+        raise ValueError("it holds the state of another optimizer")
+    optimizer.load_state_dict(state)
+    for group, now in zip(optimizer.param_groups, settings, strict=True):
+        group.update(now)
 
 
 def set_aside_newer(path: Path) -> None:
@@ -175,9 +214,15 @@ def _check_finite(net_state: dict[str, torch.Tensor], name: str) -> None:
             raise CheckpointError(f"{name}: {key} holds NaN or infinity")
 
 
-def sha256_of_weights(net_state: dict[str, torch.Tensor]) -> str:
-    """SHA-256 over the bytes of all tensors in state_dict order: equal exactly when the weights are bit-identical."""
+def sha256_of_weights(net_state: dict[str, torch.Tensor]) -> str | None:
+    """SHA-256 over the bytes of all tensors in state_dict order: equal exactly when the weights are bit-identical.
+
+    None if the device that holds them has failed.
+    """
     digest = hashlib.sha256()
-    for tensor in net_state.values():
-        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    try:
+        for tensor in net_state.values():
+            digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    except RuntimeError:
+        return None
     return digest.hexdigest()

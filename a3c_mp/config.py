@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import io
 import json
 import math
@@ -77,6 +78,8 @@ class CommonArgs:
     """run folder to continue, with its own settings except for flags given now"""
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
     """time between checkpoints (s)"""
+    checkpoint_steps: Count = 100_000
+    """the same with --deterministic (agent steps); there actors start anew, as those of a resumed run do"""
     deterministic: bool = False
     """fixed order of rollouts and weights: two runs with one seed end bit-identical"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -268,17 +271,37 @@ def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Sp
     try:
         env = wrappers.make_env(env_id)
     except Exception as error:  # an environment of the user's own can raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
-            "env-id", env_id, reason.rstrip("."), "check the spelling, or see gymnasium.pprint_registry()"
-        ) from error
+        raise ConfigError("env-id", env_id, _told(error), _suggestion(env_id)) from error
     spaces = env.observation_space, env.action_space
-    env.close()
     if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
         raise ConfigError(
             "env-id", env_id, f"its actions are {spaces[1]}, this needs {actions.__name__}", "choose another"
         )
+    try:
+        wrappers.check_contract(env)
+        env.close()
+    except wrappers.BrokenContract as error:
+        raise ConfigError("env-id", env_id, _told(error), "mend the environment, or choose another") from error
+    except Exception:
+        pass  # what it raises itself an actor will tell of, with the traceback
     return spaces
+
+
+def _told(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+
+
+def _suggestion(env_id: str) -> str:
+    """What to do about an environment that cannot be made: the id that was meant, if there is one like it."""
+    if env_id in gymnasium.registry:
+        return "choose another"
+    known = {name.casefold(): name for name in gymnasium.registry}
+    wanted = env_id.casefold()
+    alike = [name for name in known if name.startswith(f"{wanted}-v")][-1:]  # the newest version
+    alike = alike or difflib.get_close_matches(wanted, known, n=1, cutoff=0.8)
+    if alike:
+        return f"perhaps you meant {known[alike[0]]}"
+    return "check the spelling, or see gymnasium.pprint_registry()"
 
 
 def check_device(cuda: bool) -> torch.device:

@@ -21,6 +21,11 @@ import torch
 import a3c_mp
 from a3c_mp.config import CommonArgs, ConfigError
 
+MAX_NAME = 255
+"""bytes in the name of a folder, on the file systems of Linux"""
+LEFT_BY_REFUSED = {".lock", ".writable", "run.log"}
+"""what may lie in a folder whose run never began"""
+
 
 def make_folder(args: CommonArgs, algorithm: str) -> Path:
     """The folder that `--resume` or `--run-name` names, made and found writable. Raises ConfigError."""
@@ -28,13 +33,17 @@ def make_folder(args: CommonArgs, algorithm: str) -> Path:
         folder = args.resume
     else:
         env = args.env_id.replace("/", "_").replace(":", "_")
-        name = args.run_name or f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-        if not name.strip(".") or "/" in name or "\0" in name:
-            raise ConfigError("run-name", name, "must be a plain folder name", "choose one without / or ..")
+        name = args.run_name
+        if name is None:
+            name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
+            raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
         folder = args.runs_dir / name
         if (folder / "config.json").exists():
             fix = f"choose another name, or --resume {folder}"
             raise ConfigError("run-name", name, f"{folder} holds a run already", fix)
+        if foreign := sorted({path.name for path in folder.glob("*")} - LEFT_BY_REFUSED):
+            raise ConfigError("run-name", name, f"{folder} holds other things ({foreign[0]})", "choose another name")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -42,6 +51,8 @@ def make_folder(args: CommonArgs, algorithm: str) -> Path:
         probe.unlink()
     except OSError as error:
         why = f"{folder} cannot be written ({error.strerror})"
+        if args.resume is not None:
+            raise ConfigError("resume", folder, why, "make it writable, or resume a copy of it") from error
         raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
     return folder
 

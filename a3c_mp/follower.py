@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from a3c_mp.collect import derive_seeds
 from a3c_mp.config import CommonArgs
 from a3c_mp.rollout import Episode
+from a3c_mp.schedules import Every
 from a3c_mp.tracking import Timings
 
 
@@ -22,9 +24,14 @@ class Follower:
     """
 
     def __init__(self, args: CommonArgs, rank: int, steps: int, updates: int):
-        self.rng = torch.Generator().manual_seed(args.seed + rank)
+        self.args, self.rank, self.steps, self.updates = args, rank, steps, updates
+        self.rng = torch.Generator()
         self.timing = Timings()
-        self.steps, self.updates = steps, updates
+        self._fixed_point = Every(args.checkpoint_steps, steps)
+        self._seed()
+
+    def _seed(self) -> None:
+        self.rng.manual_seed(derive_seeds(self.args.seed, self.steps, self.rank)[0])
 
     def should_stop(self) -> bool:
         return False
@@ -38,5 +45,9 @@ class Follower:
     def worker_restarted(self, incident: str) -> None:
         pass
 
-    def tick(self) -> None:
-        pass
+    def tick(self) -> bool:
+        """Whether this is a fixed point (see `Run.tick`)."""
+        fixed = self.args.deterministic and self._fixed_point(self.steps)
+        if fixed:
+            self._seed()
+        return fixed

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import gymnasium
 import torch
 from torch import Tensor, nn
 
 from a3c_mp import losses, returns
 from a3c_mp.actor_critic import RolloutArgs, rewards_and_discounts
 from a3c_mp.config import Between, ConfigError, Count, NonNegative
-from a3c_mp.nets import ActorCritic, unroll
+from a3c_mp.nets import ActorCritic, is_image, unroll
 from a3c_mp.rollout import Rollout, episode_starts, minibatches
 from a3c_mp.slots import Spec
 
@@ -90,6 +91,13 @@ def rollouts_per_batch(args: ImpalaArgs) -> int:
     return num_actors if args.deterministic else -(-args.fresh_unrolls // args.num_envs)
 
 
+def check_net(args: ImpalaArgs, obs_space: gymnasium.Space) -> None:
+    """Raise ConfigError for `--net deep` where there is nothing to convolve."""
+    if args.net == "deep" and not is_image(obs_space):
+        why = f"observations are of shape {obs_space.shape}, it needs images (uint8, 36 x 36 or more)"
+        raise ConfigError("net", args.net, why, "leave it out")
+
+
 def make_optimizer(args: ImpalaArgs, net: nn.Module) -> torch.optim.Optimizer:
     if args.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
@@ -107,6 +115,10 @@ class UnrollReplay:
             }
         )
         self.capacity = capacity
+        self.added = 0
+
+    def clear(self) -> None:
+        """Forget all unrolls."""
         self.added = 0
 
     def add(self, unrolls: Rollout) -> None:

@@ -25,6 +25,7 @@ from a3c_mp.checkpoint import Stateful
 from a3c_mp.config import CommonArgs, ConfigError
 from a3c_mp.folder import describe_run, lock_folder, make_folder, write_json
 from a3c_mp.rollout import Episode
+from a3c_mp.schedules import Every
 from a3c_mp.tracking import FLUSH_SECONDS, Display, EpisodeLog, EventFile, Means, Timings, hms, open_log
 from a3c_mp.workers import WorkerError
 
@@ -32,6 +33,7 @@ WINDOW = 100
 """episodes in the mean return"""
 MIN_EPISODES = 20
 """fewest episodes that can show a game solved"""
+COUNTERS = ("steps", "updates", "samples", "episodes", "worker_restarts")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -61,7 +63,10 @@ class Run:
         extra: Mapping[str, Stateful] | None = None,
     ):
         self.args, self.algorithm = args, algorithm
-        self._origin = {"algorithm": algorithm, "env_id": args.env_id}  # what checkpoints are told apart by
+        self._origin: dict[str, Any] = {
+            "algorithm": algorithm,
+            "env_id": args.env_id,
+        }  # what checkpoints are told apart by
         self.net, self.optimizer = net, optimizer
         self.extra = {} if extra is None else dict(extra)
         self.gauges: dict[str, Callable[[], float]] = {}  # curves that are read off once a second
@@ -97,6 +102,7 @@ class Run:
         self._events: list[tuple[str, float, int]] = []
         self._flushed = (time.monotonic(), self.steps, self.samples)
         self._saved_at = time.monotonic()
+        self._fixed_point = Every(args.checkpoint_steps, self.steps)
 
     # ---- what a chapter calls
 
@@ -158,17 +164,23 @@ class Run:
         self.worker_restarts += 1
         self.log.warning(incident + "; this run is deterministic no more" * self.args.deterministic)
 
-    def tick(self) -> None:
-        """Write curves, progress and checkpoints, each when it is due."""
+    def tick(self) -> bool:
+        """Write curves, progress and checkpoints, each when it is due; called before slots are given back.
+
+        Returns whether this is a fixed point: a deterministic run starts its actors anew there, as a resumed one does.
+        """
         now = time.monotonic()
         if now - self._flushed[0] >= FLUSH_SECONDS:
             self._flush(now)
-        if now - self._saved_at >= self.args.checkpoint_seconds:
+        fixed = self.args.deterministic and self._fixed_point(self.steps) and self.exit_reason is None
+        late = not self.args.deterministic and now - self._saved_at >= self.args.checkpoint_seconds
+        if fixed or late:
             self._flush(now)  # what the checkpoint counts, the files have
-            self.save()
+            self.save(fixed)
+        return fixed
 
-    def save(self) -> None:
-        """Write a checkpoint; a failure costs a warning, and the one before it stays."""
+    def save(self, fixed: bool = False) -> None:
+        """Write a checkpoint, of a fixed point or not; a failure costs a warning, and the one before it stays."""
         best = len(self.returns) >= MIN_EPISODES and self.mean_return > self.best_mean
         best_mean = self.mean_return if best else self.best_mean
         state = {
@@ -176,21 +188,17 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "rng": self.rng.get_state(),
             "torch_rng": torch.get_rng_state(),
-            "steps": self.steps,
-            "updates": self.updates,
-            "samples": self.samples,
-            "episodes": self.episodes,
+            **{name: getattr(self, name) for name in COUNTERS},
             "returns": list(self.returns),
             "best_mean": float(best_mean),
             "wall_seconds": self.wall_seconds,
-            "worker_restarts": self.worker_restarts,
             "policy_lag": [self.lag_sum, self.lag_count],
             "counters": dict(self.counters),
             "extra": {name: part.state_dict() for name, part in self.extra.items()},
         }
         try:
-            folder = self.folder / "checkpoints"
-            self.last_checkpoint = checkpoint.save(folder, state, **self._origin, steps=self.steps, best=best)
+            kind = {**self._origin, "best": best, "fixed": fixed}
+            self.last_checkpoint = checkpoint.save(self.folder / "checkpoints", state, steps=self.steps, **kind)
             self._saved_steps, self.best_mean = self.steps, best_mean
         except (OSError, checkpoint.CheckpointError) as error:
             self.log.warning(f"no checkpoint at {self.steps:,} steps: {error}")
@@ -232,14 +240,8 @@ class Run:
             "worker_restarts": self.worker_restarts,
             **self.counters,
             "exit_reason": self.exit_reason,
-            "weights_sha256": self.weights_sha256(),
+            "weights_sha256": checkpoint.sha256_of_weights(self.net.state_dict()),
         }
-
-    def weights_sha256(self) -> str | None:  # None if the device that holds them has failed
-        try:
-            return checkpoint.sha256_of_weights(self.net.state_dict())
-        except RuntimeError:
-            return None
 
     # ---- the end
 
@@ -318,14 +320,10 @@ class Run:
 
     def _restore(self) -> None:
         try:
-            state, path = checkpoint.load_newest(self.folder / "checkpoints", **self._origin, warn=self.log.warning)
+            folder, fixed = self.folder / "checkpoints", self.args.deterministic
+            state, path = checkpoint.load_newest(folder, **self._origin, warn=self.log.warning, fixed=fixed)
             self.net.load_state_dict(state["net"])
-            settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-            if [set(group) for group in state["optimizer"]["param_groups"]] != [{*s, "params"} for s in settings]:
-                raise ValueError("it holds the state of another optimizer")
-            self.optimizer.load_state_dict(state["optimizer"])
-            for group, now in zip(self.optimizer.param_groups, settings, strict=True):
-                group.update(now)  # flags given on resume count
+            checkpoint.restore_optimizer(self.optimizer, state["optimizer"])
             for name, part in self.extra.items():
                 if name in state.get("extra", {}):
                     part.load_state_dict(state["extra"][name])
@@ -338,8 +336,8 @@ class Run:
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError("resume", self.folder, f"{path} does not fit these settings: {reason}") from error
-        self.steps, self.updates, self.episodes = state["steps"], state["updates"], state["episodes"]
-        self.samples, self.worker_restarts = state.get("samples", 0), state.get("worker_restarts", 0)
+        for name in COUNTERS:
+            setattr(self, name, state.get(name, 0))
         self.lag_sum, self.lag_count = state.get("policy_lag", [0, 0])
         self.counters.update(state.get("counters", {}))
         self.returns.extend(state["returns"])
@@ -348,3 +346,5 @@ class Run:
         self._saved_steps, self.last_checkpoint = self.steps, path
         checkpoint.set_aside_newer(path)
         self.log.info(f"resumed from {path} at {self.steps:,} steps")
+        if fixed and not checkpoint.is_fixed(path):
+            self.log.warning(f"{path} is of a stop: from here on the run differs from one that was never stopped")

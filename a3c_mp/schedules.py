@@ -1,7 +1,23 @@
-"""Schedules: pure functions of progress."""
+"""Schedules: what depends on progress."""
 
 
 def linear(start: float, end: float, step: int, total: int) -> float:
     """From `start` at step 0 to `end` at `total`, and `end` from there on."""
     share = min(max(step / total, 0.0), 1.0)
     return start + (end - start) * share
+
+
+class Every:
+    """Tells, of a count that grows, when it has reached or passed a multiple of `period` since the last call.
+
+    Args:
+        period: 1 or more.
+        count: where it begins.
+    """
+
+    def __init__(self, period: int, count: int = 0):
+        self.period, self.multiple = period, count // period
+
+    def __call__(self, count: int) -> bool:
+        before, self.multiple = self.multiple, count // self.period
+        return self.multiple > before

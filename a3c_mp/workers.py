@@ -41,6 +41,10 @@ class WorkerError(RuntimeError):
     """A worker failed in a way that restarting it does not mend."""
 
 
+class StartAnew(Exception):
+    """Leave has come to fill slots of a new start: the target is to be called once more."""
+
+
 class Token(NamedTuple):
     """Leave to fill a slot."""
 
@@ -63,6 +67,7 @@ class Link:
         self,
         worker: int,
         generation: int,
+        start: int,
         parent_pid: int,
         tokens: connection.Connection,
         results: connection.Connection,
@@ -70,24 +75,35 @@ class Link:
     ):
         self.worker = worker  # 0, 1, ...
         self.generation = generation  # restarts of the run so far: seeds that depend on it are not lived twice
+        self.start = start  # when it begins, in the caller's measure: the same for all workers, and after a resume
         self.parent_pid = parent_pid
         self._tokens = tokens
         self._results = results
         self._beats = beats
+        self._received: tuple[Token, int] | None = None  # a token of a new start, not yet taken
 
     def take(self) -> Token:
-        """Wait for leave to fill a slot; ends the process when the parent is gone."""
+        """Wait for leave to fill a slot; ends the process when the parent is gone.
+
+        Raises:
+            StartAnew: it is of a new start; let it pass, and the target is called once more.
+        """
         self.beat()
         try:
-            while not self._tokens.poll(1.0):
+            while not (self._received or self._tokens.poll(1.0)):
                 self.beat()
-            return self._tokens.recv()
+            token, start = self._received or self._tokens.recv()
         except (EOFError, ConnectionResetError):
             sys.exit(0)
+        if start != self.start:
+            self.start, self._received = start, (token, start)
+            raise StartAnew
+        self._received = None
+        return token
 
     def send(self, slot: int, payload: Any) -> None:
         """Hand a filled slot to the parent, with statistics of a few hundred bytes."""
-        message = pickle.dumps(("filled", slot, payload))
+        message = pickle.dumps(("filled", slot, payload, self.start))
         assert len(message) <= MAX_MESSAGE, "the statistics of one slot must fit into 4 KiB"
         self._results.send_bytes(message)
 
@@ -98,7 +114,7 @@ class Link:
     def fail(self, text: str) -> None:
         """Tell the parent why this worker ends: the tail of a traceback."""
         tail = text.encode()[-MAX_MESSAGE // 2 :].decode(errors="replace")
-        self._results.send(("error", tail, None))
+        self._results.send(("error", tail, None, self.start))
 
 
 class Workers:
@@ -107,6 +123,7 @@ class Workers:
     Args:
         target: a module-level function.
         args: passed on, pickled; shared tensors stay shared.
+        start: when the workers begin, in the caller's measure; they see it as `link.start`.
         slots_per_worker: worker i fills slots i * slots_per_worker and on, and no others.
         max_restarts: budget for the whole run.
         hang_seconds: a worker whose heartbeat stops for so long is killed and restarted.
@@ -120,6 +137,7 @@ class Workers:
         num_workers: int,
         args: tuple = (),
         *,
+        start: int = 0,
         slots_per_worker: int = 2,
         max_restarts: int = 5,
         hang_seconds: float = 60.0,
@@ -127,7 +145,7 @@ class Workers:
         on_restart: Callable[[str], None] = print,
     ):
         self.target, self.num_workers, self.args = target, num_workers, args
-        self.slots_per_worker = slots_per_worker
+        self.start, self.slots_per_worker = start, slots_per_worker
         self.max_restarts, self.hang_seconds = max_restarts, hang_seconds
         self.in_order, self.on_restart = in_order, on_restart
         self.restarts = 0
@@ -181,9 +199,24 @@ class Workers:
         self._version = version
         self._give(slot // self.slots_per_worker, slot)
 
+    def start_anew(self, start: int, version: int) -> None:
+        """Have every worker's target begin again, in the same process, acting with weights `version`.
+
+        What they have under way is dropped. Slots that the caller holds are its own until it releases them.
+        """
+        self.start, self._version, self._turn = start, version, 0
+        for worker, ready in enumerate(self._ready):
+            while ready:
+                self._drop(worker, ready.popleft().slot)
+
+    def _drop(self, worker: int, slot: int) -> None:
+        """Have a slot filled again that was filled before the latest start."""
+        self._held.discard(slot)
+        self._give(worker, slot)
+
     def _give(self, worker: int, slot: int) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died; its successor is given every free slot
-            self._tokens[worker].send(Token(slot, self._version))
+            self._tokens[worker].send((Token(slot, self._version), self.start))
 
     def stop(self) -> None:
         """End every worker. They hold nothing worth saving, so they are not asked twice."""
@@ -200,7 +233,7 @@ class Workers:
     def _start(self, worker: int) -> None:
         take_end, self._tokens[worker] = self._context.Pipe(duplex=False)
         self._results[worker], send_end = self._context.Pipe(duplex=False)
-        link = Link(worker, self.restarts, os.getpid(), take_end, send_end, self._beats)
+        link = Link(worker, self.restarts, self.start, os.getpid(), take_end, send_end, self._beats)
         process = self._context.Process(
             target=_main, args=(self.target, link, self.args), name=f"worker-{worker}", daemon=True
         )
@@ -246,11 +279,14 @@ class Workers:
     def _receive(self, worker: int) -> None:
         try:
             while self._results[worker].poll():
-                kind, content, payload = self._results[worker].recv()
+                kind, content, payload, start = self._results[worker].recv()
                 if kind == "error":
                     self._fail(worker, content)
                     return
                 self._has_filled[worker] = True
+                if start != self.start:
+                    self._drop(worker, content)
+                    continue
                 self._held.add(content)
                 self._ready[worker].append(Filled(worker, content, payload))
                 self._arrivals.append(worker)
@@ -314,7 +350,10 @@ def _main(target: Callable[..., None], link: Link, args: tuple) -> None:
     torch.set_num_threads(1)
     os.nice(NICENESS)
     try:
-        target(link, *args)
+        while True:
+            with suppress(StartAnew):
+                target(link, *args)
+                return
     except Exception:
         link.fail(traceback.format_exc())
         sys.exit(1)

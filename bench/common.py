@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -51,13 +52,21 @@ def trainer_settings(command: Sequence[str]) -> Any:
 
 def run_script(command: Sequence[str], **popen: Any) -> int:
     """Run a Python script of this repository to its end; stopped together with this process, it is waited for."""
+    with running_script(command, **popen) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            return 130
+
+
+@contextmanager
+def running_script(command: Sequence[str], **popen: Any) -> Iterator[subprocess.Popen]:
+    """A Python script of this repository while it runs; what is left of it at the end of the block is ended."""
     script, *flags = command
     process = subprocess.Popen([sys.executable, str(ROOT / script), *flags], **popen)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        return 130
+        yield process
     finally:
         signal.signal(signal.SIGTERM, before)
         if process.poll() is None:

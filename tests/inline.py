@@ -21,8 +21,8 @@ class InlineLink:
 
     generation = 0
 
-    def __init__(self, worker, results):
-        self.worker, self.results, self.tokens = worker, results, queue.Queue()
+    def __init__(self, worker, start, results):
+        self.worker, self.start, self.results, self.tokens = worker, start, results, queue.Queue()
 
     def take(self):
         token = self.tokens.get(timeout=60)
@@ -40,10 +40,10 @@ class InlineLink:
 class InlineWorkers:
     """Stands in for `Workers`: the same calls, threads instead of processes, nobody supervised."""
 
-    def __init__(self, target, num_workers, args, *, slots_per_worker, in_order, **_):
+    def __init__(self, target, num_workers, args, *, start, slots_per_worker, in_order, **_):
         self.in_order, self.slots_per_worker = in_order, slots_per_worker
         results = [queue.Queue() for _ in range(num_workers)] if in_order else [queue.Queue()] * num_workers
-        self.links = [InlineLink(worker, results[worker]) for worker in range(num_workers)]
+        self.links = [InlineLink(worker, start, results[worker]) for worker in range(num_workers)]
         self.threads = [
             threading.Thread(target=run_quietly, args=(target, link, *args), daemon=True) for link in self.links
         ]

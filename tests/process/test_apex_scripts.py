@@ -1,4 +1,4 @@
-"""Chapter 3 as a user runs it: the replay ratio, resume with and without the replay, determinism, kills, bad input."""
+"""Chapter 3 as a user runs it: the replay ratio, resume with and without the replay, determinism, kills."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import pytest
 from support import actors_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import train_apex
 from a3c_mp.checkpoint import list_checkpoints
 
 SCRIPT = "train_apex.py"
@@ -98,20 +97,3 @@ def test_ddpg_trains_and_is_played(scripts):
     played = scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.1"), "r")
     assert played.code == 0, played.err
     assert "greedy and 10.0% random actions" in played.out
-
-
-BAD_INPUT = {
-    "continuous env": (["--env-id", "Pendulum-v1", "--algo", "dqn"], "env-id=Pendulum-v1: its actions are Box"),
-    "discrete env": (["--env-id", "CartPole-v1", "--algo", "ddpg"], "env-id=CartPole-v1: its actions are Discrete"),
-    "memory": (["--replay-size", "1e9"], "GiB is free; lower --replay-size"),
-    "algorithm": (["--algo", "sac"], "algo=sac: must be one of"),
-    "learners": (["--num-learners", "3"], "num-learners=3: 2 actors cannot be shared out evenly"),
-    "half a replay": (["--num-learners", "2", "--save-replay"], "save-replay=True: checkpoints hold the replay of one"),
-    "optimizer": (["--env-id", "Pendulum-v1", "--optimizer", "rmsprop"], "optimizer=rmsprop: ddpg knows no other"),
-    "ratio": (["--replay-ratio", "0"], "replay-ratio=0.0: must be 0.001 or more"),
-}
-
-
-@pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
-def test_bad_input_ends_with_code_2_and_one_line(flags, message, refused):
-    assert message in refused(train_apex.main, flags)

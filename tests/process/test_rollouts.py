@@ -24,7 +24,7 @@ def rollouts():
     net = make_actor_critic(*SPACES)
     slots, weights = Slots(rollout_spec(T, B, *SPACES), 2 * ACTORS), Weights(net)
     seen: dict[int, list[Rollout]] = {worker: [] for worker in range(ACTORS)}
-    with Workers(actor, ACTORS, (args, slots, weights, 0)) as workers:
+    with Workers(actor, ACTORS, (args, slots, weights)) as workers:
         for filled in workers.filled(lambda: all(len(found) >= 8 for found in seen.values())):
             seen[filled.worker].append(Rollout(*(field.clone() for field in Rollout(**slots[filled.slot]))))
             workers.release(filled.slot, weights.version)

@@ -7,13 +7,9 @@ import signal
 import time
 
 import pytest
-import torch
 from support import SMALL, actors_of, still_alive
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import play
-import plot
-import train_a3c_data
 from a3c_mp.checkpoint import list_checkpoints
 
 CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
@@ -67,8 +63,8 @@ def test_a_run_leaves_what_it_promises(scripts, script):
 
 @pytest.mark.parametrize(
     ("script", "env", "steps"),
-    [("train_a3c_data.py", CARTPOLE, 3000), ("train_a3c_data.py", PONG, 640), ("train_a3c_grad.py", PONG, 640)],
-    ids=["data-CartPole", "data-Pong", "grad-Pong"],
+    [("train_a3c_data.py", PONG, 640), ("train_a3c_grad.py", PONG, 640)],
+    ids=["data-Pong", "grad-Pong"],
 )
 def test_deterministic_runs_end_bit_identical(scripts, script, env, steps):
     flags = [*env, "--deterministic", "--total-steps", str(steps)]
@@ -241,34 +237,6 @@ def test_an_environment_that_keeps_crashing_spends_the_budget(scripts):
     assert list_checkpoints(done.folder / "checkpoints"), "what was learned is kept"
 
 
-BAD_INPUT = {
-    "unknown env": (["--env-id", "PongNoFrameskp-v4"], "env-id=PongNoFrameskp-v4: "),
-    "missing module": (["--env-id", "nowhere:Env-v0"], "env-id=nowhere:Env-v0: "),
-    "continuous env": (["--env-id", "Pendulum-v1"], "env-id=Pendulum-v1: "),
-    "random frame skip": (["--env-id", "Pong-v4"], "PongNoFrameskip-v4"),
-    "unknown flag": (["--num-actor", "2"], "num-actor=2: there is no such flag; perhaps you meant --num-actors"),
-    "no actors": (["--num-actors", "0"], "num-actors=0: must be between 1 and 1024"),
-    "no number": (["--num-envs", "many"], "num-envs=many: "),
-    "no whole number": (["--total-steps", "1.5"], "total-steps=1.5: 1.5 is not a whole number"),
-    "not finite": (["--learning-rate", "nan"], "learning-rate=nan: "),
-    "out of range": (["--gamma", "1.5"], "gamma=1.5: must be between 0 and 1"),
-    "choice": (["--precision", "fp8"], "precision=fp8: must be one of"),
-    "resume of nothing": (["--resume", "runs/nothing"], "resume=runs/nothing: "),
-    "run name with a slash": (["--run-name", "a/b"], "run-name=a/b: "),
-    "run name of dots": (["--run-name", ".."], "run-name=..: "),
-    "batch larger than a rollout": (["--batch-size", "1e6"], "batch-size=1000000: a rollout has only 32 * 32 samples"),
-    "too many slots": (["--deterministic", "--slots-per-actor", "3"], "slots-per-actor=3: "),
-    "unwritable folder": (["--runs-dir", "/proc/runs"], "runs-dir=/proc/runs: "),
-}
-if not torch.cuda.is_available():
-    BAD_INPUT["no GPU"] = (["--cuda"], "cuda=True: torch sees no CUDA device")
-
-
-@pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
-def test_bad_input_ends_with_code_2_and_one_line(flags, message, refused):
-    assert message in refused(train_a3c_data.main, flags)
-
-
 def test_bad_input_of_a_real_process(scripts):
     done = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/nothing"), "r")
     assert (done.code, done.out) == (2, "")
@@ -298,18 +266,6 @@ def test_play_and_plot_read_a_run(scripts):
     assert plotted.code == 0, plotted.err
     assert "skipped: runs=runs/r1: no game has ended yet" in plotted.err
     assert (scripts.runs_dir / "cart.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("main", "flags", "message"),
-    [
-        (play.main, ["runs/none"], "run=runs/none: there is no checkpoint in this folder"),
-        (plot.main, [], "runs=: no run folder is named"),
-        (plot.main, ["runs/none"], "runs=runs/none: this is no run folder"),
-    ],
-)
-def test_play_and_plot_refuse_what_is_no_run(main, flags, message, refused):
-    assert message in refused(main, flags)
 
 
 def test_play_records_a_game_of_pong(scripts):

@@ -28,6 +28,14 @@ def count(link, slots):
         number += 1
 
 
+def tell_start(link, slots):
+    """Fill slots with 0, 1, 2, ..., and tell which start that is counted from."""
+    for number in range(1000):
+        slot, version = link.take()
+        slots[slot]["count"].fill_(number)
+        link.send(slot, (os.getpid(), link.start, version))
+
+
 def fail_at_start(link, slots):
     raise ArithmeticError("cannot begin")
 
@@ -192,3 +200,29 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     _, alive = psutil.wait_procs(workers, timeout=2)
     assert not alive
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_workers_begin_anew_in_the_same_process_and_what_was_under_way_is_dropped():
+    slots = Slots(SPEC, 2)
+    with Workers(tell_start, 1, (slots,), start=5, on_restart=lambda incident: None) as workers:
+        filled = workers.filled(lambda: False)
+
+        def next_filled():
+            _, slot, told = next(filled)
+            return slot, int(slots[slot]["count"]), told
+
+        _, number, (pid, start, version) = next_filled()
+        slot, *_ = next_filled()  # both are the caller's now; the first is to be filled, and dropped
+        assert (number, start, version) == (0, 5, 0)
+        workers.release(1 - slot, 1)
+        workers.start_anew(9, 7)
+        workers.release(slot, 7)
+        for expected in range(4):
+            slot, number, told = next_filled()
+            assert (number, told) == (expected, (pid, 9, 7))
+            workers.release(slot, 7)
+        os.kill(pid, signal.SIGKILL)
+        while told[0] == pid:
+            slot, _, told = next_filled()
+            workers.release(slot, 7)
+        assert told[1:] == (9, 7), "so does the successor of a worker"

@@ -158,7 +158,7 @@ def test_two_deterministic_runs_end_bit_identical(train):
 def scripted(*script):
     """An actor that sends gradients (value of every entry, updates it claims to be old), then fine ones of 1."""
 
-    def actor(link, args, slots, weights, start):
+    def actor(link, args, slots, weights):
         entries = iter(script if link.worker == args.num_actors - 1 else ())
         while True:
             slot, _ = link.take()

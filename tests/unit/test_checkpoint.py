@@ -327,9 +327,20 @@ def test_when_none_can_be_read_there_is_an_error_never_a_fresh_start(tmp_path, w
     paths = [save(tmp_path, steps) for steps in (3, 2, 1)]
     for path in paths:
         truncate(path)
-    with pytest.raises(CheckpointError, match=paths[-1].name):
+    with pytest.raises(CheckpointError) as error:
         checkpoint.load_newest(tmp_path, warn=warnings.append, **IDENTITY)
-    assert len(warnings) == 3
+    assert all(str(path) in str(error.value) for path in paths), "each is named, in the one line that bad input has"
+    assert warnings == []
+
+
+def test_those_of_fixed_points_are_taken_first_where_asked(tmp_path, warnings):
+    paths = [checkpoint.save(tmp_path, a_state(n), steps=n, fixed=n == 2, **IDENTITY) for n in (1, 2, 3)]
+    assert [checkpoint.is_fixed(path) for path in paths] == [False, True, False]
+    for fixed, expected in ((False, 3), (True, 2)):
+        assert checkpoint.load_newest(tmp_path, warn=warnings.append, fixed=fixed, **IDENTITY)[0]["steps"] == expected
+    truncate(paths[1])
+    assert checkpoint.load_newest(tmp_path, warn=warnings.append, fixed=True, **IDENTITY)[0]["steps"] == 3
+    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize("folder", ["empty", "missing"])

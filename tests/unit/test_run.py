@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from a3c_mp.checkpoint import list_checkpoints
 from a3c_mp.config import CommonArgs, ConfigError
 from a3c_mp.run import Run
 
@@ -109,3 +110,53 @@ def test_another_optimizer_is_bad_input(args, tmp_path):
     other = torch.optim.RMSprop([{"params": [net.weight]}, {"params": [net.bias]}])
     with pytest.raises(ConfigError, match="it holds the state of another optimizer"):
         Run(replace(args, resume=tmp_path / "r"), "test", net, other)
+
+
+# ---- deterministic runs
+
+
+def test_a_deterministic_run_saves_by_steps_and_resumes_from_there_rather_than_from_a_stop(args, tmp_path):
+    args = replace(args, deterministic=True, checkpoint_steps=100, checkpoint_seconds=0.1)
+    with a_run(args) as run:
+        run._saved_at -= 3600  # the clock has no say
+        anew = []
+        for _ in range(10):
+            run.consumed(24, [], 0, 0)
+            anew.append(run.tick())
+        assert anew == [steps // 100 > (steps - 24) // 100 for steps in range(24, 241, 24)]
+    found = [path.stem for path in list_checkpoints(tmp_path / "r" / "checkpoints")]
+    assert found == [f"step_{steps:012d}" for steps in (240, 216, 120)]
+    again = replace(args, resume=tmp_path / "r")
+    with a_run(again) as run:
+        assert run.steps == 216
+    with a_run(replace(again, deterministic=False)) as run:
+        assert run.steps == 216, "what came after it has been set aside"
+    assert "differs" not in (tmp_path / "r" / "run.log").read_text()
+
+
+def test_a_stop_before_the_first_fixed_point_is_resumed_with_a_warning(args, tmp_path):
+    args = replace(args, deterministic=True, checkpoint_steps=100)
+    with a_run(args) as run:
+        run.consumed(24, [], 0, 0)
+        assert not run.tick()
+    with a_run(replace(args, resume=tmp_path / "r")) as run:
+        assert run.steps == 24
+    assert "from here on the run differs from one that was never stopped" in (tmp_path / "r" / "run.log").read_text()
+
+
+def test_what_a_stop_cut_short_is_no_fixed_point(args):
+    args = replace(args, deterministic=True, checkpoint_steps=100)
+    with a_run(args) as run:
+        run.consumed(100, [], 0, 0)
+        run.exit_reason = "SIGINT"  # came while the learner was at work: some updates were left out
+        assert not run.tick()
+
+
+def test_other_runs_save_by_the_clock(args, monkeypatch):
+    with a_run(replace(args, checkpoint_steps=10, checkpoint_seconds=60)) as run:
+        run.consumed(100, [], 0, 0)
+        assert not run.tick()
+        assert run.last_checkpoint is None
+        monkeypatch.setattr("time.monotonic", lambda now=run.started + 61.0: now)
+        assert not run.tick(), "a checkpoint, but actors go on"
+        assert run.last_checkpoint is not None

@@ -1,10 +1,10 @@
-"""A schedule is a straight line between its ends, and flat beyond them."""
+"""A schedule is a straight line between its ends, and flat beyond them; periods are told once each."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a3c_mp.schedules import linear
+from a3c_mp.schedules import Every, linear
 
 
 @given(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3), st.integers(1, 10**9))
@@ -23,3 +23,12 @@ def test_equal_steps_make_equal_differences(start, end, total, data):
 
 def test_half_way_it_is_half_way():
     assert linear(4e-4, 0.0, 500, 1000) == pytest.approx(2e-4)
+
+
+@given(st.integers(1, 50), st.integers(0, 200), st.lists(st.integers(0, 120)))
+def test_every_multiple_is_told_once_however_the_count_grows(period, count, increments):
+    every = Every(period, count)
+    for increment in increments:
+        multiples = [n for n in range(count + 1, count + increment + 1) if n % period == 0]
+        count += increment
+        assert every(count) == bool(multiples)

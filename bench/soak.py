@@ -1,0 +1,326 @@
+"""A chapter left alone for long, its actors killed one after the other: does anything grow, does it grow slower?
+
+Samples memory, shared memory, file descriptors, threads and what waits in pipes, over all processes of the run, and the
+rate of learning. Fits a line to each once the run has warmed up, and ends with code 1 if one of them leaves its bounds.
+Flags that are not listed here are the trainer's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
+
+import numpy as np
+import psutil
+
+from a3c_mp.config import Between, ConfigError, check_ranges, exit_with
+from bench import common
+
+MIB = 2**20
+SETTLE_SECONDS = 20.0
+"""from the kill of an actor until its successor has loaded everything, on a busy machine"""
+
+
+class Limit(NamedTuple):
+    """How much a curve may drift in an hour: a share of its level, plus so many units."""
+
+    share: float
+    units: float
+    sign: int = 1  # the direction that is bad
+
+
+LIMITS = {
+    "memory_mib": Limit(0.03, 10.0),
+    "shm_mib": Limit(0.01, 1.0),
+    "shm_files": Limit(0.0, 0.5),
+    "fds": Limit(0.0, 2.0),
+    "threads": Limit(0.0, 2.0),
+    "queued_bytes": Limit(0.1, 200.0),
+    "sps": Limit(0.05, 0.0, sign=-1),
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    chapter: common.ChapterName = "a3c_data"
+    """what to train"""
+    minutes: Annotated[float, Between(0.5)] = 45.0
+    """length of the run"""
+    kill_every: Annotated[float, Between(0)] = 60.0
+    """time between two kills of an actor (s); 0 kills none"""
+    sample_every: Annotated[float, Between(0.5)] = 5.0
+    """time between two samples (s)"""
+    warm_up: Annotated[float, Between(0)] = 600.0
+    """time that is left out of the fits (s): replays fill, allocators find their size"""
+    runs_dir: Path = Path("runs")
+    """where run folders are made"""
+    results: Path = common.RESULTS
+    """folder of the result file and its picture"""
+
+
+# ---- looking at a run from outside
+
+
+def processes_of(pid: int) -> list[psutil.Process]:
+    """A process and everything that it has started."""
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def actors_among(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Spawned processes that have started none themselves: a learner besides the first has actors of its own."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "spawn_main" in " ".join(process.cmdline()) and not process.children():
+                found.append(process)
+    return found
+
+
+def sample(processes: Sequence[psutil.Process], shm_before: frozenset[str]) -> dict[str, float]:
+    """What the processes hold together. Shared pages count once, by their proportional share.
+
+    Raises:
+        OSError, psutil.Error: one of them ends meanwhile.
+    """
+    found = dict.fromkeys(("memory_mib", "shm_mib", "fds", "threads"), 0.0)
+    for process in processes:
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        pss = {name: int(kib) * 1024 / MIB for name, kib in re.findall(r"^(Pss\w*):\s+(\d+) kB", rollup, re.MULTILINE)}
+        found["shm_mib"] += pss["Pss_Shmem"]
+        found["memory_mib"] += pss["Pss"] - pss["Pss_Shmem"]
+        found["fds"] += process.num_fds()
+        found["threads"] += process.num_threads()
+    found["shm_files"] = len(frozenset(os.listdir("/dev/shm")) - shm_before)
+    found["queued_bytes"] = sum(map(queued_bytes, pipes_of(processes)))
+    found["processes"] = len(processes)
+    return found
+
+
+def pipes_of(processes: Sequence[psutil.Process]) -> list[str]:
+    """A path to each pipe between the processes, such as tokens and filled slots travel in."""
+    pipes: dict[str, str] = {}
+    for process in processes:
+        for fd in os.listdir(f"/proc/{process.pid}/fd"):
+            path = f"/proc/{process.pid}/fd/{fd}"
+            with suppress(OSError):  # closed meanwhile
+                if (name := os.readlink(path)).startswith("pipe:"):
+                    pipes[name] = path
+    return list(pipes.values())
+
+
+def queued_bytes(pipe: str) -> int:
+    """What has been written to a pipe and not been read."""
+    try:
+        fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+
+
+# ---- the verdict
+
+
+class Drift(NamedTuple):
+    """A line fitted to a curve."""
+
+    level: float  # mean
+    per_hour: float  # slope
+    error: float  # standard error of the slope
+    allowed: float
+    flat: bool
+
+
+def drift(seconds: Sequence[float], values: Sequence[float], limit: Limit) -> Drift:
+    """Least squares. Neighbours in time resemble each other, so the error counts fewer samples than there are.
+
+    A curve is flat unless its slope is beyond what is allowed by more than twice its error.
+    """
+    hours, y = np.asarray(seconds) / 3600, np.asarray(values, dtype=np.float64)
+    if len(y) < 3:
+        raise ConfigError(
+            "minutes", "", f"{len(y)} samples are too few to judge", "raise --minutes, or lower --warm-up"
+        )
+    x, level = hours - hours.mean(), float(y.mean())
+    slope = float((x * y).sum() / (x * x).sum())
+    rest = y - level - slope * x
+    variance = float((rest * rest).sum())
+    alike = float((rest[1:] * rest[:-1]).sum()) / variance if variance else 0.0
+    alike = min(max(alike, 0.0), 0.99)
+    error = math.sqrt(variance / (len(y) - 2) / float((x * x).sum()) * (1 + alike) / (1 - alike))
+    allowed = limit.share * abs(level) + limit.units
+    return Drift(level, slope, error, allowed, limit.sign * slope - 2 * error <= allowed)
+
+
+def judge(samples: Sequence[dict[str, float]], kills: Sequence[float], args: Args) -> dict[str, Drift]:
+    """The drift of every curve after the warm-up; but for sps, only where no actor was missing or just starting."""
+    late = [s for s in samples if s["seconds"] >= args.warm_up]
+    full = max((s["processes"] for s in late), default=0)
+    settle = min(SETTLE_SECONDS, args.kill_every / 2)
+    settled = [
+        s for s in late if s["processes"] == full and not any(0 <= s["seconds"] - kill < settle for kill in kills)
+    ]
+    drifts = {}
+    for name, limit in LIMITS.items():
+        told = [(s["seconds"], s[name]) for s in (late if name == "sps" else settled) if s.get(name) is not None]
+        drifts[name] = drift([t for t, _ in told], [v for _, v in told], limit)
+    return drifts
+
+
+def add_rates(samples: list[dict[str, float]], progress: Sequence[tuple[float, int]]) -> None:
+    """Put into each sample the agent steps a second since the one before, from (seconds, steps) told by the run."""
+    times, steps = zip(*progress, strict=True) if progress else ((), ())
+    for before, now in pairwise(samples):
+        if times and times[0] <= before["seconds"] and now["seconds"] <= times[-1]:
+            done = np.diff(np.interp([before["seconds"], now["seconds"]], times, steps))[0]
+            now["sps"] = round(float(done) / (now["seconds"] - before["seconds"]), 1)
+
+
+# ---- the run
+
+
+def soak(
+    process: subprocess.Popen, args: Args, folder: Path, started: float
+) -> tuple[list[dict[str, float]], list[float]]:
+    """(samples, times of the kills) of a run, until it ends. The first kill comes once there is learning to disturb."""
+    samples: list[dict[str, float]] = []
+    kills: list[float] = []
+    shm_before = frozenset(os.listdir("/dev/shm"))
+    next_kill = math.inf
+    while process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(args.sample_every)
+        now, processes = time.time() - started, processes_of(process.pid)
+        with suppress(OSError, psutil.Error):
+            samples.append({"seconds": round(now, 2), **sample(processes, shm_before)})
+        if next_kill == math.inf and args.kill_every and is_learning(folder):
+            next_kill = now + args.kill_every
+        if now >= next_kill and (actors := actors_among(processes)):
+            with suppress(psutil.NoSuchProcess):
+                min(actors, key=psutil.Process.create_time).kill()  # the one that has lived longest
+                kills.append(round(now, 2))
+            next_kill += args.kill_every
+    return samples, kills
+
+
+def is_learning(folder: Path) -> bool:
+    """Whether a run has written its first curves: until then its events are a header of less than 100 bytes."""
+    return any(path.stat().st_size > 500 for path in folder.glob("events.*"))
+
+
+def progress_of(folder: Path, started: float) -> list[tuple[float, int]]:
+    """(seconds since the start, agent steps) once a second, from a run's TensorBoard events."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    if "charts/sps" not in events.Tags()["scalars"]:
+        return []
+    return [(event.wall_time - started, event.step) for event in events.Scalars("charts/sps")]
+
+
+def table(drifts: dict[str, Drift]) -> str:
+    rows = [
+        [
+            name,
+            f"{d.level:,.1f}",
+            f"{d.per_hour:+,.2f}",
+            f"{d.error:,.2f}",
+            f"{d.allowed:,.1f}",
+            "yes" if d.flat else "NO",
+        ]
+        for name, d in drifts.items()
+    ]
+    return common.markdown_table(["", "level", "drift an hour", "error", "allowed", "flat"], rows)
+
+
+def draw(path: Path, result: dict[str, Any]) -> None:
+    """Every curve over minutes, with its fit, and a tick for each kill."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(len(LIMITS), 1, figsize=(9, 1.7 * len(LIMITS)), sharex=True, layout="constrained")
+    for axis, name in zip(axes, LIMITS, strict=True):
+        told = [(s["seconds"] / 60, s[name]) for s in result["samples"] if s.get(name) is not None]
+        axis.plot(*zip(*told, strict=True), ".", markersize=3)
+        fit = result["drifts"][name]
+        ends = np.array([min(result["bench"]["warm_up"] / 60, told[-1][0]), told[-1][0]])
+        axis.plot(ends, fit["level"] + fit["per_hour"] * (ends - ends.mean()) / 60, color="C0" if fit["flat"] else "C3")
+        axis.plot([t / 60 for t in result["kills"]], [0] * len(result["kills"]), "|", color="grey", markersize=4)
+        axis.set_ylabel(name)
+        axis.set_ylim(bottom=0)
+    axes[-1].set_xlabel("minutes; a tick for each kill")
+    figure.suptitle(f"{result['chapter']} on {result['env_id']}, {result['machine']['name']}")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> int:
+    args, flags = common.cli(Args, __doc__)
+    check_ranges(args)
+    if not Path("/proc/self/smaps_rollup").exists():
+        raise ConfigError("bench", "soak", "it reads /proc as Linux has it", "run it on Linux")
+    if args.warm_up >= args.minutes * 60:
+        raise ConfigError("warm-up", args.warm_up, f"the run lasts {args.minutes * 60:g} s", "lower it")
+    seconds = str(args.minutes * 60)
+    unlimited = [
+        "--stop-return",
+        "None",
+        "--total-steps",
+        "1e12",
+        "--max-seconds",
+        seconds,
+        "--max-restarts",
+        "100_000",
+    ]
+    command = [*common.CHAPTERS[args.chapter], *unlimited, *flags]
+    settings = common.trainer_settings(command)
+    result = common.begin("soak", args, settings.env_id) | {"settings": dataclasses.asdict(settings)}
+    name = f"soak-{args.chapter}-{re.sub(r'[^0-9]', '', result['date'])}"
+    folder, started = args.runs_dir / name, time.time()
+    where = [f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
+    with common.running_script([*command, *where], stdout=subprocess.DEVNULL) as process:
+        samples, kills = soak(process, args, folder, started)
+    summary = json.loads((folder / "summary.json").read_text())
+    add_rates(samples, progress_of(folder, started))
+    result |= {"kills": kills, "summary": summary, "exit_code": process.returncode, "samples": samples}
+    result["survived"] = process.returncode == 0 and summary["worker_restarts"] == len(kills)
+    path = common.result_path(args.results, result, with_env=False)
+    common.save(path, result)  # whatever the verdict: the run took an hour
+    drifts = judge(samples, kills, args)
+    result["drifts"] = {name: d._asdict() for name, d in drifts.items()}
+    result["flat"] = all(d.flat for d in drifts.values())
+    common.save(path, result)
+    draw(path.with_suffix(".png"), result)
+    print(table(drifts))
+    print(f"{len(kills)} kills, {summary['worker_restarts']} restarts, exit code {process.returncode}; {path}")
+    return 0 if result["flat"] and result["survived"] else 1
+
+
+if __name__ == "__main__":
+    exit_with(main)

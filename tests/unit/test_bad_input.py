@@ -1,0 +1,463 @@
+"""Bad input to every script: exit code 2, one line that says what, why and what to do, and nothing begun."""
+
+import dataclasses
+import json
+import math
+import shutil
+import typing
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+import play
+import plot
+import train_a3c_data
+import train_a3c_grad
+import train_apex
+import train_impala
+from a3c_mp import ddpg, dqn
+from a3c_mp.config import ConfigError, _bounds, check_ranges, flag_name, parse_args
+from a3c_mp.nets import make_actor_critic
+from a3c_mp.rollout import Episode
+from a3c_mp.run import Run
+from wrappers import make_env
+
+CHAPTERS = {
+    "a3c_data": (train_a3c_data, []),
+    "a3c_grad": (train_a3c_grad, []),
+    "apex_dqn": (train_apex, ["--algo", "dqn"]),
+    "apex_ddpg": (train_apex, ["--algo", "ddpg", "--env-id", "Pendulum-v1"]),
+    "impala": (train_impala, []),
+}
+DISCRETE = [name for name in CHAPTERS if name != "apex_ddpg"]
+SCRIPTS = {name: chapter for name, (chapter, _) in CHAPTERS.items() if name != "apex_ddpg"}
+
+
+def each_chapter(names=CHAPTERS):
+    return pytest.mark.parametrize(("main", "flags"), [(CHAPTERS[n][0].main, CHAPTERS[n][1]) for n in names], ids=names)
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize("chapter", SCRIPTS.values(), ids=SCRIPTS)
+def test_every_number_has_its_range(chapter):
+    """All numeric flags of a chapter, from both sides, NaN and infinity."""
+    hints, tried = typing.get_type_hints(chapter.Args, include_extras=True), 0
+    args = chapter.Args()
+    check_ranges(args)
+    for field in dataclasses.fields(args):
+        hint = hints[field.name]
+        kinds = {int, float} & {hint, *typing.get_args(hint), *map(typing.get_origin, typing.get_args(hint))}
+        kinds |= {int, float} & {inner for part in typing.get_args(hint) for inner in typing.get_args(part)}
+        if not kinds:
+            continue
+        assert _bounds(hint) or field.name == "stop_return", f"{field.name} has no range"
+        bad = [math.nan, math.inf]
+        for bounds in _bounds(hint):
+            bad += [bounds.low - 1] + [bounds.high + 1] * (bounds.high < math.inf)
+        for value in bad:
+            with pytest.raises(ConfigError, match=rf"^{flag_name(field.name)}=.*: must be .+; .+$"):
+                check_ranges(dataclasses.replace(args, **{field.name: value}))
+            tried += 1
+    assert tried > 50
+
+
+@pytest.mark.parametrize("chapter", SCRIPTS.values(), ids=SCRIPTS)
+def test_whole_numbers_may_be_written_as_1e6(chapter):
+    hints = typing.get_type_hints(chapter.Args, include_extras=True)
+    whole = [
+        f.name for f in dataclasses.fields(chapter.Args) if int in {hints[f.name], *typing.get_args(hints[f.name])}
+    ]
+    flags = [f"--{flag_name(name)}=2e0" for name in whole if name not in ("total_steps", "seed")]
+    args = parse_args(chapter.Args, chapter.PRESETS, "", [*flags, "--total-steps", "1e6", "--seed", "1_000"])
+    assert len(flags) >= 7
+    assert (args.total_steps, args.seed) == (1_000_000, 1000)
+    values = [getattr(args, name) for name in whole if name not in ("total_steps", "seed")]
+    assert values == [2] * len(flags)
+    assert all(type(value) is int for value in values)
+
+
+# ---- flags and environments, in every chapter
+
+LONG = "x" * 300
+FLAGS = {
+    "range": (["--num-envs", "0"], "num-envs=0: must be between 1 and 4096"),
+    "NaN": (["--learning-rate", "nan"], "learning-rate=nan: must be a finite number"),
+    "infinity": (["--total-steps", "inf"], "total-steps=inf: inf is not a whole number"),
+    "no whole number": (["--total-steps", "1.5"], "total-steps=1.5: 1.5 is not a whole number"),
+    "no number": (["--gamma", "high"], "gamma=high: "),
+    "value missing": (["--seed"], "seed=: a value is missing"),
+    "unknown flag": (["--turbo"], "turbo=: there is no such flag; see --help"),
+    "mistyped flag": (["--num-actor", "2"], "num-actor=2: there is no such flag; perhaps you meant --num-actors"),
+    "value without flag": (["CartPole-v1"], "CartPole-v1=: there is no such flag"),
+    "choice": (["--precision", "fp8"], "precision=fp8: must be one of"),
+    "resume of nothing": (["--resume", "old/nothing"], "resume=old/nothing: there is no run in this folder"),
+    "unknown env": (["--env-id", "Nonesuch-v3"], "env-id=Nonesuch-v3: Environment `Nonesuch` doesn't exist"),
+    "mistyped env": (["--env-id", "PongNoFrameskp-v4"], "; perhaps you meant PongNoFrameskip-v4"),
+    "env without version": (["--env-id", "CartPole"], "; perhaps you meant CartPole-v1"),
+    "env in lower case": (["--env-id", "ale/pong-v5"], "; perhaps you meant ALE/Pong-v5"),
+    "unknown module": (["--env-id", "nowhere:Env-v0"], "env-id=nowhere:Env-v0: No module named 'nowhere'"),
+    "discrete observations": (["--env-id", "FrozenLake-v1"], "only Box is supported; choose another"),
+}
+
+if not torch.cuda.is_available():
+    FLAGS["no GPU"] = (["--cuda"], "cuda=True: torch sees no CUDA device")
+
+
+@each_chapter()
+@pytest.mark.parametrize(("bad", "message"), FLAGS.values(), ids=FLAGS)
+def test_flags_and_environments(main, flags, bad, message, refused):
+    assert message in refused(main, [*flags, *bad])
+
+
+@each_chapter(DISCRETE)
+def test_continuous_actions_are_for_ddpg_alone(main, flags, refused):
+    line = refused(main, [*flags, "--env-id", "Pendulum-v1", *(["--algo", "dqn"] if "--algo" in flags else [])])
+    assert line.startswith("error: env-id=Pendulum-v1: its actions are Box(")
+
+
+SPECIAL = {
+    "batch larger than a rollout": (
+        "a3c_data",
+        ["--batch-size", "1e6"],
+        "batch-size=1000000: a rollout has only 32 * 8",
+    ),
+    "the same in chapter 2": ("a3c_grad", ["--batch-size", "1e6"], "batch-size=1000000: a rollout has only 32 * 8"),
+    "batch larger than the replay": ("apex_dqn", ["--batch-size", "300_000"], "batch-size=300000: the replay has room"),
+    "batch larger than what is collected": ("impala", ["--batch-unrolls", "1e4"], "batch-unrolls=10000: 625 new"),
+    "rollouts under way": ("a3c_data", ["--deterministic", "--slots-per-actor", "3"], "slots-per-actor=3: "),
+    "gradients of a synchronous step": ("a3c_grad", ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
+    "a replay too small": ("apex_dqn", ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),
+    "a start too late": ("apex_dqn", ["--learning-starts", "1e6"], "learning-starts=1000000: the replay has room for"),
+    "a replay too large": ("apex_dqn", ["--replay-size", "1e10"], "GiB is free; lower --replay-size"),
+    "discrete actions for ddpg": ("apex_ddpg", ["--env-id", "CartPole-v1"], "env-id=CartPole-v1: its actions are Disc"),
+    "learners that do not divide the actors": (
+        "apex_dqn",
+        ["--num-learners", "3"],
+        "num-learners=3: 2 actors cannot be",
+    ),
+    "half a replay": (
+        "apex_dqn",
+        ["--num-learners", "2", "--save-replay"],
+        "save-replay=True: checkpoints hold the replay",
+    ),
+    "another optimizer for ddpg": ("apex_ddpg", ["--optimizer", "rmsprop"], "optimizer=rmsprop: ddpg knows no other"),
+    "an unknown algorithm": ("apex_dqn", ["--algo", "sac"], "algo=sac: must be one of"),
+    "actors that cannot be shared out": ("impala", ["--num-learners", "3"], "num-learners=3: 2 actors cannot"),
+    "replayed unrolls": ("impala", ["--replay-proportion", "0.5", "--replay-size", "3"], "replay-size=3: a learner's "),
+    "random frame skip": ("a3c_data", ["--env-id", "Pong-v4"], "use PongNoFrameskip-v4 or ALE/Pong-v5; choose another"),
+}
+
+
+@pytest.mark.parametrize(("name", "bad", "message"), SPECIAL.values(), ids=SPECIAL)
+def test_what_does_not_go_together(name, bad, message, refused):
+    chapter, flags = CHAPTERS[name]
+    small = [] if name == "apex_ddpg" else ["--env-id", "CartPole-v1"]  # nets for Pong take a second to make
+    assert message in refused(chapter.main, [*flags, *small, *bad])
+
+
+# ---- environments of the user's own
+
+
+class Env(gymnasium.Env):
+    """One that keeps the contract; those below each break it in one way."""
+
+    observation_space: gymnasium.Space = Box(-1.0, 1.0, (3,), np.float32)
+    action_space: gymnasium.Space = Discrete(2)
+    obs: object = np.zeros(3, np.float32)
+    rest: tuple = (0.0, False, False, {})
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs, {}
+
+    def step(self, action):
+        return (self.obs, *self.rest)
+
+
+class OldReset(Env):
+    def reset(self, *, seed=None, options=None):
+        return self.obs
+
+
+class WrongAtTheHighestAction(Env):
+    def step(self, action):
+        return (self.obs, math.nan if action == 1 else 0.0, *self.rest[1:])
+
+
+class Continuous(Env):
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+
+BROKEN = {
+    "a step of four values": (Env, {"rest": (0.0, False, {})}, "step(0) gave 4 values, gymnasium's API has 5: (obs"),
+    "a reset without info": (OldReset, {}, "reset() gave a ndarray, gymnasium's API has 2: (observation, info)"),
+    "info is no dict": (Env, {"rest": (0.0, False, False, None)}, "step(0) gave an info of type NoneType, a dict is"),
+    "observations of another shape": (Env, {"obs": np.zeros(4, np.float32)}, "of shape (4,), its space says (3,)"),
+    "observations of another type": (
+        Env,
+        {"observation_space": Box(0, 255, (3,), np.uint8), "obs": np.zeros(3)},
+        "of type float64, its space says uint8",
+    ),
+    "observations that are words": (Env, {"obs": ["a", "b", "c"]}, "of type <U1, its space says float32"),
+    "NaN in observations": (Env, {"obs": np.full(3, np.nan, np.float32)}, "gave an observation with NaN or infinity"),
+    "a NaN reward": (WrongAtTheHighestAction, {}, "step(1) gave the reward nan, a finite number is needed"),
+    "a reward for each of several": (
+        Env,
+        {"rest": (np.zeros(2), False, False, {})},
+        "gave the reward [0. 0.], a finite",
+    ),
+    "ends that are no flags": (
+        Env,
+        {"rest": (0.0, "no", False, {})},
+        "gave ['no', False] for terminated and truncated",
+    ),
+    "actions from 1 on": (Env, {"action_space": Discrete(2, start=1)}, "its actions are Discrete(2, start=1)"),
+}
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Registers a class of environments, with some of its attributes changed, as Custom-v0."""
+
+    def register(cls, changes):
+        gymnasium.register("Custom-v0", entry_point=type("Custom", (cls,), changes))
+        return "Custom-v0"
+
+    yield register
+    gymnasium.registry.pop("Custom-v0", None)
+
+
+@each_chapter(["a3c_data", "a3c_grad", "apex_dqn", "impala"])
+@pytest.mark.parametrize(("cls", "changes", "message"), BROKEN.values(), ids=BROKEN)
+def test_environments_that_break_the_api(main, flags, cls, changes, message, register, refused):
+    line = refused(main, [*flags, "--env-id", register(cls, changes)])
+    assert line.startswith("error: env-id=Custom-v0: ")
+    assert message in line
+
+
+DDPG_ENVS = {
+    "actions without bounds": ({"action_space": Box(-np.inf, np.inf, (1,), np.float32)}, "are not finite"),
+    "images": (
+        {"observation_space": Box(0, 255, (40, 40, 3), np.uint8), "obs": np.zeros((40, 40, 3), np.uint8)},
+        "algo=ddpg: observations are images (3, 40, 40), it needs vectors",
+    ),
+    "a step of four values": ({"rest": (0.0, False, {})}, "gave 4 values"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), DDPG_ENVS.values(), ids=DDPG_ENVS)
+def test_environments_that_ddpg_cannot_use(changes, message, register, refused):
+    line = refused(train_apex.main, ["--algo", "ddpg", "--env-id", register(Continuous, changes)])
+    assert message in line
+
+
+def test_an_environment_that_keeps_the_contract_passes(register):
+    from a3c_mp.config import check_env
+
+    sloppy = {"obs": [0.0, 0.5, 1.0], "rest": (np.float64(1.0), np.bool_(False), 0, {})}
+    for changes in ({}, sloppy):
+        assert check_env(register(Env, changes), Discrete)[1] == Discrete(2)
+
+
+def test_what_an_environment_raises_itself_is_left_for_the_actor_to_tell(register):
+    from a3c_mp.config import check_env
+
+    def step(self, action):
+        raise ArithmeticError("the emulator caught fire")
+
+    assert check_env(register(Env, {"step": step}), Discrete)
+
+
+def test_bytes_of_ram_do_not_go_through_convolutions(register, refused):
+    ram = {"observation_space": Box(0, 255, (128,), np.uint8), "obs": np.zeros(128, np.uint8)}
+    line = refused(train_impala.main, ["--net", "deep", "--env-id", register(Env, ram)])
+    assert "net=deep: observations are of shape (128,), it needs images" in line
+
+
+# ---- folders
+
+NAMES = {
+    "a slash": ("a/b", "run-name=a/b: must be a plain folder name"),
+    "dots": ("..", "run-name=..: must be a plain folder name"),
+    "nothing": ("", "run-name=: must be a plain folder name"),
+    "a line break": ("a\nb", "run-name=a b: must be a plain folder name"),
+    "too long": (LONG, "must be a plain folder name"),
+    "a foreign folder": ("thesis", "run-name=thesis: thesis holds other things (chapter.tex); choose another name"),
+    "a finished run": ("run", "run-name=run: run holds a run already; choose another name, or --resume run"),
+    "a file": ("notes.txt", "notes.txt cannot be written (File exists)"),
+}
+
+
+@each_chapter(DISCRETE)
+@pytest.mark.parametrize(("name", "message"), NAMES.values(), ids=NAMES)
+def test_run_names(main, flags, name, message, refused, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()
+    (tmp_path / "notes.txt").touch()
+    before = sorted(tmp_path.rglob("*"))
+    where = ["--env-id", "CartPole-v1", "--runs-dir", ".", "--run-name"]
+    assert message in refused(main, [*flags, *where, name])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@each_chapter(DISCRETE)
+def test_folders_that_cannot_be_written(main, flags, refused, tmp_path):
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/below", "/proc/runs"):
+        line = refused(main, [*flags, "--env-id", "CartPole-v1", "--runs-dir", folder])
+        assert line.startswith(f"error: runs-dir={folder}: {folder}/"), line
+        assert line.endswith("choose another --runs-dir\n")
+
+
+# ---- runs that are there
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with a run of every chapter that has learned nothing in ten steps, made by the library itself."""
+    old = tmp_path_factory.mktemp("old")
+    for name, (chapter, _) in CHAPTERS.items():
+        env_id = "Pendulum-v1" if name == "apex_ddpg" else "CartPole-v1"
+        args = chapter.Args(env_id=env_id, runs_dir=old, run_name=name)
+        if chapter is train_apex:
+            args = dataclasses.replace(args, algo=name.removeprefix("apex_"), replay_size=4000, learning_starts=100)
+        env = make_env(env_id)
+        spaces = env.observation_space, env.action_space
+        algo = {"apex_dqn": dqn, "apex_ddpg": ddpg}.get(name)
+        net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces)
+        if algo:
+            optimizer = algo.make_optimizer(args, net)
+        else:
+            optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+        with Run(args, name, net, optimizer, {"target_net": net} if algo else None) as run:
+            run.consumed(10, [Episode(10.0, 10)], 0, 0)
+    return old
+
+
+@pytest.fixture
+def old(finished, tmp_path, capfd):
+    """The same, to be spoilt by one test."""
+    capfd.readouterr()
+    return shutil.copytree(finished, tmp_path / "old")
+
+
+RESUMED_BY = [(main, other) for main in SCRIPTS for other in CHAPTERS if CHAPTERS[other][0] is not SCRIPTS[main]]
+
+
+@pytest.mark.parametrize(("script", "other"), RESUMED_BY)
+def test_the_run_of_another_chapter_is_not_resumed(script, other, old, refused):
+    line = refused(SCRIPTS[script].main, ["--resume", f"old/{other}"])
+    assert line.startswith(f"error: resume=old/{other}: ")
+    assert "belongs to another chapter" in line
+
+
+RESUMES = {
+    "other algorithm": (
+        ["--algo", "ddpg", "--env-id", "Pendulum-v1"],
+        "was made with algorithm apex_dqn, not apex_ddpg",
+    ),
+    "other environment": (["--env-id", "Acrobot-v1"], "was made with env_id CartPole-v1, not Acrobot-v1"),
+    "broken setting": (["--num-envs", "0"], "num-envs=0: must be"),
+}
+
+
+@pytest.mark.parametrize(("bad", "message"), RESUMES.values(), ids=RESUMES)
+def test_a_resumed_run_stays_what_it_was(bad, message, old, refused):
+    before = (old / "apex_dqn" / "config.json").read_text()
+    assert message in refused(train_apex.main, ["--resume", "old/apex_dqn", *bad])
+    assert (old / "apex_dqn" / "config.json").read_text() == before
+
+
+@each_chapter(DISCRETE)
+def test_a_run_without_a_checkpoint_is_not_begun_anew(main, flags, old, refused):
+    name = next(n for n in DISCRETE if CHAPTERS[n][0].main is main)
+    shutil.rmtree(old / name / "checkpoints")
+    line = refused(main, ["--resume", f"old/{name}"])
+    assert "holds no checkpoint; start a new run, or restore the folder" in line
+
+
+PLAY = {
+    "no run": ([], "run=: must be given"),
+    "no folder": (["old/none"], "run=old/none: there is no checkpoint in this folder"),
+    "no checkpoint file": (["old/impala/checkpoints/step_5.pt"], "step_5.json"),
+    "mistyped flag": (
+        ["old/impala", "--episode", "3"],
+        "episode=3: there is no such flag; perhaps you meant --episodes",
+    ),
+    "no episodes": (["old/impala", "--episodes", "0"], "episodes=0: must be 1 or more"),
+    "too random": (["old/impala", "--epsilon", "1.5"], "epsilon=1.5: must be between 0 and 1"),
+    "NaN": (["old/impala", "--epsilon", "nan"], "epsilon=nan: must be a finite number"),
+    "no whole number": (["old/impala", "--seed", "1.5"], "seed=1.5: 1.5 is not a whole number"),
+    "no folder for the video": (["old/impala", "--video", "none/game.mp4"], "video=none/game.mp4: "),
+    "no video": (["old/impala", "--video", "game.txt"], "video=game.txt: "),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), PLAY.values(), ids=PLAY)
+def test_play(flags, message, old, refused):
+    assert message in refused(play.main, flags)
+
+
+SPOILT = {
+    "no settings": ("config.json", None, "config.json"),
+    "settings that are no settings": ("config.json", "[]", "run=old/impala: "),
+    "no arguments": ("config.json", '{"args": 3, "algorithm": "impala"}', "run=old/impala: "),
+    "an algorithm that is not known": ("config.json", {"algorithm": "sac"}, "was made with algorithm impala, not sac"),
+    "an environment that is gone": ("config.json", {"args": {"env_id": "Gone-v1"}}, "was made with env_id CartPole-v1"),
+}
+
+
+@pytest.mark.parametrize(("file", "content", "message"), SPOILT.values(), ids=SPOILT)
+def test_play_names_a_spoilt_run(file, content, message, old, refused):
+    path = old / "impala" / file
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content))
+    assert message in refused(play.main, ["old/impala"])
+
+
+def test_play_of_a_net_with_more_actions_than_the_environment_has(old, refused, monkeypatch):
+    monkeypatch.setattr(play, "check_env", lambda env_id, actions: (Box(-1.0, 1.0, (4,), np.float32), Discrete(1)))
+    assert "does not fit CartPole-v1 as it is now" in refused(play.main, ["old/impala"])
+
+
+PLOT = {
+    "no run": ([], "runs=: no run folder is named"),
+    "no folder": (["old/none"], "runs=old/none: this is no run folder"),
+    "several, none of them a run": (["old/none", "old/nil"], None),
+    "mistyped flag": (["old/impala", "--windows", "3"], "windows=3: there is no such flag; perhaps you meant --window"),
+    "no window": (["old/impala", "--window", "0"], "window=0: must be 1 or more"),
+    "no folder for the picture": (["old/impala", "--out", "none/x.png"], "out=none/x.png: its folder does not exist"),
+    "no picture": (["old/impala", "--out", "curves.xyz"], "out=curves.xyz: "),
+    "a folder in its place": (["old/impala", "--out", "old"], "out=old: "),
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"), [p for p in PLOT.values() if p[1]], ids=[k for k, p in PLOT.items() if p[1]]
+)
+def test_plot(flags, message, old, refused):
+    assert message in refused(plot.main, flags)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "[]"),
+        ("config.json", "{"),
+        ("config.json", '{"algorithm": "x", "args": {}}'),
+        ("episodes.csv", "steps,seconds\n1,2\n"),
+        ("episodes.csv", "steps,seconds,actor,episode_return,length\n1,2,3,x,5\n"),
+        ("episodes.csv", "\x00\xff"),
+    ],
+)
+def test_plot_names_a_spoilt_run(file, content, old, refused):
+    (old / "impala" / file).write_bytes(content.encode("latin1"))
+    assert "runs=old/impala: this is no run folder" in refused(plot.main, ["old/impala"])
