@@ -212,9 +212,11 @@ def test_workers_begin_anew_in_the_same_process_and_what_was_under_way_is_droppe
             return slot, int(slots[slot]["count"]), told
 
         _, number, (pid, start, version) = next_filled()
-        slot, *_ = next_filled()  # both are the caller's now; the first is to be filled, and dropped
+        slot, *_ = next_filled()  # both are the caller's now; the other is to be filled, received, and dropped
         assert (number, start, version) == (0, 5, 0)
         workers.release(1 - slot, 1)
+        while not workers._ready[0]:
+            workers._wait()
         workers.start_anew(9, 7)
         workers.release(slot, 7)
         for expected in range(4):
