@@ -10,6 +10,8 @@ minimises is A3C's loss on advantages by GAE, with PPO's clipped ratio where the
 
 from __future__ import annotations
 
+import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +88,8 @@ def main() -> int:
         weights = Weights(net, dtype)
         workers = Workers(
             actor, args.num_actors, (args, slots, weights, run.steps), slots_per_worker=args.slots_per_actor,
-            in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=run.worker_restarted,
+            in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            on_restart=run.worker_restarted,
         )  # fmt: skip
         # A deterministic learner takes one rollout of every actor, in order, before it publishes.
         group_size = args.num_actors if args.deterministic else 1

@@ -10,6 +10,8 @@ few gradients, clips it, steps and publishes new weights. Observations never lea
 
 from __future__ import annotations
 
+import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -101,7 +103,8 @@ def main() -> int:
         weights = Weights(net)
         workers = Workers(
             actor, args.num_actors, (args, slots, weights, run.steps), slots_per_worker=args.slots_per_actor,
-            in_order=args.sync, max_restarts=args.max_restarts, on_restart=run.worker_restarted,
+            in_order=args.sync, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            on_restart=run.worker_restarted,
         )  # fmt: skip
         mean, inspector = MeanGradient(net), Inspector(run, args.max_lag)
         taken: list[int] = []

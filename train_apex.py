@@ -11,6 +11,8 @@ proportion to priority, learns from them off policy, and gives them the priority
 
 from __future__ import annotations
 
+import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+
 import copy
 
 import torch
@@ -119,7 +121,8 @@ def main() -> int:
         make_room()  # a replay that was restored may be full
         workers = Workers(
             actor, args.num_actors, (args, shards, blocks, weights, run.steps), slots_per_worker=slots_per_actor,
-            in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=replaced,
+            in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            on_restart=replaced,
         )  # fmt: skip
         # A deterministic learner takes one block of every actor, in order, before it learns and publishes.
         group_size = args.num_actors if args.deterministic else 1

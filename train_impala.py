@@ -12,6 +12,8 @@ over whole unrolls. Where the two policies differ, truncated importance weights 
 
 from __future__ import annotations
 
+import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+
 import torch
 from gymnasium.spaces import Discrete
 from torch import nn
@@ -83,7 +85,8 @@ def train(
     incidents: list[str] = []
     workers = Workers(
         actor, num_actors, (args, slots, weights, run.steps, first), slots_per_worker=args.slots_per_actor,
-        in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=incidents.append,
+        in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+        on_restart=incidents.append, first_actor=first,
     )  # fmt: skip
     group_size = impala.rollouts_per_batch(args)
     queue: list[Filled] = []  # oldest first; actors wait once their slots are full, so it cannot grow
@@ -139,7 +142,7 @@ def main() -> int:
     net, optimizer, slots = set_up(args)
     with (
         Run(args, "impala", net, optimizer) as run,
-        Learners(args.num_learners, follow, (args, run.steps), cuda=args.cuda) as team,
+        Learners(args.num_learners, follow, (args, run.steps), cuda=args.cuda, should_stop=run.should_stop) as team,
     ):
         train(args, run, team, net, optimizer, slots)
     return run.exit_code

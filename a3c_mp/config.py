@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import signal
 import sys
 import textwrap
 import typing
@@ -15,6 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Literal, TypeVar
 
 import gymnasium
@@ -24,6 +26,9 @@ import wrappers
 
 A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""what a user, a shell or a machine that shuts down ends a script with"""
 
 
 class ConfigError(Exception):
@@ -85,6 +90,8 @@ class CommonArgs:
     """CPU threads of the learner"""
     max_restarts: Annotated[int, Between(0)] = 5
     """how many dead or hanging actors are replaced before the run fails"""
+    hang_seconds: Annotated[float, Between(1)] = 60.0
+    """an actor that takes no step for so long is killed and replaced (s); its first may take 120"""
 
 
 def parse_args(
@@ -275,10 +282,22 @@ def check_device(cuda: bool) -> torch.device:
 
 
 def exit_with(main: Callable[[], int]) -> None:
-    """Run a script's `main` and end the process with its exit code; bad input becomes one line and code 2."""
+    """Run a script's `main` and end the process with its exit code.
+
+    Bad input becomes one line and code 2; a signal, where `main` has nothing to save yet, code 128 + its number.
+    """
+    heeded = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    for signum in heeded:
+        signal.signal(signum, _leave)
     try:
         code = main()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    for signum in heeded:  # the interpreter is cleared away: one more changes nothing
+        signal.signal(signum, signal.SIG_IGN)
     sys.exit(code)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    sys.exit(128 + signum)

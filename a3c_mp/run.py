@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import wrappers
 from a3c_mp import checkpoint
 from a3c_mp.checkpoint import Stateful
-from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.config import SIGNALS, CommonArgs, ConfigError
 from a3c_mp.folder import describe_run, lock_folder, make_folder, write_json
 from a3c_mp.rollout import Episode
 from a3c_mp.tracking import FLUSH_SECONDS, Display, EpisodeLog, EventFile, Means, Timings, hms, open_log
@@ -32,7 +32,6 @@ WINDOW = 100
 """episodes in the mean return"""
 MIN_EPISODES = 20
 """fewest episodes that can show a game solved"""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TrainingError(RuntimeError):
@@ -245,8 +244,8 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
-        # A signal that went to all processes has ended workers too; that is what was asked for.
-        asked = self.exit_code != 0 and isinstance(error, WorkerError)
+        # A signal that went to all processes has ended workers too; the run was over before.
+        asked = self.exit_reason is not None and isinstance(error, WorkerError)
         if kind is not None and not asked:
             self.exit_code = 1
             self.exit_reason = f"error: {next(iter(str(error).splitlines()), kind.__name__)}"
