@@ -24,6 +24,7 @@ from a3c_mp.apex import ApexArgs as Args
 from a3c_mp.collect import derive_seeds
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
+from a3c_mp.guard import Guard
 from a3c_mp.nets import is_image
 from a3c_mp.precision import compute_dtype
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, Writer, importance_weights
@@ -70,9 +71,9 @@ def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weight
 
 def learn(
     args: Args, run: Run, net: nn.Module, target_net: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch,
-    dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
-    """One gradient step on a batch; returns the new priorities of its transitions."""
+    dtype: torch.dtype, guard: Guard,
+) -> Tensor | None:  # fmt: skip
+    """One gradient step on a batch; returns the new priorities of its transitions, None if the gradient was no good."""
     importance_exponent = linear(args.importance_exponent, 1.0, run.steps, args.total_steps)
     weights = importance_weights(batch.probability, importance_exponent)
     if args.normalize_obs:
@@ -80,8 +81,12 @@ def learn(
     loss, td_error, curves = ALGORITHMS[args.algo].loss(args, net, target_net, batch, weights, dtype)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    norms = torch.zeros_like(loss)
     for group in optimizer.param_groups:
         curves["losses/grad_norm"] = nn.utils.clip_grad_norm_(group["params"], args.clip_grad)
+        norms += curves["losses/grad_norm"]
+    if not guard.accepts(norms, "the learner", f"gradient {run.updates + 1}"):
+        return None
     optimizer.step()
     run.learned(curves, samples=args.batch_size)
     if run.updates % args.target_period == 0:
@@ -127,11 +132,14 @@ def main() -> int:
         # A deterministic learner takes one block of every actor, in order, before it learns and publishes.
         group_size = args.num_actors if args.deterministic else 1
         used: list[int] = []
+        whole, grads = Guard(run, "blocks_not_finite"), Guard(run, "grads_not_finite")
         owed = 0.0  # samples that may be learned for the steps collected
         batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
         with batches, workers, apex.divergence_named():
             for worker, slot, version in run.timing.each("waiting", workers.filled(run.should_stop)):
+                rejected_before = replay.rejected
                 replay.announce(worker)
+                whole.accepts(replay.rejected == rejected_before, f"actor {worker}", f"a block of actor {worker}")
                 steps = args.block_length * args.num_envs
                 run.consumed(steps, apex.finished_episodes(blocks[slot]), worker, weights.version - version)
                 used.append(slot)
@@ -145,8 +153,9 @@ def main() -> int:
                         batch = batches.next()
                     with run.timing("learning"):
                         on_device = Batch(*(field.to(device, non_blocking=True) for field in batch))
-                        priorities = learn(args, run, net, target_net, optimizer, on_device, dtype)
-                        replay.update(batch.ids, priorities.cpu())
+                        priorities = learn(args, run, net, target_net, optimizer, on_device, dtype, grads)
+                        if priorities is not None:
+                            replay.update(batch.ids, priorities.cpu())
                     owed -= args.batch_size
                 with run.timing("publishing"):
                     published = weights.publish(net) if run.updates > updates_before else weights.version

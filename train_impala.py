@@ -24,12 +24,13 @@ from a3c_mp.collect import Collector, derive_seeds
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.follower import Follower
+from a3c_mp.guard import Guard
 from a3c_mp.impala import PRESETS, DelayLine, UnrollReplay
 from a3c_mp.impala import ImpalaArgs as Args
 from a3c_mp.learners import Learners, Team
 from a3c_mp.nets import ActorCritic, make_actor_critic
 from a3c_mp.precision import compute_dtype
-from a3c_mp.rollout import Rollout, finished_episodes, join, rollout_spec
+from a3c_mp.rollout import Rollout, finished_episodes, is_finite, join, rollout_spec
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
 from a3c_mp.slots import Slots
@@ -54,7 +55,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int, fi
 
 def learn(
     args: Args, run: Run | Follower, team: Team, net: ActorCritic, optimizer: torch.optim.Optimizer, unrolls: Rollout,
-    replay: UnrollReplay | None, dtype: torch.dtype,
+    replay: UnrollReplay | None, dtype: torch.dtype, guard: Guard,
 ) -> None:  # fmt: skip
     """A gradient step for every batch of new unrolls, filled up with replayed ones."""
     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
@@ -65,9 +66,10 @@ def learn(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         team.average_gradients(net)
-        curves["losses/grad_norm"] = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
-        optimizer.step()
-        run.learned(curves)
+        curves["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        if guard.accepts(norm, "the learners", f"gradient {run.updates + 1}"):
+            optimizer.step()
+            run.learned(curves)
 
 
 def train(
@@ -90,6 +92,7 @@ def train(
     )  # fmt: skip
     group_size = impala.rollouts_per_batch(args)
     queue: list[Filled] = []  # oldest first; actors wait once their slots are full, so it cannot grow
+    whole, grads = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
     with workers:
         for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
             queue.append(filled)
@@ -98,7 +101,7 @@ def train(
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in queue]
             news = [
                 (rollout.action.numel(), finished_episodes(rollout), first + worker,
-                 weights.version - version + min(version, args.force_lag))
+                 weights.version - version + min(version, args.force_lag), is_finite(rollout))
                 for (worker, _, version), rollout in zip(queue, rollouts, strict=True)
             ]  # fmt: skip
             with run.timing("waiting"):
@@ -106,12 +109,18 @@ def train(
             for their_news, their_incidents in reports:
                 for incident in their_incidents:
                     run.worker_restarted(incident)
-                for rollout_news in their_news:
+                for *rollout_news, _ in their_news:
                     run.consumed(*rollout_news)
             incidents.clear()
-            with run.timing("learning"):
-                unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
-                learn(args, run, team, net, optimizer, unrolls, replay, dtype)
+            # One rollout that is not finite and nobody learns: everyone must take every step together.
+            verdicts = [
+                whole.accepts(finite, f"actor {worker}", f"a rollout of actor {worker}")
+                for their_news, _ in reports for _, _, worker, _, finite in their_news
+            ]  # fmt: skip
+            if all(verdicts):
+                with run.timing("learning"):
+                    unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
+                    learn(args, run, team, net, optimizer, unrolls, replay, dtype, grads)
             with run.timing("publishing"):
                 published = weights.publish(delayed(net))  # waits for the GPU: from here on the slots have been read
             for _, slot, _ in queue:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import gymnasium
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.config import Between, CommonArgs, ConfigError, Count, Fraction, NonNegative
+from a3c_mp.limits import free_shared_memory
 from a3c_mp.replay import NotFinite, Replay, Shards
 from a3c_mp.rollout import Episode, EpisodeStats
 from a3c_mp.run import TrainingError
@@ -181,7 +180,7 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
         raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")
     stack = FRAMES if is_atari(args.env_id) else 1
     sizes = args.num_actors, args.num_envs, rows, obs_space, actions, stack
-    needed, free = Shards.bytes_needed(*sizes), free_memory()
+    needed, free = Shards.bytes_needed(*sizes), free_shared_memory()
     if needed > free:
         why = f"the replay needs {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB is free"
         raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
@@ -201,20 +200,6 @@ def room(args: ApexArgs) -> int:
     return 2 * args.block_length * blocks_under_way(args)
 
 
-def free_memory() -> int:
-    """Bytes that shared memory can still take: what is left of /dev/shm, of the machine, and of the container."""
-    free = []
-    try:
-        free.append(shutil.disk_usage("/dev/shm").free)
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free.append(int(fields["MemAvailable"].split()[0]) * 1024)
-        group = Path("/sys/fs/cgroup")
-        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, KeyError, ValueError):  # not Linux, or no limit
-        pass
-    return min(free, default=2**63)
-
-
 def gauges(replay: Replay, shards: Shards) -> dict[str, Callable[[], float]]:
     """What TensorBoard shows of the replay."""
     capacity = shards.num_lanes * shards.rows
@@ -222,7 +207,7 @@ def gauges(replay: Replay, shards: Shards) -> dict[str, Callable[[], float]]:
         "replay/size": lambda: replay.size,
         "replay/dropped_priorities": lambda: replay.dropped,
         "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,
-        "memory/free_gib": lambda: free_memory() / GIB,
+        "memory/free_gib": lambda: free_shared_memory() / GIB,
     }
 
 

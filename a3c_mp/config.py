@@ -143,7 +143,7 @@ def _saved_flags(args_class: type[CommonArgs], folder: Path) -> list[str]:
         saved = dict(json.loads(path.read_text())["args"])
     except FileNotFoundError:
         raise ConfigError("resume", folder, "there is no run in this folder", "name a folder below runs/") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
     names = {field.name for field in dataclasses.fields(args_class)}
     if foreign := set(saved) - names:

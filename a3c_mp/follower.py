@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +26,10 @@ class Follower:
     def __init__(self, args: CommonArgs, rank: int, steps: int):
         self.rng = torch.Generator().manual_seed(args.seed + rank)
         self.timing = Timings()
-        self.steps = steps
+        self.steps, self.updates = steps, 0
+        self.counters: Counter[str] = Counter()
+        self.log = logging.Logger("follower")  # without a handler: learner 0 says the same
+        self.log.addHandler(logging.NullHandler())
 
     def should_stop(self) -> bool:
         return False
@@ -33,7 +38,7 @@ class Follower:
         self.steps += steps
 
     def learned(self, metrics: dict[str, Tensor]) -> None:
-        pass
+        self.updates += 1
 
     def worker_restarted(self, incident: str) -> None:
         pass

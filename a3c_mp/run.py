@@ -23,7 +23,8 @@ import wrappers
 from a3c_mp import checkpoint
 from a3c_mp.checkpoint import Stateful
 from a3c_mp.config import SIGNALS, CommonArgs, ConfigError
-from a3c_mp.folder import describe_run, lock_folder, make_folder, write_json
+from a3c_mp.folder import claim_folder, describe_run, write_json
+from a3c_mp.limits import check_limits
 from a3c_mp.rollout import Episode
 from a3c_mp.tracking import FLUSH_SECONDS, Display, EpisodeLog, EventFile, Means, Timings, hms, open_log
 from a3c_mp.workers import WorkerError
@@ -48,7 +49,7 @@ class Run:
         extra: what else it holds, by name; what the newest one lacks of them starts anew, with a warning.
 
     Raises:
-        ConfigError: the folder cannot be made or written, is in use, or holds nothing to resume.
+        ConfigError: the folder cannot be made, written or resumed, or is in use; or this machine is too small.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class Run:
         self.exit_reason: str | None = None
         self.exit_code = 0
 
-        self.folder = make_folder(args, algorithm)
-        self._lock = lock_folder(self.folder)
+        check_limits(args, net)
+        self.folder, self._lock = claim_folder(args, algorithm)
         self.log = open_log(self.folder)
         self.started = time.monotonic()
         self._learning_since: tuple[float, int] | None = None  # when the first rollout came, steps before it
@@ -132,7 +133,7 @@ class Run:
         self.lag_sum += policy_lag
         self.lag_count += 1
         self._means.add({"charts/policy_lag": float(policy_lag)})
-        for episode in episodes:
+        for episode in (e for e in episodes if math.isfinite(e.episode_return)):
             self._episode_log.add(self.steps, self.wall_seconds, actor, episode)
             self.episodes += 1
             self.returns.append(episode.episode_return)
@@ -316,34 +317,37 @@ class Run:
         self.display.show(self.steps, line, left)
 
     def _restore(self) -> None:
+        skipped: list[str] = []
         try:
-            state, path = checkpoint.load_newest(self.folder / "checkpoints", **self._origin, warn=self.log.warning)
-            self.net.load_state_dict(state["net"])
-            settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-            if [set(group) for group in state["optimizer"]["param_groups"]] != [{*s, "params"} for s in settings]:
-                raise ValueError("it holds the state of another optimizer")
-            self.optimizer.load_state_dict(state["optimizer"])
-            for group, now in zip(self.optimizer.param_groups, settings, strict=True):
-                group.update(now)  # flags given on resume count
-            for name, part in self.extra.items():
-                if name in state.get("extra", {}):
-                    part.load_state_dict(state["extra"][name])
-                else:
-                    self.log.warning(f"{path} holds no {name}: it starts anew")
-            self.rng.set_state(state["rng"])
-            torch.set_rng_state(state["torch_rng"])
+            folder = self.folder / "checkpoints"
+            path = checkpoint.load_newest(folder, **self._origin, warn=skipped.append, take=self._take)[1]
         except checkpoint.CheckpointError as error:
             raise ConfigError("resume", self.folder, str(error), "start a new run, or restore the folder") from error
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError("resume", self.folder, f"{path} does not fit these settings: {reason}") from error
-        self.steps, self.updates, self.episodes = state["steps"], state["updates"], state["episodes"]
-        self.samples, self.worker_restarts = state.get("samples", 0), state.get("worker_restarts", 0)
-        self.lag_sum, self.lag_count = state.get("policy_lag", [0, 0])
-        self.counters.update(state.get("counters", {}))
-        self.returns.extend(state["returns"])
-        self.best_mean = state["best_mean"]
-        self.seconds_before = state["wall_seconds"]
+        for warning in skipped:
+            self.log.warning(warning)
         self._saved_steps, self.last_checkpoint = self.steps, path
         checkpoint.set_aside_newer(path)
         self.log.info(f"resumed from {path} at {self.steps:,} steps")
+
+    def _take(self, state: dict[str, Any], path: Path) -> None:
+        """Go on from a checkpoint's state; what does not fit raises."""
+        self.net.load_state_dict(state["net"])
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        if [set(group) for group in state["optimizer"]["param_groups"]] != [{*s, "params"} for s in settings]:
+            raise ValueError("it holds the state of another optimizer")
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, now in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(now)  # flags given on resume count
+        for name, part in self.extra.items():
+            if name in state.get("extra", {}):
+                part.load_state_dict(state["extra"][name])
+            else:
+                self.log.warning(f"{path} holds no {name}: it starts anew")
+        self.rng.set_state(state["rng"])
+        torch.set_rng_state(state["torch_rng"])
+        self.steps, self.updates, self.episodes = state["steps"], state["updates"], state["episodes"]
+        self.samples, self.worker_restarts = state.get("samples", 0), state.get("worker_restarts", 0)
+        self.lag_sum, self.lag_count = state.get("policy_lag", [0, 0])
+        self.best_mean, self.seconds_before = state["best_mean"], state["wall_seconds"]
+        self.returns = deque(state["returns"], maxlen=WINDOW)
+        self.counters = Counter(state.get("counters", {}))

@@ -257,7 +257,7 @@ class Workers:
             process.join()
         if not self._has_filled[worker]:
             raise WorkerError(f"{self._name(worker)} failed before its first rollout:\n{text}")
-        self._restart(worker, f"raised an exception\n{text}")
+        self._restart(worker, "raised an exception", "\n" + text.rstrip())
 
     def _bury(self, worker: int) -> None:
         process = self._processes[worker]
@@ -288,12 +288,12 @@ class Workers:
     def _name(self, worker: int) -> str:
         return f"actor {self.first_actor + worker} (pid {self._processes[worker].pid})"
 
-    def _restart(self, worker: int, how: str) -> None:
+    def _restart(self, worker: int, how: str, details: str = "") -> None:
         incident = f"{self._name(worker)} {how}"
         if self.restarts >= self.max_restarts:
-            raise WorkerError(f"{incident}; restart budget of {self.max_restarts} spent")
+            raise WorkerError(f"{incident}; restart budget of {self.max_restarts} spent{details}")
         self.restarts += 1
-        self.on_restart(f"{incident}; restart {self.restarts} of {self.max_restarts}")
+        self.on_restart(f"{incident}; restart {self.restarts} of {self.max_restarts}{details}")
         while self._ready[worker]:  # whole rollouts, but simplest to forget: at most `slots_per_worker` of them
             self._held.discard(self._ready[worker].popleft().slot)
         self._start(worker)

@@ -7,13 +7,15 @@ import time
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from a3c_mp.workers import Link
 
 STEPS = 400
 """of all environments of an actor together, before something happens"""
-MISHAPS = ("killed at start", "killed in a step", "killed while sending", "raised", "hung", "stopped")
+MISHAPS = "MISHAPS"
+"""environment variable: what happens to the actors 0 that follow each other, separated by commas"""
 
 
 def in_actor_0():
@@ -22,7 +24,7 @@ def in_actor_0():
 
 def next_mishap():
     """The first that no actor before this one has met. Notes of them lie in the run's current folder."""
-    for mishap in MISHAPS:
+    for mishap in os.environ.get(MISHAPS, "").split(","):
         if not Path(mishap).exists():
             return mishap
     return None
@@ -40,7 +42,7 @@ def send_half(link, slot, payload):
 
 
 class MishapEnv(CartPoleEnv):
-    """Each actor 0 meets the next mishap; when all have been met, the last one raises if there is a file `enough`."""
+    """Each actor 0 meets the next mishap; the one after the last is killed once there is a file `enough`."""
 
     steps = 0
     mishap = None
@@ -62,11 +64,11 @@ class MishapEnv(CartPoleEnv):
         return super().step(action)
 
     def meet(self, mishap):
-        if mishap == "killed in a step":
-            note(mishap)
+        if mishap == "killed in a step" or (mishap is None and Path("enough").exists()):
+            note("killed in a step")
             os.kill(os.getpid(), signal.SIGKILL)
-        if mishap == "raised" or (mishap is None and Path("enough").exists()):
-            note("raised")
+        if mishap == "raised":
+            note(mishap)
             raise ArithmeticError("the pole caught fire")
         if mishap == "hung":
             note(mishap)
@@ -87,3 +89,29 @@ class UnmakeableEnv(CartPoleEnv):
 
 gymnasium.register("Mishap-v0", entry_point=MishapEnv, max_episode_steps=500)
 gymnasium.register("Unmakeable-v0", entry_point=UnmakeableEnv, max_episode_steps=500)
+
+
+class NotFiniteEnv(CartPoleEnv):
+    """Rewards or observations that are not finite: once, in the 150th step, or from there on."""
+
+    def __init__(self, reward=0.0, obs=0.0, always=False, **kwargs):
+        super().__init__(**kwargs)
+        self.bad_reward, self.bad_obs, self.always, self.total = reward, obs, always, 0
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        self.total += 1
+        if self.total == 150 or (self.always and self.total > 150):
+            obs, reward = obs + np.float32(self.bad_obs), reward + self.bad_reward
+        return obs, reward, *rest
+
+
+for name, numbers in {
+    "NanReward": {"reward": np.nan},
+    "InfiniteReward": {"reward": np.inf},
+    "NanObs": {"obs": np.nan},
+    "InfiniteObs": {"obs": -np.inf},
+    "NanForEver": {"reward": np.nan, "always": True},
+    "NanObsForEver": {"obs": np.nan, "always": True},
+}.items():
+    gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
