@@ -147,7 +147,7 @@ def _saved_flags(args_class: type[CommonArgs], folder: Path) -> list[str]:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
     names = {field.name for field in dataclasses.fields(args_class)}
     if foreign := set(saved) - names:
-        raise ConfigError("resume", folder, f"{path} belongs to another chapter (it has {sorted(foreign)[0]})")
+        raise ConfigError("resume", folder, f"{path} belongs to another chapter (it has {min(map(str, foreign))})")
     flags = []
     for name, value in saved.items():
         if isinstance(value, bool):

@@ -12,8 +12,10 @@ from datetime import datetime
 
 import pytest
 from fault_env import MISHAPS
+from inline import InlineWorkers
 from support import CARTPOLE, CHAPTERS, family_of, still_alive
 
+import train_a3c_data
 from a3c_mp.checkpoint import list_checkpoints
 
 HANG_SECONDS = 10
@@ -206,3 +208,22 @@ def test_signals_end_a_run_with_checkpoint_and_summary(scripts, algorithm, signu
 )
 def test_signals_of_every_kind_end_a_run(scripts, algorithm, signum, target, times, moment):
     check_signal(scripts, algorithm, signum, target, times, moment)
+
+
+@pytest.mark.parametrize(("signum", "times"), [(INT, 2), (TERM, 1)])
+def test_signals_end_an_evaluation_without_a_word(scripts, monkeypatch, signum, times):
+    monkeypatch.chdir(scripts.runs_dir)
+    monkeypatch.setattr(train_a3c_data, "Workers", InlineWorkers)
+    flags = ["--run-name", "r", "--total-steps", "200"]
+    monkeypatch.setattr("sys.argv", ["", *CARTPOLE, *CHAPTERS["a3c_data"][1], *flags])
+    assert train_a3c_data.main() == 0
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    player = scripts.start("play.py", "runs/r", "--episodes", "1000000", start_new_session=True)
+    assert "200 steps of training" in player.stdout.readline()
+    asked = time.monotonic()
+    for _ in range(times):
+        os.killpg(player.pid, signum)
+        time.sleep(0.1 * (times - 1))
+    done = scripts.finish(player, "r")
+    assert time.monotonic() - asked < 10
+    assert (done.code, done.err) == (128 + signum, "")
