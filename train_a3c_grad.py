@@ -27,7 +27,7 @@ from a3c_mp.device import set_up_torch
 from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, episodes_of, gradient_spec, write_gradient
 from a3c_mp.nets import Moments, is_image, make_actor_critic
 from a3c_mp.precision import compute_dtype
-from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, minibatches, rollout_spec
+from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
 from a3c_mp.slots import Slots
@@ -77,6 +77,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) ->
         weights.load(acting_net, version if args.sync else None)
         collector.collect(rollout)
         episodes: list = finished_episodes(rollout)
+        whole = is_finite(rollout)
         on_device = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
         moments = Moments.of(on_device.obs[-actor_critic.NORM_STEPS :].flatten(0, 1)) if args.normalize_obs else None
         samples = actor_critic.to_samples(args, on_device)
@@ -85,8 +86,8 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, start: int) ->
             loss, curves = actor_critic.loss(args, net, [field.index_select(0, indices) for field in samples], dtype)
             net.zero_grad(set_to_none=True)
             loss.backward()
-            checked = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
-            link.send(slot, Report(version, len(indices), len(episodes), *checked))
+            finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
+            link.send(slot, Report(version, len(indices), len(episodes), finite and whole, means))
             moments, episodes = None, []  # told once for each rollout
             slot, version = link.take()
 

@@ -36,7 +36,7 @@ class Report(NamedTuple):
     version: int  # of the weights that the gradient was taken at
     steps: int  # samples in it
     num_episodes: int  # filled rows of `Gradient.episodes`
-    finite: bool  # whether everything in the slot is
+    finite: bool  # whether everything in the slot is, and the rollout behind it
     curves: dict[str, float]  # means over the batch, for TensorBoard
 
 
