@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import gymnasium
 import torch
@@ -286,18 +286,22 @@ def exit_with(main: Callable[[], int]) -> None:
 
     Bad input becomes one line and code 2; a signal, where `main` has nothing to save yet, code 128 + its number.
     """
-    heeded = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]  # nohup ignores SIGHUP
-    for signum in heeded:
-        signal.signal(signum, _leave)
+    for signum in SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup does with SIGHUP
+            signal.signal(signum, _leave)
     try:
         code = main()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
-    for signum in heeded:  # the interpreter is cleared away: one more changes nothing
-        signal.signal(signum, signal.SIG_IGN)
-    sys.exit(code)
+    _exit(code)
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    sys.exit(128 + signum)
+    _exit(128 + signum)
+
+
+def _exit(code: int) -> NoReturn:
+    for signum in SIGNALS:  # while the interpreter clears up, more of them change nothing
+        signal.signal(signum, signal.SIG_IGN)
+    sys.exit(code)

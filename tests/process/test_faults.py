@@ -219,7 +219,7 @@ def test_signals_end_an_evaluation_without_a_word(scripts, monkeypatch, signum, 
     assert train_a3c_data.main() == 0
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     player = scripts.start("play.py", "runs/r", "--episodes", "1000000", start_new_session=True)
-    assert "200 steps of training" in player.stdout.readline()
+    assert "steps of training" in player.stdout.readline()
     asked = time.monotonic()
     for _ in range(times):
         os.killpg(player.pid, signum)
