@@ -69,17 +69,16 @@ class Run:
         self.frames_per_step = wrappers.FRAME_SKIP if wrappers.is_atari(args.env_id) else 1
         self.steps = self.updates = self.samples = self.episodes = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
-        self.best_mean = -np.inf
+        self.best_mean, self.seconds_before = -math.inf, 0.0  # the latter: of earlier processes of a resumed run
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
-        self.lag_sum = self.lag_count = 0
-        self.worker_restarts = 0
+        self.lag_sum = self.lag_count = self.worker_restarts = 0
         self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
-        self.seconds_before = 0.0  # of earlier processes of a resumed run
         self.exit_reason: str | None = None
         self.exit_code = 0
 
         check_limits(args, net)
         self.folder, self._lock = claim_folder(args, algorithm)
+        self.checkpoints = self.folder / "checkpoints"
         self.log = open_log(self.folder)
         self.started = time.monotonic()
         self._learning_since: tuple[float, int] | None = None  # when the first rollout came, steps before it
@@ -104,8 +103,8 @@ class Run:
         self._episode_log = EpisodeLog(self.folder / "episodes.csv", self.steps, self.log)
         self.event_file = EventFile(self.folder, self.steps + 1 if self.args.resume else None, self.log)
         self.display = Display(self.args.total_steps, self.log)
-        ignored = [signum for signum in SIGNALS if signal.getsignal(signum) is signal.SIG_IGN]  # nohup
-        self._old_handlers = {s: signal.signal(s, self._on_signal) for s in SIGNALS if s not in ignored}
+        heeded = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+        self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in heeded}
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         return self
 
@@ -189,8 +188,7 @@ class Run:
             "extra": {name: part.state_dict() for name, part in self.extra.items()},
         }
         try:
-            folder = self.folder / "checkpoints"
-            self.last_checkpoint = checkpoint.save(folder, state, **self._origin, steps=self.steps, best=best)
+            self.last_checkpoint = checkpoint.save(self.checkpoints, state, **self._origin, steps=self.steps, best=best)
             self._saved_steps, self.best_mean = self.steps, best_mean
         except (OSError, checkpoint.CheckpointError) as error:
             self.log.warning(f"no checkpoint at {self.steps:,} steps: {error}")
@@ -319,18 +317,17 @@ class Run:
     def _restore(self) -> None:
         skipped: list[str] = []
         try:
-            folder = self.folder / "checkpoints"
-            path = checkpoint.load_newest(folder, **self._origin, warn=skipped.append, take=self._take)[1]
+            found = checkpoint.load_newest(self.checkpoints, **self._origin, warn=skipped.append, take=self._take)
         except checkpoint.CheckpointError as error:
             raise ConfigError("resume", self.folder, str(error), "start a new run, or restore the folder") from error
         for warning in skipped:
             self.log.warning(warning)
-        self._saved_steps, self.last_checkpoint = self.steps, path
-        checkpoint.set_aside_newer(path)
-        self.log.info(f"resumed from {path} at {self.steps:,} steps")
+        self._saved_steps, self.last_checkpoint = self.steps, found[1]
+        checkpoint.set_aside_newer(self.last_checkpoint)
+        self.log.info(f"resumed from {self.last_checkpoint} at {self.steps:,} steps")
 
     def _take(self, state: dict[str, Any], path: Path) -> None:
-        """Go on from a checkpoint's state; what does not fit raises."""
+        """Go on from a state; what does not fit raises."""
         self.net.load_state_dict(state["net"])
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         if [set(group) for group in state["optimizer"]["param_groups"]] != [{*s, "params"} for s in settings]:

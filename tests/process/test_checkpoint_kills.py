@@ -52,8 +52,8 @@ def test_a_save_killed_at_any_moment_costs_that_one_save(tmp_path):
         assert promised <= steps <= promised + 1
         assert not skipped
         assert (state["net"]["weight"] == steps).all()
-        best = checkpoint.load(list_checkpoints(folder, "best")[0], **ORIGIN) if steps > 3 else {"steps": 0}
-        assert best["steps"] >= steps - 4
+        for best in list_checkpoints(folder, "best")[:1]:
+            assert 0 < checkpoint.load(best, **ORIGIN)["steps"] <= steps
     assert in_the_middle > KILLS / 10, "many were killed while they wrote"
 
 
