@@ -10,6 +10,8 @@ minimises is A3C's loss on advantages by GAE, with PPO's clipped ratio where the
 
 from __future__ import annotations
 
+import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +23,10 @@ from a3c_mp.actor_critic import ActorCriticArgs, allocate
 from a3c_mp.collect import Collector, derive_seeds
 from a3c_mp.config import Count, check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
+from a3c_mp.guard import Guard
 from a3c_mp.nets import is_image, make_actor_critic
 from a3c_mp.precision import compute_dtype
-from a3c_mp.rollout import Rollout, finished_episodes, minibatches, rollout_spec
+from a3c_mp.rollout import Rollout, finished_episodes, is_finite, minibatches, rollout_spec
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
 from a3c_mp.slots import Slots
@@ -56,7 +59,10 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
         link.send(slot, version)
 
 
-def learn(args: Args, run: Run, net: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout, dtype: torch.dtype):
+def learn(
+    args: Args, run: Run, net: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout, dtype: torch.dtype,
+    guard: Guard,
+) -> None:  # fmt: skip
     """Gradient steps on every sample of a rollout, in shuffled minibatches, `args.update_epochs` times."""
     if args.normalize_obs:
         net.norm.update(rollout.obs[-actor_critic.NORM_STEPS :].flatten(0, 1))
@@ -66,9 +72,10 @@ def learn(args: Args, run: Run, net: nn.Module, optimizer: torch.optim.Optimizer
         loss, curves = actor_critic.loss(args, net, [field.index_select(0, indices) for field in samples], dtype)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        curves["losses/grad_norm"] = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
-        optimizer.step()
-        run.learned(curves)
+        curves["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        if guard.accepts(norm, "the learner", f"gradient {run.updates + 1}"):
+            optimizer.step()
+            run.learned(curves)
 
 
 def main() -> int:
@@ -86,19 +93,22 @@ def main() -> int:
         weights = Weights(net, dtype)
         workers = Workers(
             actor, args.num_actors, (args, slots, weights), start=run.steps, slots_per_worker=args.slots_per_actor,
-            in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=run.worker_restarted,
+            in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            on_restart=run.worker_restarted,
         )  # fmt: skip
         # A deterministic learner takes one rollout of every actor, in order, before it publishes.
         group_size = args.num_actors if args.deterministic else 1
         used: list[int] = []
+        rollouts, grads = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
         with workers:
             for worker, slot, version in run.timing.each("waiting", workers.filled(run.should_stop)):
                 rollout = Rollout(**slots[slot])
                 optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
                 run.consumed(rollout.action.numel(), finished_episodes(rollout), worker, weights.version - version)
-                with run.timing("learning"):
-                    rollout = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
-                    learn(args, run, net, optimizer, rollout, dtype)
+                if rollouts.accepts(is_finite(rollout), f"actor {worker}", f"a rollout of actor {worker}"):
+                    with run.timing("learning"):
+                        rollout = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
+                        learn(args, run, net, optimizer, rollout, dtype, grads)
                 used.append(slot)
                 if len(used) == group_size:
                     with run.timing("publishing"):

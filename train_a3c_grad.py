@@ -10,6 +10,8 @@ few gradients, clips it, steps and publishes new weights. Observations never lea
 
 from __future__ import annotations
 
+import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -25,7 +27,7 @@ from a3c_mp.device import set_up_torch
 from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, episodes_of, gradient_spec, write_gradient
 from a3c_mp.nets import Moments, is_image, make_actor_critic
 from a3c_mp.precision import compute_dtype
-from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, minibatches, rollout_spec
+from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
 from a3c_mp.slots import Slots
@@ -75,6 +77,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
         weights.load(acting_net, version if args.sync else None)
         collector.collect(rollout)
         episodes: list = finished_episodes(rollout)
+        whole = is_finite(rollout)
         on_device = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
         moments = Moments.of(on_device.obs[-actor_critic.NORM_STEPS :].flatten(0, 1)) if args.normalize_obs else None
         samples = actor_critic.to_samples(args, on_device)
@@ -83,8 +86,8 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
             loss, curves = actor_critic.loss(args, net, [field.index_select(0, indices) for field in samples], dtype)
             net.zero_grad(set_to_none=True)
             loss.backward()
-            checked = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
-            link.send(slot, Report(version, len(indices), len(episodes), *checked))
+            finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
+            link.send(slot, Report(version, len(indices), len(episodes), finite and whole, means))
             moments, episodes = None, []  # told once for each rollout
             slot, version = link.take()
 
@@ -101,7 +104,8 @@ def main() -> int:
         weights = Weights(net)
         workers = Workers(
             actor, args.num_actors, (args, slots, weights), start=run.steps, slots_per_worker=args.slots_per_actor,
-            in_order=args.sync, max_restarts=args.max_restarts, on_restart=run.worker_restarted,
+            in_order=args.sync, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            on_restart=run.worker_restarted,
         )  # fmt: skip
         mean, inspector = MeanGradient(net), Inspector(run, args.max_lag)
         taken: list[int] = []

@@ -13,7 +13,8 @@ proportion to priority, learns from them off policy, and gives them the priority
 
 from __future__ import annotations
 
-import copy
+import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,9 @@ from a3c_mp import apex, ddpg, dqn
 from a3c_mp.apex import PRESETS
 from a3c_mp.apex import ApexArgs as Args
 from a3c_mp.collect import BlockCollector, derive_seeds
-from a3c_mp.config import check_env, exit_with, parse_args
-from a3c_mp.device import check_learners, set_up_torch
+from a3c_mp.config import exit_with, parse_args
 from a3c_mp.follower import Follower
+from a3c_mp.guard import Guard
 from a3c_mp.learners import Learners, Team
 from a3c_mp.precision import compute_dtype
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, Writer, importance_weights
@@ -56,9 +57,9 @@ def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weight
 
 def learn(
     args: Args, run: Run | Follower, team: Team, net: nn.Module, target_net: nn.Module,
-    optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
-    """One gradient step on a batch; returns the new priorities of its transitions."""
+    optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype, guard: Guard,
+) -> Tensor | None:  # fmt: skip
+    """One gradient step on a batch; returns the new priorities of its transitions, None if the gradient was no good."""
     importance_exponent = linear(args.importance_exponent, 1.0, run.steps, args.total_steps)
     smallest = team.gather(batch.probability.min()[None]).min()
     weights = importance_weights(batch.probability, importance_exponent, smallest)
@@ -68,8 +69,9 @@ def learn(
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     team.average_gradients(net)
-    for group in optimizer.param_groups:
-        curves["losses/grad_norm"] = nn.utils.clip_grad_norm_(group["params"], args.clip_grad)
+    curves["losses/grad_norm"] = norm = apex.clip_gradients(optimizer, args.clip_grad)
+    if not guard.accepts(norm, "the learner", f"gradient {run.updates + 1}"):
+        return None
     optimizer.step()
     run.learned(curves, samples=args.batch_size * team.size)
     if run.updates % args.target_period == 0:
@@ -98,12 +100,13 @@ def train(
     workers = Workers(
         actor, shards.num_shards, (args, shards, blocks, weights, first), start=run.steps,
         slots_per_worker=slots_per_actor, in_order=args.deterministic, max_restarts=args.max_restarts,
-        on_restart=replaced,
+        hang_seconds=args.hang_seconds, on_restart=replaced, first_actor=first,
     )  # fmt: skip
     # Deterministic learners take one block of every actor, in order, before they learn and publish.
     group_size = shards.num_shards if args.deterministic else 1
     steps = args.block_length * args.num_envs
     queue: list[Filled] = []
+    whole, grads = Guard(run, "blocks_not_finite"), Guard(run, "grads_not_finite")
     owed = 0.0  # samples that each learner may learn for the steps collected by all
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
     with batches, workers, apex.divergence_named():
@@ -111,12 +114,12 @@ def train(
             queue.append(filled)
             if len(queue) < group_size:
                 continue
-            for worker, _, _ in queue:
-                replay.announce(worker)
-            news = [(steps, apex.finished_episodes(blocks[slot]), first + worker, weights.version - version)
-                    for worker, slot, version in queue]  # fmt: skip
+            news = [
+                (steps, apex.finished_episodes(blocks[slot]), first + worker, weights.version - version,
+                 apex.take_in(replay, worker)) for worker, slot, version in queue
+            ]  # fmt: skip
             with run.timing("waiting"):
-                sizes = team.tell(run, news, incidents, replay.size)
+                _, sizes = team.tell(run, whole, news, incidents, replay.size)
             if sum(sizes) >= args.learning_starts and min(sizes) > 0:
                 owed += args.replay_ratio * steps * group_size
             updates_before = run.updates
@@ -125,8 +128,9 @@ def train(
                     batch = batches.next()
                 with run.timing("learning"):
                     on_device = Batch(*(field.to(device, non_blocking=True) for field in batch))
-                    priorities = learn(args, run, team, net, target_net, optimizer, on_device, dtype)
-                    replay.update(batch.ids, priorities.cpu())
+                    priorities = learn(args, run, team, net, target_net, optimizer, on_device, dtype, grads)
+                    if priorities is not None:
+                        replay.update(batch.ids, priorities.cpu())
                 owed -= args.batch_size
             with run.timing("publishing"):
                 published = weights.publish(net) if run.updates > updates_before else weights.version
@@ -139,31 +143,20 @@ def train(
             queue.clear()
 
 
-def set_up(args: Args, rank: int = 0) -> apex.Parts:
-    """What a learner needs for `train`. Raises ConfigError for settings that do not go together."""
-    check_learners(args.num_learners, args.num_actors, args.cuda)
-    algo = ALGORITHMS[args.algo]
-    obs_space, action_space = check_env(args.env_id, algo.ACTIONS)
-    device = set_up_torch(args, rank)
-    net = algo.make_net(obs_space, action_space).to(device)
-    target_net = copy.deepcopy(net).requires_grad_(False)
-    shards, blocks = apex.allocate(args, obs_space, algo.stored_actions(action_space))
-    replay = Replay(shards, args.priority_exponent, args.seed + rank)
-    return apex.Parts(net, target_net, algo.make_optimizer(args, net), replay, blocks)
-
-
 def follow(team: Team, args: Args, steps: int, updates: int) -> None:
     """Spawned process: a learner besides the first."""
-    train(args, Follower(args, team.rank, steps, updates), team, *set_up(args, team.rank))
+    train(args, Follower(args, team.rank, steps, updates), team, *apex.set_up(args, ALGORITHMS[args.algo], team.rank))
 
 
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
-    parts = set_up(args)
+    parts = apex.set_up(args, ALGORITHMS[args.algo])
     extra = {"target_net": parts.target_net, **({"replay": parts.replay} if args.save_replay else {})}
     with (
         Run(args, f"apex_{args.algo}", parts.net, parts.optimizer, extra) as run,
-        Learners(args.num_learners, follow, (args, run.steps, run.updates), cuda=args.cuda) as team,
+        Learners(
+            args.num_learners, follow, (args, run.steps, run.updates), cuda=args.cuda, should_stop=run.should_stop
+        ) as team,
     ):
         run.gauges |= apex.gauges(parts.replay)
         if args.resume and not parts.replay.size:

@@ -12,6 +12,8 @@ over whole unrolls. Where the two policies differ, truncated importance weights 
 
 from __future__ import annotations
 
+import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+
 import torch
 from gymnasium.spaces import Discrete
 from torch import nn
@@ -22,12 +24,13 @@ from a3c_mp.collect import Collector, derive_seeds
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.follower import Follower
+from a3c_mp.guard import Guard
 from a3c_mp.impala import PRESETS, DelayLine, UnrollReplay
 from a3c_mp.impala import ImpalaArgs as Args
 from a3c_mp.learners import Learners, Team
 from a3c_mp.nets import ActorCritic, make_actor_critic
 from a3c_mp.precision import compute_dtype
-from a3c_mp.rollout import Rollout, finished_episodes, join, rollout_spec
+from a3c_mp.rollout import Rollout, finished_episodes, is_finite, join, rollout_spec
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
 from a3c_mp.slots import Slots
@@ -52,7 +55,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, first: int) ->
 
 def learn(
     args: Args, run: Run | Follower, team: Team, net: ActorCritic, optimizer: torch.optim.Optimizer, unrolls: Rollout,
-    replay: UnrollReplay | None, dtype: torch.dtype,
+    replay: UnrollReplay | None, dtype: torch.dtype, guard: Guard,
 ) -> None:  # fmt: skip
     """A gradient step for every batch of new unrolls, filled up with replayed ones."""
     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
@@ -63,9 +66,10 @@ def learn(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         team.average_gradients(net)
-        curves["losses/grad_norm"] = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
-        optimizer.step()
-        run.learned(curves)
+        curves["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        if guard.accepts(norm, "the learners", f"gradient {run.updates + 1}"):
+            optimizer.step()
+            run.learned(curves)
 
 
 def train(
@@ -84,10 +88,12 @@ def train(
     incidents: list[str] = []
     workers = Workers(
         actor, num_actors, (args, slots, weights, first), start=run.steps, slots_per_worker=args.slots_per_actor,
-        in_order=args.deterministic, max_restarts=args.max_restarts, on_restart=incidents.append,
+        in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+        on_restart=incidents.append, first_actor=first,
     )  # fmt: skip
     group_size = impala.rollouts_per_batch(args)
     queue: list[Filled] = []  # oldest first; actors wait once their slots are full, so it cannot grow
+    whole, grads = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
     with workers:
         for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
             queue.append(filled)
@@ -96,14 +102,15 @@ def train(
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in queue]
             news = [
                 (rollout.action.numel(), finished_episodes(rollout), first + worker,
-                 weights.version - version + min(version - begun, args.force_lag))
+                 weights.version - version + min(version - begun, args.force_lag), is_finite(rollout))
                 for (worker, _, version), rollout in zip(queue, rollouts, strict=True)
             ]  # fmt: skip
             with run.timing("waiting"):
-                team.tell(run, news, incidents)
-            with run.timing("learning"):
-                unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
-                learn(args, run, team, net, optimizer, unrolls, replay, dtype)
+                finite, _ = team.tell(run, whole, news, incidents)
+            if finite:  # in every learner, or none learns: they take every step together
+                with run.timing("learning"):
+                    unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
+                    learn(args, run, team, net, optimizer, unrolls, replay, dtype, grads)
             if anew := run.tick():  # a run resumed here knows neither old nets nor old unrolls
                 delayed, begun = DelayLine(args.force_lag), weights.version + 1
                 if replay is not None:
@@ -140,7 +147,9 @@ def main() -> int:
     net, optimizer, slots = set_up(args)
     with (
         Run(args, "impala", net, optimizer) as run,
-        Learners(args.num_learners, follow, (args, run.steps, run.updates), cuda=args.cuda) as team,
+        Learners(
+            args.num_learners, follow, (args, run.steps, run.updates), cuda=args.cuda, should_stop=run.should_stop
+        ) as team,
     ):
         train(args, run, team, net, optimizer, slots)
     return run.exit_code

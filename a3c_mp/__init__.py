@@ -6,13 +6,21 @@ torch for its `--learner-threads` explicitly.
 
 Memory that a process has freed stays with it. By default the C library gives every large block back to the kernel at
 once and asks for it anew, zeroed page by page, at the next gradient step: a fifth of the learner's time on a CPU.
+
+A spawned process must not outlive its parent, not even while it imports torch: the chapters import this package first.
 """
 
 import ctypes
 import os
+import signal
+import sys
 from contextlib import suppress
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+PARENT_VARIABLE = "A3C_MP_PARENT_PID"
+"""environment variable by which `children.start_child` tells a child whose it is before anything is imported"""
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; what --deterministic needs there
@@ -22,3 +30,15 @@ __version__ = "0.1.0"
 with suppress(OSError, AttributeError):  # a C library other than glibc
     for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
         ctypes.CDLL(None).mallopt(option, 2**30)
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; end it now if that has happened."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # the parent died before prctl could watch it
+        os._exit(1)
+
+
+if parent_pid := os.environ.pop(PARENT_VARIABLE, ""):
+    end_with_parent(int(parent_pid))

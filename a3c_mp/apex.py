@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium
@@ -14,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.config import Between, ConfigError, Count, Fraction, LearningArgs, NonNegative
+from a3c_mp.config import Between, ConfigError, Count, Fraction, LearningArgs, NonNegative, check_env
+from a3c_mp.device import check_learners, set_up_torch
+from a3c_mp.limits import free_shared_memory
 from a3c_mp.replay import NotFinite, Replay, Shards
 from a3c_mp.rollout import Episode, EpisodeStats
 from a3c_mp.run import TrainingError
@@ -160,6 +161,12 @@ def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
     torch._foreach_lerp_([*target_net.parameters(), *target_net.buffers()], [*net.parameters(), *net.buffers()], rate)
 
 
+def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
+    """Clip the gradient of each group of parameters to a norm; returns the norm of all before that, []."""
+    norms = [nn.utils.clip_grad_norm_(group["params"], largest) for group in optimizer.param_groups]
+    return torch.stack(norms).norm()
+
+
 @contextmanager
 def divergence_named() -> Iterator[None]:
     """Tell of TD errors that are not finite as of learning that has failed."""
@@ -172,6 +179,22 @@ def divergence_named() -> Iterator[None]:
 def reward_to_learn(args: ApexArgs, reward: np.ndarray) -> np.ndarray:
     """The reward [B] as the settings want it learned from."""
     return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
+
+
+def set_up(args: ApexArgs, algo: Any, rank: int = 0) -> Parts:
+    """What learner `rank` needs, with the nets of `algo`, which is `dqn` or `ddpg`.
+
+    Raises:
+        ConfigError: settings that do not go together.
+    """
+    check_learners(args.num_learners, args.num_actors, args.cuda)
+    obs_space, action_space = check_env(args.env_id, algo.ACTIONS)
+    device = set_up_torch(args, rank)
+    net = algo.make_net(obs_space, action_space).to(device)
+    target_net = copy.deepcopy(net).requires_grad_(False)
+    shards, blocks = allocate(args, obs_space, algo.stored_actions(action_space))
+    replay = Replay(shards, args.priority_exponent, args.seed + rank)
+    return Parts(net, target_net, algo.make_optimizer(args, net), replay, blocks)
 
 
 def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
@@ -201,7 +224,7 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
     stack = FRAMES if is_atari(args.env_id) else 1
     num_actors = args.num_actors // args.num_learners
     sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
-    needed, free = args.num_learners * Shards.bytes_needed(*sizes), free_memory()
+    needed, free = args.num_learners * Shards.bytes_needed(*sizes), free_shared_memory()
     if needed > free:
         why = f"the replay needs {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB is free"
         raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
@@ -221,24 +244,17 @@ def room(args: ApexArgs) -> int:
     return 2 * args.block_length * blocks_under_way(args)
 
 
+def take_in(replay: Replay, shard: int) -> bool:
+    """Take in what a shard's writer has made ready; whether all its priorities were finite, as no others are kept."""
+    rejected_before = replay.rejected
+    replay.announce(shard)
+    return replay.rejected == rejected_before
+
+
 def make_room(args: ApexArgs, replay: Replay) -> None:
     """Retire what the blocks under way of all actors may overwrite."""
     for shard in range(replay.shards.num_shards):
         replay.make_room(shard, room(args))
-
-
-def free_memory() -> int:
-    """Bytes that shared memory can still take: what is left of /dev/shm, of the machine, and of the container."""
-    free = []
-    try:
-        free.append(shutil.disk_usage("/dev/shm").free)
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free.append(int(fields["MemAvailable"].split()[0]) * 1024)
-        group = Path("/sys/fs/cgroup")
-        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, KeyError, ValueError):  # not Linux, or no limit
-        pass
-    return min(free, default=2**63)
 
 
 def gauges(replay: Replay) -> dict[str, Callable[[], float]]:
@@ -249,7 +265,7 @@ def gauges(replay: Replay) -> dict[str, Callable[[], float]]:
         "replay/size": lambda: replay.size,
         "replay/dropped_priorities": lambda: replay.dropped,
         "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,
-        "memory/free_gib": lambda: free_memory() / GIB,
+        "memory/free_gib": lambda: free_shared_memory() / GIB,
     }
 
 

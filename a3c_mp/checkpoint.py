@@ -131,9 +131,9 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
             found_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         form, sha256 = manifest["format"], manifest["sha256"]
         found = {"algorithm": manifest["algorithm"], "env_id": manifest["env_id"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(form, int) or form > FORMAT:
+    if type(form) is not int or not 1 <= form <= FORMAT:
         raise CheckpointError(f"{path} has format {form}, this version reads up to {FORMAT}")
     for name, wanted in {"algorithm": algorithm, "env_id": env_id}.items():
         if found[name] != wanted:
@@ -151,9 +151,16 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
 
 
 def load_newest(
-    folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None], fixed: bool = False
-) -> tuple[dict[str, Any], Path]:
-    """The newest checkpoint that can be read, and its path; `warn` is told of every newer one that cannot.
+    folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None],
+    take: Callable[[dict[str, Any], Path], None] = lambda state, path: None, fixed: bool = False,
+) -> tuple[dict[str, Any], Path]:  # fmt: skip
+    """The newest checkpoint that can be read and taken, and its path; `warn` is told of every newer one that cannot.
+
+    Args:
+        folder: `checkpoints/` of a run.
+        algorithm, env_id: as for `load`.
+        warn: called with a line for each that is passed over.
+        take: called with the state and the path; what it raises says that they do not fit the caller.
 
     With `fixed`, others than those saved with `fixed` are the last resort.
 
@@ -166,6 +173,11 @@ def load_newest(
     for path in paths:
         try:
             state = load(path, algorithm=algorithm, env_id=env_id)
+            try:
+                take(state, path)
+            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                raise CheckpointError(f"{path} does not fit these settings: {reason}") from error
         except CheckpointError as error:
             skipped.append(str(error))
             continue

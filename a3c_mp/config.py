@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+import signal
 import sys
 import textwrap
 import typing
@@ -16,7 +17,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from types import FrameType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import gymnasium
 import torch
@@ -25,6 +27,9 @@ import wrappers
 
 A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""what a user, a shell or a machine that shuts down ends a script with"""
 
 
 class ConfigError(Exception):
@@ -88,6 +93,8 @@ class CommonArgs:
     """CPU threads of the learner"""
     max_restarts: Annotated[int, Between(0)] = 5
     """how many dead or hanging actors are replaced before the run fails"""
+    hang_seconds: Annotated[float, Between(1)] = 60.0
+    """an actor that takes no step for so long is killed and replaced (s); its first may take 120"""
 
 
 @dataclass(frozen=True)
@@ -155,11 +162,11 @@ def _saved_flags(args_class: type[CommonArgs], folder: Path) -> list[str]:
         saved = dict(json.loads(path.read_text())["args"])
     except FileNotFoundError:
         raise ConfigError("resume", folder, "there is no run in this folder", "name a folder below runs/") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
     names = {field.name for field in dataclasses.fields(args_class)}
     if foreign := set(saved) - names:
-        raise ConfigError("resume", folder, f"{path} belongs to another chapter (it has {sorted(foreign)[0]})")
+        raise ConfigError("resume", folder, f"{path} belongs to another chapter (it has {min(map(str, foreign))})")
     flags = []
     for name, value in saved.items():
         if isinstance(value, bool):
@@ -314,10 +321,26 @@ def check_device(cuda: bool) -> torch.device:
 
 
 def exit_with(main: Callable[[], int]) -> None:
-    """Run a script's `main` and end the process with its exit code; bad input becomes one line and code 2."""
+    """Run a script's `main` and end the process with its exit code.
+
+    Bad input becomes one line and code 2; a signal, where `main` has nothing to save yet, code 128 + its number.
+    """
+    for signum in SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup does with SIGHUP
+            signal.signal(signum, _leave)
     try:
         code = main()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    _exit(code)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    _exit(128 + signum)
+
+
+def _exit(code: int) -> NoReturn:
+    for signum in SIGNALS:  # while the interpreter clears up, more of them change nothing
+        signal.signal(signum, signal.SIG_IGN)
     sys.exit(code)

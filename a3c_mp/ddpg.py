@@ -84,6 +84,7 @@ class Policy:
         best = self.net(states)[0]
         self.noise = self.memory * self.noise + (1 - self.memory**2) ** 0.5 * self.sigmas * self._normal(len(obs))
         action = (best.float().cpu().numpy() + self.noise).clip(-1.0, 1.0).astype(np.float32)
+        action = np.nan_to_num(action, copy=False)  # at an observation that is not finite any will do
         both = torch.cat([torch.from_numpy(action).to(best), best])
         q = self.net.q(torch.cat([states, states]), both).float().cpu().numpy()
         return action, q[: len(obs)], q[len(obs) :]

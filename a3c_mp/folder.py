@@ -27,8 +27,12 @@ LEFT_BY_REFUSED = {".lock", ".writable", "run.log"}
 """what may lie in a folder whose run never began"""
 
 
-def make_folder(args: CommonArgs, algorithm: str) -> Path:
-    """The folder that `--resume` or `--run-name` names, made and found writable. Raises ConfigError."""
+def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
+    """The folder that `--resume` or `--run-name` names, made, found writable, and held until the file is closed.
+
+    Raises:
+        ConfigError: it cannot be made or written, another process holds it, or there is a run in it already.
+    """
     if args.resume is not None:
         folder = args.resume
     else:
@@ -39,37 +43,39 @@ def make_folder(args: CommonArgs, algorithm: str) -> Path:
         if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
             raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
         folder = args.runs_dir / name
-        if (folder / "config.json").exists():
-            fix = f"choose another name, or --resume {folder}"
-            raise ConfigError("run-name", name, f"{folder} holds a run already", fix)
-        if foreign := sorted({path.name for path in folder.glob("*")} - LEFT_BY_REFUSED):
+        foreign = sorted({path.name for path in folder.glob("*")} - LEFT_BY_REFUSED)
+        if foreign and not (folder / "config.json").exists():
             raise ConfigError("run-name", name, f"{folder} holds other things ({foreign[0]})", "choose another name")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.write_bytes(b"")
         probe.unlink()
+        lock = (folder / ".lock").open("a+")
     except OSError as error:
         why = f"{folder} cannot be written ({error.strerror})"
         if args.resume is not None:
             raise ConfigError("resume", folder, why, "make it writable, or resume a copy of it") from error
         raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
-    return folder
+    hold(lock, folder)
+    if args.resume is None and (folder / "config.json").exists():
+        lock.close()
+        fix = f"choose another name, or --resume {folder}"
+        raise ConfigError("run-name", folder.name, f"{folder} holds a run already", fix)
+    return folder, lock
 
 
-def lock_folder(folder: Path) -> TextIO:
-    """Hold the folder until the file returned is closed: two writers would tear each other's files."""
-    file = (folder / ".lock").open("a+")
+def hold(lock: TextIO, folder: Path) -> None:
+    """Lock a folder's lock file, and write into it by whom: two writers would tear each other's files."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        file.seek(0)
-        why = f"{folder} is in use by process {file.read()}"
+        lock.seek(0)
+        why = f"{folder} is in use by process {lock.read()}"
         raise ConfigError("run-name", folder.name, why, "wait for it, or choose another name") from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
 
 
 def describe_run(args: CommonArgs, algorithm: str, folder: Path) -> dict[str, Any]:

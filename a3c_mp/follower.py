@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -28,6 +30,9 @@ class Follower:
         self.rng = torch.Generator()
         self.timing = Timings()
         self._fixed_point = Every(args.checkpoint_steps, steps)
+        self.counters: Counter[str] = Counter()
+        self.log = logging.Logger("follower")  # without a handler: learner 0 says the same
+        self.log.addHandler(logging.NullHandler())
         self._seed()
 
     def _seed(self) -> None:

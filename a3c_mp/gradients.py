@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from a3c_mp.guard import Guard
 from a3c_mp.nets import Moments
 from a3c_mp.rollout import Episode
-from a3c_mp.run import Run, TrainingError
+from a3c_mp.run import Run
 from a3c_mp.slots import Spec
-
-BAD_IN_A_ROW = 5
-"""gradients of one actor that are not finite before the run gives up"""
 
 
 class Gradient(NamedTuple):
@@ -39,7 +36,7 @@ class Report(NamedTuple):
     version: int  # of the weights that the gradient was taken at
     steps: int  # samples in it
     num_episodes: int  # filled rows of `Gradient.episodes`
-    finite: bool  # whether everything in the slot is
+    finite: bool  # whether everything in the slot is, and the rollout behind it
     curves: dict[str, float]  # means over the batch, for TensorBoard
 
 
@@ -102,32 +99,22 @@ class Inspector:
 
     def __init__(self, run: Run, max_lag: int | None):
         self.run, self.max_lag = run, max_lag
-        self.bad_in_a_row: Counter[int] = Counter()  # by actor
-        run.counters.update(grads_too_old=0, grads_not_finite=0)  # adds: there from the start, kept on resume
+        self.guard = Guard(run, "grads_not_finite")
+        run.counters.update(grads_too_old=0)  # adds: there from the start, kept on resume
 
     def accepts(self, report: Report, worker: int, lag: int) -> bool:
         """Whether a gradient goes into the mean; the actor of one that is not finite is named in the log.
 
         Raises:
-            TrainingError: `BAD_IN_A_ROW` of one actor were not finite; the weights have taken in none of them.
+            TrainingError: several of one actor in a row were not finite; the weights have taken in none of them.
         """
-        self.bad_in_a_row[worker] = 0 if report.finite else self.bad_in_a_row[worker] + 1
-        if not report.finite:
-            self._name(f"gradient of actor {worker} at weights {report.version} is not finite", worker)
+        what = f"gradient of actor {worker} at weights {report.version}"
+        if not self.guard.accepts(report.finite, f"actor {worker}", what):
             return False
         if self.max_lag is not None and lag > self.max_lag:
             self.run.counters["grads_too_old"] += 1
             return False
         return True
-
-    def _name(self, what: str, worker: int) -> None:
-        self.run.counters["grads_not_finite"] += 1
-        total = self.run.counters["grads_not_finite"]
-        if self.bad_in_a_row[worker] == BAD_IN_A_ROW:
-            fix = "lower --learning-rate, or look for such rewards and observations"
-            raise TrainingError(f"{what}, the {BAD_IN_A_ROW}th of this actor in a row; {fix}")
-        if total & (total - 1) == 0:  # the 1st, 2nd, 4th, ...: a log that can be read in the morning
-            self.run.log.warning(f"{what}; dropped, as {total - 1} before it")
 
 
 class MeanGradient:

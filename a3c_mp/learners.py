@@ -6,7 +6,6 @@ does. They meet through a file, and what they say to each other goes over the lo
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -24,7 +23,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from a3c_mp.workers import PR_SET_PDEATHSIG, START_SECONDS, WorkerError
+from a3c_mp.children import start_child
+from a3c_mp.workers import POLL_SECONDS, START_SECONDS, WorkerError
 
 PEER_SECONDS = 120.0
 """longest time that a learner waits for the others: they may have to replace an actor meanwhile"""
@@ -40,6 +40,12 @@ class Books(Protocol):
 
     def consumed(self, *args: Any, **kwargs: Any) -> None: ...
     def worker_restarted(self, incident: str) -> None: ...
+
+
+class Judge(Protocol):
+    """See `guard.Guard`."""
+
+    def accepts(self, figure: bool, source: str, what: str) -> bool: ...
 
 
 class PeerLost(WorkerError):
@@ -87,26 +93,32 @@ class Team:
                 dist.all_gather_object(messages, message)
         return messages
 
-    def tell(self, run: Books, news: Sequence[tuple], incidents: list[str], also: Any = None) -> list[Any]:
+    def tell(
+        self, run: Books, guard: Judge, news: Sequence[tuple], incidents: list[str], also: Any = None
+    ) -> tuple[bool, list[Any]]:
         """Let the books of every learner take in what the actors of all have brought, and which were replaced.
 
         Args:
             run: this learner's books.
-            news: the arguments of `run.consumed` for each message of this learner's actors.
+            guard: judges what was brought, in every learner alike.
+            news: for each message of this learner's actors (steps, episodes, actor, policy lag, whether it is finite).
             incidents: its replaced actors since the last call; emptied.
             also: one more thing to exchange.
 
         Returns:
-            `also` of every learner, in the order of their ranks.
+            (whether everything is finite, `also` of every learner in the order of their ranks).
         """
         reports = self.exchange((news, incidents, also))
+        verdicts = []
         for their_news, their_incidents, _ in reports:
             for incident in their_incidents:
                 run.worker_restarted(incident)
-            for message in their_news:
+            for *message, finite in their_news:
                 run.consumed(*message)
+                sender = f"actor {message[2]}"
+                verdicts.append(guard.accepts(finite, sender, f"a message of {sender}"))
         incidents.clear()
-        return [report[2] for report in reports]
+        return all(verdicts), [report[2] for report in reports]
 
     def synchronize(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Have everyone go on from learner 0's weights and moments."""
@@ -148,6 +160,7 @@ class Learners:
         args: passed on, pickled.
         cuda: whether gradients lie on GPUs, one for each learner.
         peer_seconds: a learner that lets the others wait longer is given up.
+        should_stop: asked while the others start.
 
     Raises:
         PeerLost: another learner has died or gives no answer; says which, and why.
@@ -155,10 +168,11 @@ class Learners:
 
     def __init__(
         self, num_learners: int, target: Callable[..., None], args: tuple, *, cuda: bool = False,
-        peer_seconds: float = PEER_SECONDS,
+        peer_seconds: float = PEER_SECONDS, should_stop: Callable[[], bool] = lambda: False,
     ):  # fmt: skip
         self.team = Team(0, num_learners)
-        self.target, self.args, self.cuda, self.peer_seconds = target, args, cuda, peer_seconds
+        self.target, self.args, self.cuda = target, args, cuda
+        self.peer_seconds, self.should_stop = peer_seconds, should_stop
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
 
@@ -196,39 +210,38 @@ class Learners:
             raise lost from None
 
     def _start(self, rank: int, meeting_point: str) -> None:
-        context = mp.get_context("spawn")
-        pipe, child_end = context.Pipe(duplex=False)
+        pipe, child_end = mp.get_context("spawn").Pipe(duplex=False)
         team = Team(rank, self.team.size)
-        process = context.Process(
-            target=_main,
-            args=(self.target, team, self.args, child_end, os.getpid(), meeting_point, self.cuda, self.peer_seconds),
-            name=f"learner-{rank}",
-        )
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's business
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        args = (self.target, team, self.args, child_end, meeting_point, self.cuda, self.peer_seconds)
+        process = start_child(_main, args, name=f"learner-{rank}", daemon=False)
         child_end.close()
         self._processes.append(process)
         self._pipes.append(pipe)
 
     def _wait_until_ready(self) -> None:
         """Every learner says so once it runs; one that dies before closes its pipe."""
-        deadline = time.monotonic() + START_SECONDS
-        for pipe in self._pipes:
-            while not pipe.poll(0.1):
-                if time.monotonic() > deadline:
-                    raise PeerLost(f"not all learners have started within {START_SECONDS:.0f} s")
-            with suppress(EOFError, OSError):
-                if pipe.recv() is None:
-                    continue
-            raise PeerLost("a learner has ended before it began")
+        deadline, waiting = time.monotonic() + START_SECONDS, list(self._pipes)
+        while waiting:
+            ready = [pipe for pipe in connection.wait(waiting, POLL_SECONDS) if isinstance(pipe, connection.Connection)]
+            if self.should_stop():
+                raise PeerLost("asked to stop before all learners had started")
+            if not ready and time.monotonic() > deadline:
+                raise PeerLost(f"not all learners have started within {START_SECONDS:.0f} s")
+            for pipe in ready:
+                waiting.remove(pipe)
+                with suppress(EOFError, OSError):
+                    if pipe.recv() is None:
+                        continue
+                raise PeerLost("a learner has ended before it began")
 
     def _await_deaths(self) -> None:
-        """Let those that are about to die say why."""
-        connection.wait([process.sentinel for process in self._processes], DEATH_SECONDS)
-        time.sleep(0.1)  # several may go together; the one that was killed is the cause
+        """Let those that are about to die do so, until one is found that did not just follow another."""
+        deadline, alive = time.monotonic() + DEATH_SECONDS, list(self._processes)
+        while alive and not self.should_stop() and (left := deadline - time.monotonic()) > 0:
+            connection.wait([process.sentinel for process in alive], left)
+            if any(process.exitcode not in (None, LOST_PEER) for process in alive):
+                return
+            alive = [process for process in alive if process.exitcode is None]
 
     def _blame(self, error: BaseException) -> PeerLost:
         """The error that names who was lost, and why."""
@@ -261,15 +274,10 @@ class Learners:
 
 
 def _main(
-    target: Callable[..., None], team: Team, args: tuple, pipe: connection.Connection, parent_pid: int,
-    meeting_point: str, cuda: bool, seconds: float,
+    target: Callable[..., None], team: Team, args: tuple, pipe: connection.Connection, meeting_point: str, cuda: bool,
+    seconds: float,
 ) -> None:  # fmt: skip
-    """First code of a learner other than the first."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """What a learner other than the first does."""
     try:
         pipe.send(None)  # ready
         team._connect(meeting_point, cuda, seconds)

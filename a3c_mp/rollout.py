@@ -84,6 +84,13 @@ def episode_starts(rollout: Rollout) -> Tensor:
     return torch.cat([torch.zeros_like(ended[:1]), ended])
 
 
+def is_finite(rollout: Rollout) -> bool:
+    """Whether every number that is learned from is finite."""
+    fields = [rollout.reward, rollout.baseline, rollout.behaviour_logits, rollout.final_baseline[rollout.truncated]]
+    fields += [rollout.obs, rollout.core_state]
+    return all(bool(torch.isfinite(field).all()) for field in fields if field.is_floating_point())
+
+
 def minibatches(
     num_samples: int, batch_size: int, passes: int, rng: torch.Generator, device: torch.device
 ) -> Iterator[Tensor]:
@@ -124,5 +131,9 @@ class EpisodeStats:
 
 
 def sample_actions(logits: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw from categorical policies: logits float32 [B, A] -> int64 [B]."""
-    return torch.multinomial(logits.softmax(dim=-1), 1, generator=rng).squeeze(-1)
+    """Draw from categorical policies: logits float32 [B, A] -> int64 [B].
+
+    Where logits are not finite any action is as good: what comes of it is not learned from (see `is_finite`).
+    """
+    probabilities = logits.softmax(dim=-1).nan_to_num(nan=1.0)
+    return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 import wrappers
 from a3c_mp import checkpoint
 from a3c_mp.checkpoint import Stateful
-from a3c_mp.config import CommonArgs, ConfigError
-from a3c_mp.folder import describe_run, lock_folder, make_folder, write_json
+from a3c_mp.config import SIGNALS, CommonArgs, ConfigError
+from a3c_mp.folder import claim_folder, describe_run, write_json
+from a3c_mp.limits import check_limits
 from a3c_mp.rollout import Episode
 from a3c_mp.schedules import Every
 from a3c_mp.tracking import FLUSH_SECONDS, Display, EpisodeLog, EventFile, Means, Timings, hms, open_log
@@ -34,7 +35,6 @@ WINDOW = 100
 MIN_EPISODES = 20
 """fewest episodes that can show a game solved"""
 COUNTERS = ("steps", "updates", "samples", "episodes", "worker_restarts")
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TrainingError(RuntimeError):
@@ -51,7 +51,7 @@ class Run:
         extra: what else it holds, by name; what the newest one lacks of them starts anew, with a warning.
 
     Raises:
-        ConfigError: the folder cannot be made or written, is in use, or holds nothing to resume.
+        ConfigError: the folder cannot be made, written or resumed, or is in use; or this machine is too small.
     """
 
     def __init__(
@@ -74,17 +74,16 @@ class Run:
         self.frames_per_step = wrappers.FRAME_SKIP if wrappers.is_atari(args.env_id) else 1
         self.steps = self.updates = self.samples = self.episodes = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
-        self.best_mean = -np.inf
+        self.best_mean, self.seconds_before = -math.inf, 0.0  # the latter: of earlier processes of a resumed run
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
-        self.lag_sum = self.lag_count = 0
-        self.worker_restarts = 0
+        self.lag_sum = self.lag_count = self.worker_restarts = 0
         self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
-        self.seconds_before = 0.0  # of earlier processes of a resumed run
         self.exit_reason: str | None = None
         self.exit_code = 0
 
-        self.folder = make_folder(args, algorithm)
-        self._lock = lock_folder(self.folder)
+        check_limits(args, net)
+        self.folder, self._lock = claim_folder(args, algorithm)
+        self.checkpoints = self.folder / "checkpoints"
         self.log = open_log(self.folder)
         self.started = time.monotonic()
         self._learning_since: tuple[float, int] | None = None  # when the first rollout came, steps before it
@@ -110,8 +109,8 @@ class Run:
         self._episode_log = EpisodeLog(self.folder / "episodes.csv", self.steps, self.log)
         self.event_file = EventFile(self.folder, self.steps + 1 if self.args.resume else None, self.log)
         self.display = Display(self.args.total_steps, self.log)
-        ignored = [signum for signum in SIGNALS if signal.getsignal(signum) is signal.SIG_IGN]  # nohup
-        self._old_handlers = {s: signal.signal(s, self._on_signal) for s in SIGNALS if s not in ignored}
+        heeded = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+        self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in heeded}
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         return self
 
@@ -139,7 +138,7 @@ class Run:
         self.lag_sum += policy_lag
         self.lag_count += 1
         self._means.add({"charts/policy_lag": float(policy_lag)})
-        for episode in episodes:
+        for episode in (e for e in episodes if math.isfinite(e.episode_return)):
             self._episode_log.add(self.steps, self.wall_seconds, actor, episode)
             self.episodes += 1
             self.returns.append(episode.episode_return)
@@ -198,7 +197,7 @@ class Run:
         }
         try:
             kind = {**self._origin, "best": best, "fixed": fixed}
-            self.last_checkpoint = checkpoint.save(self.folder / "checkpoints", state, steps=self.steps, **kind)
+            self.last_checkpoint = checkpoint.save(self.checkpoints, state, steps=self.steps, **kind)
             self._saved_steps, self.best_mean = self.steps, best_mean
         except (OSError, checkpoint.CheckpointError) as error:
             self.log.warning(f"no checkpoint at {self.steps:,} steps: {error}")
@@ -247,8 +246,8 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
-        # A signal that went to all processes has ended workers too; that is what was asked for.
-        asked = self.exit_code != 0 and isinstance(error, WorkerError)
+        # A signal that went to all processes has ended workers too; the run was over before.
+        asked = self.exit_reason is not None and isinstance(error, WorkerError)
         if kind is not None and not asked:
             self.exit_code = 1
             self.exit_reason = f"error: {next(iter(str(error).splitlines()), kind.__name__)}"
@@ -320,31 +319,31 @@ class Run:
 
     def _restore(self) -> None:
         try:
-            folder, fixed = self.folder / "checkpoints", self.args.deterministic
-            state, path = checkpoint.load_newest(folder, **self._origin, warn=self.log.warning, fixed=fixed)
-            self.net.load_state_dict(state["net"])
-            checkpoint.restore_optimizer(self.optimizer, state["optimizer"])
-            for name, part in self.extra.items():
-                if name in state.get("extra", {}):
-                    part.load_state_dict(state["extra"][name])
-                else:
-                    self.log.warning(f"{path} holds no {name}: it starts anew")
-            self.rng.set_state(state["rng"])
-            torch.set_rng_state(state["torch_rng"])
+            found = checkpoint.load_newest(
+                self.checkpoints, **self._origin, warn=self.log.warning, take=self._take, fixed=self.args.deterministic
+            )  # fmt: skip
         except checkpoint.CheckpointError as error:
             raise ConfigError("resume", self.folder, str(error), "start a new run, or restore the folder") from error
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError("resume", self.folder, f"{path} does not fit these settings: {reason}") from error
+        self._saved_steps, self.last_checkpoint = self.steps, found[1]
+        checkpoint.set_aside_newer(found[1])
+        self.log.info(f"resumed from {found[1]} at {self.steps:,} steps")
+        if self.args.deterministic and not checkpoint.is_fixed(found[1]):
+            self.log.warning(f"{found[1]} is of a stop: from here on the run differs from one that was never stopped")
+
+    def _take(self, state: dict[str, Any], path: Path) -> None:
+        """Go on from a state; what does not fit raises."""
+        self.net.load_state_dict(state["net"])
+        checkpoint.restore_optimizer(self.optimizer, state["optimizer"])
+        for name, part in self.extra.items():
+            if name in state.get("extra", {}):
+                part.load_state_dict(state["extra"][name])
+            else:
+                self.log.warning(f"{path} holds no {name}: it starts anew")
+        self.rng.set_state(state["rng"])
+        torch.set_rng_state(state["torch_rng"])
         for name in COUNTERS:
             setattr(self, name, state.get(name, 0))
         self.lag_sum, self.lag_count = state.get("policy_lag", [0, 0])
-        self.counters.update(state.get("counters", {}))
-        self.returns.extend(state["returns"])
-        self.best_mean = state["best_mean"]
-        self.seconds_before = state["wall_seconds"]
-        self._saved_steps, self.last_checkpoint = self.steps, path
-        checkpoint.set_aside_newer(path)
-        self.log.info(f"resumed from {path} at {self.steps:,} steps")
-        if fixed and not checkpoint.is_fixed(path):
-            self.log.warning(f"{path} is of a stop: from here on the run differs from one that was never stopped")
+        self.best_mean, self.seconds_before = state["best_mean"], state["wall_seconds"]
+        self.returns = deque(state["returns"], maxlen=WINDOW)
+        self.counters = Counter(state.get("counters", {}))

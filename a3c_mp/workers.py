@@ -8,7 +8,6 @@ message stays below 4 KiB, which a pipe takes as one atomic write.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import signal
@@ -18,11 +17,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection
 from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing as mp
+
+from a3c_mp.children import start_child
 
 MAX_MESSAGE = 4096 - 4
 """bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
@@ -31,10 +32,9 @@ POLL_SECONDS = 0.1
 NICENESS = 5
 """where cores are short the learner goes first: rollouts are learned from while fresh, instead of queueing"""
 PAUSE_SECONDS = 5.0
-"""a parent that has not looked for so long says nothing about hanging workers"""
+"""most that counts as a worker's silence between two looks: the parent may have been stopped, and the worker with it"""
 START_SECONDS = 120.0
 """longest time from the start of a worker to its first heartbeat"""
-PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 class WorkerError(RuntimeError):
@@ -68,7 +68,6 @@ class Link:
         worker: int,
         generation: int,
         start: int,
-        parent_pid: int,
         tokens: connection.Connection,
         results: connection.Connection,
         beats: torch.Tensor,
@@ -76,7 +75,6 @@ class Link:
         self.worker = worker  # 0, 1, ...
         self.generation = generation  # restarts of the run so far: seeds that depend on it are not lived twice
         self.start = start  # when it begins, in the caller's measure: the same for all workers, and after a resume
-        self.parent_pid = parent_pid
         self._tokens = tokens
         self._results = results
         self._beats = beats
@@ -129,6 +127,7 @@ class Workers:
         hang_seconds: a worker whose heartbeat stops for so long is killed and restarted.
         in_order: take filled slots from workers 0, 1, ... in turn instead of first come, first served.
         on_restart: called with one line that says who died of what, each time a worker is replaced.
+        first_actor: number of worker 0 among the actors of the whole run; what happens to it is told under this name.
     """
 
     def __init__(
@@ -143,18 +142,19 @@ class Workers:
         hang_seconds: float = 60.0,
         in_order: bool = False,
         on_restart: Callable[[str], None] = print,
+        first_actor: int = 0,
     ):
         self.target, self.num_workers, self.args = target, num_workers, args
         self.start, self.slots_per_worker = start, slots_per_worker
         self.max_restarts, self.hang_seconds = max_restarts, hang_seconds
-        self.in_order, self.on_restart = in_order, on_restart
+        self.in_order, self.on_restart, self.first_actor = in_order, on_restart, first_actor
         self.restarts = 0
         self._context = mp.get_context("spawn")
         self._beats = torch.zeros(num_workers, dtype=torch.int64).share_memory_()
         self._processes: list[Any] = [None] * num_workers
         self._tokens: list[Any] = [None] * num_workers
         self._results: list[Any] = [None] * num_workers
-        self._seen_beats = [(0, 0.0, START_SECONDS)] * num_workers  # last count, since when, how long it may last
+        self._seen_beats = [(0, 0.0, START_SECONDS)] * num_workers  # last count, seconds of silence, how many it may be
         self._checked = time.monotonic()  # when heartbeats were last looked at
         self._has_filled = [False] * num_workers
         self._held: set[int] = set()  # filled slots that the parent has not released
@@ -164,8 +164,6 @@ class Workers:
         self._version = 0
 
     def __enter__(self) -> Workers:
-        # Starting the first child would start the resource tracker, and that unblocks the SIGINT that _start blocks.
-        resource_tracker.ensure_running()
         try:
             for worker in range(self.num_workers):
                 self._start(worker)
@@ -191,7 +189,7 @@ class Workers:
             if (item := self._next_ready()) is not None:
                 yield item
             else:
-                self._wait()
+                self._wait(should_stop)
 
     def release(self, slot: int, version: int) -> None:
         """Give a slot back to its worker, to be filled acting with weights `version` or newer."""
@@ -233,16 +231,8 @@ class Workers:
     def _start(self, worker: int) -> None:
         take_end, self._tokens[worker] = self._context.Pipe(duplex=False)
         self._results[worker], send_end = self._context.Pipe(duplex=False)
-        link = Link(worker, self.restarts, self.start, os.getpid(), take_end, send_end, self._beats)
-        process = self._context.Process(
-            target=_main, args=(self.target, link, self.args), name=f"worker-{worker}", daemon=True
-        )
-        # A blocked SIGINT stays blocked in the child from its first instruction on, through all its imports.
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        link = Link(worker, self.restarts, self.start, take_end, send_end, self._beats)
+        process = start_child(_main, (self.target, link, self.args), name=f"worker-{worker}", daemon=True)
         take_end.close()  # the child has its own copies; with these closed, its death reads as an end of file
         send_end.close()
         first = worker * self.slots_per_worker
@@ -250,7 +240,7 @@ class Workers:
             if slot not in self._held:
                 self._give(worker, slot)
         self._processes[worker] = process
-        self._seen_beats[worker] = (int(self._beats[worker]), time.monotonic(), max(START_SECONDS, self.hang_seconds))
+        self._seen_beats[worker] = (int(self._beats[worker]), 0.0, max(START_SECONDS, self.hang_seconds))
 
     def _next_ready(self) -> Filled | None:
         if self.in_order:
@@ -263,11 +253,13 @@ class Workers:
             queue = self._ready[self._arrivals.popleft()] if self._arrivals else deque()
         return queue.popleft() if queue else None
 
-    def _wait(self) -> None:
+    def _wait(self, should_stop: Callable[[], bool]) -> None:
         """Wait for a message, a death or `POLL_SECONDS`, whichever comes first, and deal with it."""
         readers = {pipe: worker for worker, pipe in enumerate(self._results)}
         sentinels = {process.sentinel: worker for worker, process in enumerate(self._processes)}
         events = connection.wait([*readers, *sentinels], POLL_SECONDS)
+        if should_stop():  # a signal to all processes has ended the workers too: nobody is to replace them
+            return
         for event in events:  # messages first: they say why a worker died
             if event in readers:
                 self._receive(readers[event])
@@ -300,8 +292,8 @@ class Workers:
             process.kill()
             process.join()
         if not self._has_filled[worker]:
-            raise WorkerError(f"actor {worker} (pid {process.pid}) failed before its first rollout:\n{text}")
-        self._restart(worker, f"raised an exception\n{text}")
+            raise WorkerError(f"{self._name(worker)} failed before its first rollout:\n{text}")
+        self._restart(worker, "raised an exception", "\n" + text.rstrip())
 
     def _bury(self, worker: int) -> None:
         process = self._processes[worker]
@@ -312,41 +304,39 @@ class Workers:
             code = process.exitcode
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             if code > 0 and not self._has_filled[worker]:  # it failed before it could say why, but not silently
-                raise WorkerError(f"actor {worker} (pid {process.pid}) {how} before its first rollout; see above")
+                raise WorkerError(f"{self._name(worker)} {how} before its first rollout; see above")
             self._restart(worker, how)
 
     def _check_heartbeats(self) -> None:
         now = time.monotonic()
-        pause, self._checked = now - self._checked, now
-        if pause > PAUSE_SECONDS:  # this process was stopped, and perhaps the workers with it: begin to count anew
-            self._seen_beats = [(count, now, limit) for count, _, limit in self._seen_beats]
-        for worker, (count, since, limit) in enumerate(self._seen_beats):
+        passed, self._checked = min(now - self._checked, PAUSE_SECONDS), now
+        for worker, (count, silence, limit) in enumerate(self._seen_beats):
             beats = int(self._beats[worker])
             if beats != count:
-                self._seen_beats[worker] = (beats, now, self.hang_seconds)
-            elif now - since > limit:
+                self._seen_beats[worker] = (beats, 0.0, self.hang_seconds)
+            elif silence + passed <= limit:
+                self._seen_beats[worker] = (beats, silence + passed, limit)
+            else:
                 self._processes[worker].kill()
                 self._processes[worker].join()
                 self._restart(worker, f"gave no sign of life for {limit:.0f} s and was killed")
 
-    def _restart(self, worker: int, how: str) -> None:
-        name = f"actor {worker} (pid {self._processes[worker].pid}) {how}"
+    def _name(self, worker: int) -> str:
+        return f"actor {self.first_actor + worker} (pid {self._processes[worker].pid})"
+
+    def _restart(self, worker: int, how: str, details: str = "") -> None:
+        incident = f"{self._name(worker)} {how}"
         if self.restarts >= self.max_restarts:
-            raise WorkerError(f"{name}; restart budget of {self.max_restarts} spent")
+            raise WorkerError(f"{incident}; restart budget of {self.max_restarts} spent{details}")
         self.restarts += 1
-        self.on_restart(f"{name}; restart {self.restarts} of {self.max_restarts}")
+        self.on_restart(f"{incident}; restart {self.restarts} of {self.max_restarts}{details}")
         while self._ready[worker]:  # whole rollouts, but simplest to forget: at most `slots_per_worker` of them
             self._held.discard(self._ready[worker].popleft().slot)
         self._start(worker)
 
 
 def _main(target: Callable[..., None], link: Link, args: tuple) -> None:
-    """First code of a worker process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != link.parent_pid:  # the parent died before prctl could watch it
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    """What a worker process does."""
     torch.set_num_threads(1)
     os.nice(NICENESS)
     try:

@@ -6,7 +6,7 @@ import pytest
 from support import Scripts
 
 import a3c_mp  # noqa: F401 - sets OMP_NUM_THREADS, which counts only before torch is imported
-from a3c_mp.config import exit_with
+from a3c_mp.config import SIGNALS, exit_with
 
 
 @pytest.fixture
@@ -17,6 +17,15 @@ def scripts(tmp_path):
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def same_signal_handlers():
+    """What a script does about signals ends with the process where it is one of its own."""
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture

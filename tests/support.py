@@ -15,6 +15,16 @@ import psutil
 ROOT = Path(__file__).parent.parent
 SMALL = ["--num-actors", "2", "--num-envs", "4", "--unroll-length", "8", "--batch-size", "32"]
 """settings of a run that is over soon"""
+SMALL_REPLAY = ["--num-actors", "2", "--num-envs", "4", "--replay-size", "8000", "--learning-starts", "400"]
+CHAPTERS = {
+    "a3c_data": ("train_a3c_data.py", SMALL),
+    "a3c_grad": ("train_a3c_grad.py", SMALL),
+    "apex_dqn": ("train_apex.py", [*SMALL_REPLAY, "--replay-ratio", "4", "--batch-size", "32"]),
+    "impala": ("train_impala.py", [*SMALL[:-2], "--batch-unrolls", "4", "--replay-size", "100"]),
+}
+"""algorithm -> script, flags for CartPole that make a run quick"""
+CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501"]
+"""never solved, the game has 500 steps"""
 
 
 @dataclass
@@ -62,20 +72,22 @@ class Scripts:
     def run(self, name: str, *flags: str, script: str = "train_a3c_data.py") -> Finished:
         return self.finish(self.train(name, *flags, script=script), name)
 
-    def wait_for(self, name: str, what: str, process: subprocess.Popen) -> str:
+    def wait_for(self, name: str, what: str, process: subprocess.Popen, timeout: float = 150) -> str:
         """Wait until `what` stands in a file of the run, given as file:text; returns what else does."""
         file, text = what.split(":", 1)
         path = self.runs_dir / "runs" / name / file
-        self.wait_until(lambda: path.exists() and text in path.read_text(), process)
+        self.wait_until(lambda: path.exists() and text in path.read_text(), process, timeout)
         return path.read_text()
 
-    def wait_until(self, happened: Callable[[], object], process: subprocess.Popen, timeout: float = 60) -> None:
+    def wait_until(
+        self, happened: Callable[[], object], process: subprocess.Popen, timeout: float = 150, pause: float = 0.05
+    ) -> None:
         """Wait for something that a running script brings about."""
         deadline = time.monotonic() + timeout
         while not happened():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, f"it did not happen within {timeout} s"
-            time.sleep(0.05)
+            time.sleep(pause)
 
 
 def _heed_signals() -> None:
@@ -87,6 +99,12 @@ def _heed_signals() -> None:
 def actors_of(pid: int) -> list[psutil.Process]:
     """The spawned actors of a trainer, without the resource tracker."""
     return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+def family_of(pid: int) -> list[psutil.Process]:
+    """The spawned processes of a trainer, and those that they have spawned."""
+    children = actors_of(pid)
+    return children + [grandchild for child in children for grandchild in actors_of(child.pid)]
 
 
 def still_alive(processes: list[psutil.Process]) -> list[psutil.Process]:

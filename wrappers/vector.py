@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Discrete
@@ -65,6 +66,45 @@ class DenseFinalObs(VectorWrapper):
         return obs, rewards, terminated, truncated, infos
 
 
+class TellWhere(gymnasium.Wrapper):
+    """Adds to whatever an environment raises which one it was, how it was seeded, and how far it had come."""
+
+    def __init__(self, env: gymnasium.Env, env_id: str, seed: int | None):
+        super().__init__(env)
+        self.env_id, self.seed, self.steps = env_id, seed, 0
+
+    def reset(self, **kwargs: Any):
+        try:
+            return self.env.reset(**kwargs)
+        except Exception as error:
+            add_place(error, "reset()", self.env_id, self.seed, self.steps)
+            raise
+
+    def step(self, action):
+        try:
+            result = self.env.step(action)
+        except Exception as error:
+            add_place(error, "step()", self.env_id, self.seed, self.steps)
+            raise
+        self.steps += 1
+        return result
+
+
+def add_place(error: Exception, call: str, env_id: str, seed: int | None, steps: int) -> None:
+    """Note at the end of an error's traceback where an environment raised it."""
+    error.add_note(f"(raised by {call} of {env_id}, seed {seed}, after {steps} steps)")
+
+
+def make_told(env_id: str, seed: int | None) -> gymnasium.Env:
+    """`make_env` in a `TellWhere`."""
+    try:
+        env = make_env(env_id)
+    except Exception as error:
+        add_place(error, "the constructor", env_id, seed, 0)
+        raise
+    return TellWhere(env, env_id, seed)
+
+
 def make_vec_env(
     env_id: str,
     num_envs: int,
@@ -108,7 +148,8 @@ def make_vec_env(
         )
         env = LostLives(env)
     else:
-        env = SyncVectorEnv([partial(make_env, env_id)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        seeds = [None if seed is None else seed + i for i in range(num_envs)]
+        env = SyncVectorEnv([partial(make_told, env_id, s) for s in seeds], autoreset_mode=AutoresetMode.SAME_STEP)
         env = DenseFinalObs(env)
     if not isinstance(env.single_action_space, Discrete | Box):
         raise ValueError(

@@ -57,6 +57,7 @@ class Replay:
 
     size: int  # transitions that can be drawn
     dropped: int  # priorities that came too late, since the start
+    rejected: int  # transitions that will never be drawn, since the start: their first priority was not finite
 
     def __init__(self, shards: Shards, priority_exponent: float, seed: int):
         self.shards, self.priority_exponent = shards, priority_exponent
@@ -67,7 +68,7 @@ class Replay:
         )  # of p^alpha; row r of a lane is leaf lane * rows + r % rows
         self.seen = np.zeros(shards.num_lanes, np.int64)  # rows below it have been taken in
         self.tail = np.zeros(shards.num_lanes, np.int64)  # rows below it have been retired
-        self.size = self.dropped = 0
+        self.size = self.dropped = self.rejected = 0
         self._lock = threading.Lock()  # of the tree and the two counters; gathering does without
 
     def announce(self, shard: int) -> int:
@@ -75,9 +76,6 @@ class Replay:
 
         Returns:
             the number of new transitions (at a deterministic run's call the writer must be idle).
-
-        Raises:
-            NotFinite: a priority is no finite number: the actor's values are not.
         """
         lanes = self.shards.lanes(shard)
         with self._lock:
@@ -85,7 +83,9 @@ class Replay:
             lane, row = _spread(lanes, np.maximum(self.seen[lanes], self.tail[lanes]), ready)
             self.seen[lanes] = ready
             priority = self.shards.priority[lane, row % self.shards.rows]
-            self._check(priority, f"shard {shard}")
+            usable = (priority >= 0) & (priority < np.inf)  # false for NaN too
+            priority = np.where(usable, priority, 0.0)  # what is not finite in a transition shows in its TD error
+            self.rejected += int(np.count_nonzero(~usable))
             self._set(lane, row, priority)
             new = int(np.count_nonzero(priority))
             self.size += new

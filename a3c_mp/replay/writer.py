@@ -85,6 +85,9 @@ class Writer:
             self._append(ended, final_obs[ended], None)
         self.written[:] = self.row
 
+        q, value = _where_finite(obs, q), _where_finite(obs, value)
+        if final_obs is not None and final_value is not None:
+            final_value = _where_finite(final_obs, final_value)
         done = self.nstep.step(reward, cut, bootstrapped, q, value, final_value)
         at = done.env, (row[done.env] - done.age) % self.rows
         self.reward[at], self.discount[at], self.ahead[at] = done.reward, done.discount, done.ahead
@@ -109,3 +112,10 @@ class Writer:
             self.action[at] = action
         self.row[env] += 1
         self.t[env] += 1
+
+
+def _where_finite(obs: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The values [B], NaN where an observation is not finite: nothing that begins or ends there will be drawn."""
+    if obs.dtype.kind != "f" or np.isfinite(obs).all():
+        return values
+    return np.where(np.isfinite(obs).all(axis=tuple(range(1, obs.ndim))), values, np.nan)

@@ -1,14 +1,9 @@
 """Chapter 3 as a user runs it: the replay ratio, resume with and without the replay, determinism, kills."""
 
 import json
-import os
-import signal
 
 import pytest
-from support import actors_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from a3c_mp.checkpoint import list_checkpoints
 
 SCRIPT = "train_apex.py"
 SMALL = ["--num-actors", "2", "--num-envs", "4", "--replay-size", "8000", "--learning-starts", "400"]
@@ -53,29 +48,6 @@ def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(scripts):
     assert "the replay is empty: learning goes on once it holds 400 transitions" in resumed.out
     learned = 32 * (resumed.summary["updates"] - summary["updates"])
     assert learned == pytest.approx(4 * (resumed.summary["steps"] - summary["steps"] - start), abs=4 * 64)
-
-
-def test_an_actor_killed_again_and_again_stops_nothing_and_leaves_nothing(scripts):
-    before = set(os.listdir("/dev/shm"))
-    trainer = scripts.train("r", *CARTPOLE, script=SCRIPT, start_new_session=True)
-    scripts.wait_for("r", "episodes.csv:,0,", trainer)
-    for restarts in (1, 2):
-        while len(actors := actors_of(trainer.pid)) < 2:  # the last one killed is only being replaced
-            assert trainer.poll() is None
-        victim, survivor = actors
-        victim.kill()
-        log = scripts.wait_for("r", f"run.log:restart {restarts} of 5", trainer)
-        assert f"(pid {victim.pid}) was killed by SIGKILL" in log
-        assert survivor.is_running()
-    rows = len((scripts.runs_dir / "runs/r/episodes.csv").read_text().splitlines())
-    while len((scripts.runs_dir / "runs/r/episodes.csv").read_text().splitlines()) < rows + 20:
-        assert trainer.poll() is None
-    os.killpg(trainer.pid, signal.SIGINT)
-    done = scripts.finish(trainer, "r")
-    assert done.code == 130, done.err
-    assert done.summary["worker_restarts"] == 2
-    assert list_checkpoints(done.folder / "checkpoints")
-    assert set(os.listdir("/dev/shm")) <= before
 
 
 def test_two_learners_hold_the_ratio_together(scripts):

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import signal
 import time
 
@@ -128,35 +127,6 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(scripts
     assert again.summary["steps"] >= steps + 2000
 
 
-TWO_LEARNERS = [*IMPALA, "--num-learners", "2"]
-
-
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize(
-    ("script", "flags"),
-    [("train_a3c_data.py", CARTPOLE), ("train_impala.py", TWO_LEARNERS)],
-    ids=["chapter 1", "chapter 4, two learners"],
-)
-def test_signals_end_a_run_with_checkpoint_and_summary(scripts, signum, code, script, flags):
-    before = set(os.listdir("/dev/shm"))
-    trainer = scripts.train("r", *flags, script=script, start_new_session=True)
-    scripts.wait_for("r", "episodes.csv:,1,", trainer)  # actor 1 has finished a game: training is under way
-    actors = actors_of(trainer.pid)
-    assert len(actors) == 2
-    actors += [child for actor in actors for child in actors_of(actor.pid)]
-    os.killpg(trainer.pid, signum)  # to the whole group, as a terminal sends Ctrl-C
-    asked = time.monotonic()
-    done = scripts.finish(trainer, "r")
-    assert time.monotonic() - asked < 10
-    assert done.code == code, done.err
-    assert done.summary["exit_reason"] == signum.name
-    assert done.summary["steps"] > 0
-    assert "Traceback" not in done.err + done.out
-    assert list_checkpoints(done.folder / "checkpoints")
-    assert not still_alive(actors)
-    assert set(os.listdir("/dev/shm")) <= before
-
-
 def test_resume_continues_counters_curves_and_settings(scripts):
     first = scripts.run("r", *CARTPOLE, "--total-steps", "3000", "--gamma", "0.97").summary
     second = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "6000"), "r")
@@ -203,38 +173,6 @@ def test_a_second_run_in_the_same_folder_is_refused(scripts):
     assert f"in use by process {trainer.pid}" in second.err
     trainer.send_signal(signal.SIGINT)
     assert scripts.finish(trainer, "r").code == 130
-
-
-@pytest.mark.parametrize(
-    ("script", "flags"), [("train_a3c_data.py", CARTPOLE), ("train_impala.py", IMPALA)], ids=["chapter 1", "chapter 4"]
-)
-def test_a_killed_actor_is_replaced_and_training_goes_on(scripts, script, flags):
-    trainer = scripts.train("r", *flags, "--num-actors", "1", script=script)
-    scripts.wait_for("r", "episodes.csv:,0,", trainer)
-    (victim,) = actors_of(trainer.pid)
-    victim.kill()
-    scripts.wait_for("r", f"run.log:actor 0 (pid {victim.pid}) was killed by SIGKILL; restart 1 of 5", trainer)
-    before = len(episode_steps(scripts.runs_dir / "runs" / "r"))
-    scripts.wait_until(lambda: len(episode_steps(scripts.runs_dir / "runs" / "r")) > before + 20, trainer)
-    trainer.send_signal(signal.SIGINT)
-    done = scripts.finish(trainer, "r")
-    assert done.code == 130, done.err
-    assert done.summary["worker_restarts"] == 1
-
-
-def test_an_environment_that_breaks_at_start_ends_the_run_with_its_traceback(scripts):
-    done = scripts.run("r", "--env-id", "counting_env:Broken-v0", *SMALL)
-    assert done.code == 1
-    assert "no coin in the slot" in done.out
-    assert done.summary["exit_reason"].startswith("error: ")
-
-
-def test_an_environment_that_keeps_crashing_spends_the_budget(scripts):
-    done = scripts.run("r", "--env-id", "counting_env:Crash-v0", *SMALL, "--max-restarts", "1")
-    assert done.code == 1
-    assert "the emulator caught fire" in done.out
-    assert "restart budget of 1 spent" in done.out
-    assert list_checkpoints(done.folder / "checkpoints"), "what was learned is kept"
 
 
 def test_bad_input_of_a_real_process(scripts):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -143,6 +144,51 @@ def test_a_frozen_worker_is_noticed_and_replaced(slots):
         fill(workers, slots, 30)
     assert len(incidents) == 1
     assert "gave no sign of life" in incidents[0]
+
+
+def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monkeypatch):
+    """Looks that are 6 s apart count as 5 s of silence each; an hour during which the parent was stopped as 5 s too."""
+    now, incidents = 1000.0, []
+    monkeypatch.setattr("a3c_mp.workers.time.monotonic", lambda: now)
+    workers = Workers(count, 1, hang_seconds=12.0)
+    process, tape = SimpleNamespace(pid=7, kill=lambda: tape.append("kill"), join=lambda: tape.append("join")), []
+    workers._processes, workers._start = [process], lambda worker: tape.append(f"start {worker}")
+    workers.on_restart = incidents.append
+    workers._seen_beats = [(0, 0.0, 12.0)]
+    for seconds in (3600, 6):
+        now += seconds
+        workers._check_heartbeats()
+    assert not incidents
+    workers._beats[0] += 1
+    for _ in range(3):
+        now += 6
+        workers._check_heartbeats()
+    assert not incidents, "it has been heard of meanwhile"
+    now += 6
+    workers._check_heartbeats()
+    assert incidents == ["actor 0 (pid 7) gave no sign of life for 12 s and was killed; restart 1 of 5"]
+    assert tape == ["kill", "join", "start 0"]
+
+
+def test_incidents_name_the_actor_by_its_number_in_the_whole_run(slots):
+    incidents = []
+    with Workers(count, 1, (slots,), on_restart=incidents.append, first_actor=6) as workers:
+        fill(workers, slots, 2)
+        os.kill(workers.pids[0], signal.SIGKILL)
+        fill(workers, slots, 4)
+    assert incidents[0].startswith("actor 6 (pid ")
+
+
+def test_nobody_is_replaced_once_the_run_is_to_stop(slots):
+    incidents, stopping = [], []
+    with Workers(count, 2, (slots,), on_restart=incidents.append) as workers:
+        fill(workers, slots, 4)
+        for pid in workers.pids:
+            os.kill(pid, signal.SIGTERM)
+        stopping.append(True)
+        psutil.wait_procs([psutil.Process(pid) for pid in workers.pids], timeout=20)
+        assert not list(workers.filled(lambda: bool(stopping)))
+    assert not incidents
 
 
 def test_no_worker_hears_ctrl_c(slots):

@@ -254,11 +254,14 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(algo):
         action=action, probability=torch.rand(8).double() + 0.1
     )
     halves = [Batch(*(field[part] for field in whole)) for part in (slice(4), slice(4, 8))]
+    guard = SimpleNamespace(accepts=lambda *_: True)
     run = SimpleNamespace(steps=0, updates=1, learned=lambda curves, samples: None)
 
     def gradient(team, batch):
         online = copy.deepcopy(net)
-        train_apex.learn(args, run, team, online, target_net, algo.make_optimizer(args, online), batch, torch.float32)
+        train_apex.learn(
+            args, run, team, online, target_net, algo.make_optimizer(args, online), batch, torch.float32, guard
+        )
         return [parameter.grad for parameter in online.parameters()]
 
     expected = gradient(Team(), whole)
@@ -316,7 +319,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_replay_that_cannot_be_is_refused_with_figures(changes, message, monkeypatch):
-    monkeypatch.setattr(apex, "free_memory", lambda: 5 * 2**30)
+    monkeypatch.setattr(apex, "free_shared_memory", lambda: 5 * 2**30)
     args = replace(ARGS, env_id="CartPole-v1", **changes)
     with pytest.raises(ConfigError, match=message):
         apex.allocate(args, VECTOR, Discrete(2))
@@ -325,7 +328,7 @@ def test_a_replay_that_cannot_be_is_refused_with_figures(changes, message, monke
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
     env = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     args = ApexArgs(env_id="PongNoFrameskip-v4", replay_size=1_000_000)
-    monkeypatch.setattr(apex, "free_memory", lambda: 0)
+    monkeypatch.setattr(apex, "free_shared_memory", lambda: 0)
     with pytest.raises(ConfigError, match=r"the replay needs 6\.6 GiB, 0\.0 GiB is free"):  # 84 * 84 + some = 7.1 KB
         apex.allocate(args, env, Discrete(6))
 

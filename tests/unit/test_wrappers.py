@@ -1,5 +1,7 @@
 """Both Atari paths are one environment; resets, ends, lives and actions follow the contract."""
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -144,3 +146,17 @@ def test_ram_observations_are_vectors():
     obs, _ = make_vec_env("RamPong-v0", 2, seed=0).reset()
     assert obs.shape == (2, 128)
     assert obs.dtype == np.float32
+
+
+def test_what_an_environment_raises_says_where(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "process")
+    env = make_vec_env("counting_env:Crash-v0", 2, seed=7)
+    env.reset()
+    for _ in range(49):
+        env.step(np.zeros(2, np.int64))
+    with pytest.raises(ArithmeticError) as caught:
+        env.step(np.zeros(2, np.int64))
+    assert caught.value.__notes__ == ["(raised by step() of counting_env:Crash-v0, seed 7, after 49 steps)"]
+    with pytest.raises(ArithmeticError) as caught:
+        make_vec_env("counting_env:Broken-v0", 2, seed=7).reset()
+    assert caught.value.__notes__ == ["(raised by reset() of counting_env:Broken-v0, seed 7, after 0 steps)"]

@@ -1,0 +1,52 @@
+"""What is not finite stays out of the weights: skipped, counted, named, and after a few in a row the end of the run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from torch import Tensor
+
+from a3c_mp.follower import Follower
+from a3c_mp.run import Run, TrainingError
+
+BAD_IN_A_ROW = 5
+"""from one source, before the run gives up"""
+
+
+class Guard:
+    """Says what may be learned from.
+
+    Args:
+        run: counts what may not, in its summary and as a curve, and names it in the log.
+        counter: the name of the count.
+    """
+
+    def __init__(self, run: Run | Follower, counter: str):
+        self.run, self.counter = run, counter
+        self.bad_in_a_row: Counter[str] = Counter()  # by source
+        run.counters.update({counter: 0})  # adds: there from the start, kept on resume
+
+    def accepts(self, figure: bool | float | Tensor, source: str, what: str) -> bool:
+        """Whether something is finite.
+
+        Args:
+            figure: a number that is finite if it is, or the answer itself.
+            source: who it comes from; one that brings nothing else is given up.
+            what: its name in the log.
+
+        Raises:
+            TrainingError: `BAD_IN_A_ROW` of one source were not finite; none of them has been learned from.
+        """
+        if figure if isinstance(figure, bool) else math.isfinite(figure):
+            self.bad_in_a_row[source] = 0
+            return True
+        self.bad_in_a_row[source] += 1
+        self.run.counters[self.counter] += 1
+        total = self.run.counters[self.counter]
+        if self.bad_in_a_row[source] == BAD_IN_A_ROW:
+            fix = "lower --learning-rate, or look for such rewards and observations"
+            raise TrainingError(f"{what} is not finite, the {BAD_IN_A_ROW}th of {source} in a row; {fix}")
+        if total & (total - 1) == 0:  # the 1st, 2nd, 4th, ...: a log that can be read in the morning
+            self.run.log.warning(f"{what} is not finite; skipped, as {total - 1} before it")
+        return False
