@@ -84,6 +84,8 @@ class UnmakeableEnv(CartPoleEnv):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         if multiprocessing.current_process().name != "MainProcess":
+            if not Path("failed").exists():
+                note("failed")
             raise ArithmeticError("no coin in the slot")
 
 

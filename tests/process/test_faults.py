@@ -105,10 +105,9 @@ def test_an_actor_may_be_lost_in_every_way_in_every_chapter(scripts, monkeypatch
 @SCRIPTS
 def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_traceback(scripts, script, flags):
     trainer = scripts.train("r", "--env-id", "fault_env:Unmakeable-v0", *flags, script=script)
-    scripts.wait_for("r", "run.log:seed 1", trainer)
-    began = time.monotonic()
     done = scripts.finish(trainer, "r")
-    assert time.monotonic() - began < 10
+    since = (scripts.runs_dir / "failed").stat().st_mtime  # what comes before is loading torch, twice
+    assert time.time() - since < 10
     assert done.code == 1
     assert (done.out + done.err).count("Traceback") == 1
     assert "ArithmeticError: no coin in the slot" in done.out
