@@ -244,11 +244,15 @@ def room(args: ApexArgs) -> int:
     return 2 * args.block_length * blocks_under_way(args)
 
 
-def take_in(replay: Replay, shard: int) -> bool:
-    """Take in what a shard's writer has made ready; whether all its priorities were finite, as no others are kept."""
+def take_in(replay: Replay, shard: int) -> bool | None:
+    """Take in what a shard's writer has made ready; whether all its priorities were finite, as no others are kept.
+
+    None where nothing was new: the message before may have brought the rows of this one as well.
+    """
     rejected_before = replay.rejected
-    replay.announce(shard)
-    return replay.rejected == rejected_before
+    accepted = replay.announce(shard)
+    rejected = replay.rejected - rejected_before
+    return rejected == 0 if accepted or rejected else None
 
 
 def make_room(args: ApexArgs, replay: Replay) -> None:

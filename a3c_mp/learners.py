@@ -101,7 +101,8 @@ class Team:
         Args:
             run: this learner's books.
             guard: judges what was brought, in every learner alike.
-            news: for each message of this learner's actors (steps, episodes, actor, policy lag, whether it is finite).
+            news: for each message of this learner's actors (steps, episodes, actor, policy lag, whether it is
+                finite or None).
             incidents: its replaced actors since the last call; emptied.
             also: one more thing to exchange.
 
@@ -115,8 +116,9 @@ class Team:
                 run.worker_restarted(incident)
             for *message, finite in their_news:
                 run.consumed(*message)
-                sender = f"actor {message[2]}"
-                verdicts.append(guard.accepts(finite, sender, f"a message of {sender}"))
+                if finite is not None:
+                    sender = f"actor {message[2]}"
+                    verdicts.append(guard.accepts(finite, sender, f"a message of {sender}"))
         incidents.clear()
         return all(verdicts), [report[2] for report in reports]
 

@@ -62,7 +62,7 @@ def test_a_run_leaves_what_it_promises(scripts, script):
 
 @pytest.mark.parametrize(
     ("script", "env", "steps"),
-    [("train_a3c_data.py", PONG, 640), ("train_a3c_grad.py", PONG, 640)],
+    [("train_a3c_data.py", PONG, 640), pytest.param("train_a3c_grad.py", PONG, 640, marks=pytest.mark.slow)],
     ids=["data-Pong", "grad-Pong"],
 )
 def test_deterministic_runs_end_bit_identical(scripts, script, env, steps):
@@ -94,7 +94,11 @@ IMPALA_KINDS = {
 }
 
 
-@pytest.mark.parametrize("flags", IMPALA_KINDS.values(), ids=IMPALA_KINDS.keys())
+@pytest.mark.parametrize(
+    "flags",
+    [IMPALA_KINDS["two learners, LSTM"], pytest.param(IMPALA_KINDS["deep net, Pong"], marks=pytest.mark.slow)],
+    ids=IMPALA_KINDS.keys(),
+)
 def test_deterministic_impala_ends_bit_identical(scripts, flags):
     done = [scripts.run(name, *flags, "--deterministic", script="train_impala.py") for name in ("a", "b")]
     assert [d.code for d in done] == [0, 0], done[0].err

@@ -262,7 +262,7 @@ def test_workers_begin_anew_in_the_same_process_and_what_was_under_way_is_droppe
         assert (number, start, version) == (0, 5, 0)
         workers.release(1 - slot, 1)
         while not workers._ready[0]:
-            workers._wait()
+            workers._wait(lambda: False)
         workers.start_anew(9, 7)
         workers.release(slot, 7)
         for expected in range(4):

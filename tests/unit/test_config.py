@@ -330,13 +330,13 @@ class Broken(gymnasium.Env):
 
 
 def test_whatever_an_environment_raises_is_one_line():
-    gymnasium.register("Broken-v0", entry_point=Broken)
+    gymnasium.register("Unfinished-v0", entry_point=Broken)
     try:
         with pytest.raises(ConfigError, match="first line second line") as error:
-            check_env("Broken-v0", Discrete)
+            check_env("Unfinished-v0", Discrete)
         assert "\n" not in str(error.value)
     finally:
-        del gymnasium.registry["Broken-v0"]
+        del gymnasium.registry["Unfinished-v0"]
 
 
 def test_check_device_refuses_cuda_where_there_is_none(monkeypatch):
