@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
-
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +25,7 @@ from a3c_mp.collect import BlockCollector, derive_seeds
 from a3c_mp.config import exit_with, parse_args
 from a3c_mp.follower import Follower
 from a3c_mp.guard import Guard
-from a3c_mp.learners import Learners, Team
+from a3c_mp.learners import Learners, News, Team
 from a3c_mp.precision import compute_dtype
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, Writer, importance_weights
 from a3c_mp.run import Run
@@ -70,7 +69,8 @@ def learn(
     loss.backward()
     team.average_gradients(net)
     curves["losses/grad_norm"] = norm = apex.clip_gradients(optimizer, args.clip_grad)
-    if not guard.accepts(norm, "the learner", f"gradient {run.updates + 1}"):
+    # Huber's gradient is finite even where a TD error is not: the loss tells.
+    if not guard.accepts(norm + loss.detach(), "the learner", f"gradient {run.updates + 1}"):
         return None
     optimizer.step()
     run.learned(curves, samples=args.batch_size * team.size)
@@ -109,14 +109,14 @@ def train(
     whole, grads = Guard(run, "blocks_not_finite"), Guard(run, "grads_not_finite")
     owed = 0.0  # samples that each learner may learn for the steps collected by all
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
-    with batches, workers, apex.divergence_named():
+    with batches, workers:
         for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
             queue.append(filled)
             if len(queue) < group_size:
                 continue
             news = [
-                (steps, apex.finished_episodes(blocks[slot]), first + worker, weights.version - version,
-                 apex.take_in(replay, worker)) for worker, slot, version in queue
+                News(steps, apex.finished_episodes(blocks[slot]), first + worker, weights.version - version,
+                     apex.take_in(replay, worker)) for worker, slot, version in queue
             ]  # fmt: skip
             with run.timing("waiting"):
                 _, sizes = team.tell(run, whole, news, incidents, replay.size)
@@ -158,9 +158,7 @@ def main() -> int:
             args.num_learners, follow, (args, run.steps, run.updates), cuda=args.cuda, should_stop=run.should_stop
         ) as team,
     ):
-        run.gauges |= apex.gauges(parts.replay)
-        if args.resume and not parts.replay.size:
-            run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
+        apex.observe(run, args, parts.replay)
         train(args, run, team, *parts)
     return run.exit_code
 

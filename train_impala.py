@@ -27,7 +27,7 @@ from a3c_mp.follower import Follower
 from a3c_mp.guard import Guard
 from a3c_mp.impala import PRESETS, DelayLine, UnrollReplay
 from a3c_mp.impala import ImpalaArgs as Args
-from a3c_mp.learners import Learners, Team
+from a3c_mp.learners import Learners, News, Team
 from a3c_mp.nets import ActorCritic, make_actor_critic
 from a3c_mp.precision import compute_dtype
 from a3c_mp.rollout import Rollout, finished_episodes, is_finite, join, rollout_spec
@@ -101,8 +101,8 @@ def train(
                 continue
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in queue]
             news = [
-                (rollout.action.numel(), finished_episodes(rollout), first + worker,
-                 weights.version - version + min(version - begun, args.force_lag), is_finite(rollout))
+                News(rollout.action.numel(), finished_episodes(rollout), first + worker,
+                     weights.version - version + min(version - begun, args.force_lag), is_finite(rollout))
                 for (worker, _, version), rollout in zip(queue, rollouts, strict=True)
             ]  # fmt: skip
             with run.timing("waiting"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -16,9 +14,9 @@ from torch import Tensor, nn
 from a3c_mp.config import Between, ConfigError, Count, Fraction, LearningArgs, NonNegative, check_env
 from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.limits import free_shared_memory
-from a3c_mp.replay import NotFinite, Replay, Shards
+from a3c_mp.replay import Replay, Shards
 from a3c_mp.rollout import Episode, EpisodeStats
-from a3c_mp.run import TrainingError
+from a3c_mp.run import Run
 from a3c_mp.slots import Slots, Spec
 from wrappers import is_atari
 
@@ -167,15 +165,6 @@ def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
     return torch.stack(norms).norm()
 
 
-@contextmanager
-def divergence_named() -> Iterator[None]:
-    """Tell of TD errors that are not finite as of learning that has failed."""
-    try:
-        yield
-    except NotFinite as error:
-        raise TrainingError(f"{error}; lower --learning-rate, or look for such rewards and observations") from error
-
-
 def reward_to_learn(args: ApexArgs, reward: np.ndarray) -> np.ndarray:
     """The reward [B] as the settings want it learned from."""
     return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
@@ -261,11 +250,13 @@ def make_room(args: ApexArgs, replay: Replay) -> None:
         replay.make_room(shard, room(args))
 
 
-def gauges(replay: Replay) -> dict[str, Callable[[], float]]:
-    """What TensorBoard shows of a learner's replay."""
+def observe(run: Run, args: ApexArgs, replay: Replay) -> None:
+    """Have TensorBoard show the learner's replay, and the log say if a resumed run must fill it anew."""
+    if args.resume and not replay.size:
+        run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
     shards = replay.shards
     capacity = shards.num_lanes * shards.rows
-    return {
+    run.gauges |= {
         "replay/size": lambda: replay.size,
         "replay/dropped_priorities": lambda: replay.dropped,
         "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import connection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,12 +26,16 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from a3c_mp.children import start_child
+from a3c_mp.config import SIGNALS
+from a3c_mp.rollout import Episode
 from a3c_mp.workers import POLL_SECONDS, START_SECONDS, WorkerError
 
 PEER_SECONDS = 120.0
 """longest time that a learner waits for the others: they may have to replace an actor meanwhile"""
 DEATH_SECONDS = 2.0
 """from a broken connection to the end of the process behind it"""
+STOP_SECONDS = 4.0
+"""from a signal to the end of the wait for another learner"""
 LOST_PEER = 3
 """exit code of a learner that ends because another one has"""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -46,6 +52,16 @@ class Judge(Protocol):
     """See `guard.Guard`."""
 
     def accepts(self, figure: bool, source: str, what: str) -> bool: ...
+
+
+class News(NamedTuple):
+    """What a message of an actor has brought."""
+
+    steps: int  # agent steps
+    episodes: list[Episode]  # that ended in them
+    actor: int
+    policy_lag: int  # versions
+    finite: bool | None  # whether all of it can be learned from; None if it brought nothing new
 
 
 class PeerLost(WorkerError):
@@ -94,15 +110,14 @@ class Team:
         return messages
 
     def tell(
-        self, run: Books, guard: Judge, news: Sequence[tuple], incidents: list[str], also: Any = None
+        self, run: Books, guard: Judge, news: Sequence[News], incidents: list[str], also: Any = None
     ) -> tuple[bool, list[Any]]:
         """Let the books of every learner take in what the actors of all have brought, and which were replaced.
 
         Args:
             run: this learner's books.
             guard: judges what was brought, in every learner alike.
-            news: for each message of this learner's actors (steps, episodes, actor, policy lag, whether it is
-                finite or None).
+            news: of every message of this learner's actors since the last call.
             incidents: its replaced actors since the last call; emptied.
             also: one more thing to exchange.
 
@@ -114,11 +129,10 @@ class Team:
         for their_news, their_incidents, _ in reports:
             for incident in their_incidents:
                 run.worker_restarted(incident)
-            for *message, finite in their_news:
-                run.consumed(*message)
+            for steps, episodes, actor, policy_lag, finite in their_news:
+                run.consumed(steps, episodes, actor, policy_lag)
                 if finite is not None:
-                    sender = f"actor {message[2]}"
-                    verdicts.append(guard.accepts(finite, sender, f"a message of {sender}"))
+                    verdicts.append(guard.accepts(finite, f"actor {actor}", f"a message of actor {actor}"))
         incidents.clear()
         return all(verdicts), [report[2] for report in reports]
 
@@ -177,6 +191,7 @@ class Learners:
         self.peer_seconds, self.should_stop = peer_seconds, should_stop
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
+        self._leaving = threading.Event()
 
     @property
     def pids(self) -> list[int]:
@@ -186,6 +201,10 @@ class Learners:
     def __enter__(self) -> Team:
         if self.team.size == 1:
             return self.team
+        signals, self._signals_in = socket.socketpair()
+        self._signals_in.setblocking(False)
+        signal.set_wakeup_fd(self._signals_in.fileno())
+        threading.Thread(target=self._cut_short, args=(signals,), daemon=True).start()
         try:
             with tempfile.TemporaryDirectory(prefix="a3c_mp-") as folder:
                 for rank in range(1, self.team.size):
@@ -210,6 +229,15 @@ class Learners:
         self._stop()
         if lost is not None:
             raise lost from None
+
+    def _cut_short(self, signals: socket.socket) -> None:
+        """A thread: Python heeds no signal while torch waits for another learner, so end what it waits for."""
+        with signals:
+            while (signum := signals.recv(1)) and signum[0] not in SIGNALS:
+                pass
+        if signum and not self._leaving.wait(STOP_SECONDS):
+            for process in self._processes:
+                process.kill()
 
     def _start(self, rank: int, meeting_point: str) -> None:
         pipe, child_end = mp.get_context("spawn").Pipe(duplex=False)
@@ -266,6 +294,7 @@ class Learners:
 
     def _stop(self) -> None:
         """End the other learners, and with them their actors. They hold nothing worth saving, so nobody asks them."""
+        self._leaving.set()
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -273,6 +302,9 @@ class Learners:
         if self.team.size > 1 and dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
+        if self.team.size > 1:
+            signal.set_wakeup_fd(-1)
+            self._signals_in.close()  # and with it the thread ends
 
 
 def _main(

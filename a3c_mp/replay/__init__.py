@@ -7,8 +7,8 @@ with Prefetch(replay, batch_size) as batches: batches.next()
 """
 
 from a3c_mp.replay.prefetch import Prefetch
-from a3c_mp.replay.replay import Batch, NotFinite, Replay, importance_weights
+from a3c_mp.replay.replay import Batch, Replay, importance_weights
 from a3c_mp.replay.shards import Shards
 from a3c_mp.replay.writer import Writer
 
-__all__ = ["Batch", "NotFinite", "Prefetch", "Replay", "Shards", "Writer", "importance_weights"]
+__all__ = ["Batch", "Prefetch", "Replay", "Shards", "Writer", "importance_weights"]

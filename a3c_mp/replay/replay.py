@@ -14,10 +14,6 @@ from a3c_mp.replay.sum_tree import SumTree
 from a3c_mp.replay.writer import MIN_PRIORITY
 
 
-class NotFinite(ValueError):
-    """A priority is NaN, infinite or negative: so is the TD error behind it."""
-
-
 class Batch(NamedTuple):
     """N transitions, on the CPU. In the memory of a `Prefetch` they are valid until the next batch is asked for."""
 
@@ -63,9 +59,8 @@ class Replay:
         self.shards, self.priority_exponent = shards, priority_exponent
         self.fields = {name: field.flatten(0, 1) for name, field in shards.fields().items()}  # [lanes * rows, ...]
         self.rng = np.random.default_rng(seed)
-        self.tree = SumTree(
-            shards.num_lanes * shards.rows
-        )  # of p^alpha; row r of a lane is leaf lane * rows + r % rows
+        # Of p^alpha; row r of a lane is leaf lane * rows + r % rows.
+        self.tree = SumTree(shards.num_lanes * shards.rows)
         self.seen = np.zeros(shards.num_lanes, np.int64)  # rows below it have been taken in
         self.tail = np.zeros(shards.num_lanes, np.int64)  # rows below it have been retired
         self.size = self.dropped = self.rejected = 0
@@ -196,10 +191,11 @@ class Replay:
             how many were.
 
         Raises:
-            NotFinite: a priority is no finite number of 0 or more.
+            ValueError: a priority is no finite number of 0 or more.
         """
         values = torch.as_tensor(priorities).detach().double().cpu().numpy()
-        self._check(values, "update")
+        if not ((values >= 0) & (values < np.inf)).all():  # false for NaN too
+            raise ValueError("priorities must be finite numbers of 0 or more")
         row, lane = np.divmod(ids.numpy(), self.shards.num_lanes)
         with self._lock:
             alive = row >= self.tail[lane]
@@ -213,11 +209,6 @@ class Replay:
 
     def _set(self, lane: np.ndarray, row: np.ndarray, priority: np.ndarray) -> None:
         self.tree[self._leaf(lane, row)] = priority.astype(np.float64) ** self.priority_exponent * (priority > 0)
-
-    @staticmethod
-    def _check(priority: np.ndarray, where: str) -> None:
-        if not ((priority >= 0) & (priority < np.inf)).all():  # false for NaN too
-            raise NotFinite(f"{where}: priorities must be finite numbers of 0 or more")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and plain values for `torch.load(weights_only=True)`.

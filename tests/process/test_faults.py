@@ -13,7 +13,7 @@ from datetime import datetime
 import pytest
 from fault_env import MISHAPS
 from inline import InlineWorkers
-from support import CARTPOLE, CHAPTERS, family_of, still_alive
+from support import CARTPOLE, CHAPTERS, actors_of, family_of, still_alive
 
 import train_a3c_data
 from a3c_mp.checkpoint import list_checkpoints
@@ -211,6 +211,39 @@ def test_signals_end_a_run_with_checkpoint_and_summary(scripts, algorithm, signu
 )
 def test_signals_of_every_kind_end_a_run(scripts, algorithm, signum, target, times, moment):
     check_signal(scripts, algorithm, signum, target, times, moment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "signum"), [("apex_dqn", INT), ("impala", TERM)])
+def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, algorithm, signum):
+    script, flags = CHAPTERS[algorithm]
+    trainer = scripts.train("r", *CARTPOLE, *flags, *TWO_LEARNERS, script=script)
+    under_way(scripts, trainer)
+    family = family_of(trainer.pid)
+    learner = next(process for process in actors_of(trainer.pid) if actors_of(process.pid))
+    learner.suspend()
+    time.sleep(1)
+    asked = time.monotonic()
+    trainer.send_signal(signum)
+    done = scripts.finish(trainer, "r")
+    assert time.monotonic() - asked < 10
+    assert done.code == 128 + signum, done.out + done.err
+    assert done.summary["exit_reason"] == signum.name
+    assert list_checkpoints(done.folder / "checkpoints")
+    assert not still_alive(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["apex_dqn", "impala"])
+def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, algorithm):
+    script, flags = CHAPTERS[algorithm]
+    flags = [*flags, *TWO_LEARNERS, "--no-reward-clip", "--total-steps", "6000"]
+    done = scripts.run("r", "--env-id", "fault_env:NanReward-v0", *flags, script=script)
+    assert done.code == 0, done.out + done.err
+    skipped = {name: count for name, count in done.summary.items() if name.endswith("_not_finite")}
+    assert sum(skipped.values()) >= 2, "it happens to the actors of both learners"
+    assert "is not finite; skipped" in done.out
+    assert done.summary["updates"] > 10
 
 
 @pytest.mark.parametrize(("signum", "times"), [(INT, 2), (TERM, 1)])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import psutil
@@ -133,6 +134,26 @@ def test_a_frozen_learner_is_given_up_after_a_time():
     with pytest.raises(PeerLost, match=r"no answer from learner 1 \(pid"):
         exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGSTOP))
     assert not any(psutil.pid_exists(pid) for pid in learners.pids)
+
+
+def test_a_signal_ends_the_wait_for_a_frozen_learner():
+    """Python heeds none while torch waits, here for two minutes."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(time.monotonic()))
+
+    def freeze_and_ask(pids):
+        os.kill(pids[0], signal.SIGSTOP)
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    try:
+        started = time.monotonic()
+        with pytest.raises(PeerLost):
+            exchange_until_lost(Learners(2, count_for_ever, ()), freeze_and_ask)
+        assert heard, "the signal comes through in the end"
+        assert time.monotonic() - started < 60
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signal.set_wakeup_fd(-1) == -1, "nothing is left of it"
 
 
 def die_at_once(team):
