@@ -168,19 +168,21 @@ class Replay:
         at = torch.from_numpy(leaf)
         for name in ("action", "reward", "discount"):
             torch.index_select(self.fields[name], 0, at, out=getattr(out, name))
-        self._gather(lane, row, out.obs)
-        self._gather(lane, row + self.fields["ahead"][at].numpy(), out.next_obs)
+        self._gather(lane, place, out.obs)
+        self._gather(lane, place + self.fields["ahead"][at].numpy(), out.next_obs)
         return lane, row
 
-    def _gather(self, lane: np.ndarray, row: np.ndarray, out: Tensor) -> None:
-        """The observations of rows [N], each put together from the frames before it."""
-        back = np.arange(self.shards.stack)[::-1]  # the oldest frame comes first
-        leaf = torch.from_numpy(self._leaf(lane[:, None], row[:, None] - back))
-        frames = out.flatten(0, 1) if self.shards.stack > 1 else out
-        torch.index_select(self.fields["frame"], 0, leaf.flatten(), out=frames)
-        step = self.fields["step"][leaf[:, -1]].numpy()
-        if len(before_start := np.flatnonzero(step[:, None] < back)):
-            frames.numpy()[before_start] = 0  # torch's indexing takes as long for this as for the rest
+    def _gather(self, lane: np.ndarray, place: np.ndarray, out: Tensor) -> None:
+        """The observations at places [N] of their lanes, each put together from the frames before it."""
+        rows, stack = self.shards.rows, self.shards.stack
+        places = place[:, None] - np.arange(stack)[::-1]  # the oldest frame comes first; beyond either end it wraps
+        leaf = lane[:, None] * rows + places + rows * (places < 0) - rows * (places >= rows)
+        frames = out.flatten(0, 1) if stack > 1 else out
+        torch.index_select(self.fields["frame"], 0, torch.from_numpy(leaf.ravel()), out=frames)
+        step = self.fields["step"].numpy()[leaf[:, -1]]
+        if len(starts := np.flatnonzero(step < stack - 1)):
+            i, frame = np.nonzero(step[starts, None] < np.arange(stack)[::-1])
+            out.numpy()[starts[i], frame] = 0  # torch's indexing takes as long for this as for the rest
 
     def update(self, ids: Tensor, priorities: Tensor | np.ndarray) -> int:
         """Set the priorities of sampled transitions: absolute TD errors, without exponent.

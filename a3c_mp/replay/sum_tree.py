@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 FANOUT = 16
-"""children of a node: with more there are fewer levels, each a numpy call or two, but longer sums"""
+"""children of a node: with more there are fewer levels, each some numpy calls, but longer sums"""
+TOP = 4096
+"""a level of so many nodes at most needs none above it: their running sums are taken anew for every search"""
+ONES = np.ones(FANOUT)
 
 
 class SumTree:
@@ -19,8 +22,8 @@ class SumTree:
 
     def __init__(self, capacity: int):
         self.capacity = capacity
-        self.levels = [np.zeros(_round_up(capacity))]  # the leaves first, the children of the root last
-        while len(self.levels[-1]) > FANOUT:
+        self.levels = [np.zeros(_round_up(capacity))]  # the leaves first
+        while len(self.levels[-1]) > TOP:
             self.levels.append(np.zeros(_round_up(len(self.levels[-1]) // FANOUT)))
 
     @property
@@ -41,12 +44,10 @@ class SumTree:
         self.levels[0][leaves] = values
         for below, level in zip(self.levels, self.levels[1:], strict=False):
             children, leaves = below.reshape(-1, FANOUT), leaves // FANOUT
-            if len(leaves) < len(
-                children
-            ):  # several leaves may share a parent: to sum it twice costs less than to sort
-                level[leaves] = children[leaves].sum(axis=1)
+            if len(leaves) < len(children):  # several may share a parent: to sum it twice costs less than to sort
+                level[leaves] = children.take(leaves, axis=0) @ ONES
             else:
-                level[: len(children)] = children.sum(axis=1)
+                level[: len(children)] = children @ ONES
 
     def find(self, sums: np.ndarray) -> np.ndarray:
         """The leaf under each running sum.
@@ -60,14 +61,17 @@ class SumTree:
         Raises:
             ValueError: all leaves are 0.
         """
-        if self.total == 0.0:
+        edges = self.levels[-1].cumsum()  # one addition after the other: a node of 0 has the very edge of the one before
+        if edges[-1] == 0.0:
             raise ValueError("all leaves are 0: nothing can be found")
-        node = np.zeros(len(sums), np.int64)
-        for level in reversed(self.levels):
-            edges = level.reshape(-1, FANOUT)[node].cumsum(axis=1)
+        sums = np.minimum(sums, np.nextafter(edges[-1], 0.0))
+        node = edges.searchsorted(sums, side="right")
+        sums = sums - np.where(node > 0, edges[node - 1], 0.0)
+        for level in reversed(self.levels[:-1]):
+            edges = level.reshape(-1, FANOUT).take(node, axis=0).cumsum(axis=1)
             # A parent's sum may differ from its children's last edge by a rounding error.
             sums = np.minimum(sums, np.nextafter(edges[:, -1], 0.0))
-            child = (edges <= sums[:, None]).sum(axis=1)
+            child = (edges > sums[:, None]).argmax(axis=1)
             sums = sums - np.where(child > 0, edges[np.arange(len(node)), child - 1], 0.0)
             node = node * FANOUT + child
         return node

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3c_mp.replay.sum_tree import FANOUT, SumTree
+from a3c_mp.replay.sum_tree import FANOUT, TOP, SumTree
 
-SIZES = [1, 2, FANOUT - 1, FANOUT, FANOUT + 1, FANOUT**2, FANOUT**2 + 1, 5000]
+SIZES = [1, 2, FANOUT - 1, FANOUT + 1, FANOUT**2 + 1, TOP, TOP + 1, 5000, FANOUT * TOP + 1]
 
 
 def find_literally(leaves, running_sum):
