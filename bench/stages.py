@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from a3c_mp import actor_critic, ddpg, dqn, impala
@@ -23,6 +25,11 @@ from wrappers import make_vec_env
 
 Stages = dict[str, tuple[Callable[[], Any], int]]
 """name of a stage -> (one call of it, samples in the call)"""
+Rates = dict[str, float]
+"""name of a stage -> samples a second"""
+BARRIER_SECONDS = 300.0
+"""longest wait for the cores that measure a stage at the same time"""
+_barrier: Any = None  # theirs
 
 
 @contextmanager
@@ -168,11 +175,44 @@ def learning_threads(chapter: str, settings: Any) -> int:
     return settings.num_actors if chapter == "a3c_grad" else settings.learner_threads
 
 
-def measure(chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float) -> dict[str, float]:
-    """Samples a second of each stage of a chapter, one after the other, on one core."""
+def measure(chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float) -> Rates:
+    """Samples a second of each stage of a chapter, one after the other, on one core while the others rest."""
+    return _measure(chapter, settings, device, dtype, seconds, max(os.sched_getaffinity(0)), lambda: None)
+
+
+def measure_on_all_cores(
+    chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float, cores: int
+) -> Rates:
+    """The same while `cores` cores do the same, means over them: they share caches, memory and the power budget."""
+    context = mp.get_context("spawn")
+    barrier = context.Barrier(cores)
+    chosen = sorted(os.sched_getaffinity(0))[-cores:]
+    tasks = [(chapter, settings, device, dtype, seconds, core) for core in chosen]
+    with context.Pool(cores, _meet_at, (barrier,)) as pool:
+        found = pool.starmap(_measure_with_others, tasks, chunksize=1)
+    return {name: statistics.mean(rates[name] for rates in found) for name in found[0]}
+
+
+def _meet_at(barrier: Any) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _measure_with_others(*task: Any) -> Rates:
+    return _measure(*task, lambda: _barrier.wait(BARRIER_SECONDS))
+
+
+def _measure(
+    chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float, core: int,
+    begin: Callable[[], Any],
+) -> Rates:  # fmt: skip
     torch.set_num_threads(1)
-    with one_core(), STAGES[chapter](settings, device, dtype) as stages:
-        return {name: rate(call, samples, seconds, device) for name, (call, samples) in stages.items()}
+    rates = {}
+    with pinned_to(core), STAGES[chapter](settings, device, dtype) as stages:
+        for name, (call, samples) in stages.items():
+            begin()
+            rates[name] = rate(call, samples, seconds, device)
+    return rates
 
 
 def rate(call: Callable[[], Any], samples: int, seconds: float, device: torch.device) -> float:
@@ -189,10 +229,10 @@ def rate(call: Callable[[], Any], samples: int, seconds: float, device: torch.de
 
 
 @contextmanager
-def one_core() -> Iterator[None]:
+def pinned_to(core: int) -> Iterator[None]:
     """Confine this thread, and threads that it starts meanwhile, to one core."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
+    os.sched_setaffinity(0, {core})
     try:
         yield
     finally:

@@ -1,8 +1,10 @@
 """How close a chapter comes to what the hardware allows.
 
-Each stage is measured alone on one core, with the trainer's own settings and code: stepping environments, acting,
-learning. Together they give a bound on agent steps a second. Then the trainer itself runs, and its steady rate is set
-against the bound. Flags that are not listed here are the trainer's, for instance --env-id, --num-envs or --cuda.
+Each stage is measured alone, with the trainer's own settings and code: stepping environments, acting, learning. All
+cores do the same at once, for cores that have work slow each other down (caches, memory, clock). Together the stages
+give a bound on agent steps a second; the one from a single core that has the machine to itself is told too. Then the
+trainer itself runs, and its steady rate is set against the bound. With --cuda one core measures, and only its
+environments count. Flags that are not listed here are the trainer's, for instance --env-id, --num-envs or --cuda.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from a3c_mp.config import Between, ConfigError, Count, check_device, check_env, 
 from a3c_mp.nets import is_image
 from a3c_mp.precision import compute_dtype
 from bench import common
-from bench.stages import bound, learning_threads, measure
+from bench.stages import bound, learning_threads, measure, measure_on_all_cores
 from wrappers import is_atari
 
 UNTIL_STOPPED = ["--stop-return", "1e6", "--total-steps", "1_000_000_000"]
@@ -114,7 +116,8 @@ def line(rates: dict[str, float]) -> str:
     """One repetition, or the medians, for the terminal."""
     stages = "  ".join(f"{name} {rates[name]:,.0f}" for name in ("env", "act", "learn", "bound", "trainer"))
     sb3 = f"  sb3 {rates['sb3']:,.0f}, {rates['times_sb3']:.2f} times" if "sb3" in rates else ""
-    return f"{stages}  {rates['ratio']:.1%} of the bound{sb3}"
+    idle = f" ({rates['ratio_idle']:.1%} of {rates['bound_idle']:,.0f}, the bound if cores did not slow each other)"
+    return f"{stages}  {rates['ratio']:.1%} of the bound{idle}{sb3}"
 
 
 def main() -> int:
@@ -135,18 +138,23 @@ def main() -> int:
         result["sb3"] = {"flags": comparison, "trials": trials}
         print("  ".join(f"sb3 with {kind} environments {sps:,.0f}" for kind, sps in trials.items()), flush=True)
 
+    stage_args = args.chapter, settings, device, dtype, args.stage_seconds
     repetitions: list[dict[str, float]] = []
     for i in range(args.repeat):
-        rates = measure(args.chapter, settings, device, dtype, args.stage_seconds)
-        most, limit = bound(
-            **rates,
-            cores=cores,
-            passes=getattr(settings, "replay_ratio", getattr(settings, "update_epochs", 1)),
-            learner_threads=learning_threads(args.chapter, settings),
-            cuda=settings.cuda,
-        )
+        idle = measure(*stage_args)
+        rates = idle if settings.cuda or cores < 2 else measure_on_all_cores(*stage_args, int(cores))
+        how = {
+            "cores": cores,
+            "passes": getattr(settings, "replay_ratio", getattr(settings, "update_epochs", 1)),
+            "learner_threads": learning_threads(args.chapter, settings),
+            "cuda": settings.cuda,
+        }
+        (most, limit), (most_idle, _) = bound(**rates, **how), bound(**idle, **how)
         sps = trainer_sps(command, args.seconds)
-        rates |= {"bound": most, "trainer": sps, "ratio": sps / most}
+        rates = {
+            **rates, **{f"{name}_idle": rate for name, rate in idle.items()},
+            "bound": most, "bound_idle": most_idle, "trainer": sps, "ratio": sps / most, "ratio_idle": sps / most_idle,
+        }  # fmt: skip
         if comparison:
             rates["sb3"] = sb3_sps(comparison)
             rates["times_sb3"] = sps / rates["sb3"]
