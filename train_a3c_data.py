@@ -73,7 +73,7 @@ def learn(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         curves["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
-        if guard.accepts(norm, "the learner", f"gradient {run.updates + 1}"):
+        if guard.accepts(norm + loss.detach(), "the learner", f"gradient {run.updates + 1}"):
             optimizer.step()
             run.learned(curves)
 

@@ -50,7 +50,9 @@ def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weight
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        collector.collect(blocks[slot], policy, warm_up=link.start == version == 0)  # version 0 has learned nothing yet
+        collector.collect(
+            blocks[slot], policy, warm_up=link.start == version == 0
+        )  # dqn: act at random while nothing is learned
         link.send(slot, version)
 
 
@@ -63,14 +65,16 @@ def learn(
     smallest = team.gather(batch.probability.min()[None]).min()
     weights = importance_weights(batch.probability, importance_exponent, smallest)
     if args.normalize_obs:
-        net.norm.update(team.gather(batch.obs[: apex.NORM_SAMPLES]))
+        net.norm.update(
+            team.gather(batch.obs[:: -(-args.batch_size // apex.NORM_SAMPLES)])
+        )  # a batch is in order of lanes
     loss, td_error, curves = ALGORITHMS[args.algo].loss(args, net, target_net, batch, weights, dtype)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    team.average_gradients(net)
+    team.average_gradients(net, loss)
     curves["losses/grad_norm"] = norm = apex.clip_gradients(optimizer, args.clip_grad)
     # Huber's gradient is finite even where a TD error is not: the loss tells.
-    if not guard.accepts(norm + loss.detach(), "the learner", f"gradient {run.updates + 1}"):
+    if not guard.accepts(norm + loss.detach(), "the learners", f"gradient {run.updates + 1}"):
         return None
     optimizer.step()
     run.learned(curves, samples=args.batch_size * team.size)
@@ -106,8 +110,8 @@ def train(
     group_size = shards.num_shards if args.deterministic else 1
     steps = args.block_length * args.num_envs
     queue: list[Filled] = []
-    whole, grads = Guard(run, "blocks_not_finite"), Guard(run, "grads_not_finite")
-    owed = 0.0  # samples that each learner may learn for the steps collected by all
+    whole, grads = Guard(run, "blocks_not_finite", apex.bad_in_a_row(args)), Guard(run, "grads_not_finite")
+    owed = 0.0  # samples that this learner may learn for the steps of its own actors
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
     with batches, workers:
         for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
@@ -154,11 +158,9 @@ def main() -> int:
     extra = {"target_net": parts.target_net, **({"replay": parts.replay} if args.save_replay else {})}
     with (
         Run(args, f"apex_{args.algo}", parts.net, parts.optimizer, extra) as run,
-        Learners(
-            args.num_learners, follow, (args, run.steps, run.updates), cuda=args.cuda, should_stop=run.should_stop
-        ) as team,
+        Learners.of(run, args.num_learners, follow, args) as team,
     ):
-        apex.observe(run, args, parts.replay)
+        apex.show_replay(run, args, parts.replay)
         train(args, run, team, *parts)
     return run.exit_code
 

@@ -65,9 +65,9 @@ def learn(
         loss, curves = impala.loss(args, net, batch, dtype, team.average)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        team.average_gradients(net)
+        team.average_gradients(net, loss)
         curves["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
-        if guard.accepts(norm, "the learners", f"gradient {run.updates + 1}"):
+        if guard.accepts(norm + loss.detach(), "the learners", f"gradient {run.updates + 1}"):
             optimizer.step()
             run.learned(curves)
 
@@ -145,12 +145,7 @@ def follow(team: Team, args: Args, steps: int, updates: int) -> None:
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     net, optimizer, slots = set_up(args)
-    with (
-        Run(args, "impala", net, optimizer) as run,
-        Learners(
-            args.num_learners, follow, (args, run.steps, run.updates), cuda=args.cuda, should_stop=run.should_stop
-        ) as team,
-    ):
+    with Run(args, "impala", net, optimizer) as run, Learners.of(run, args.num_learners, follow, args) as team:
         train(args, run, team, net, optimizer, slots)
     return run.exit_code
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from a3c_mp.config import Between, ConfigError, Count, Fraction, LearningArgs, NonNegative, check_env
 from a3c_mp.device import check_learners, set_up_torch
+from a3c_mp.guard import BAD_IN_A_ROW
 from a3c_mp.limits import free_shared_memory
 from a3c_mp.replay import Replay, Shards
 from a3c_mp.rollout import Episode, EpisodeStats
@@ -64,11 +65,11 @@ class ApexArgs(LearningArgs):
     noise_memory: Annotated[float, Between(0, 0.999)] = 0.0
     """ddpg: correlation of the noise from one step to the next"""
     learning_rate: NonNegative = 2.5e-4
-    """step size of Adam; of the critic in ddpg"""
+    """step size; of the critic in ddpg"""
     policy_learning_rate: NonNegative = 1e-4
     """ddpg: step size of the actor"""
     adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
-    """epsilon of the optimizer"""
+    """epsilon of the optimizer, Adam or RMSProp"""
     clip_grad: NonNegative = 10.0
     """largest norm of a gradient"""
     target_period: Count = 2_000
@@ -207,9 +208,13 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
     if args.batch_size > args.replay_size:
         why = f"the replay has room for {args.replay_size}"
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --replay-size")
-    if args.learning_starts > args.replay_size // 2:
+    # What a lane holds in the middle of an episode: not the rows that may be overwritten, nor those not yet complete.
+    least_held = args.num_actors * args.num_envs * (rows - room(args) - args.n_step - FRAMES)
+    if args.learning_starts > min(args.replay_size // 2, least_held):
         why = f"the replay has room for {args.replay_size}"
-        raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")
+        raise ConfigError(
+            "learning-starts", args.learning_starts, why, "use half of it at most, or raise --replay-size"
+        )
     stack = FRAMES if is_atari(args.env_id) else 1
     num_actors = args.num_actors // args.num_learners
     sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
@@ -233,6 +238,11 @@ def room(args: ApexArgs) -> int:
     return 2 * args.block_length * blocks_under_way(args)
 
 
+def bad_in_a_row(args: ApexArgs) -> int:
+    """How many bad messages of an actor end a run: one bad reward spoils the returns of n steps."""
+    return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
+
+
 def take_in(replay: Replay, shard: int) -> bool | None:
     """Take in what a shard's writer has made ready; whether all its priorities were finite, as no others are kept.
 
@@ -250,7 +260,7 @@ def make_room(args: ApexArgs, replay: Replay) -> None:
         replay.make_room(shard, room(args))
 
 
-def observe(run: Run, args: ApexArgs, replay: Replay) -> None:
+def show_replay(run: Run, args: ApexArgs, replay: Replay) -> None:
     """Have TensorBoard show the learner's replay, and the log say if a resumed run must fill it anew."""
     if args.resume and not replay.size:
         run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
@@ -267,18 +277,22 @@ def observe(run: Run, args: ApexArgs, replay: Replay) -> None:
 def block_spec(args: ApexArgs) -> Spec:
     """Shapes and dtypes of what an actor tells of each step of a block, for `Slots`: episodes that ended."""
     steps = (args.block_length, args.num_envs)
-    return {"done": (steps, torch.bool), "episode_return": (steps, torch.float32), "length": (steps, torch.int32)}
+    return {
+        "done": (steps, torch.bool),
+        "episode_return": (steps, torch.float32),
+        "episode_length": (steps, torch.int32),
+    }
 
 
 def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:
     """Note in step t of a block which episodes have just ended, and how."""
     block["done"][t] = torch.from_numpy(stats.done)
     block["episode_return"][t] = torch.from_numpy(stats.returns)
-    block["length"][t] = torch.from_numpy(stats.lengths)
+    block["episode_length"][t] = torch.from_numpy(stats.lengths)
 
 
 def finished_episodes(block: dict[str, Tensor]) -> list[Episode]:
     """The episodes that ended inside a block, in order of time."""
     done = block["done"]
-    returns, lengths = block["episode_return"][done].tolist(), block["length"][done].tolist()
+    returns, lengths = block["episode_return"][done].tolist(), block["episode_length"][done].tolist()
     return [Episode(*pair) for pair in zip(returns, lengths, strict=True)]

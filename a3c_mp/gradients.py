@@ -81,7 +81,7 @@ def write_gradient(
     gradient.episodes[: len(episodes)] = torch.tensor(episodes, dtype=torch.float64).reshape(-1, 2)
     means = [value.detach().float().mean() for value in curves.values()]
     *figures, total = torch.stack([*means, torch.stack(sums).sum()]).tolist()
-    return math.isfinite(total), dict(zip(curves, figures, strict=True))
+    return all(map(math.isfinite, [total, *figures])), dict(zip(curves, figures, strict=True))
 
 
 def episodes_of(gradient: Gradient, num_episodes: int) -> list[Episode]:

@@ -11,7 +11,7 @@ from a3c_mp.follower import Follower
 from a3c_mp.run import Run, TrainingError
 
 BAD_IN_A_ROW = 5
-"""from one source, before the run gives up"""
+"""not finite, from one source, before the run gives up"""
 
 
 class Guard:
@@ -20,10 +20,11 @@ class Guard:
     Args:
         run: counts what may not, in its summary and as a curve, and names it in the log.
         counter: the name of the count.
+        in_a_row: from one source, before the run gives up.
     """
 
-    def __init__(self, run: Run | Follower, counter: str):
-        self.run, self.counter = run, counter
+    def __init__(self, run: Run | Follower, counter: str, in_a_row: int = BAD_IN_A_ROW):
+        self.run, self.counter, self.in_a_row = run, counter, in_a_row
         self.bad_in_a_row: Counter[str] = Counter()  # by source
         run.counters.update({counter: 0})  # adds: there from the start, kept on resume
 
@@ -36,7 +37,7 @@ class Guard:
             what: its name in the log.
 
         Raises:
-            TrainingError: `BAD_IN_A_ROW` of one source were not finite; none of them has been learned from.
+            TrainingError: `in_a_row` of one source were not finite; none of them has been learned from.
         """
         if figure if isinstance(figure, bool) else math.isfinite(figure):
             self.bad_in_a_row[source] = 0
@@ -44,9 +45,9 @@ class Guard:
         self.bad_in_a_row[source] += 1
         self.run.counters[self.counter] += 1
         total = self.run.counters[self.counter]
-        if self.bad_in_a_row[source] == BAD_IN_A_ROW:
+        if self.bad_in_a_row[source] == self.in_a_row:
             fix = "lower --learning-rate, or look for such rewards and observations"
-            raise TrainingError(f"{what} is not finite, the {BAD_IN_A_ROW}th of {source} in a row; {fix}")
+            raise TrainingError(f"{what} is not finite, the {self.in_a_row}th of {source} in a row; {fix}")
         if total & (total - 1) == 0:  # the 1st, 2nd, 4th, ...: a log that can be read in the morning
             self.run.log.warning(f"{what} is not finite; skipped, as {total - 1} before it")
         return False

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import connection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,12 +26,15 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from a3c_mp.children import start_child
-from a3c_mp.config import SIGNALS
+from a3c_mp.config import SIGNALS, CommonArgs
+from a3c_mp.follower import Follower
+from a3c_mp.guard import Guard
 from a3c_mp.rollout import Episode
+from a3c_mp.run import Run
 from a3c_mp.workers import POLL_SECONDS, START_SECONDS, WorkerError
 
 PEER_SECONDS = 120.0
-"""longest time that a learner waits for the others: they may have to replace an actor meanwhile"""
+"""longest time that a learner waits for the others, besides the time that an actor of theirs may hang"""
 DEATH_SECONDS = 2.0
 """from a broken connection to the end of the process behind it"""
 STOP_SECONDS = 4.0
@@ -39,19 +42,6 @@ STOP_SECONDS = 4.0
 LOST_PEER = 3
 """exit code of a learner that ends because another one has"""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-
-
-class Books(Protocol):
-    """What keeps count of a run: a `Run` in learner 0, a `Follower` in the others."""
-
-    def consumed(self, *args: Any, **kwargs: Any) -> None: ...
-    def worker_restarted(self, incident: str) -> None: ...
-
-
-class Judge(Protocol):
-    """See `guard.Guard`."""
-
-    def accepts(self, figure: bool, source: str, what: str) -> bool: ...
 
 
 class News(NamedTuple):
@@ -88,9 +78,9 @@ class Team:
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.detach().copy_(part.view_as(tensor))
 
-    def average_gradients(self, net: nn.Module) -> None:
-        """With batches of one size, the gradient of the mean loss over the union of all learners' batches."""
-        self.average([parameter.grad for parameter in net.parameters() if parameter.grad is not None])
+    def average_gradients(self, net: nn.Module, loss: Tensor) -> None:
+        """With batches of one size, gradient and value of the mean loss over the union of all learners' batches."""
+        self.average([*(parameter.grad for parameter in net.parameters() if parameter.grad is not None), loss])
 
     def gather(self, tensor: Tensor) -> Tensor:
         """The tensors [N, ...] of all learners, one after the other: [size * N, ...]."""
@@ -110,7 +100,7 @@ class Team:
         return messages
 
     def tell(
-        self, run: Books, guard: Judge, news: Sequence[News], incidents: list[str], also: Any = None
+        self, run: Run | Follower, guard: Guard, news: Sequence[News], incidents: list[str], also: Any = None
     ) -> tuple[bool, list[Any]]:
         """Let the books of every learner take in what the actors of all have brought, and which were replaced.
 
@@ -175,7 +165,8 @@ class Learners:
         target: a module-level function.
         args: passed on, pickled.
         cuda: whether gradients lie on GPUs, one for each learner.
-        peer_seconds: a learner that lets the others wait longer is given up.
+        hang_seconds: how long an actor of another learner may hang before it is replaced.
+        peer_seconds: a learner that lets the others wait longer than that besides is given up.
         should_stop: asked while the others start.
 
     Raises:
@@ -184,14 +175,23 @@ class Learners:
 
     def __init__(
         self, num_learners: int, target: Callable[..., None], args: tuple, *, cuda: bool = False,
-        peer_seconds: float = PEER_SECONDS, should_stop: Callable[[], bool] = lambda: False,
+        hang_seconds: float = 0.0, peer_seconds: float = PEER_SECONDS, should_stop: Callable[[], bool] = lambda: False,
     ):  # fmt: skip
         self.team = Team(0, num_learners)
         self.target, self.args, self.cuda = target, args, cuda
-        self.peer_seconds, self.should_stop = peer_seconds, should_stop
+        self.peer_seconds, self.should_stop = hang_seconds + peer_seconds, should_stop
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
+        self._signals_in: socket.socket | None = None
         self._leaving = threading.Event()
+
+    @classmethod
+    def of(cls, run: Run, num_learners: int, target: Callable[..., None], args: CommonArgs) -> Learners:
+        """Learners that go on from where a run is, each with `target(team, args, steps, updates)`."""
+        return cls(
+            num_learners, target, (args, run.steps, run.updates), cuda=args.cuda, hang_seconds=args.hang_seconds,
+            should_stop=run.should_stop,
+        )  # fmt: skip
 
     @property
     def pids(self) -> list[int]:
@@ -235,9 +235,11 @@ class Learners:
         with signals:
             while (signum := signals.recv(1)) and signum[0] not in SIGNALS:
                 pass
-        if signum and not self._leaving.wait(STOP_SECONDS):
-            for process in self._processes:
-                process.kill()
+            if signum and not self._leaving.wait(STOP_SECONDS):
+                for process in self._processes:
+                    process.kill()
+            while signals.recv(64):  # until `_stop` closes the other end: more of them must find it open
+                pass
 
     def _start(self, rank: int, meeting_point: str) -> None:
         pipe, child_end = mp.get_context("spawn").Pipe(duplex=False)
@@ -302,7 +304,7 @@ class Learners:
         if self.team.size > 1 and dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
-        if self.team.size > 1:
+        if self._signals_in is not None:
             signal.set_wakeup_fd(-1)
             self._signals_in.close()  # and with it the thread ends
 

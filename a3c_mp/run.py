@@ -63,10 +63,8 @@ class Run:
         extra: Mapping[str, Stateful] | None = None,
     ):
         self.args, self.algorithm = args, algorithm
-        self._origin: dict[str, Any] = {
-            "algorithm": algorithm,
-            "env_id": args.env_id,
-        }  # what checkpoints are told apart by
+        # What checkpoints are told apart by.
+        self._origin: dict[str, Any] = {"algorithm": algorithm, "env_id": args.env_id}
         self.net, self.optimizer = net, optimizer
         self.extra = {} if extra is None else dict(extra)
         self.gauges: dict[str, Callable[[], float]] = {}  # curves that are read off once a second

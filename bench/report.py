@@ -55,7 +55,9 @@ def solved_cells(result: Result | None) -> list[str]:
     runs, medians = result["runs"], result["medians"]
     if medians["wall_seconds"] is None:
         return [f"{sum(run['solved'] for run in runs)} of {len(runs)} seeds solved", "", f"{medians['sps']:,.0f}"]
+    solved = sum(run["solved"] for run in runs)
     seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
+    seeds = seeds if solved == len(runs) else f"{solved} of {seeds}"
     return [
         f"{medians['wall_seconds'] / 60:.1f} min ({seeds})",
         f"{medians['steps'] / 1e6:.2f}M",

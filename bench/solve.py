@@ -11,17 +11,18 @@ import math
 import re
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
 import numpy as np
 
-from a3c_mp.config import Count, check_ranges, exit_with
+from a3c_mp.config import Between, Count, check_ranges, exit_with
 from a3c_mp.run import MIN_EPISODES, WINDOW
 from a3c_mp.tracking import EpisodeRow, read_episodes
 from bench import common
@@ -40,6 +41,8 @@ class Args:
     """how many seeds: 1, 2, ..."""
     rule: Literal["stop-return", "machin"] = "stop-return"
     """solved by the trainer's own rule, or by Machin's"""
+    games: Annotated[int, Between(0)] = 0
+    """whole games that every trained net plays afterwards, without exploring (play.py)"""
     runs_dir: Path = Path("runs")
     """where run folders are made"""
     results: Path = common.RESULTS
@@ -89,6 +92,15 @@ def outcome(folder: Path, seed: int, rule: str) -> dict[str, Any]:
     return {**run, "curve": curve(episodes)}
 
 
+def scores_of(folder: Path, games: int) -> list[float]:
+    """Raw scores of whole games that a run's best net plays, with its likeliest actions."""
+    with tempfile.TemporaryFile("w+") as output:
+        common.run_script(["play.py", str(folder), f"--episodes={games}", f"--num-envs={games}"], stdout=output)
+        output.seek(0)
+        line = next(line for line in output if line.startswith("raw scores:"))
+    return [float(score) for score in line.split()[2:]]
+
+
 def medians(runs: Sequence[dict[str, Any]], rule: str) -> dict[str, float | None]:
     """Medians over the seeds; a seed that was not solved took for ever, and None stands for a median that did."""
 
@@ -117,7 +129,11 @@ def table(runs: Sequence[dict[str, Any]], middle: dict[str, float | None], rule:
 
     header = ["seed", "ended by", "mean return", "minutes", "steps", "sps"] + ["Machin's episodes"] * (rule == "machin")
     rows = [[str(r["seed"]), r["exit_reason"], _return(r["mean_return_100"]), *cells(r)] for r in runs]
-    return common.markdown_table(header, [*rows, ["median", "", "", *cells(middle)]])
+    rows.append(["median", "", "", *cells(middle)])
+    if "played_mean" in runs[0]:
+        header.append("mean of the games played")
+        rows = [[*row, _return(run.get("played_mean"))] for row, run in zip(rows, [*runs, {}], strict=True)]
+    return common.markdown_table(header, rows)
 
 
 def _return(value: float | None) -> str:
@@ -161,6 +177,9 @@ def main() -> int:
         if code not in (0, 1):
             return code
         result["runs"].append(outcome(args.runs_dir / name, seed, args.rule))
+        if args.games:
+            scores = scores_of(args.runs_dir / name, args.games)
+            result["runs"][-1] |= {"played": scores, "played_mean": statistics.mean(scores)}
         result["medians"] = medians(result["runs"], args.rule)
         common.save(path, result)  # after every seed: the next one may take hours
         draw(path.with_suffix(".png"), result)

@@ -16,7 +16,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from a3c_mp import actor_critic, ddpg, dqn, impala
+from a3c_mp import actor_critic, apex, ddpg, dqn, impala
 from a3c_mp.collect import Collector
 from a3c_mp.nets import make_actor_critic
 from a3c_mp.replay import Batch
@@ -148,8 +148,7 @@ def apex_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterator
         loss, _, _ = algo.loss(args, net, target_net, batch, batch.probability.float(), dtype)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        for group in optimizer.param_groups:
-            nn.utils.clip_grad_norm_(group["params"], args.clip_grad)
+        apex.clip_gradients(optimizer, args.clip_grad)
         optimizer.step()
 
     yield {
@@ -171,8 +170,12 @@ STAGES: dict[str, Callable[[Any, torch.device, torch.dtype], AbstractContextMana
 
 
 def learning_threads(chapter: str, settings: Any) -> int:
-    """On how many threads a chapter computes gradients: those of the learner, or one for each actor."""
-    return settings.num_actors if chapter == "a3c_grad" else settings.learner_threads
+    """On how many threads a chapter computes gradients: those of its learners, or one for each actor."""
+    return (
+        settings.num_actors
+        if chapter == "a3c_grad"
+        else settings.learner_threads * getattr(settings, "num_learners", 1)
+    )
 
 
 def measure(chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float) -> Rates:

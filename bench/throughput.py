@@ -1,10 +1,9 @@
 """How close a chapter comes to what the hardware allows.
 
-Each stage is measured alone, with the trainer's own settings and code: stepping environments, acting, learning. All
-cores do the same at once, for cores that have work slow each other down (caches, memory, clock). Together the stages
-give a bound on agent steps a second; the one from a single core that has the machine to itself is told too. Then the
-trainer itself runs, and its steady rate is set against the bound. With --cuda one core measures, and only its
-environments count. Flags that are not listed here are the trainer's, for instance --env-id, --num-envs or --cuda.
+Each stage is measured alone on one core, with the trainer's own settings and code: stepping environments, acting,
+learning. Together they give a bound on agent steps a second. Then the trainer itself runs, and its steady rate is set
+against the bound. Cores that all have work slow each other down (caches, memory, clock): how much shows the bound from
+stages that run on all cores at once. Flags not listed here are the trainer's, for instance --env-id or --cuda.
 """
 
 from __future__ import annotations
@@ -116,8 +115,8 @@ def line(rates: dict[str, float]) -> str:
     """One repetition, or the medians, for the terminal."""
     stages = "  ".join(f"{name} {rates[name]:,.0f}" for name in ("env", "act", "learn", "bound", "trainer"))
     sb3 = f"  sb3 {rates['sb3']:,.0f}, {rates['times_sb3']:.2f} times" if "sb3" in rates else ""
-    idle = f" ({rates['ratio_idle']:.1%} of {rates['bound_idle']:,.0f}, the bound if cores did not slow each other)"
-    return f"{stages}  {rates['ratio']:.1%} of the bound{idle}{sb3}"
+    busy = f" ({rates['ratio_busy']:.1%} of {rates['bound_busy']:,.0f} with all cores at work)"
+    return f"{stages}  {rates['ratio']:.1%} of the bound{busy}{sb3}"
 
 
 def main() -> int:
@@ -141,19 +140,19 @@ def main() -> int:
     stage_args = args.chapter, settings, device, dtype, args.stage_seconds
     repetitions: list[dict[str, float]] = []
     for i in range(args.repeat):
-        idle = measure(*stage_args)
-        rates = idle if settings.cuda or cores < 2 else measure_on_all_cores(*stage_args, int(cores))
+        rates = measure(*stage_args)
+        busy = rates if settings.cuda or cores < 2 else measure_on_all_cores(*stage_args, int(cores))
         how = {
             "cores": cores,
             "passes": getattr(settings, "replay_ratio", getattr(settings, "update_epochs", 1)),
             "learner_threads": learning_threads(args.chapter, settings),
             "cuda": settings.cuda,
         }
-        (most, limit), (most_idle, _) = bound(**rates, **how), bound(**idle, **how)
+        (most, limit), (most_busy, _) = bound(**rates, **how), bound(**busy, **how)
         sps = trainer_sps(command, args.seconds)
         rates = {
-            **rates, **{f"{name}_idle": rate for name, rate in idle.items()},
-            "bound": most, "bound_idle": most_idle, "trainer": sps, "ratio": sps / most, "ratio_idle": sps / most_idle,
+            **rates, **{f"{name}_busy": rate for name, rate in busy.items()},
+            "bound": most, "bound_busy": most_busy, "trainer": sps, "ratio": sps / most, "ratio_busy": sps / most_busy,
         }  # fmt: skip
         if comparison:
             rates["sb3"] = sb3_sps(comparison)

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     reward: Tensor  # [N] float32, sum of the m <= n discounted rewards
     discount: Tensor  # [N] float32, gamma^m; 0 where the return ended by termination or a lost life
     next_obs: Tensor  # [N, *obs_shape], m steps later; where discount is 0 it is `obs` again and means nothing
-    probability: Tensor  # [N] float64, P(i) = p_i^alpha / sum over all shards, when it was drawn
+    probability: Tensor  # [N] float64, P(i) = p_i^alpha / sum over all shards of this learner, when it was drawn
     ids: Tensor  # [N] int64, for `Replay.update`
 
 
@@ -53,7 +53,7 @@ class Replay:
 
     size: int  # transitions that can be drawn
     dropped: int  # priorities that came too late, since the start
-    rejected: int  # transitions that will never be drawn, since the start: their first priority was not finite
+    rejected: int  # transitions of this process that will never be drawn: their first priority was not finite
 
     def __init__(self, shards: Shards, priority_exponent: float, seed: int):
         self.shards, self.priority_exponent = shards, priority_exponent

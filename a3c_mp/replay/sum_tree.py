@@ -61,9 +61,8 @@ class SumTree:
         Raises:
             ValueError: all leaves are 0.
         """
-        edges = self.levels[
-            -1
-        ].cumsum()  # one addition after the other: a node of 0 has the very edge of the one before
+        # One addition after the other: a node of 0 has the very edge of the one before it, so it is never found.
+        edges = self.levels[-1].cumsum()
         if edges[-1] == 0.0:
             raise ValueError("all leaves are 0: nothing can be found")
         sums = np.minimum(sums, np.nextafter(edges[-1], 0.0))

@@ -42,22 +42,23 @@ def make_net(seed):
 
 def gradient(net, unrolls, average=lambda tensors: None):
     net.zero_grad()
-    impala.loss(ARGS, net, unrolls, torch.float32, average)[0].backward()
-    return [parameter.grad for parameter in net.parameters()]
+    loss, _ = impala.loss(ARGS, net, unrolls, torch.float32, average)
+    loss.backward()
+    return [*(parameter.grad for parameter in net.parameters()), loss]
 
 
 def learn_together(team):
-    """Two steps on this learner's half of the unrolls; the weights after it, and the last gradient."""
+    """Two steps on this learner's half of the unrolls; the weights after it, and the last gradient and loss."""
     net, optimizer = make_net(seed=team.rank)  # the others' weights are not the first one's until they synchronize
     team.synchronize(net, optimizer)
     mine = torch.arange(team.rank * UNROLLS, (team.rank + 1) * UNROLLS)
     unrolls = impala.select(some_unrolls(), mine)
     for _ in range(2):
         net.norm.update(team.gather(unrolls.obs.flatten(0, 1)))
-        gradient(net, unrolls, team.average)
-        team.average_gradients(net)
+        *grads, loss = gradient(net, unrolls, team.average)
+        team.average_gradients(net, loss)
         optimizer.step()
-    return net, [parameter.grad for parameter in net.parameters()]
+    return net, [*grads, loss]
 
 
 def follow_together(team):

@@ -93,6 +93,15 @@ def test_what_is_not_finite_is_skipped_counted_and_named(chapter, env):
     assert checkpoint.load(chapter.checkpoints()[0], algorithm=chapter.origin["algorithm"], env_id=env_id)
 
 
+@pytest.mark.parametrize("algorithm", ["apex_dqn"])
+def test_one_bad_reward_in_many_returns_is_no_reason_to_give_up(chapter):
+    """It is in the returns of 20 steps, which six messages bring."""
+    flags = ["--n-step", "20", "--block-length", "4", "--no-reward-clip", "--total-steps", "3000"]
+    assert chapter.train("--env-id", "fault_env:NanReward-v0", *flags, "--deterministic") == 0, chapter.log
+    assert chapter.summary["blocks_not_finite"] > 2 * 5, "of either actor"
+    assert chapter.summary["updates"] > 10
+
+
 @EVERY_CHAPTER
 @pytest.mark.parametrize("env", ["NanForEver", "NanObsForEver"])
 def test_where_it_does_not_end_the_run_does_with_the_last_good_weights(chapter, env):
