@@ -24,7 +24,7 @@ class RolloutArgs(LearningArgs):
     unroll_length: Count = 32
     """agent steps in one rollout (T)"""
     slots_per_actor: Count = 1
-    """rollouts of an actor under way: with 1 it waits while its rollout is learned from, with 2 it goes on"""
+    """rollouts of an actor in flight: with 1 it waits while its rollout is learned from, with 2 it goes on"""
     learning_rate: NonNegative = 5e-4
     """step size at the start, falling linearly to 0 at total-steps"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
@@ -84,7 +84,7 @@ def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cp
 def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:
     """The slots of so many actors, one arena. Raises ConfigError as `allocate` does."""
     if args.deterministic and args.slots_per_actor > 2:
-        why = "--deterministic acts with one of two published versions, so two rollouts can be under way"
+        why = "--deterministic acts with one of two published versions, so two rollouts can be in flight"
         raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
     try:
         on_cpu = torch.device(device).type == "cpu"

@@ -37,7 +37,7 @@ class ApexArgs(LearningArgs):
     block_length: Count = 4
     """steps of its environments that an actor takes between two messages"""
     blocks_per_actor: Count = 2
-    """blocks of an actor under way: with 1 it waits while the learner catches up, with 2 it goes on"""
+    """blocks of an actor in flight: with 1 it waits while the learner catches up, with 2 it goes on"""
     replay_size: Count = 200_000
     """transitions kept; on Atari each takes 7 KB of shared memory"""
     learning_starts: Count = 20_000
@@ -229,12 +229,12 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
 
 
 def blocks_under_way(args: ApexArgs) -> int:
-    """Blocks that each actor has leave to write; one where the order of everything is fixed."""
+    """Blocks that each actor has tokens for; one where the order of everything is fixed."""
     return 1 if args.deterministic else args.blocks_per_actor
 
 
 def room(args: ApexArgs) -> int:
-    """Rows of each lane that an actor's blocks under way can take at most: two a step (see `Replay.make_room`)."""
+    """Rows of each lane that an actor's blocks in flight can take at most: two a step (see `Replay.make_room`)."""
     return 2 * args.block_length * blocks_under_way(args)
 
 
@@ -255,7 +255,7 @@ def take_in(replay: Replay, shard: int) -> bool | None:
 
 
 def make_room(args: ApexArgs, replay: Replay) -> None:
-    """Retire what the blocks under way of all actors may overwrite."""
+    """Retire what the blocks in flight of all actors may overwrite."""
     for shard in range(replay.shards.num_shards):
         replay.make_room(shard, room(args))
 

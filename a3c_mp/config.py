@@ -84,7 +84,7 @@ class CommonArgs:
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
     """time between checkpoints (s)"""
     checkpoint_steps: Count = 100_000
-    """the same with --deterministic (agent steps); there actors start anew, as those of a resumed run do"""
+    """agent steps between checkpoints of a --deterministic run; actors start anew there, as if it were resumed"""
     deterministic: bool = False
     """fixed order of rollouts and weights: two runs with one seed end bit-identical"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -81,7 +81,7 @@ class Link:
         self._received: tuple[Token, int] | None = None  # a token of a new start, not yet taken
 
     def take(self) -> Token:
-        """Wait for leave to fill a slot; ends the process when the parent is gone.
+        """Wait for a token to fill a slot; ends the process when the parent is gone.
 
         Raises:
             StartAnew: it is of a new start; let it pass, and the target is called once more.
@@ -200,7 +200,7 @@ class Workers:
     def start_anew(self, start: int, version: int) -> None:
         """Have every worker's target begin again, in the same process, acting with weights `version`.
 
-        What they have under way is dropped. Slots that the caller holds are its own until it releases them.
+        What they have in flight is dropped. Slots that the caller holds are its own until it releases them.
         """
         self.start, self._version, self._turn = start, version, 0
         for worker, ready in enumerate(self._ready):

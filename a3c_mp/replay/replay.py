@@ -90,7 +90,7 @@ class Replay:
         """Retire the oldest transitions, so that the writer can append `rows` rows to each lane beyond what it has now.
 
         A step of the environments appends a row, two if it is truncated: `rows` must be 2 K for each block of K steps
-        that the writer has leave to write. Call it before giving leave, and again before a writer is replaced (what the
+        that the writer has tokens for. Call it before giving one, and again before a writer is replaced (what the
         dead one had written of its blocks comes on top).
 
         Returns:
