@@ -110,7 +110,7 @@ def train(
     group_size = shards.num_shards if args.deterministic else 1
     steps = args.block_length * args.num_envs
     queue: list[Filled] = []
-    whole, grads = Guard(run, "blocks_not_finite", apex.bad_in_a_row(args)), Guard(run, "grads_not_finite")
+    whole, grads = Guard(run, "blocks_not_finite", apex.blocks_of_a_return(args)), Guard(run, "grads_not_finite")
     owed = 0.0  # samples that this learner may learn for the steps of its own actors
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
     with batches, workers:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from a3c_mp.config import Between, ConfigError, Count, Fraction, LearningArgs, NonNegative, check_env
 from a3c_mp.device import check_learners, set_up_torch
-from a3c_mp.guard import BAD_IN_A_ROW
 from a3c_mp.limits import free_shared_memory
 from a3c_mp.replay import Replay, Shards
 from a3c_mp.rollout import Episode, EpisodeStats
@@ -238,9 +237,9 @@ def room(args: ApexArgs) -> int:
     return 2 * args.block_length * blocks_under_way(args)
 
 
-def bad_in_a_row(args: ApexArgs) -> int:
-    """How many bad messages of an actor end a run: one bad reward spoils the returns of n steps."""
-    return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
+def blocks_of_a_return(args: ApexArgs) -> int:
+    """How many blocks n steps take, roughly: so many messages a bad reward may spoil."""
+    return -(-args.n_step // args.block_length)
 
 
 def take_in(replay: Replay, shard: int) -> bool | None:

@@ -20,11 +20,12 @@ class Guard:
     Args:
         run: counts what may not, in its summary and as a curve, and names it in the log.
         counter: the name of the count.
-        in_a_row: from one source, before the run gives up.
+        each_spoils: how many messages in a row a single bad number may spoil; patience grows with it.
     """
 
-    def __init__(self, run: Run | Follower, counter: str, in_a_row: int = BAD_IN_A_ROW):
-        self.run, self.counter, self.in_a_row = run, counter, in_a_row
+    def __init__(self, run: Run | Follower, counter: str, each_spoils: int = 1):
+        self.run, self.counter = run, counter
+        self.in_a_row = BAD_IN_A_ROW + each_spoils - 1
         self.bad_in_a_row: Counter[str] = Counter()  # by source
         run.counters.update({counter: 0})  # adds: there from the start, kept on resume
 
@@ -37,7 +38,7 @@ class Guard:
             what: its name in the log.
 
         Raises:
-            TrainingError: `in_a_row` of one source were not finite; none of them has been learned from.
+            TrainingError: `self.in_a_row` of one source were not finite; none of them has been learned from.
         """
         if figure if isinstance(figure, bool) else math.isfinite(figure):
             self.bad_in_a_row[source] = 0

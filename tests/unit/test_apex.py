@@ -23,6 +23,7 @@ from a3c_mp.guard import Guard
 from a3c_mp.learners import Team
 from a3c_mp.replay import Batch
 from a3c_mp.rollout import Episode, EpisodeStats
+from a3c_mp.run import TrainingError
 
 N = 7
 VECTOR = Box(-1.0, 1.0, (3,))
@@ -247,9 +248,8 @@ class Half(Team):
 
 @pytest.mark.parametrize("algo", [dqn, ddpg])
 def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(algo):
-    args = replace(
-        ARGS, algo=algo.__name__.rpartition(".")[2], clip_grad=1e9, learning_rate=0.0, policy_learning_rate=0.0
-    )
+    name = algo.__name__.rpartition(".")[2]
+    args = replace(ARGS, algo=name, batch_size=8, clip_grad=1e9, learning_rate=0.0, policy_learning_rate=0.0)
     space = Discrete(4) if algo is dqn else TORQUE
     net, target_net = two_nets(algo, space)
     action = torch.arange(8) % 4 if algo is dqn else torch.rand(8, 2) * 2 - 1
@@ -290,6 +290,18 @@ def test_a_batch_with_a_td_error_that_is_not_finite_changes_nothing(algo, bad):
     assert found is None
     assert run.counters["bad"] == 1
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize(("n_step", "block_length", "patience"), [(3, 4, 5), (5, 4, 6), (20, 4, 9), (5, 1, 9)])
+def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_length, patience):
+    """n steps lie in up to ceil(n / block) + 1 blocks, one after the other."""
+    run = SimpleNamespace(counters=Counter(), log=logging.Logger("quiet", logging.CRITICAL))
+    args = replace(ARGS, n_step=n_step, block_length=block_length)
+    guard = Guard(run, "bad", apex.blocks_of_a_return(args))
+    assert not any(guard.accepts(False, "actor 0", "a message") for _ in range(patience - 1))
+    assert patience - 1 > math.ceil(n_step / block_length) + 1
+    with pytest.raises(TrainingError, match=f"the {patience}th of actor 0 in a row"):
+        guard.accepts(False, "actor 0", "a message")
 
 
 # ---- what is written of steps, and settings

@@ -85,21 +85,12 @@ def test_what_is_not_finite_is_skipped_counted_and_named(chapter, env):
     summary = chapter.summary
     skipped = {name: count for name, count in summary.items() if name.endswith("_not_finite")}
     assert 2 <= sum(skipped.values()) <= 8, "it happens to both actors, once"
-    assert "of actor 0" in chapter.log
+    assert "of actor " in chapter.log
     assert "is not finite; skipped" in chapter.log
     assert math.isfinite(summary["mean_return_100"])
     assert summary["updates"] > 10
     assert json.loads((chapter.folder / "config.json").read_text())["args"]["env_id"] == env_id
     assert checkpoint.load(chapter.checkpoints()[0], algorithm=chapter.origin["algorithm"], env_id=env_id)
-
-
-@pytest.mark.parametrize("algorithm", ["apex_dqn"])
-def test_one_bad_reward_in_many_returns_is_no_reason_to_give_up(chapter):
-    """It is in the returns of 20 steps, which six messages bring."""
-    flags = ["--n-step", "20", "--block-length", "4", "--no-reward-clip", "--total-steps", "3000"]
-    assert chapter.train("--env-id", "fault_env:NanReward-v0", *flags, "--deterministic") == 0, chapter.log
-    assert chapter.summary["blocks_not_finite"] > 2 * 5, "of either actor"
-    assert chapter.summary["updates"] > 10
 
 
 @EVERY_CHAPTER
