@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,6 +54,15 @@ def solved_cells(result: Result | None) -> list[str]:
     if result is None:
         return ["", "", ""]
     runs, medians = result["runs"], result["medians"]
+    if "played_mean" in runs[0]:  # without exploring: what training showed on the way says less
+        minutes, steps, score = (
+            statistics.median(run[name] for run in runs) for name in ("wall_seconds", "steps", "played_mean")
+        )
+        return [
+            f"{minutes / 60:.1f} min to {score:.0f} ({len(runs)} seeds)",
+            f"{steps / 1e6:.2f}M",
+            f"{medians['sps']:,.0f}",
+        ]
     if medians["wall_seconds"] is None:
         return [f"{sum(run['solved'] for run in runs)} of {len(runs)} seeds solved", "", f"{medians['sps']:,.0f}"]
     solved = sum(run["solved"] for run in runs)
