@@ -12,6 +12,9 @@ import torch.multiprocessing as mp
 
 from a3c_mp import PARENT_VARIABLE, end_with_parent
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""what a user, a shell or a machine that shuts down ends a script with"""
+
 
 def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bool) -> Any:
     """Spawn a process that runs `main(*args)`; call it from the main thread, whose end would be the child's too.

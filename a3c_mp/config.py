@@ -24,12 +24,10 @@ import gymnasium
 import torch
 
 import wrappers
+from a3c_mp.children import SIGNALS
 
 A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""what a user, a shell or a machine that shuts down ends a script with"""
 
 
 class ConfigError(Exception):

@@ -18,19 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from a3c_mp.children import start_child
-from a3c_mp.config import SIGNALS, CommonArgs
-from a3c_mp.follower import Follower
-from a3c_mp.guard import Guard
-from a3c_mp.rollout import Episode
-from a3c_mp.run import Run
+from a3c_mp.children import SIGNALS, start_child
 from a3c_mp.workers import POLL_SECONDS, START_SECONDS, WorkerError
 
 PEER_SECONDS = 120.0
@@ -44,11 +39,28 @@ LOST_PEER = 3
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
+class Books(Protocol):
+    """What keeps count of a run: a `Run` in learner 0, a `Follower` in the others."""
+
+    steps: int
+    updates: int
+
+    def consumed(self, *args: Any, **kwargs: Any) -> None: ...
+    def worker_restarted(self, incident: str) -> None: ...
+    def should_stop(self) -> bool: ...
+
+
+class Judge(Protocol):
+    """See `guard.Guard`."""
+
+    def accepts(self, figure: bool | float | Tensor, source: str, what: str) -> bool: ...
+
+
 class News(NamedTuple):
     """What a message of an actor has brought."""
 
     steps: int  # agent steps
-    episodes: list[Episode]  # that ended in them
+    episodes: list  # that ended in them
     actor: int
     policy_lag: int  # versions
     finite: bool | None  # whether all of it can be learned from; None if it brought nothing new
@@ -100,7 +112,7 @@ class Team:
         return messages
 
     def tell(
-        self, run: Run | Follower, guard: Guard, news: Sequence[News], incidents: list[str], also: Any = None
+        self, run: Books, guard: Judge, news: Sequence[News], incidents: list[str], also: Any = None
     ) -> tuple[bool, list[Any]]:
         """Let the books of every learner take in what the actors of all have brought, and which were replaced.
 
@@ -186,7 +198,7 @@ class Learners:
         self._leaving = threading.Event()
 
     @classmethod
-    def of(cls, run: Run, num_learners: int, target: Callable[..., None], args: CommonArgs) -> Learners:
+    def of(cls, run: Books, num_learners: int, target: Callable[..., None], args: Any) -> Learners:
         """Learners that go on from where a run is, each with `target(team, args, steps, updates)`."""
         return cls(
             num_learners, target, (args, run.steps, run.updates), cuda=args.cuda, hang_seconds=args.hang_seconds,

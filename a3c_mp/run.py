@@ -22,7 +22,8 @@ from torch import Tensor, nn
 import wrappers
 from a3c_mp import checkpoint
 from a3c_mp.checkpoint import Stateful
-from a3c_mp.config import SIGNALS, CommonArgs, ConfigError
+from a3c_mp.children import SIGNALS
+from a3c_mp.config import CommonArgs, ConfigError
 from a3c_mp.folder import claim_folder, describe_run, write_json
 from a3c_mp.limits import check_limits
 from a3c_mp.rollout import Episode

@@ -6,7 +6,8 @@ import pytest
 from support import Scripts
 
 import a3c_mp  # noqa: F401 - sets OMP_NUM_THREADS, which counts only before torch is imported
-from a3c_mp.config import SIGNALS, exit_with
+from a3c_mp.children import SIGNALS
+from a3c_mp.config import exit_with
 
 
 @pytest.fixture
