@@ -8,7 +8,6 @@ FANOUT = 16
 """children of a node: with more there are fewer levels, each some numpy calls, but longer sums"""
 TOP = 4096
 """a level of so many nodes at most needs none above it: their running sums are taken anew for every search"""
-ONES = np.ones(FANOUT)
 
 
 class SumTree:
@@ -45,9 +44,9 @@ class SumTree:
         for below, level in zip(self.levels, self.levels[1:], strict=False):
             children, leaves = below.reshape(-1, FANOUT), leaves // FANOUT
             if len(leaves) < len(children):  # several may share a parent: to sum it twice costs less than to sort
-                level[leaves] = children.take(leaves, axis=0) @ ONES
+                level[leaves] = children.take(leaves, axis=0).sum(axis=1)
             else:
-                level[: len(children)] = children @ ONES
+                level[: len(children)] = children.sum(axis=1)
 
     def find(self, sums: np.ndarray) -> np.ndarray:
         """The leaf under each running sum.
