@@ -27,7 +27,7 @@ from a3c_mp.follower import Follower
 from a3c_mp.guard import Guard
 from a3c_mp.learners import Learners, News, Team
 from a3c_mp.precision import compute_dtype
-from a3c_mp.replay import Batch, Prefetch, Replay, Shards, Writer, importance_weights
+from a3c_mp.replay import Batch, Prefetch, Shards, Writer, importance_weights
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
 from a3c_mp.slots import Slots
@@ -50,9 +50,8 @@ def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weight
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        collector.collect(
-            blocks[slot], policy, warm_up=link.start == version == 0
-        )  # dqn: act at random while nothing is learned
+        nothing_learned = link.start == version == 0  # dqn acts at random
+        collector.collect(blocks[slot], policy, warm_up=nothing_learned)
         link.send(slot, version)
 
 
@@ -65,9 +64,8 @@ def learn(
     smallest = team.gather(batch.probability.min()[None]).min()
     weights = importance_weights(batch.probability, importance_exponent, smallest)
     if args.normalize_obs:
-        net.norm.update(
-            team.gather(batch.obs[:: -(-args.batch_size // apex.NORM_SAMPLES)])
-        )  # a batch is in order of lanes
+        stride = -(-args.batch_size // apex.NORM_SAMPLES)  # from all of the batch, which is in order of lanes
+        net.norm.update(team.gather(batch.obs[::stride]))
     loss, td_error, curves = ALGORITHMS[args.algo].loss(args, net, target_net, batch, weights, dtype)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -83,11 +81,9 @@ def learn(
     return td_error.abs()
 
 
-def train(
-    args: Args, run: Run | Follower, team: Team, net: nn.Module, target_net: nn.Module,
-    optimizer: torch.optim.Optimizer, replay: Replay, blocks: Slots,
-) -> None:  # fmt: skip
+def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> None:
     """What every learner does: fill a replay from its own actors, and take every gradient step with the others."""
+    net, target_net, optimizer, replay, blocks = parts
     team.synchronize(nn.ModuleList([net, target_net]), optimizer)
     device = next(net.parameters()).device
     dtype = compute_dtype(args.precision, device, net.norm.image)
@@ -141,6 +137,8 @@ def train(
             if run.tick():
                 owed = 0.0
                 workers.start_anew(run.steps, published)
+            if run.should_stop():  # the replay is saved as it is now: nobody may append to it any more
+                break
             for worker, slot, _ in queue:
                 replay.make_room(worker, apex.room(args))
                 workers.release(slot, published)
@@ -149,7 +147,7 @@ def train(
 
 def follow(team: Team, args: Args, steps: int, updates: int) -> None:
     """Spawned process: a learner besides the first."""
-    train(args, Follower(args, team.rank, steps, updates), team, *apex.set_up(args, ALGORITHMS[args.algo], team.rank))
+    train(args, Follower(args, team.rank, steps, updates), team, apex.set_up(args, ALGORITHMS[args.algo], team.rank))
 
 
 def main() -> int:
@@ -161,7 +159,7 @@ def main() -> int:
         Learners.of(run, args.num_learners, follow, args) as team,
     ):
         apex.show_replay(run, args, parts.replay)
-        train(args, run, team, *parts)
+        train(args, run, team, parts)
     return run.exit_code
 
 

@@ -34,10 +34,9 @@ KINDS = {
     "data": ("train_a3c_data", 320, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
     "grad": ("train_a3c_grad", 320, [*ROLLOUTS, "--batch-size", "8"]),  # two gradients of each rollout
     "impala": ("train_impala", 320, [*ROLLOUTS, *IMPALA, "--num-learners", "2", "--slots-per-actor", "2"]),
+    "dqn": ("train_apex", 640, [*APEX, *APEX_REPLAY]),
 }
 SLOW = {
-    # Now and then something besides the net and the optimizer differs; the cause is not known yet.
-    "dqn": ("train_apex", 640, [*APEX, *APEX_REPLAY]),
     "data, Pong": ("train_a3c_data", 320, [*PONG, "--slots-per-actor", "2"]),
     "grad, Pong": ("train_a3c_grad", 320, PONG),
     "ddpg": (
