@@ -20,7 +20,7 @@ from torch import nn
 
 from a3c_mp import actor_critic
 from a3c_mp.actor_critic import ActorCriticArgs, allocate
-from a3c_mp.collect import Collector, derive_seeds
+from a3c_mp.collect import Collector
 from a3c_mp.config import Count, check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
 from a3c_mp.guard import Guard
@@ -29,6 +29,7 @@ from a3c_mp.precision import compute_dtype
 from a3c_mp.rollout import Rollout, finished_episodes, is_finite, minibatches, rollout_spec
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
+from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
 from a3c_mp.workers import Link, Workers
@@ -98,26 +99,26 @@ def main() -> int:
         )  # fmt: skip
         # A deterministic learner takes one rollout of every actor, in order, before it publishes.
         group_size = args.num_actors if args.deterministic else 1
-        used: list[int] = []
-        rollouts, grads = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
+        held: list[int] = []
+        rollout_guard, grad_guard = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
         with workers:
             for worker, slot, version in run.timing.each("waiting", workers.filled(run.should_stop)):
                 rollout = Rollout(**slots[slot])
                 optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
                 run.consumed(rollout.action.numel(), finished_episodes(rollout), worker, weights.version - version)
-                if rollouts.accepts(is_finite(rollout), f"actor {worker}", f"a rollout of actor {worker}"):
+                if rollout_guard.accepts(is_finite(rollout), f"actor {worker}", f"a rollout of actor {worker}"):
                     with run.timing("learning"):
                         rollout = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
-                        learn(args, run, net, optimizer, rollout, dtype, grads)
-                used.append(slot)
-                if len(used) == group_size:
+                        learn(args, run, net, optimizer, rollout, dtype, grad_guard)
+                held.append(slot)
+                if len(held) == group_size:
                     with run.timing("publishing"):
                         published = weights.publish(net)  # waits for the GPU: from here on the slots have been read
                     if run.tick():
                         workers.start_anew(run.steps, published)
-                    for slot in used:
+                    for slot in held:
                         workers.release(slot, published)
-                    used.clear()
+                    held.clear()
     return run.exit_code
 
 

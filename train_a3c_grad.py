@@ -21,7 +21,7 @@ from gymnasium.spaces import Discrete
 
 from a3c_mp import actor_critic
 from a3c_mp.actor_critic import ActorCriticArgs, allocate
-from a3c_mp.collect import Collector, derive_seeds
+from a3c_mp.collect import Collector
 from a3c_mp.config import Between, ConfigError, Count, check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
 from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, episodes_of, gradient_spec, write_gradient
@@ -30,6 +30,7 @@ from a3c_mp.precision import compute_dtype
 from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
+from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
 from a3c_mp.workers import Link, Workers
@@ -77,7 +78,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
         weights.load(acting_net, version if args.sync else None)
         collector.collect(rollout)
         episodes: list = finished_episodes(rollout)
-        whole = is_finite(rollout)
+        rollout_is_finite = is_finite(rollout)
         on_device = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
         moments = Moments.of(on_device.obs[-actor_critic.NORM_STEPS :].flatten(0, 1)) if args.normalize_obs else None
         samples = actor_critic.to_samples(args, on_device)
@@ -87,7 +88,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
             net.zero_grad(set_to_none=True)
             loss.backward()
             finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
-            link.send(slot, Report(version, len(indices), len(episodes), finite and whole, means))
+            link.send(slot, Report(version, len(indices), len(episodes), finite and rollout_is_finite, means))
             moments, episodes = None, []  # told once for each rollout
             slot, version = link.take()
 
@@ -107,8 +108,9 @@ def main() -> int:
             in_order=args.sync, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
             on_restart=run.worker_restarted,
         )  # fmt: skip
-        mean, inspector = MeanGradient(net), Inspector(run, args.max_lag)
-        taken: list[int] = []
+        grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)
+        mean, inspector = MeanGradient(net), Inspector(run, args.max_lag, grads_per_rollout)
+        held: list[int] = []
         with workers:
             for worker, slot, report in run.timing.each("waiting", workers.filled(run.should_stop)):
                 gradient, lag = Gradient(**slots[slot]), weights.version - report.version
@@ -119,8 +121,8 @@ def main() -> int:
                             net.norm.merge(gradient.moments)
                         mean.add(gradient.vector)  # waits for the GPU: from here on the slot has been read
                         run.observed(report.curves)
-                taken.append(slot)
-                complete = len(taken) == args.num_actors if args.sync else mean.count == args.grads_per_step
+                held.append(slot)
+                complete = len(held) == args.num_actors if args.sync else mean.count == args.grads_per_step
                 if complete and mean.count > 0:
                     with run.timing("learning"):
                         optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
@@ -132,9 +134,9 @@ def main() -> int:
                 if complete or not args.sync:  # in step with the others, an actor waits for the new weights
                     if run.tick():
                         workers.start_anew(run.steps, weights.version)
-                    for slot in taken:
+                    for slot in held:
                         workers.release(slot, weights.version)
-                    taken.clear()
+                    held.clear()
     return run.exit_code
 
 

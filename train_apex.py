@@ -21,15 +21,17 @@ from torch import Tensor, nn
 from a3c_mp import apex, ddpg, dqn
 from a3c_mp.apex import PRESETS
 from a3c_mp.apex import ApexArgs as Args
-from a3c_mp.collect import BlockCollector, derive_seeds
+from a3c_mp.blocks import BlockCollector, finished_episodes
 from a3c_mp.config import exit_with, parse_args
 from a3c_mp.follower import Follower
 from a3c_mp.guard import Guard
-from a3c_mp.learners import Learners, News, Team
+from a3c_mp.learners import Learners, Team
+from a3c_mp.news import News, tell
 from a3c_mp.precision import compute_dtype
 from a3c_mp.replay import Batch, Prefetch, Shards, Writer, importance_weights
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
+from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
 from a3c_mp.workers import Filled, Link, Workers
@@ -62,11 +64,11 @@ def learn(
     """One gradient step on a batch; returns the new priorities of its transitions, None if the gradient was no good."""
     importance_exponent = linear(args.importance_exponent, 1.0, run.steps, args.total_steps)
     smallest = team.gather(batch.probability.min()[None]).min()
-    weights = importance_weights(batch.probability, importance_exponent, smallest)
+    is_weights = importance_weights(batch.probability, importance_exponent, smallest)
     if args.normalize_obs:
         stride = -(-args.batch_size // apex.NORM_SAMPLES)  # from all of the batch, which is in order of lanes
         net.norm.update(team.gather(batch.obs[::stride]))
-    loss, td_error, curves = ALGORITHMS[args.algo].loss(args, net, target_net, batch, weights, dtype)
+    loss, td_error, curves = ALGORITHMS[args.algo].loss(args, net, target_net, batch, is_weights, dtype)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     team.average_gradients(net, loss)
@@ -105,21 +107,22 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
     # Deterministic learners take one block of every actor, in order, before they learn and publish.
     group_size = shards.num_shards if args.deterministic else 1
     steps = args.block_length * args.num_envs
-    queue: list[Filled] = []
-    whole, grads = Guard(run, "blocks_not_finite", apex.blocks_of_a_return(args)), Guard(run, "grads_not_finite")
+    held: list[Filled] = []
+    block_guard = Guard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
+    grad_guard = Guard(run, "grads_not_finite")
     owed = 0.0  # samples that this learner may learn for the steps of its own actors
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
     with batches, workers:
         for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
-            queue.append(filled)
-            if len(queue) < group_size:
+            held.append(filled)
+            if len(held) < group_size:
                 continue
             news = [
-                News(steps, apex.finished_episodes(blocks[slot]), first + worker, weights.version - version,
-                     apex.take_in(replay, worker)) for worker, slot, version in queue
+                News(steps, finished_episodes(blocks[slot]), first + worker, weights.version - version,
+                     apex.take_in(replay, worker)) for worker, slot, version in held
             ]  # fmt: skip
             with run.timing("waiting"):
-                _, sizes = team.tell(run, whole, news, incidents, replay.size)
+                _, sizes = tell(team, run, block_guard, news, incidents, replay.size)
             if sum(sizes) >= args.learning_starts and min(sizes) > 0:
                 owed += args.replay_ratio * steps * group_size
             updates_before = run.updates
@@ -128,7 +131,7 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
                     batch = batches.next()
                 with run.timing("learning"):
                     on_device = Batch(*(field.to(device, non_blocking=True) for field in batch))
-                    priorities = learn(args, run, team, net, target_net, optimizer, on_device, dtype, grads)
+                    priorities = learn(args, run, team, net, target_net, optimizer, on_device, dtype, grad_guard)
                     if priorities is not None:
                         replay.update(batch.ids, priorities.cpu())
                 owed -= args.batch_size
@@ -139,10 +142,10 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
                 workers.start_anew(run.steps, published)
             if run.should_stop():  # the replay is saved as it is now: nobody may append to it any more
                 break
-            for worker, slot, _ in queue:
+            for worker, slot, _ in held:
                 replay.make_room(worker, apex.room(args))
                 workers.release(slot, published)
-            queue.clear()
+            held.clear()
 
 
 def follow(team: Team, args: Args, steps: int, updates: int) -> None:

@@ -5,7 +5,7 @@ chose every action, into a slot of shared memory. The learner takes the oldest f
 over whole unrolls. Where the two policies differ, truncated importance weights make good for it.
 
     actor 0 --(slot 0)--> \\
-    actor 1 --(slot 1)-->  queue, oldest first --> learner --(weights, version)--> its actors
+    actor 1 --(slot 1)-->  held, oldest first --> learner --(weights, version)--> its actors
                                                       | gradients, averaged
                                                    learner 1, 2, ... each with actors of its own
 """
@@ -20,19 +20,21 @@ from torch import nn
 
 from a3c_mp import impala
 from a3c_mp.actor_critic import NORM_STEPS, allocate_slots
-from a3c_mp.collect import Collector, derive_seeds
+from a3c_mp.collect import Collector
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.follower import Follower
 from a3c_mp.guard import Guard
 from a3c_mp.impala import PRESETS, DelayLine, UnrollReplay
 from a3c_mp.impala import ImpalaArgs as Args
-from a3c_mp.learners import Learners, News, Team
+from a3c_mp.learners import Learners, Team
 from a3c_mp.nets import ActorCritic, make_actor_critic
+from a3c_mp.news import News, tell
 from a3c_mp.precision import compute_dtype
 from a3c_mp.rollout import Rollout, finished_episodes, is_finite, join, rollout_spec
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
+from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
 from a3c_mp.workers import Filled, Link, Workers
@@ -92,25 +94,25 @@ def train(
         on_restart=incidents.append, first_actor=first,
     )  # fmt: skip
     group_size = impala.rollouts_per_batch(args)
-    queue: list[Filled] = []  # oldest first; actors wait once their slots are full, so it cannot grow
-    whole, grads = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
+    held: list[Filled] = []  # oldest first; actors wait once their slots are full, so it cannot grow
+    rollout_guard, grad_guard = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
     with workers:
         for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
-            queue.append(filled)
-            if len(queue) < group_size:
+            held.append(filled)
+            if len(held) < group_size:
                 continue
-            rollouts = [Rollout(**slots[slot]) for _, slot, _ in queue]
+            rollouts = [Rollout(**slots[slot]) for _, slot, _ in held]
             news = [
                 News(rollout.action.numel(), finished_episodes(rollout), first + worker,
                      weights.version - version + min(version - begun, args.force_lag), is_finite(rollout))
-                for (worker, _, version), rollout in zip(queue, rollouts, strict=True)
+                for (worker, _, version), rollout in zip(held, rollouts, strict=True)
             ]  # fmt: skip
             with run.timing("waiting"):
-                finite, _ = team.tell(run, whole, news, incidents)
+                finite, _ = tell(team, run, rollout_guard, news, incidents)
             if finite:  # in every learner, or none learns: they take every step together
                 with run.timing("learning"):
                     unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
-                    learn(args, run, team, net, optimizer, unrolls, replay, dtype, grads)
+                    learn(args, run, team, net, optimizer, unrolls, replay, dtype, grad_guard)
             if anew := run.tick():  # a run resumed here knows neither old nets nor old unrolls
                 delayed, begun = DelayLine(args.force_lag), weights.version + 1
                 if replay is not None:
@@ -119,9 +121,9 @@ def train(
                 published = weights.publish(delayed(net))  # waits for the GPU: from here on the slots have been read
             if anew:
                 workers.start_anew(run.steps, published)
-            for _, slot, _ in queue:
+            for _, slot, _ in held:
                 workers.release(slot, published)
-            queue.clear()
+            held.clear()
 
 
 def set_up(args: Args, rank: int = 0) -> tuple[ActorCritic, torch.optim.Optimizer, Slots]:

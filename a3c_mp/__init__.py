@@ -28,8 +28,10 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA st
 __version__ = "0.1.0"
 
 with suppress(OSError, AttributeError):  # a C library other than glibc
-    for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-        ctypes.CDLL(None).mallopt(option, 2**30)
+    mallopt = ctypes.CDLL(None).mallopt
+    # Older versions refuse more than 32 MiB; to set the second one where the first was refused would make things worse.
+    if mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25):
+        mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def end_with_parent(parent_pid: int) -> None:

@@ -59,7 +59,6 @@ CARTPOLE: dict[str, Any] = {
     "batch_size": 64,
     "learning_rate": 1e-3,
     "reward_clip": False,
-    "life_loss_terminal": False,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},

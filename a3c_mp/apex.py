@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from a3c_mp.blocks import block_spec
 from a3c_mp.config import Between, ConfigError, Count, Fraction, LearningArgs, NonNegative, check_env
 from a3c_mp.device import check_learners, set_up_torch
+from a3c_mp.guard import BAD_IN_A_ROW
 from a3c_mp.limits import free_shared_memory
 from a3c_mp.replay import Replay, Shards
-from a3c_mp.rollout import Episode, EpisodeStats
 from a3c_mp.run import Run
-from a3c_mp.slots import Slots, Spec
+from a3c_mp.slots import Slots
 from wrappers import is_atari
 
 GIB = 2**30
@@ -165,11 +166,6 @@ def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
     return torch.stack(norms).norm()
 
 
-def reward_to_learn(args: ApexArgs, reward: np.ndarray) -> np.ndarray:
-    """The reward [B] as the settings want it learned from."""
-    return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
-
-
 def set_up(args: ApexArgs, algo: Any, rank: int = 0) -> Parts:
     """What learner `rank` needs, with the nets of `algo`, which is `dqn` or `ddpg`.
 
@@ -222,7 +218,7 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
         why = f"the replay needs {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB is free"
         raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
     try:
-        return Shards(*sizes), Slots(block_spec(args), num_actors * blocks_under_way(args))
+        return Shards(*sizes), Slots(block_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args))
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
 
@@ -237,9 +233,9 @@ def room(args: ApexArgs) -> int:
     return 2 * args.block_length * blocks_under_way(args)
 
 
-def blocks_of_a_return(args: ApexArgs) -> int:
-    """How many blocks n steps take, roughly: so many messages a bad reward may spoil."""
-    return -(-args.n_step // args.block_length)
+def bad_blocks_in_a_row(args: ApexArgs) -> int:
+    """How many messages of one actor may be not finite: a bad reward spoils all whose returns take it in."""
+    return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
 
 
 def take_in(replay: Replay, shard: int) -> bool | None:
@@ -271,27 +267,3 @@ def show_replay(run: Run, args: ApexArgs, replay: Replay) -> None:
         "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,
         "memory/free_gib": lambda: free_shared_memory() / GIB,
     }
-
-
-def block_spec(args: ApexArgs) -> Spec:
-    """Shapes and dtypes of what an actor tells of each step of a block, for `Slots`: episodes that ended."""
-    steps = (args.block_length, args.num_envs)
-    return {
-        "done": (steps, torch.bool),
-        "episode_return": (steps, torch.float32),
-        "episode_length": (steps, torch.int32),
-    }
-
-
-def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:
-    """Note in step t of a block which episodes have just ended, and how."""
-    block["done"][t] = torch.from_numpy(stats.done)
-    block["episode_return"][t] = torch.from_numpy(stats.returns)
-    block["episode_length"][t] = torch.from_numpy(stats.lengths)
-
-
-def finished_episodes(block: dict[str, Tensor]) -> list[Episode]:
-    """The episodes that ended inside a block, in order of time."""
-    done = block["done"]
-    returns, lengths = block["episode_return"][done].tolist(), block["episode_length"][done].tolist()
-    return [Episode(*pair) for pair in zip(returns, lengths, strict=True)]

@@ -1,8 +1,8 @@
 """Checkpoints that are whole or not there at all.
 
 `step_<steps>.pt` is written to a temporary file, synced and renamed; then its manifest `step_<steps>.json`, with the
-SHA-256 of the bytes, the same way. A checkpoint exists once its manifest does. The last three are kept, and the best as
-`best_<steps>.pt`.
+SHA-256 of the bytes, the same way. A checkpoint exists once its manifest does. The last three are kept, and as
+`best_<steps>.pt` the best one at the time of each.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def save(
         state: tensors, numbers, strings and containers of them (what `torch.load(weights_only=True)` reads back).
         algorithm, env_id: checked on loading.
         steps: agent steps so far; names the file.
-        best: also keep it as `best_<steps>.pt`, in place of the best before it; without `state["extra"]`, which only
+        best: also keep it as `best_<steps>.pt`; without `state["extra"]`, which only
             learning on from it needs.
         fixed: it was not the clock or a signal that said when; told in the manifest.
 
@@ -108,10 +108,18 @@ def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
     return sorted((path.with_suffix(".pt") for path in folder.glob(f"{kind}_*.json")), reverse=True)
 
 
+def _steps(path: Path) -> str:
+    """The steps in a checkpoint's name; as text they sort like numbers."""
+    return path.stem[len("step_") :]
+
+
 def _prune(folder: Path) -> None:
-    """Delete all but the newest three and the newest best, and what killed processes left half done."""
-    kept = {*list_checkpoints(folder)[:KEEP], *list_checkpoints(folder, "best")[:1]}
-    for old in {*list_checkpoints(folder), *list_checkpoints(folder, "best")} - kept:
+    """Delete all but the newest three, the best as of each of them, and what killed processes left half done."""
+    newest, best = list_checkpoints(folder)[:KEEP], list_checkpoints(folder, "best")
+    kept = set(newest)
+    for path in newest:  # a run may go on from any of them
+        kept |= set([other for other in best if _steps(other) <= _steps(path)][:1])
+    for old in {*list_checkpoints(folder), *best} - kept:
         old.with_suffix(".json").unlink(missing_ok=True)
         old.unlink(missing_ok=True)
     for path in [*folder.glob("*.tmp"), *folder.glob("step_*.pt"), *folder.glob("best_*.pt")]:
@@ -212,9 +220,14 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
 
 
 def set_aside_newer(path: Path) -> None:
-    """Rename the checkpoints newer than the one that a run goes on from, so that they count no more."""
+    """Rename the checkpoints newer than the one that a run goes on from, so that they count no more.
+
+    Those that were set aside before are deleted: with a replay in them they are large.
+    """
+    for old in path.parent.glob("*.unused"):
+        old.unlink(missing_ok=True)
     for other in [*list_checkpoints(path.parent), *list_checkpoints(path.parent, "best")]:
-        if other.stem[len("step_") :] > path.stem[len("step_") :]:
+        if _steps(other) > _steps(path):
             for file in (other.with_suffix(".json"), other):
                 if file.exists():
                     file.replace(file.with_suffix(file.suffix + ".unused"))

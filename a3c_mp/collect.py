@@ -1,26 +1,16 @@
-"""Collecting rollouts or transitions: what an actor does between two messages."""
+"""Collecting rollouts: what an actor does between two messages. (Of chapter 3: `apex.BlockCollector`.)"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from a3c_mp import apex
 from a3c_mp.device import acting_forward
 from a3c_mp.nets import ActorCritic, initial_state, reset_state
-from a3c_mp.replay import Writer
 from a3c_mp.rollout import EpisodeStats, Rollout, sample_actions, write_step
-
-
-def derive_seeds(*entropy: int) -> tuple[int, int]:
-    """Seeds of an actor's environments and of its action sampling; others for every different `entropy`."""
-    env_seed, action_seed = np.random.SeedSequence(entropy).generate_state(2)
-    return int(env_seed // 2), int(action_seed)  # environments take 31 bits
 
 
 class Collector:
@@ -78,43 +68,3 @@ class Collector:
             write_step(rollout, t + 1, baseline=self.baseline)
             self.beat()
         self.obs = rollout.obs[-1].clone()  # the slot is the learner's from here on
-
-
-class Policy(Protocol):
-    """How an actor explores; see `dqn.Policy` and `ddpg.Policy`."""
-
-    def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
-    def value(self, obs: np.ndarray) -> np.ndarray: ...
-    def to_env(self, action: np.ndarray) -> np.ndarray: ...
-
-
-class BlockCollector:
-    """B environments of the replay chapter, from one block of steps to the next.
-
-    Args:
-        args: the chapter's settings.
-        env: from `make_vec_env`.
-        writer: of the actor's shard, where everything seen goes.
-        beat: called once for each environment step.
-    """
-
-    def __init__(self, args: apex.ApexArgs, env: VectorEnv, writer: Writer, beat: Callable[[], None]):
-        self.args, self.env, self.writer, self.beat = args, env, writer, beat
-        self.obs, _ = env.reset()
-        self.stats = EpisodeStats(env.num_envs)
-
-    def collect(self, block: dict[str, Tensor], policy: Policy, warm_up: bool = False) -> None:
-        """Take a block of steps; the transitions go to the shard, what became of episodes into `block`."""
-        for t in range(self.args.block_length):
-            action, q, value = policy.act(self.obs, warm_up)
-            next_obs, reward, terminated, truncated, infos = self.env.step(policy.to_env(action))
-            final_obs = infos["final_obs"] if truncated.any() else None
-            self.writer.step(
-                self.obs, action, apex.reward_to_learn(self.args, reward), terminated, truncated, q, value,
-                final_obs=final_obs, final_value=None if final_obs is None else policy.value(final_obs),
-                life_lost=infos.get("life_lost") if self.args.life_loss_terminal else None,
-            )  # fmt: skip
-            self.stats.step(reward, terminated | truncated)
-            apex.write_stats(block, t, self.stats)
-            self.obs = next_obs
-            self.beat()

@@ -86,13 +86,13 @@ class CommonArgs:
     deterministic: bool = False
     """fixed order of rollouts and weights: two runs with one seed end bit-identical"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """number format that nets compute in; auto takes bf16 where the hardware has it"""
+    """number format of nets on images (on vectors: fp32); auto takes bf16 where the hardware has it"""
     learner_threads: Annotated[int, Between(1, 1024)] = 1
     """CPU threads of the learner"""
     max_restarts: Annotated[int, Between(0)] = 5
-    """how many dead or hanging actors are replaced before the run fails"""
+    """how many dead or hanging actors each learner replaces before the run fails"""
     hang_seconds: Annotated[float, Between(1)] = 60.0
-    """an actor that takes no step for so long is killed and replaced (s); its first may take 120"""
+    """an actor that takes no step for so long is killed and replaced (s); until its first step it has 120"""
 
 
 @dataclass(frozen=True)
@@ -279,9 +279,8 @@ def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Sp
         raise ConfigError("env-id", env_id, _told(error), _suggestion(env_id)) from error
     spaces = env.observation_space, env.action_space
     if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
-        raise ConfigError(
-            "env-id", env_id, f"its actions are {spaces[1]}, this needs {actions.__name__}", "choose another"
-        )
+        needed = "Discrete from 0" if actions is gymnasium.spaces.Discrete else actions.__name__
+        raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", "choose another")
     try:
         wrappers.check_contract(env)
         env.close()

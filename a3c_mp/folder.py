@@ -57,7 +57,7 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
         if args.resume is not None:
             raise ConfigError("resume", folder, why, "make it writable, or resume a copy of it") from error
         raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
-    hold(lock, folder)
+    hold(lock, folder, args.resume is not None)
     if args.resume is None and (folder / "config.json").exists():
         lock.close()
         fix = f"choose another name, or --resume {folder}"
@@ -65,13 +65,15 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
     return folder, lock
 
 
-def hold(lock: TextIO, folder: Path) -> None:
+def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
     """Lock a folder's lock file, and write into it by whom: two writers would tear each other's files."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.seek(0)
         why = f"{folder} is in use by process {lock.read()}"
+        if resumed:
+            raise ConfigError("resume", folder, why, "wait for it to end") from None
         raise ConfigError("run-name", folder.name, why, "wait for it, or choose another name") from None
     lock.truncate(0)
     lock.write(str(os.getpid()))

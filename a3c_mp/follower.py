@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from a3c_mp.collect import derive_seeds
 from a3c_mp.config import CommonArgs
 from a3c_mp.rollout import Episode
 from a3c_mp.schedules import Every
+from a3c_mp.seeds import LEARNER, derive_seeds
 from a3c_mp.tracking import Timings
 
 
@@ -36,7 +36,7 @@ class Follower:
         self._seed()
 
     def _seed(self) -> None:
-        self.rng.manual_seed(derive_seeds(self.args.seed, self.steps, self.rank)[0])
+        self.rng.manual_seed(derive_seeds(self.args.seed, self.steps, self.rank, LEARNER)[0])
 
     def should_stop(self) -> bool:
         return False

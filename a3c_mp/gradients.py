@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.guard import Guard
+from a3c_mp.guard import BAD_IN_A_ROW, Guard
 from a3c_mp.nets import Moments
 from a3c_mp.rollout import Episode
 from a3c_mp.run import Run
@@ -95,11 +95,12 @@ class Inspector:
     Args:
         run: the run that counts.
         max_lag: oldest age that passes, in updates; None for any.
+        grads_per_rollout: how many a bad rollout spoils.
     """
 
-    def __init__(self, run: Run, max_lag: int | None):
+    def __init__(self, run: Run, max_lag: int | None, grads_per_rollout: int = 1):
         self.run, self.max_lag = run, max_lag
-        self.guard = Guard(run, "grads_not_finite")
+        self.guard = Guard(run, "grads_not_finite", in_a_row=BAD_IN_A_ROW * grads_per_rollout)
         run.counters.update(grads_too_old=0)  # adds: there from the start, kept on resume
 
     def accepts(self, report: Report, worker: int, lag: int) -> bool:

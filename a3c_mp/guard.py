@@ -11,7 +11,7 @@ from a3c_mp.follower import Follower
 from a3c_mp.run import Run, TrainingError
 
 BAD_IN_A_ROW = 5
-"""not finite, from one source, before the run gives up"""
+"""pieces of data or gradients, where each that is not finite has a reason of its own"""
 
 
 class Guard:
@@ -20,12 +20,11 @@ class Guard:
     Args:
         run: counts what may not, in its summary and as a curve, and names it in the log.
         counter: the name of the count.
-        each_spoils: how many messages in a row a single bad number may spoil; patience grows with it.
+        in_a_row: not finite, from one source, before the run gives up.
     """
 
-    def __init__(self, run: Run | Follower, counter: str, each_spoils: int = 1):
-        self.run, self.counter = run, counter
-        self.in_a_row = BAD_IN_A_ROW + each_spoils - 1
+    def __init__(self, run: Run | Follower, counter: str, in_a_row: int = BAD_IN_A_ROW):
+        self.run, self.counter, self.in_a_row = run, counter, in_a_row
         self.bad_in_a_row: Counter[str] = Counter()  # by source
         run.counters.update({counter: 0})  # adds: there from the start, kept on resume
 

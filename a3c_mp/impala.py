@@ -59,12 +59,10 @@ class ImpalaArgs(RolloutArgs):
 
 CARTPOLE: dict[str, Any] = {
     "total_steps": 1_000_000,
-    "batch_unrolls": 16,
     "replay_proportion": 0.9375,
     "learning_rate": 1e-3,
     "reward_clip": False,
     "reward_scale": 0.05,
-    "life_loss_terminal": False,
     "normalize_advantages": False,
 }
 PRESETS: dict[str, dict[str, Any]] = {

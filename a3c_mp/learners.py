@@ -6,10 +6,10 @@ does. They meet through a file, and what they say to each other goes over the lo
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import connection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,34 +36,16 @@ STOP_SECONDS = 4.0
 """from a signal to the end of the wait for another learner"""
 LOST_PEER = 3
 """exit code of a learner that ends because another one has"""
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK = "lo"
 
 
 class Books(Protocol):
-    """What keeps count of a run: a `Run` in learner 0, a `Follower` in the others."""
+    """What keeps count of a run."""
 
     steps: int
     updates: int
 
-    def consumed(self, *args: Any, **kwargs: Any) -> None: ...
-    def worker_restarted(self, incident: str) -> None: ...
     def should_stop(self) -> bool: ...
-
-
-class Judge(Protocol):
-    """See `guard.Guard`."""
-
-    def accepts(self, figure: bool | float | Tensor, source: str, what: str) -> bool: ...
-
-
-class News(NamedTuple):
-    """What a message of an actor has brought."""
-
-    steps: int  # agent steps
-    episodes: list  # that ended in them
-    actor: int
-    policy_lag: int  # versions
-    finite: bool | None  # whether all of it can be learned from; None if it brought nothing new
 
 
 class PeerLost(WorkerError):
@@ -111,38 +93,14 @@ class Team:
                 dist.all_gather_object(messages, message)
         return messages
 
-    def tell(
-        self, run: Books, guard: Judge, news: Sequence[News], incidents: list[str], also: Any = None
-    ) -> tuple[bool, list[Any]]:
-        """Let the books of every learner take in what the actors of all have brought, and which were replaced.
-
-        Args:
-            run: this learner's books.
-            guard: judges what was brought, in every learner alike.
-            news: of every message of this learner's actors since the last call.
-            incidents: its replaced actors since the last call; emptied.
-            also: one more thing to exchange.
-
-        Returns:
-            (whether everything is finite, `also` of every learner in the order of their ranks).
-        """
-        reports = self.exchange((news, incidents, also))
-        verdicts = []
-        for their_news, their_incidents, _ in reports:
-            for incident in their_incidents:
-                run.worker_restarted(incident)
-            for steps, episodes, actor, policy_lag, finite in their_news:
-                run.consumed(steps, episodes, actor, policy_lag)
-                if finite is not None:
-                    verdicts.append(guard.accepts(finite, f"actor {actor}", f"a message of actor {actor}"))
-        incidents.clear()
-        return all(verdicts), [report[2] for report in reports]
-
     def synchronize(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Have everyone go on from learner 0's weights and moments."""
-        state = (net.state_dict(), optimizer.state_dict()) if self.rank == 0 else None
-        weights, moments = self.exchange(state)[0]
+        buffer = io.BytesIO()  # as bytes: unpickled tensors would lie on learner 0's GPU
+        if self.rank == 0:
+            torch.save((net.state_dict(), optimizer.state_dict()), buffer)
+        state = self.exchange(buffer.getvalue())[0]
         if self.rank != 0:
+            weights, moments = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
             net.load_state_dict(weights)
             optimizer.load_state_dict(moments)
 

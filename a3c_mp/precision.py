@@ -8,13 +8,13 @@ import torch
 def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dtype:
     """bfloat16 or float32, for `--precision {auto,fp32,bf16}`.
 
-    `auto` takes bfloat16 for convolutional nets where the hardware multiplies it natively (AMX, AVX-512 BF16, CUDA
-    capability 8.0 and newer). Small nets on vectors stay in float32: they are bound by call overhead. `fp32` leaves
-    torch's own setting of TF32 as it is.
+    bfloat16 is for nets on images. Vectors stay in float32: a bfloat16 has 8 bits, enough for a pixel, but not for a
+    position far from 0, and small nets are bound by call overhead. `auto` takes it where the hardware multiplies it
+    natively (AMX, AVX-512 BF16, CUDA capability 8.0 and newer). `fp32` leaves torch's own setting of TF32 as it is.
     """
-    if precision == "auto":
-        return torch.bfloat16 if image and has_native_bf16(device) else torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    if image and (precision == "bf16" or (precision == "auto" and has_native_bf16(device))):
+        return torch.bfloat16
+    return torch.float32
 
 
 def has_native_bf16(device: torch.device) -> bool:

@@ -160,7 +160,9 @@ class Run:
         """Count and log the replacement of a dead or hanging worker."""
         self._flush(time.monotonic())  # tells of weights that are not finite: they kill actors
         self.worker_restarts += 1
-        self.log.warning(incident + "; this run is deterministic no more" * self.args.deterministic)
+        what, *details = incident.splitlines()
+        what += "; this run is deterministic no more" * self.args.deterministic
+        self.log.warning("\n".join([what, *details]))
 
     def tick(self) -> bool:
         """Write curves, progress and checkpoints, each when it is due; called before slots are given back.

@@ -7,6 +7,7 @@ tensor costs about 0.4 ms for each file descriptor, a number 0.01 ms. All slots 
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from typing import Any
 
@@ -41,13 +42,10 @@ class Slots:
         self.offsets, self.slot_bytes = layout(spec)
         num_bytes = self.slot_bytes * num_slots
         if torch.device(device).type == "cpu":
-            check_shared_memory(num_bytes)
-            # Fresh shared memory is zero; to move a tensor of zeros there would need the space twice for a moment.
-            storage = torch.UntypedStorage._new_shared(num_bytes)
-            self.arena = torch.empty(0, dtype=torch.uint8).set_(storage).view(num_slots, self.slot_bytes)
+            self.arena = shared_bytes(num_bytes).view(num_slots, self.slot_bytes)
         else:
             self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device)
-        self.pinned = pin
+        self.pinned_by = torch.cuda.current_device() if pin else None  # the GPU, the same one in every process
         self._pin()
 
     def __len__(self) -> int:
@@ -65,8 +63,10 @@ class Slots:
         return self.arena[slot, start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def _pin(self) -> None:
-        if self.pinned:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.arena.data_ptr(), self.arena.numel(), 0))
+        if self.pinned_by is not None:
+            with torch.cuda.device(self.pinned_by):
+                address, size = self.arena.data_ptr(), self.arena.numel()
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -82,11 +82,27 @@ def layout(spec: Spec) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def check_shared_memory(needed: int) -> None:
-    """Raise MemoryError if /dev/shm has less than `needed` bytes free.
+def shared_bytes(size: int) -> Tensor:
+    """Zeros, uint8 [size], in shared memory that is there from now on.
 
-    Allocation itself would succeed, and the first write past the end would kill the process with SIGBUS.
+    Torch only names a size. Nothing would stop two of its allocations from promising the same space, and the first
+    write past what there is would kill a process with SIGBUS.
+
+    Raises:
+        MemoryError: /dev/shm is too small; says what is needed and what is free.
     """
+    check_shared_memory(size)
+    storage = torch.UntypedStorage._new_shared(size)
+    descriptor, _ = storage._share_fd_cpu_()  # stays the storage's
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:  # somebody else took it meanwhile
+        raise MemoryError(f"{size / 2**20:.0f} MiB of shared memory are not to be had ({error.strerror})") from error
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def check_shared_memory(needed: int) -> None:
+    """Raise MemoryError if /dev/shm has less than `needed` bytes free; says what is needed and what is free."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:

@@ -188,7 +188,7 @@ class Timings:
 
 
 class Means:
-    """Means of named figures between flushes; tensors stay on their device until then, so a GPU is never waited for."""
+    """Means of named figures between flushes; tensors stay on their device until then."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[Tensor | float]] = defaultdict(list)

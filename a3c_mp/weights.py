@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.slots import check_shared_memory
+from a3c_mp.slots import shared_bytes
 
 PUBLISHED, WRITING = 0, 1
 
@@ -29,9 +29,11 @@ class Weights:
         self.shapes = [t.shape for t in tensors]
         self.sizes = [t.numel() for t in tensors]
         device = tensors[0].device
+        num = sum(self.sizes)
         if device.type == "cpu":
-            check_shared_memory(2 * sum(self.sizes) * dtype.itemsize)
-        self.buffers = torch.zeros(2, sum(self.sizes), dtype=dtype, device=device).share_memory_()
+            self.buffers = shared_bytes(2 * num * dtype.itemsize).view(dtype).view(2, num)
+        else:
+            self.buffers = torch.zeros(2, num, dtype=dtype, device=device)
         self.versions = torch.tensor([-1, -1], dtype=torch.int64).share_memory_()
         self.publish(net)
 

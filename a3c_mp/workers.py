@@ -29,6 +29,8 @@ MAX_MESSAGE = 4096 - 4
 """bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
 POLL_SECONDS = 0.1
 """longest wait of the parent before it looks whether it should stop"""
+BEAT_SECONDS = 0.25
+"""between two heartbeats of a worker that waits for a token"""
 NICENESS = 5
 """where cores are short the learner goes first: rollouts are learned from while fresh, instead of queueing"""
 PAUSE_SECONDS = 5.0
@@ -88,7 +90,7 @@ class Link:
         """
         self.beat()
         try:
-            while not (self._received or self._tokens.poll(1.0)):
+            while not (self._received or self._tokens.poll(BEAT_SECONDS)):
                 self.beat()
             token, start = self._received or self._tokens.recv()
         except (EOFError, ConnectionResetError):

@@ -11,7 +11,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
@@ -28,6 +28,7 @@ FLAGS = {"--env-id": "CartPole-v0", "--stop-return": "201", "--total-steps": "15
 
 @dataclass(frozen=True)
 class Args:
+    chapter: ClassVar[str] = "impala"  # the only one that corrects for a lag
     seeds: Count = 3
     """how many seeds: 1, 2, ..."""
     lag: Annotated[int, Between(0, 1000)] = 20
@@ -36,8 +37,6 @@ class Args:
     """where run folders are made"""
     results: Path = common.RESULTS
     """folder of the result file and its picture"""
-    chapter: common.ChapterName = "impala"
-    """the only one that corrects for a lag"""
 
 
 def late_return(folder: Path) -> float:

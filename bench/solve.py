@@ -95,7 +95,9 @@ def outcome(folder: Path, seed: int, rule: str) -> dict[str, Any]:
 def scores_of(folder: Path, games: int) -> list[float]:
     """Raw scores of whole games that a run's best net plays, with its likeliest actions."""
     with tempfile.TemporaryFile("w+") as output:
-        common.run_script(["play.py", str(folder), f"--episodes={games}", f"--num-envs={games}"], stdout=output)
+        code = common.run_script(["play.py", str(folder), f"--episodes={games}", f"--num-envs={games}"], stdout=output)
+        if code != 0:
+            raise SystemExit(code)  # play.py has said why
         output.seek(0)
         line = next(line for line in output if line.startswith("raw scores:"))
     return [float(score) for score in line.split()[2:]]

@@ -67,7 +67,10 @@ class DenseFinalObs(VectorWrapper):
 
 
 class TellWhere(gymnasium.Wrapper):
-    """Adds to whatever an environment raises which one it was, how it was seeded, and how far it had come."""
+    """Adds to whatever an environment raises which one it was, how it was seeded, and how far it had come.
+
+    Observations are copies: what an environment does to its own arrays later does not change them.
+    """
 
     def __init__(self, env: gymnasium.Env, env_id: str, seed: int | None):
         super().__init__(env)
@@ -87,7 +90,9 @@ class TellWhere(gymnasium.Wrapper):
             add_place(error, "step()", self.env_id, self.seed, self.steps)
             raise
         self.steps += 1
-        return result
+        obs, *rest = result
+        # Kept by SyncVectorEnv as the final observation while reset() may write the next one into the same memory.
+        return np.array(obs), *rest
 
 
 def add_place(error: Exception, call: str, env_id: str, seed: int | None, steps: int) -> None:
@@ -106,13 +111,7 @@ def make_told(env_id: str, seed: int | None) -> gymnasium.Env:
 
 
 def make_vec_env(
-    env_id: str,
-    num_envs: int,
-    *,
-    seed: int | None = None,
-    num_threads: int = 1,
-    noop_max: int = 30,
-    max_frames: int = MAX_FRAMES,
+    env_id: str, num_envs: int, *, seed: int | None = None, noop_max: int = 30, max_frames: int = MAX_FRAMES
 ) -> VectorEnv:
     """`num_envs` copies of `env_id`, stepped together, each reset in the step that ends its episode.
 
@@ -120,7 +119,6 @@ def make_vec_env(
         env_id: any gymnasium id with a Box observation and a Discrete or Box action; `module:Env-v0` imports `module`.
         num_envs: number of copies (N).
         seed: environment i is seeded with `seed + i` by the first `reset()`.
-        num_threads: threads of the Atari emulators; other environments run one after the other.
         noop_max, max_frames: Atari only, as in `make_env`.
 
     Returns:
@@ -138,7 +136,7 @@ def make_vec_env(
     if is_atari(env_id):
         env = AtariVectorEnv(
             num_envs=num_envs,
-            num_threads=num_threads,
+            num_threads=1,
             autoreset_mode=AutoresetMode.SAME_STEP,
             frameskip=FRAME_SKIP,
             max_num_frames_per_episode=max_frames,

@@ -156,7 +156,7 @@ def test_a_second_run_in_the_same_folder_is_refused(scripts):
     scripts.wait_for("r", "config.json:args", trainer)
     second = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r"), "r")
     assert second.code == 2
-    assert f"in use by process {trainer.pid}" in second.err
+    assert f"in use by process {trainer.pid}; wait for it to end" in second.err
     trainer.send_signal(signal.SIGINT)
     assert scripts.finish(trainer, "r").code == 130
 

@@ -13,11 +13,12 @@ from support import ROOT
 import train_a3c_grad
 from a3c_mp import checkpoint
 from a3c_mp.actor_critic import to_samples
-from a3c_mp.collect import Collector, derive_seeds
+from a3c_mp.collect import Collector
 from a3c_mp.config import ConfigError, parse_args
 from a3c_mp.gradients import Gradient, MeanGradient, Report
 from a3c_mp.nets import ObsNorm, make_actor_critic
 from a3c_mp.rollout import Rollout, empty_rollout, rollout_spec
+from a3c_mp.seeds import derive_seeds
 from wrappers import make_vec_env
 
 CARTPOLE = ["--env-id", "CartPole-v1", "--num-envs", "3", "--unroll-length", "5", "--batch-size", "15"]

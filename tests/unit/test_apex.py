@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import train_apex
 from a3c_mp import apex, ddpg, dqn, losses
 from a3c_mp.apex import PRESETS, ApexArgs
+from a3c_mp.blocks import block_spec, finished_episodes, reward_to_learn, write_stats
 from a3c_mp.config import ConfigError, check_ranges
 from a3c_mp.guard import Guard
 from a3c_mp.learners import Team
@@ -297,7 +298,7 @@ def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_leng
     """n steps lie in up to ceil(n / block) + 1 blocks, one after the other."""
     run = SimpleNamespace(counters=Counter(), log=logging.Logger("quiet", logging.CRITICAL))
     args = replace(ARGS, n_step=n_step, block_length=block_length)
-    guard = Guard(run, "bad", apex.blocks_of_a_return(args))
+    guard = Guard(run, "bad", apex.bad_blocks_in_a_row(args))
     assert not any(guard.accepts(False, "actor 0", "a message") for _ in range(patience - 1))
     assert patience - 1 > math.ceil(n_step / block_length) + 1
     with pytest.raises(TrainingError, match=f"the {patience}th of actor 0 in a row"):
@@ -309,25 +310,22 @@ def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_leng
 
 def test_rewards_are_clipped_before_they_are_scaled():
     reward = np.array([-7.0, 0.0, 0.5])
-    assert apex.reward_to_learn(replace(ARGS, reward_clip=True, reward_scale=0.1), reward) == pytest.approx(
-        [-0.1, 0, 0.1]
-    )
-    assert apex.reward_to_learn(replace(ARGS, reward_clip=False, reward_scale=0.1), reward) == pytest.approx(
-        [-0.7, 0, 0.05]
-    )
+    assert reward_to_learn(replace(ARGS, reward_clip=True, reward_scale=0.1), reward) == pytest.approx([-0.1, 0, 0.1])
+    assert reward_to_learn(replace(ARGS, reward_clip=False, reward_scale=0.1), reward) == pytest.approx([-0.7, 0, 0.05])
 
 
 def test_a_block_tells_of_each_episode_that_ended_in_it_once():
     args = replace(ARGS, num_envs=2, block_length=3)
-    block = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in apex.block_spec(args).items()}
+    spec = block_spec(args.block_length, args.num_envs)
+    block = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}
     stats = EpisodeStats(2)
     dones = [[False, False], [True, False], [True, True], [False, False], [False, False], [False, True]]
     found = []
     for t, done in enumerate(dones):
         stats.step(np.array([1.0, 10.0], np.float32), np.array(done))
-        apex.write_stats(block, t % 3, stats)
+        write_stats(block, t % 3, stats)
         if t % 3 == 2:
-            found.append(apex.finished_episodes(block))
+            found.append(finished_episodes(block))
     assert found == [[Episode(2.0, 2), Episode(1.0, 1), Episode(30.0, 3)], [Episode(30.0, 3)]]
 
 

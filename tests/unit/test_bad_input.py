@@ -215,7 +215,11 @@ BROKEN = {
         {"rest": (0.0, "no", False, {})},
         "gave ['no', False] for terminated and truncated",
     ),
-    "actions from 1 on": (Env, {"action_space": Discrete(2, start=1)}, "its actions are Discrete(2, start=1)"),
+    "actions from 1 on": (
+        Env,
+        {"action_space": Discrete(2, start=1)},
+        "its actions are Discrete(2, start=1), this needs Discrete from 0",
+    ),
 }
 
 

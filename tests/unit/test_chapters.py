@@ -106,6 +106,13 @@ def test_where_it_does_not_end_the_run_does_with_the_last_good_weights(chapter, 
     assert "go on with --resume" in chapter.log
 
 
+@pytest.mark.parametrize("algorithm", ["a3c_grad"])
+def test_one_bad_rollout_of_many_gradients_is_no_reason_to_give_up(chapter):
+    code = chapter.train("--env-id", "fault_env:NanReward-v0", "--batch-size", "4", "--total-steps", "3000")
+    assert code == 0, chapter.log
+    assert chapter.summary["grads_not_finite"] == 16, "both actors, once, 8 * 4 samples in batches of 4"
+
+
 @EVERY_CHAPTER
 def test_learning_that_diverges_ends_the_run_and_saves_no_weights_that_are_not_finite(chapter):
     assert chapter.train("--learning-rate", "1e36", "--total-steps", "100000") == 1

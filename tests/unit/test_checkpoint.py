@@ -117,6 +117,25 @@ def test_the_best_stays_when_newer_ones_are_worse(tmp_path):
     assert [load(path)["steps"] for path in checkpoint.list_checkpoints(tmp_path)] == [8, 7, 6]
 
 
+def test_whichever_a_run_goes_on_from_the_best_before_it_is_still_there(tmp_path):
+    for steps in range(1, 9):
+        save(tmp_path, steps, best=steps in (1, 3, 5, 8))
+    assert [load(path)["steps"] for path in checkpoint.list_checkpoints(tmp_path, "best")] == [8, 5]
+    checkpoint.set_aside_newer(tmp_path / f"step_{7:012d}.pt")
+    assert [load(path)["steps"] for path in checkpoint.list_checkpoints(tmp_path, "best")] == [5]
+
+
+def test_what_was_set_aside_is_kept_until_the_next_time(tmp_path):
+    for steps in (1, 2, 3):
+        save(tmp_path, steps)
+    checkpoint.set_aside_newer(tmp_path / f"step_{2:012d}.pt")
+    assert {path.name for path in tmp_path.glob("*.unused")} == {
+        f"step_{3:012d}.{kind}.unused" for kind in ("pt", "json")
+    }
+    checkpoint.set_aside_newer(tmp_path / f"step_{2:012d}.pt")
+    assert not list(tmp_path.glob("*.unused"))
+
+
 # ---- a crash or a full disk at any moment
 
 

@@ -90,6 +90,13 @@ def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch)
         assert shown["charts/samples_per_second"] == pytest.approx(4 * shown["charts/sps"])
 
 
+def test_that_a_run_is_deterministic_no_more_stands_before_the_traceback(args):
+    with a_run(replace(args, deterministic=True)) as run:
+        run.worker_restarted("actor 0 (pid 1) raised an exception; restart 1 of 5\nTraceback:\nValueError")
+    log = (run.folder / "run.log").read_text()
+    assert "restart 1 of 5; this run is deterministic no more\nTraceback:\nValueError\n" in log
+
+
 def test_what_happened_before_a_resume_is_not_forgotten(args, tmp_path):
     with a_run(args) as run:
         run.consumed(64, [], actor=0, policy_lag=3)

@@ -1,6 +1,8 @@
 """Slots are one memory for all processes, laid out so that no field touches another."""
 
+import errno
 import math
+import os
 import shutil
 from collections import namedtuple
 from itertools import pairwise
@@ -94,6 +96,24 @@ def test_a_dev_shm_that_is_too_small_is_told_before_anything_is_written(dev_shm_
     assert len(Slots(spec, 3)) == 3, "just enough"
     with pytest.raises(MemoryError, match=r"4 MiB.* needed.*3 MiB free"):
         Slots(spec, 4)
+
+
+def test_what_is_handed_out_is_there():
+    """Torch alone would only name a size: no block of it is anybody's until it is written to."""
+    slots = Slots({"block": ((3 * 2**20,), torch.uint8)}, 1)
+    descriptor, size = slots.arena.untyped_storage()._share_fd_cpu_()
+    assert size == 3 * 2**20
+    assert os.fstat(descriptor).st_blocks * 512 >= size
+    assert not slots.arena.any()
+
+
+def test_space_that_somebody_else_takes_meanwhile_is_missed_before_it_is_written_to(monkeypatch):
+    def full(descriptor, offset, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(MemoryError, match="4 MiB of shared memory are not to be had"):
+        Slots({"block": ((2**20,), torch.uint8)}, 4)
 
 
 def test_where_there_is_no_dev_shm_nothing_is_checked(monkeypatch):

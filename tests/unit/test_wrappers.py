@@ -100,6 +100,35 @@ def test_classic_control_resets_in_the_step_that_ends_an_episode(env_id):
     pytest.fail("no episode ended")
 
 
+class OneArray(gymnasium.Env):
+    """Episodes of two steps; every observation is written into the same array."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = getattr(self, "obs", np.zeros(2, np.float32))
+        self.obs[:] = 0
+        return self.obs, {}
+
+    def step(self, action):
+        self.obs += 1
+        return self.obs, 0.0, False, bool(self.obs[0] == 2), {}
+
+
+def test_a_reset_does_not_overwrite_the_final_observation(monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry.copy())
+    gymnasium.register("OneArray-v0", entry_point=OneArray)
+    env = make_vec_env("OneArray-v0", 3, seed=0)
+    np.testing.assert_array_equal(env.reset()[0], 0)
+    np.testing.assert_array_equal(env.step(np.zeros(3, np.int64))[0], 1)
+    obs, _, _, truncated, infos = env.step(np.zeros(3, np.int64))
+    assert truncated.all()
+    np.testing.assert_array_equal(infos["final_obs"], 2)
+    np.testing.assert_array_equal(obs, 0)
+
+
 @pytest.mark.parametrize("bad", [np.array([6, 0]), np.array([-1, 0]), np.array([0]), np.zeros((2, 1), np.int64)])
 def test_actions_outside_the_space_are_refused(bad):
     env = make_vec_env("PongNoFrameskip-v4", 2, seed=0)

@@ -1,0 +1,51 @@
+"""What actors have brought, told to every learner: all keep the same books and come to the same decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from a3c_mp.follower import Follower
+from a3c_mp.guard import Guard
+from a3c_mp.learners import Team
+from a3c_mp.rollout import Episode
+from a3c_mp.run import Run
+
+
+class News(NamedTuple):
+    """What a message of an actor has brought."""
+
+    steps: int  # agent steps
+    episodes: list[Episode]  # that ended in them
+    actor: int
+    policy_lag: int  # versions
+    finite: bool | None  # whether all of it can be learned from; None if it brought nothing new
+
+
+def tell(
+    team: Team, run: Run | Follower, guard: Guard, news: Sequence[News], incidents: list[str], also: Any = None
+) -> tuple[bool, list[Any]]:
+    """Let the books of every learner take in what the actors of all have brought, and which were replaced.
+
+    Args:
+        team: the learners; every one calls this as often as the others.
+        run: this learner's books.
+        guard: judges what was brought, in every learner alike.
+        news: of every message of this learner's actors since the last call.
+        incidents: its replaced actors since the last call; emptied.
+        also: one more thing to exchange.
+
+    Returns:
+        (whether everything is finite, `also` of every learner in the order of their ranks).
+    """
+    reports = team.exchange((news, incidents, also))
+    verdicts = []
+    for their_news, their_incidents, _ in reports:
+        for incident in their_incidents:
+            run.worker_restarted(incident)
+        for steps, episodes, actor, policy_lag, finite in their_news:
+            run.consumed(steps, episodes, actor, policy_lag)
+            if finite is not None:
+                verdicts.append(guard.accepts(finite, f"actor {actor}", f"a message of actor {actor}"))
+    incidents.clear()
+    return all(verdicts), [report[2] for report in reports]
