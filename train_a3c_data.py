@@ -84,7 +84,7 @@ def main() -> int:
     obs_space, action_space = check_env(args.env_id, Discrete)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space).to(device)
-    optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    optimizer = actor_critic.make_optimizer(args, net)
     dtype = compute_dtype(args.precision, device, is_image(obs_space))
 
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space)

@@ -98,7 +98,7 @@ def main() -> int:
     obs_space, action_space = check_env(args.env_id, Discrete)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space).to(device)
-    optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    optimizer = actor_critic.make_optimizer(args, net)
     slots = allocate(args, gradient_spec(net, obs_space.shape, args.unroll_length * args.num_envs), device)
 
     with Run(args, "a3c_grad", net, optimizer) as run:

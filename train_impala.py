@@ -19,7 +19,7 @@ from gymnasium.spaces import Discrete
 from torch import nn
 
 from a3c_mp import impala
-from a3c_mp.actor_critic import NORM_STEPS, allocate_slots
+from a3c_mp.actor_critic import NORM_STEPS, allocate_slots, make_optimizer
 from a3c_mp.collect import Collector
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import check_learners, set_up_torch
@@ -136,7 +136,7 @@ def set_up(args: Args, rank: int = 0) -> tuple[ActorCritic, torch.optim.Optimize
     net = make_actor_critic(obs_space, action_space, args.net, args.lstm).to(device)
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)
     slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
-    return net, impala.make_optimizer(args, net), slots
+    return net, make_optimizer(args, net), slots
 
 
 def follow(team: Team, args: Args, steps: int, updates: int) -> None:

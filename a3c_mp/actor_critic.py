@@ -27,8 +27,12 @@ class RolloutArgs(LearningArgs):
     """rollouts of an actor in flight: with 1 it waits while its rollout is learned from, with 2 it goes on"""
     learning_rate: NonNegative = 5e-4
     """step size at the start, falling linearly to 0 at total-steps"""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """rmsprop is that of the A3C and IMPALA papers"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
     """epsilon of Adam"""
+    rmsprop_eps: Annotated[float, Between(1e-12)] = 0.01
+    """epsilon of RMSProp; its decay is 0.99"""
     clip_grad: NonNegative = 1.0
     """largest norm of a gradient"""
     entropy_cost: NonNegative = 0.01
@@ -78,6 +82,13 @@ def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cp
         why = f"a rollout has only {args.unroll_length} * {args.num_envs} samples"
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
     return allocate_slots(args, spec, args.num_actors, device)
+
+
+def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:
+    """What the settings ask for; the chapters lower its step size as they go on."""
+    if args.optimizer == "adam":
+        return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.99, eps=args.rmsprop_eps)
 
 
 def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import gymnasium
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from a3c_mp import losses, returns
 from a3c_mp.actor_critic import RolloutArgs, rewards_and_discounts
@@ -46,10 +46,6 @@ class ImpalaArgs(RolloutArgs):
     """learner processes, each with its share of the actors; gradients are averaged over them"""
     force_lag: Annotated[int, Between(0, 1000)] = 0
     """have actors act with weights published so many times ago, to see what V-trace is good for"""
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    """rmsprop is the paper's"""
-    rmsprop_eps: Annotated[float, Between(1e-12)] = 0.01
-    """epsilon of RMSProp; its decay is 0.99"""
 
     @property
     def fresh_unrolls(self) -> int:
@@ -94,12 +90,6 @@ def check_net(args: ImpalaArgs, obs_space: gymnasium.Space) -> None:
     if args.net == "deep" and not is_image(obs_space):
         why = f"observations are of shape {obs_space.shape}, it needs images (uint8, 36 x 36 or more)"
         raise ConfigError("net", args.net, why, "leave it out")
-
-
-def make_optimizer(args: ImpalaArgs, net: nn.Module) -> torch.optim.Optimizer:
-    if args.optimizer == "adam":
-        return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
-    return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.99, eps=args.rmsprop_eps)
 
 
 class UnrollReplay:

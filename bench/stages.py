@@ -59,7 +59,7 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
     frames, actions = cycle(rollout.obs.numpy()), cycle(rollout.action.numpy())
 
     net = make_actor_critic(*spaces).to(device)
-    optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    optimizer = actor_critic.make_optimizer(args, net)
     samples = actor_critic.to_samples(args, Rollout(*(field.to(device) for field in rollout)))
     net.norm.update(samples[0])
     indices = list(minibatches(len(samples[0]), args.batch_size, 1, torch.Generator().manual_seed(args.seed), device))
@@ -94,7 +94,7 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
     frames, actions = cycle(rollout.obs), cycle(rollout.action.numpy())
 
     net = make_actor_critic(*spaces, args.net, args.lstm).to(device)
-    optimizer = impala.make_optimizer(args, net)
+    optimizer = actor_critic.make_optimizer(args, net)
     net.norm.update(rollout.obs.flatten(0, 1).to(device))
     unrolls = Rollout(*(field.to(device) for field in rollout))
     batch_size = args.batch_unrolls if args.replay_proportion else min(args.batch_unrolls, args.num_envs)

@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from a3c_mp import losses, returns
-from a3c_mp.actor_critic import PRESETS, ActorCriticArgs, loss, targets, to_samples
+from a3c_mp.actor_critic import PRESETS, ActorCriticArgs, loss, make_optimizer, targets, to_samples
 from a3c_mp.config import check_ranges
 from a3c_mp.nets import MLPA2C
 from a3c_mp.rollout import Rollout, rollout_spec
@@ -112,3 +112,13 @@ def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
 @pytest.mark.parametrize("env_id", PRESETS)
 def test_presets_are_settings_within_their_ranges(env_id):
     check_ranges(ActorCriticArgs(env_id=env_id, **PRESETS[env_id]))
+
+
+@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+def test_both_optimizers_move_against_the_gradient(name):
+    net = torch.nn.Linear(1, 1)
+    before = net.bias.item()
+    optimizer = make_optimizer(replace(ARGS, optimizer=name), net)
+    net(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    assert net.bias.item() < before

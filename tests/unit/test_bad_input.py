@@ -19,6 +19,7 @@ import train_a3c_grad
 import train_apex
 import train_impala
 from a3c_mp import ddpg, dqn
+from a3c_mp.actor_critic import make_optimizer
 from a3c_mp.config import ConfigError, _bounds, check_ranges, flag_name, parse_args
 from a3c_mp.nets import make_actor_critic
 from a3c_mp.rollout import Episode
@@ -335,10 +336,7 @@ def finished(tmp_path_factory):
         spaces = env.observation_space, env.action_space
         algo = {"apex_dqn": dqn, "apex_ddpg": ddpg}.get(name)
         net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces)
-        if algo:
-            optimizer = algo.make_optimizer(args, net)
-        else:
-            optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+        optimizer = algo.make_optimizer(args, net) if algo else make_optimizer(args, net)
         with Run(args, name, net, optimizer, {"target_net": net} if algo else None) as run:
             run.consumed(10, [Episode(10.0, 10)], 0, 0)
     return old
