@@ -12,9 +12,8 @@ def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dt
     position far from 0, and small nets are bound by call overhead. `auto` takes it where the hardware multiplies it
     natively (AMX, AVX-512 BF16, CUDA capability 8.0 and newer). `fp32` leaves torch's own setting of TF32 as it is.
     """
-    if image and (precision == "bf16" or (precision == "auto" and has_native_bf16(device))):
-        return torch.bfloat16
-    return torch.float32
+    wanted = {"auto": has_native_bf16(device), "bf16": True, "fp32": False}[precision]
+    return torch.bfloat16 if image and wanted else torch.float32
 
 
 def has_native_bf16(device: torch.device) -> bool:
