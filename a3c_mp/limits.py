@@ -33,7 +33,8 @@ def check_limits(args: CommonArgs, net: nn.Module) -> None:
         if not args.cuda:
             check_shared_memory(2 * sum(4 * t.numel() for t in net.state_dict().values()))
     except MemoryError as error:
-        raise ConfigError("num-actors", args.num_actors, f"for the weights {error}", "enlarge /dev/shm") from error
+        fix = "enlarge /dev/shm (docker run --shm-size=1g), or lower --num-envs"
+        raise ConfigError("num-actors", args.num_actors, f"for the weights {error}", fix) from error
 
 
 def check_open_files(num_actors: int) -> None:
