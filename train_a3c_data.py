@@ -66,7 +66,7 @@ def learn(
 ) -> None:  # fmt: skip
     """Gradient steps on every sample of a rollout, in shuffled minibatches, `args.update_epochs` times."""
     if args.normalize_obs:
-        net.norm.update(rollout.obs[-actor_critic.NORM_STEPS :].flatten(0, 1))
+        net.norm.update(actor_critic.for_moments(rollout.obs, net.norm.image))
     samples = actor_critic.to_samples(args, rollout)
     obs = samples[0]
     for indices in minibatches(len(obs), args.batch_size, args.update_epochs, run.rng, obs.device):

@@ -80,7 +80,9 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
         episodes: list = finished_episodes(rollout)
         rollout_is_finite = is_finite(rollout)
         on_device = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
-        moments = Moments.of(on_device.obs[-actor_critic.NORM_STEPS :].flatten(0, 1)) if args.normalize_obs else None
+        moments = None
+        if args.normalize_obs:
+            moments = Moments.of(actor_critic.for_moments(on_device.obs, net.norm.image))
         samples = actor_critic.to_samples(args, on_device)
         for indices in minibatches(len(samples[0]), args.batch_size, 1, rng, device):
             version = weights.load(net, version if args.sync else None)

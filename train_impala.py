@@ -19,7 +19,7 @@ from gymnasium.spaces import Discrete
 from torch import nn
 
 from a3c_mp import impala
-from a3c_mp.actor_critic import NORM_STEPS, allocate_slots, make_optimizer
+from a3c_mp.actor_critic import allocate_slots, for_moments, make_optimizer
 from a3c_mp.collect import Collector
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import check_learners, set_up_torch
@@ -62,7 +62,7 @@ def learn(
     """A gradient step for every batch of new unrolls, filled up with replayed ones."""
     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
     if args.normalize_obs:
-        net.norm.update(team.gather(unrolls.obs[-NORM_STEPS:].flatten(0, 1)))
+        net.norm.update(team.gather(for_moments(unrolls.obs, net.norm.image)))
     for batch in impala.batches(args, unrolls, replay, run.rng):
         loss, curves = impala.loss(args, net, batch, dtype, team.average)
         optimizer.zero_grad(set_to_none=True)

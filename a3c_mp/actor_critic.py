@@ -14,7 +14,7 @@ from a3c_mp.rollout import Rollout
 from a3c_mp.slots import Slots, Spec
 
 NORM_STEPS = 2
-"""steps of a rollout that the statistics of observations are taken from: plenty, and cheap"""
+"""steps of a rollout of images that the statistics of observations are taken from: plenty, and cheap"""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
 }
+
+
+def for_moments(obs: Tensor, image: bool) -> Tensor:
+    """[N, *obs_shape]: the observations of a rollout [T + 1, B, *obs_shape] that the running moments take in.
+
+    Vectors: all that are new. The last ones alone would show games that began together in one and the same phase, and
+    the moments would swing with it, and with them a policy that has learned nothing new.
+    """
+    return obs[-NORM_STEPS if image else 1 :].flatten(0, 1)
 
 
 def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cpu") -> Slots:

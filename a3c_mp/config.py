@@ -157,14 +157,16 @@ def _saved_flags(args_class: type[CommonArgs], folder: Path) -> list[str]:
     """The settings of a run as flags, so that they are checked like those given now."""
     path = folder / "config.json"
     try:
-        saved = dict(json.loads(path.read_text())["args"])
+        content = json.loads(path.read_text())
+        saved = dict(content["args"])
     except FileNotFoundError:
         raise ConfigError("resume", folder, "there is no run in this folder", "name a folder below runs/") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
     names = {field.name for field in dataclasses.fields(args_class)}
     if foreign := set(saved) - names:
-        raise ConfigError("resume", folder, f"{path} belongs to another chapter (it has {min(map(str, foreign))})")
+        whose = f"is of another chapter, {content.get('algorithm', '?')} (it has {min(map(str, foreign))})"
+        raise ConfigError("resume", folder, f"{path} {whose}", "resume it with the script that began it")
     flags = []
     for name, value in saved.items():
         if isinstance(value, bool):
@@ -216,10 +218,13 @@ def _parse_error(printed: str, argv: list[str]) -> ConfigError:
     hint = re.search(r"(?:Perhaps you meant|Arguments similar to \S+): (--[\w-]+)", text)
     if match := re.search(r"Unrecognized options: (\S+?)(?:,|$| )", text):
         name = match[1]
+        if not name.startswith("-"):
+            return ConfigError("arguments", name, "no argument stands alone here, only flags and their values")
         fix = f"perhaps you meant {hint[1]}" if hint else "see --help"
         return ConfigError(name.lstrip("-"), _peek(argv, name) or "", "there is no such flag", fix)
     if match := re.search(r"Error parsing --([\w-]+): (.*?)(?: Argument helptext| For full|$)", text):
-        return ConfigError(match[1], _peek(argv, f"--{match[1]}"), match[2])
+        why = re.sub(r"could not convert string to float: '.*'", "is not a number", match[2])
+        return ConfigError(match[1], _peek(argv, f"--{match[1]}"), why)
     if match := re.search(r"invalid choice '(.*?)' for argument '--([\w-]+)'. Expected one of \((.*?)\)", text):
         return ConfigError(match[2], match[1], f"must be one of {match[3]}")
     if match := re.search(r"Missing value for argument '--([\w-]+)'", text):
@@ -276,11 +281,13 @@ def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Sp
     try:
         env = wrappers.make_env(env_id)
     except Exception as error:  # an environment of the user's own can raise anything
-        raise ConfigError("env-id", env_id, _told(error), _suggestion(env_id)) from error
+        why = _told(error).split(" Did you mean:")[0].rstrip(".")  # gymnasium's guess leaves out the version
+        raise ConfigError("env-id", env_id, why, _suggestion(env_id)) from error
     spaces = env.observation_space, env.action_space
     if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
         needed = "Discrete from 0" if actions is gymnasium.spaces.Discrete else actions.__name__
-        raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", "choose another")
+        fix = "choose another" if actions is gymnasium.spaces.Discrete else "choose another, for instance Pendulum-v1"
+        raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", fix)
     try:
         wrappers.check_contract(env)
         env.close()

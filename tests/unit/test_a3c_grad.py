@@ -132,7 +132,7 @@ def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
     np.testing.assert_allclose(flat(after), flat(before) - lr * expected, atol=1e-6 * lr)
 
     state = checkpoint.load(next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id=args.env_id)
-    assert state["net"]["norm.count"] == 2 * num_actors * 2 * args.num_envs
+    assert state["net"]["norm.count"] == 2 * num_actors * args.unroll_length * args.num_envs
     assert torch.equal(flat(p for name, p in state["net"].items() if "norm" not in name), flat(tape[-1][3]))
 
 
@@ -272,12 +272,12 @@ def test_the_learner_makes_no_gradients_of_its_own_size_as_it_steps(monkeypatch)
 
 
 def test_obs_norm_of_the_run_is_that_of_the_actors_observations(train):
-    """Two actors, one rollout each: the moments are those of the last two steps of both."""
+    """Two actors, one rollout each: the moments are those of all that either saw after its first observation."""
     flags = [*CARTPOLE, "--sync", "--num-actors", "2", "--total-steps", "30"]
     args = parse_args(train_a3c_grad.Args, train_a3c_grad.PRESETS, "", flags)
     net = first_net(args)
     norm = ObsNorm((4,), image=False)
-    norm.update(torch.cat([collected(args, net, worker).obs[-2:].flatten(0, 1) for worker in range(2)]))
+    norm.update(torch.cat([collected(args, net, worker).obs[1:].flatten(0, 1) for worker in range(2)]))
     _, folder = train(*flags)
     state = checkpoint.load(
         next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id="CartPole-v1"

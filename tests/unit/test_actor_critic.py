@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from a3c_mp import losses, returns
-from a3c_mp.actor_critic import PRESETS, ActorCriticArgs, loss, make_optimizer, targets, to_samples
+from a3c_mp.actor_critic import PRESETS, ActorCriticArgs, for_moments, loss, make_optimizer, targets, to_samples
 from a3c_mp.config import check_ranges
 from a3c_mp.nets import MLPA2C
 from a3c_mp.rollout import Rollout, rollout_spec
@@ -122,3 +122,9 @@ def test_both_optimizers_move_against_the_gradient(name):
     net(torch.ones(1, 1)).sum().backward()
     optimizer.step()
     assert net.bias.item() < before
+
+
+def test_moments_take_in_every_new_vector_but_not_every_image():
+    obs = torch.arange(5 * 3).view(5, 3, 1)
+    assert for_moments(obs, image=False).flatten().tolist() == list(range(3, 15)), "row 0 came with the rollout before"
+    assert for_moments(obs, image=True).flatten().tolist() == list(range(9, 15))

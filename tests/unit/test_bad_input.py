@@ -94,7 +94,7 @@ FLAGS = {
     "value missing": (["--seed"], "seed=: a value is missing"),
     "unknown flag": (["--turbo"], "turbo=: there is no such flag; see --help"),
     "mistyped flag": (["--num-actor", "2"], "num-actor=2: there is no such flag; perhaps you meant --num-actors"),
-    "value without flag": (["CartPole-v1"], "CartPole-v1=: there is no such flag"),
+    "value without flag": (["CartPole-v1"], "arguments=CartPole-v1: no argument stands alone here"),
     "choice": (["--precision", "fp8"], "precision=fp8: must be one of"),
     "resume of nothing": (["--resume", "old/nothing"], "resume=old/nothing: there is no run in this folder"),
     "unknown env": (["--env-id", "Nonesuch-v3"], "env-id=Nonesuch-v3: Environment `Nonesuch` doesn't exist"),
@@ -356,7 +356,7 @@ RESUMED_BY = [(main, other) for main in SCRIPTS for other in CHAPTERS if CHAPTER
 def test_the_run_of_another_chapter_is_not_resumed(script, other, old, refused):
     line = refused(SCRIPTS[script].main, ["--resume", f"old/{other}"])
     assert line.startswith(f"error: resume=old/{other}: ")
-    assert "belongs to another chapter" in line
+    assert "is of another chapter, " in line
 
 
 RESUMES = {
