@@ -69,7 +69,7 @@ class DenseFinalObs(VectorWrapper):
 class TellWhere(gymnasium.Wrapper):
     """Adds to whatever an environment raises which one it was, how it was seeded, and how far it had come.
 
-    Observations are copies: what an environment does to its own arrays later does not change them.
+    Final observations are copies: what an environment does to its own arrays later does not change them.
     """
 
     def __init__(self, env: gymnasium.Env, env_id: str, seed: int | None):
@@ -90,9 +90,11 @@ class TellWhere(gymnasium.Wrapper):
             add_place(error, "step()", self.env_id, self.seed, self.steps)
             raise
         self.steps += 1
-        obs, *rest = result
-        # Kept by SyncVectorEnv as the final observation while reset() may write the next one into the same memory.
-        return np.array(obs), *rest
+        obs, reward, terminated, truncated, info = result
+        if terminated or truncated:
+            # SyncVectorEnv keeps it over the reset, which may write the next episode's first one into the same array.
+            obs = np.array(obs)
+        return obs, reward, terminated, truncated, info
 
 
 def add_place(error: Exception, call: str, env_id: str, seed: int | None, steps: int) -> None:
