@@ -299,7 +299,7 @@ def test_check_env_gives_the_spaces_of_the_environment():
 @pytest.mark.parametrize(
     ("env_id", "reason"),
     [
-        ("PongNoFrameskp-v4", "Did you mean: `PongNoFrameskip`"),
+        ("PongNoFrameskp-v4", "`PongNoFrameskp` doesn't exist; perhaps you meant PongNoFrameskip-v4"),
         ("CartPole-v9", "v1"),
         ("CartPole", "CartPole"),
         ("no_such_module:Env-v0", "No module named 'no_such_module'"),
