@@ -149,6 +149,26 @@ def save(path: Path, result: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
+def draw_curves(path: Path, title: str, runs: Sequence[tuple[str, Sequence[Sequence[float]]]]) -> None:
+    """Mean return over steps: a line for each run, (name, [(steps, seconds, mean)]), and a colour for each name."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    colours: dict[str, str] = {}
+    for name, curve in runs:
+        label = None if name in colours else name
+        colour = colours.setdefault(name, f"C{len(colours)}")
+        axes.plot([point[0] for point in curve], [point[2] for point in curve], color=colour, label=label)
+    axes.set(xlabel="agent steps", ylabel="mean return of the last 100 games")
+    axes.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A markdown table whose columns are also aligned in a terminal; all but the first are right-aligned."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]

@@ -11,7 +11,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
@@ -46,25 +46,6 @@ def late_return(folder: Path) -> float:
     return round(float(np.mean(late)), 2)
 
 
-def draw(path: Path, result: dict[str, Any]) -> None:
-    """Mean return over steps, a line for each run, a colour for each way to learn."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for run in result["runs"]:
-        steps, _, means = zip(*run["curve"], strict=True) if run["curve"] else ((), (), ())
-        label = ("V-trace" if run["vtrace"] else "no correction") if run["seed"] == 1 else None
-        axes.plot(steps, means, color="C0" if run["vtrace"] else "C1", label=label)
-    axes.set(xlabel="agent steps", ylabel="mean return of the last 100 games")
-    axes.legend()
-    figure.suptitle(f"{result['env_id']}, actors {result['bench']['lag']} updates behind")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
 def main() -> int:
     args, flags = common.cli(Args, __doc__)
     check_ranges(args)
@@ -85,7 +66,9 @@ def main() -> int:
             run = outcome(folder, seed, "stop-return") | {"vtrace": vtrace, "late_return": late_return(folder)}
             result["runs"].append(run)
             common.save(path, result)
-            draw(path.with_suffix(".png"), result)
+            curves = [("V-trace" if r["vtrace"] else "no correction", r["curve"]) for r in result["runs"]]
+            title = f"{result['env_id']}, actors {args.lag} updates behind"
+            common.draw_curves(path.with_suffix(".png"), title, curves)
     rows = []
     for vtrace, title in ((True, "V-trace"), (False, "no correction")):
         returns = [run["late_return"] for run in result["runs"] if run["vtrace"] == vtrace]

@@ -108,7 +108,8 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
                 processes.append(process)
                 born, seen = time.monotonic(), int(shards.ready[:B].min())
                 ends = born + rng.uniform(0.0, 0.1)
-                while time.monotonic() < ends or shards.ready[:B].min() == seen:
+                # every other life may end with its first rows, the rest once something of theirs has been drawn
+                while time.monotonic() < ends or shards.ready[:B].min() == seen or (life % 2 and life not in lives):
                     assert time.monotonic() < born + 30, "the successor does not get on"
                     serve(0, *permit)
                     serve(1, *steady[1:])
@@ -125,7 +126,7 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
         for process in processes:
             process.kill()
             process.join()
-    assert len(lives) > 35, "almost every life left something that was drawn"
+    assert lives >= {0, *range(1, 41, 2)}
     assert (shards.written[:B] > 2 * ROWS).all(), "the lanes have wrapped around"
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from a3c_mp.config import ConfigError
 from a3c_mp.tracking import EpisodeRow, read_episodes
-from bench import common, report, solve
+from bench import common, report, search, solve
 from bench.stages import bound
 from bench.throughput import sb3_flags, steady_sps
 from train_a3c_data import Args
@@ -130,3 +130,42 @@ def test_results_are_saved_whole_and_finite(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         common.save(path, {"sps": float("nan")})
     assert json.loads(path.read_text()) == result
+
+
+def test_a_row_of_settings_becomes_flags():
+    assert search.flags_of("default") == []
+    assert search.flags_of("entropy-cost=0.02 optimizer=rmsprop") == ["--entropy-cost=0.02", "--optimizer=rmsprop"]
+    for row in ("entropy-cost", "--entropy-cost=0.02", "entropy-cost =0.02"):
+        with pytest.raises(ConfigError, match="name=value"):
+            search.flags_of(row)
+
+
+def test_a_run_of_a_search_ends_at_its_steps_or_by_itself(tmp_path):
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        "last, wait = int(sys.argv[1]), float(sys.argv[2])\n"
+        "rows = [f'{steps},1.0,0,0.0,10' for steps in range(0, last + 1, 10)]\n"
+        "path = pathlib.Path(sys.argv[3]) / 'episodes.csv'\n"
+        "path.write_text('\\n'.join(['steps,seconds,actor,episode_return,length', *rows, '9999']))\n"  # a torn line
+        "time.sleep(wait)\n"
+        "sys.exit(3)\n"
+    )
+    assert search.train([str(script), "100", "60", str(tmp_path)], tmp_path, steps=100) == 0
+    assert search.train([str(script), "100", "0", str(tmp_path)], tmp_path, steps=110) == 3
+
+
+def test_a_search_counts_what_was_not_reached_as_endless():
+    def run(row, seed, curve):
+        return {"row": row, "seed": seed, "steps": 600_000, "mean_return_100": curve[-1][2], "curve": curve}
+
+    fast, slow = [(100_000, 1.0, -15.0), (300_000, 2.0, 1.0)], [(200_000, 1.0, -14.0), (600_000, 2.0, -3.0)]
+    lines = search.table([run("a", 1, fast), run("b", 1, slow), run("a", 2, slow)], marks=(-15.0, 0.0)).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert cells == [
+        ["a", "1", "0.60", "1.0", "0.10", "0.30"],
+        ["a", "2", "0.60", "-3.0", "0.20", "-"],
+        ["a", "median", "", "-1.0", "0.15", "-"],
+        ["b", "1", "0.60", "-3.0", "0.20", "-"],
+        ["b", "median", "", "-3.0", "0.20", "-"],
+    ]
