@@ -1,9 +1,12 @@
 """Fixtures of all tests."""
 
+import importlib
 import signal
+from pathlib import Path
 
 import pytest
-from support import Scripts
+from inline import InlineWorkers
+from support import Finished, Scripts
 
 import a3c_mp  # noqa: F401 - sets OMP_NUM_THREADS, which counts only before torch is imported
 from a3c_mp.children import SIGNALS
@@ -18,6 +21,22 @@ def scripts(tmp_path):
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.communicate()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """Runs a script of the project in this process, actors as threads: a second instead of ten. Its run is named r."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(script, *flags):
+        named = ["--run-name", "r"] if script.startswith("train_") and "--resume" not in flags else []
+        module = importlib.import_module(Path(script).stem)
+        monkeypatch.setattr(module, "Workers", InlineWorkers, raising=False)  # play.py and plot.py have none
+        monkeypatch.setattr("sys.argv", [script, *named, *flags])
+        code = module.main()
+        return Finished(code, *capsys.readouterr(), tmp_path / "runs" / "r")
+
+    return run
 
 
 @pytest.fixture(autouse=True)

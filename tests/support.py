@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
+
+from a3c_mp.tracking import read_episodes
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--num-actors", "2", "--num-envs", "4", "--unroll-length", "8", "--batch-size", "32"]
@@ -94,6 +97,17 @@ def _heed_signals() -> None:
     """Begin as a program in a terminal does, also where the tests themselves run in the background (nohup, some CI)."""
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
+
+
+def scalars(folder: Path) -> dict[str, list[ScalarEvent]]:
+    """The curves that TensorBoard shows of a run."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+
+
+def episode_steps(folder: Path) -> list[int]:
+    """Steps at which the episodes of a run ended, in the order of its file."""
+    return [episode.steps for episode in read_episodes(folder / "episodes.csv")]
 
 
 def actors_of(pid: int) -> list[psutil.Process]:

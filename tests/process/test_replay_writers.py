@@ -78,7 +78,7 @@ def make_shards():
 
 
 def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
-    """Forty lives of an actor, each ended by SIGKILL in the middle of writing; another actor writes on undisturbed."""
+    """Forty lives of an actor or more, all ended by SIGKILL in the middle of writing; another actor writes on."""
     context = mp.get_context("forkserver")  # no time for forty imports of torch; its parent has no threads to lose
     context.set_forkserver_preload(["torch", "gymnasium", "a3c_mp.replay"])
     shards = make_shards()
@@ -103,7 +103,9 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
     lives, processes = set(), [steady[0]]
     try:
         with Prefetch(replay, 64) as batches:
-            for life in range(1, 41):
+            life = 0
+            while life < 40 or (shards.written[:B] <= 2 * ROWS).any():  # until the lanes have wrapped around
+                life += 1
                 process, *permit = start(0, life)
                 processes.append(process)
                 born, seen = time.monotonic(), int(shards.ready[:B].min())
@@ -127,7 +129,6 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
             process.kill()
             process.join()
     assert lives >= {0, *range(1, 41, 2)}
-    assert (shards.written[:B] > 2 * ROWS).all(), "the lanes have wrapped around"
 
 
 def write_five(shards):

@@ -1,13 +1,11 @@
-"""The scripts as a user runs them: bad input, signals, resume, determinism, evaluation, plots."""
+"""The scripts as a user runs them, in processes of their own: what a run leaves, bad input, several learners."""
 
-import csv
 import json
 import signal
 import time
 
 import pytest
-from support import SMALL, actors_of, still_alive
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from support import SMALL, SMALL_REPLAY, actors_of, episode_steps, scalars, still_alive
 
 from a3c_mp import checkpoint
 from a3c_mp.checkpoint import list_checkpoints
@@ -23,16 +21,6 @@ CURVES_OF_LEARNING = {
     *("time/waiting", "time/learning", "time/publishing"),
 }
 CURVES = CURVES_OF_LEARNING | {"charts/episodic_return", "charts/mean_return_100", "charts/episodic_length"}
-
-
-def scalars(folder):
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-
-
-def episode_steps(folder):
-    with (folder / "episodes.csv").open() as file:
-        return [int(row["steps"]) for row in csv.DictReader(file)]
 
 
 CHAPTERS = {"train_a3c_data.py": set(), "train_a3c_grad.py": {"charts/grads_too_old", "charts/grads_not_finite"}}
@@ -92,6 +80,17 @@ def test_deterministic_runs_of_the_deep_net_end_bit_identical(scripts):
     assert done[0].summary["weights_sha256"] == done[1].summary["weights_sha256"]
 
 
+def test_two_learners_hold_the_replay_ratio_together(scripts):
+    flags = [*CARTPOLE[:4], *SMALL_REPLAY, "--replay-ratio", "4", "--batch-size", "32", "--num-learners", "2"]
+    done = scripts.run("r", *flags, "--total-steps", "2000", script="train_apex.py")
+    assert done.code == 0, done.err
+    start = 400 + 4 * 32  # each learner has half of the transitions, and rounds its samples down to whole batches
+    learned = 2 * 32 * done.summary["updates"]
+    assert learned == pytest.approx(4 * (done.summary["steps"] - start), abs=4 * 128)
+    actors = {row.split(",")[2] for row in (done.folder / "episodes.csv").read_text().splitlines()[1:]}
+    assert actors == {"0", "1"}, "each learner's actor is told of under its own number"
+
+
 def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(scripts):
     flags = [*IMPALA, "--num-learners", "2"]
     trainer = scripts.train("r", *flags, script="train_impala.py")
@@ -108,24 +107,6 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(scripts
     assert f"the last checkpoint is {newest.relative_to(scripts.runs_dir)}; go on with --resume runs/r" in done.out
     assert not still_alive(orphans)
     assert checkpoint.load(newest, algorithm="impala", env_id="CartPole-v1")["steps"] == done.summary["steps"]
-
-
-def test_resume_continues_counters_curves_and_settings(scripts):
-    first = scripts.run("r", *CARTPOLE, "--total-steps", "3000", "--gamma", "0.97").summary
-    second = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "6000"), "r")
-    assert second.code == 0, second.err
-    assert second.summary["steps"] >= 6000
-    assert second.summary["updates"] > first["updates"] > 0
-    assert second.summary["episodes"] > first["episodes"] > 0
-    assert second.summary["wall_seconds"] > first["wall_seconds"]
-    assert json.loads((second.folder / "config.json").read_text())["args"]["gamma"] == 0.97
-    steps = episode_steps(second.folder)
-    assert steps == sorted(steps)
-    assert len(steps) == second.summary["episodes"], "no episode is missing or counted twice"
-    for tag in ("charts/sps", "losses/total"):
-        steps = [event.step for event in scalars(second.folder)[tag]]
-        assert steps == sorted(set(steps)), "curves neither overlap nor go back"
-        assert steps[0] < first["steps"] < steps[-1]
 
 
 def test_resume_after_a_kill_drops_what_the_checkpoint_does_not_know(scripts):
@@ -169,36 +150,6 @@ def test_help_shows_every_flag_with_its_unit(scripts):
     assert done.code == 0
     for flag in ("--env-id", "--cuda", "--deterministic", "--unroll-length", "--resume"):
         assert flag in done.out
-
-
-def test_play_and_plot_read_a_run(scripts):
-    scripts.run("r1", "--env-id", "MountainCar-v0", *SMALL, "--total-steps", "64")  # games of 200 steps
-    cart = scripts.run("cart", *CARTPOLE, "--total-steps", "4000", script="train_a3c_grad.py")
-    assert cart.code == 0
-
-    played = scripts.finish(scripts.start("play.py", "runs/cart", "--episodes", "5", "--sampled"), "cart")
-    assert played.code == 0, played.err
-    scores = next(line for line in played.out.splitlines() if line.startswith("raw scores:")).split()[2:]
-    assert len(scores) == 5
-    again = scripts.finish(scripts.start("play.py", "runs/cart", "--episodes", "5", "--sampled"), "cart")
-    assert again.out == played.out, "a seed fixes the evaluation"
-
-    plotted = scripts.finish(scripts.start("plot.py", "runs/cart", "runs/r1", "--out", "cart.png"), "cart")
-    assert plotted.code == 0, plotted.err
-    assert "skipped: runs=runs/r1: no game has ended yet" in plotted.err
-    assert (scripts.runs_dir / "cart.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_play_records_a_game_of_pong(scripts):
-    imageio = pytest.importorskip("imageio.v2")
-    scripts.run("r", *PONG, "--total-steps", "64")
-    done = scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "1", "--video", "game.mp4"), "r")
-    assert done.code == 0, done.err
-    with imageio.get_reader(scripts.runs_dir / "game.mp4") as video:
-        frame = video.get_data(50)
-        assert video.get_meta_data()["duration"] > 20
-    assert frame.shape == (420, 320, 3)
-    assert frame.std() > 10, "there is something to see"
 
 
 def test_too_little_shared_memory_is_found_before_the_start(scripts):

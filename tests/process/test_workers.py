@@ -87,7 +87,9 @@ def test_in_order_takes_the_workers_in_turn(slots):
     assert [worker for worker, _, _ in found] == [0, 1] * 10
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGTERM, signal.SIGSEGV))]
+)
 def test_a_killed_worker_is_named_and_replaced_and_the_others_go_on(slots, signum):
     incidents = []
     with Workers(count, 2, (slots,), on_restart=incidents.append) as workers:
