@@ -203,6 +203,7 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
         registry=registry,
     )
     if {"-h", "--help"} & set(argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a traceback
         return parse()
     printed = io.StringIO()
     try:

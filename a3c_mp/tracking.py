@@ -246,7 +246,14 @@ class Display:
             self.bar.stop()
 
 
-console = Console(highlight=False, soft_wrap=True)
+class LastingConsole(Console):
+    """A console that does without its reader once that has gone (`| head`); rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+console = LastingConsole(highlight=False, soft_wrap=True)
 
 
 class ConsoleHandler(logging.Handler):
