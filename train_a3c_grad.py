@@ -39,6 +39,8 @@ from wrappers import make_vec_env
 
 @dataclass(frozen=True)
 class Args(ActorCriticArgs):
+    batch_size: Count = 256
+    """samples in one gradient: sending it costs the same for few as for many; at most those of a rollout, T * B"""
     grads_per_step: Count = 1
     """gradients averaged in one step of the optimizer (K)"""
     max_lag: Annotated[int, Between(0)] | None = None

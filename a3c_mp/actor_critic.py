@@ -45,7 +45,7 @@ class RolloutArgs(LearningArgs):
 
 @dataclass(frozen=True)
 class ActorCriticArgs(RolloutArgs):
-    batch_size: Count = 256
+    batch_size: Count = 128
     """samples in one gradient; at most those of a rollout, T * B"""
     returns: Literal["gae", "nstep"] = "gae"
     """estimator of returns"""
