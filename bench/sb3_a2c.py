@@ -33,7 +33,7 @@ class Args:
     """Atari id with frame skip 1"""
     num_envs: int = 64
     """environments in all"""
-    n_steps: int = 4
+    n_steps: int = 5
     """agent steps of each environment in one gradient"""
     seconds: float = 40
     """how long to train (s)"""

@@ -32,6 +32,8 @@ from bench.stages import bound, learning_threads, measure, measure_on_all_cores
 from wrappers import is_atari
 
 UNTIL_STOPPED = ["--stop-return", "1e6", "--total-steps", "1_000_000_000"]
+SB3_STEPS = 5
+"""what Stable-Baselines3's A2C takes of each environment in one gradient unless told otherwise"""
 TRIAL_SECONDS = 15.0
 """how long each way to run Stable-Baselines3's environments is tried (s)"""
 
@@ -98,7 +100,7 @@ def sb3_flags(settings: Any, cores: float) -> list[str]:
         fix = "pip install 'stable-baselines3>=2.7', or --compare none"
         raise ConfigError("compare", "sb3", "stable-baselines3 is not installed", fix)
     num_envs = settings.num_actors * settings.num_envs
-    n_steps = max(1, round(settings.batch_size / num_envs))
+    n_steps = max(SB3_STEPS, round(settings.batch_size / num_envs))  # a batch as large as the trainer's at least
     flags = ["--env-id", settings.env_id, "--num-envs", str(num_envs), "--n-steps", str(n_steps)]
     return [*flags, "--threads", str(max(1, int(cores))), *(["--cuda"] if settings.cuda else [])]
 

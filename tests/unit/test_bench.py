@@ -57,10 +57,12 @@ def test_steady_rate_is_that_of_the_second_half():
             steady_sps(too_short)
 
 
-def test_sb3_gets_as_many_environments_and_a_batch_as_large(monkeypatch):
+def test_sb3_gets_as_many_environments_and_no_smaller_a_batch(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     flags = sb3_flags(Args(env_id="PongNoFrameskip-v4", num_actors=2, num_envs=32, batch_size=256), cores=2.5)
-    assert " ".join(flags) == "--env-id PongNoFrameskip-v4 --num-envs 64 --n-steps 4 --threads 2"
+    assert " ".join(flags) == "--env-id PongNoFrameskip-v4 --num-envs 64 --n-steps 5 --threads 2", "its own five steps"
+    flags = sb3_flags(Args(env_id="PongNoFrameskip-v4", num_actors=2, num_envs=32, batch_size=1024), cores=2)
+    assert "--n-steps 16" in " ".join(flags)
     with pytest.raises(ConfigError, match="not an Atari game"):
         sb3_flags(Args(env_id="CartPole-v1"), cores=2)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
