@@ -31,8 +31,8 @@ class RolloutArgs(LearningArgs):
     """rmsprop is that of the A3C and IMPALA papers"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
     """epsilon of Adam"""
-    rmsprop_eps: Annotated[float, Between(1e-12)] = 0.01
-    """epsilon of RMSProp; its decay is 0.99"""
+    rmsprop_eps: Annotated[float, Between(1e-12)] = 1e-5
+    """epsilon of RMSProp (decay 0.99); the papers' 0.01 and 0.1 go with losses that are sums, those here are means"""
     clip_grad: NonNegative = 1.0
     """largest norm of a gradient"""
     entropy_cost: NonNegative = 0.01

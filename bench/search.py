@@ -3,7 +3,7 @@
 A row names what it changes, `name=value`, with spaces between; `default` changes nothing. A run ends once it is solved
 or has taken `--steps`; schedules still run to the trainer's `--total-steps`. Flags not listed here are the trainer's.
 
-    python bench/search.py --rows default entropy-cost=0.02 "optimizer=rmsprop rmsprop-eps=1e-5" --seeds 3
+    python bench/search.py --rows default entropy-cost=0.02 "optimizer=rmsprop learning-rate=3e-4" --seeds 3
 """
 
 from __future__ import annotations
