@@ -203,8 +203,12 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
         registry=registry,
     )
     if {"-h", "--help"} & set(argv):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a traceback
-        return parse()
+        before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a traceback
+        try:
+            return parse()
+        finally:
+            sys.stdout.flush()
+            signal.signal(signal.SIGPIPE, before)
     printed = io.StringIO()
     try:
         with redirect_stderr(printed), redirect_stdout(printed):

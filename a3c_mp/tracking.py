@@ -247,10 +247,11 @@ class Display:
 
 
 class LastingConsole(Console):
-    """A console that does without its reader once that has gone (`| head`); rich would end the process."""
+    """A console on stdout that does without its reader once that has gone (`| head`); rich would end the process."""
 
     def on_broken_pipe(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 console = LastingConsole(highlight=False, soft_wrap=True)

@@ -23,6 +23,7 @@ import tyro
 
 from a3c_mp.config import parse_args
 from a3c_mp.folder import git_commit
+from a3c_mp.run import WINDOW
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -157,12 +158,12 @@ def draw_curves(path: Path, title: str, runs: Sequence[tuple[str, Sequence[Seque
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    colours: dict[str, str] = {}
+    colours: dict[str, Any] = {}
     for name, curve in runs:
         label = None if name in colours else name
-        colour = colours.setdefault(name, f"C{len(colours)}")
+        colour = colours.setdefault(name, plt.get_cmap("tab20")(len(colours) % 20))
         axes.plot([point[0] for point in curve], [point[2] for point in curve], color=colour, label=label)
-    axes.set(xlabel="agent steps", ylabel="mean return of the last 100 games")
+    axes.set(xlabel="agent steps", ylabel=f"mean return of the last {WINDOW} games")
     axes.legend()
     figure.suptitle(title)
     figure.savefig(path, dpi=120)

@@ -1,9 +1,10 @@
 """Which settings learn a game in the fewest steps: every row of settings on the same seeds, one run at a time.
 
-A row names what it changes, `name=value`, with spaces between; `default` changes nothing. A run ends once it is solved
-or has taken `--steps`; schedules still run to the trainer's `--total-steps`. Flags not listed here are the trainer's.
+A row names what it changes: flags without their dashes, with spaces between; `default` changes nothing. A run ends once
+it is solved or has taken `--steps`; schedules still run to the trainer's `--total-steps`. Flags not listed here are the
+trainer's.
 
-    python bench/search.py --rows default entropy-cost=0.02 "optimizer=rmsprop learning-rate=3e-4" --seeds 3
+    python bench/search.py --rows default entropy-cost=0.02 "optimizer=rmsprop no-normalize-obs" --seeds 3
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,13 @@ class Args:
 
 
 def flags_of(row: str) -> list[str]:
-    """`lr=1 n=2` -> ["--lr=1", "--n=2"]. Raises ConfigError for anything that is not name=value."""
+    """`lr=1 no-clip` -> ["--lr=1", "--no-clip"]. Raises ConfigError for what is neither name=value nor a switch."""
     if row == "default":
         return []
     for word in row.split():
-        if not re.fullmatch(r"[\w-]+=\S+", word) or word.startswith("-"):
-            raise ConfigError("rows", word, "a row is made of name=value", 'write "entropy-cost=0.02 batch-size=128"')
+        if not re.fullmatch(r"[a-z][\w-]*(=\S+)?", word):
+            fix = 'write "entropy-cost=0.02 no-normalize-obs"'
+            raise ConfigError("rows", word, "a row is made of flags without their dashes", fix)
     return [f"--{word}" for word in row.split()]
 
 
@@ -75,22 +77,22 @@ def reached(curve: Sequence[Sequence[float]], mark: float) -> float | None:
 
 
 def table(runs: Sequence[dict[str, Any]], marks: Sequence[float]) -> str:
-    """A line for each run, the rows together, then the median of each row; million steps to each mark."""
+    """A line for each run, the rows together, then the median of each row; steps are in millions."""
     lines = []
     for row in dict.fromkeys(run["row"] for run in runs):
         mine = [run for run in runs if run["row"] == row]
         found = [[reached(run["curve"], mark) for mark in marks] for run in mine]
         ends = [run["mean_return_100"] for run in mine]
         for run, end, steps in zip(mine, ends, found, strict=True):
-            lines.append([row, str(run["seed"]), f"{run['steps'] / 1e6:.2f}", _mean(end), *map(_millions, steps)])
+            reason = "steps" if run["exit_reason"] == "SIGTERM" else run["exit_reason"]
+            lines.append([row, str(run["seed"]), reason, _millions(run["steps"]), _mean(end), *map(_millions, steps)])
         middle = [
             statistics.median(math.inf if s is None else s for s in column) for column in zip(*found, strict=True)
         ]
         end = statistics.median(-math.inf if e is None else e for e in ends)
-        lines.append([row, "median", "", _mean(end), *map(_millions, middle)])
-    return common.markdown_table(
-        ["settings", "seed", "steps", "mean return", *(f"to {mark:g}" for mark in marks)], lines
-    )
+        lines.append([row, "median", "", "", _mean(end), *map(_millions, middle)])
+    header = ["settings", "seed", "ended by", "million steps", "mean return", *(f"to {mark:g}" for mark in marks)]
+    return common.markdown_table(header, lines)
 
 
 def _millions(steps: float | None) -> str:
@@ -105,10 +107,11 @@ def main() -> int:
     args, flags = common.cli(Args, __doc__)
     check_ranges(args)
     commands = {row: [*common.CHAPTERS[args.chapter], *flags, *flags_of(row)] for row in args.rows}
-    settings = [
-        common.trainer_settings(command) for command in commands.values()
-    ]  # a mistake shows before the first run
-    result = common.begin("search", args, settings[0].env_id) | {"runs": []}
+    settings = {row: asdict(common.trainer_settings(command)) for row, command in commands.items()}
+    env_ids = {row["env_id"] for row in settings.values()}
+    if len(env_ids) > 1 or len(commands) < len(args.rows):
+        raise ConfigError("rows", args.rows, "all must differ, and be of one environment", "run one search for each")
+    result = common.begin("search", args, env_ids.pop()) | {"settings": settings, "runs": []}
     path = common.result_path(args.results, result, with_env=True)
     stamp = re.sub(r"\D", "", result["date"])
     for seed in range(1, args.seeds + 1):

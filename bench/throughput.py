@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -100,7 +101,7 @@ def sb3_flags(settings: Any, cores: float) -> list[str]:
         fix = "pip install 'stable-baselines3>=2.7', or --compare none"
         raise ConfigError("compare", "sb3", "stable-baselines3 is not installed", fix)
     num_envs = settings.num_actors * settings.num_envs
-    n_steps = max(SB3_STEPS, round(settings.batch_size / num_envs))  # a batch as large as the trainer's at least
+    n_steps = max(SB3_STEPS, math.ceil(settings.batch_size / num_envs))  # no smaller a batch than the trainer's
     flags = ["--env-id", settings.env_id, "--num-envs", str(num_envs), "--n-steps", str(n_steps)]
     return [*flags, "--threads", str(max(1, int(cores))), *(["--cuda"] if settings.cuda else [])]
 

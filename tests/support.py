@@ -1,4 +1,4 @@
-"""Running the scripts as a user does: in processes of their own."""
+"""Running the scripts as a user does, in processes of their own, and reading what they leave."""
 
 import json
 import os

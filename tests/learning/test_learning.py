@@ -8,13 +8,12 @@ SCRIPTS = ["train_a3c_data.py", "train_a3c_grad.py", "train_apex.py", "train_imp
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_chapter_learns_cartpole(scripts, script):
-    """From 20 or so, the mean return of the last 100 games that chance reaches, to 120."""
-    flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "120"]
+    """From 20 or so, the mean return of the last 100 games that chance reaches, to 150."""
+    flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
     flags += ["--total-steps", "100000"]
     done = scripts.finish(scripts.train("r", *flags, script=script), "r", timeout=280)
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary
-    assert done.summary["mean_return_100"] >= 120
 
 
 @pytest.mark.timeout(300)

@@ -1,19 +1,18 @@
-"""The scripts as a user runs them, in processes of their own: what a run leaves, bad input, several learners."""
+"""The scripts as a user runs them, in processes of their own: what they leave, resume, refusals, several learners."""
 
 import json
 import signal
 import time
 
 import pytest
-from support import SMALL, SMALL_REPLAY, actors_of, episode_steps, scalars, still_alive
+from support import CARTPOLE, CHAPTERS, SMALL, actors_of, episode_steps, scalars, still_alive
 
 from a3c_mp import checkpoint
 from a3c_mp.checkpoint import list_checkpoints
 
-CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
-"""never solved, the game has 500 steps: a run ends when its test wants it to"""
+SMALL_CARTPOLE = [*CARTPOLE, *SMALL]
 PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL]
-IMPALA = [*CARTPOLE[:-2], "--batch-unrolls", "4", "--replay-size", "100"]
+IMPALA = [*SMALL_CARTPOLE[:-2], "--batch-unrolls", "4", "--replay-size", "100"]
 """the same for train_impala.py, which knows no --batch-size"""
 CURVES_OF_LEARNING = {
     *("charts/sps", "charts/policy_lag", "losses/policy", "losses/value", "losses/entropy", "losses/total"),
@@ -23,13 +22,13 @@ CURVES_OF_LEARNING = {
 CURVES = CURVES_OF_LEARNING | {"charts/episodic_return", "charts/mean_return_100", "charts/episodic_length"}
 
 
-CHAPTERS = {"train_a3c_data.py": set(), "train_a3c_grad.py": {"charts/grads_too_old", "charts/grads_not_finite"}}
+OWN_CURVES = {"train_a3c_data.py": set(), "train_a3c_grad.py": {"charts/grads_too_old", "charts/grads_not_finite"}}
 """script -> curves that other chapters do not have"""
 
 
-@pytest.mark.parametrize("script", CHAPTERS)
+@pytest.mark.parametrize("script", OWN_CURVES)
 def test_a_run_leaves_what_it_promises(scripts, script):
-    done = scripts.run("r", *CARTPOLE, "--total-steps", "4000", script=script)
+    done = scripts.run("r", *SMALL_CARTPOLE, "--total-steps", "4000", script=script)
     assert done.code == 0, done.err
     summary = done.summary
     assert summary["exit_reason"] == "total_steps"
@@ -40,13 +39,16 @@ def test_a_run_leaves_what_it_promises(scripts, script):
     config = json.loads((done.folder / "config.json").read_text())
     assert config["args"]["num_envs"] == 4
     curves = scalars(done.folder)
-    assert set(curves) >= CURVES | CHAPTERS[script]
+    assert set(curves) >= CURVES | OWN_CURVES[script]
     assert len(curves["charts/episodic_return"]) == summary["episodes"]
     parts = zip(*(curves[f"time/{part}"] for part in ("waiting", "learning", "publishing")), strict=True)
     shares = [sum(event.value for event in at_once) for at_once in parts]  # the last ones are of the shutdown too
     assert 0.5 < max(shares) <= 1.01, "the learner's time is accounted for"
     assert "total_steps" in (done.folder / "run.log").read_text()
     assert len(list_checkpoints(done.folder / "checkpoints")) == 1
+    drawn = scripts.finish(scripts.start("plot.py", "runs/r", "--out", "r.png"), "r")
+    assert (drawn.code, drawn.err) == (0, "")
+    assert (scripts.runs_dir / "r.png").exists()
 
 
 @pytest.mark.slow
@@ -81,8 +83,9 @@ def test_deterministic_runs_of_the_deep_net_end_bit_identical(scripts):
 
 
 def test_two_learners_hold_the_replay_ratio_together(scripts):
-    flags = [*CARTPOLE[:4], *SMALL_REPLAY, "--replay-ratio", "4", "--batch-size", "32", "--num-learners", "2"]
-    done = scripts.run("r", *flags, "--total-steps", "2000", script="train_apex.py")
+    script, flags = CHAPTERS["apex_dqn"]
+    flags = [*CARTPOLE, *flags, "--num-learners", "2", "--total-steps", "2000"]
+    done = scripts.run("r", *flags, script=script)
     assert done.code == 0, done.err
     start = 400 + 4 * 32  # each learner has half of the transitions, and rounds its samples down to whole batches
     learned = 2 * 32 * done.summary["updates"]
@@ -110,7 +113,7 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(scripts
 
 
 def test_resume_after_a_kill_drops_what_the_checkpoint_does_not_know(scripts):
-    trainer = scripts.train("r", *CARTPOLE, "--checkpoint-seconds", "1")
+    trainer = scripts.train("r", *SMALL_CARTPOLE, "--checkpoint-seconds", "1")
     scripts.wait_for("r", "episodes.csv:,1,", trainer)
     checkpoints = scripts.runs_dir / "runs" / "r" / "checkpoints"
     scripts.wait_until(lambda: list_checkpoints(checkpoints), trainer)
@@ -130,7 +133,7 @@ def test_resume_after_a_kill_drops_what_the_checkpoint_does_not_know(scripts):
 
 
 def test_a_second_run_in_the_same_folder_is_refused(scripts):
-    trainer = scripts.train("r", *CARTPOLE)
+    trainer = scripts.train("r", *SMALL_CARTPOLE)
     scripts.wait_for("r", "config.json:args", trainer)
     second = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r"), "r")
     assert second.code == 2
@@ -153,8 +156,26 @@ def test_help_shows_every_flag_with_its_unit(scripts):
 
 
 def test_too_little_shared_memory_is_found_before_the_start(scripts):
-    done = scripts.run("r", *CARTPOLE, "--num-envs", "4096", "--unroll-length", "1e7")
+    done = scripts.run("r", *SMALL_CARTPOLE, "--num-envs", "4096", "--unroll-length", "1e7")
     assert done.code == 2
     assert "MiB of shared memory are needed, /dev/shm has" in done.err
     assert done.err.count("\n") == 1
     assert not done.folder.exists()
+
+
+def test_a_run_goes_on_when_the_reader_of_its_output_goes(scripts):
+    trainer = scripts.train("r", *SMALL_CARTPOLE, "--total-steps", "2000")
+    assert "in runs/r" in trainer.stdout.readline()
+    trainer.stdout.close()
+    assert trainer.stderr.read() == ""
+    assert trainer.wait(60) == 0
+    summary = json.loads((scripts.runs_dir / "runs/r/summary.json").read_text())
+    assert (summary["exit_reason"], summary["worker_restarts"]) == ("total_steps", 0)
+    assert "total_steps after" in (scripts.runs_dir / "runs/r/run.log").read_text(), "what nobody read is kept"
+
+
+def test_help_into_a_pipe_that_closes_ends_without_a_word(scripts):
+    helper = scripts.start("train_a3c_data.py", "--help")
+    helper.stdout.close()
+    assert helper.stderr.read() == ""
+    assert helper.wait(60) == -signal.SIGPIPE

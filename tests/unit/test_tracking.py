@@ -2,8 +2,6 @@
 
 import logging
 import resource
-import subprocess
-import sys
 import time
 from contextlib import contextmanager, suppress
 
@@ -54,35 +52,6 @@ def read_curve(folder, name):
     """[(step, value), ...] as TensorBoard shows them."""
     accumulator = EventAccumulator(str(folder)).Reload()
     return [(event.step, event.value) for event in accumulator.Scalars(name)]
-
-
-# ---- the console
-
-
-def test_a_reader_that_goes_does_not_end_the_run(tmp_path):
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from a3c_mp.tracking import open_log\n"
-        "log = open_log(Path(sys.argv[1]))\n"
-        "log.info('first')\n"
-        "sys.stdin.readline()\n"
-        "for line in ('second', 'third'):\n"
-        "    log.info(line)\n"
-    )
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], text=True, **pipes)
-    assert writer.stdout.readline() == "first\n"
-    writer.stdout.close()
-    writer.stdin.write("\n")
-    writer.stdin.close()
-    assert writer.stderr.read() == ""
-    assert writer.wait(60) == 0
-    assert [line.split()[-1] for line in (tmp_path / "run.log").read_text().splitlines()] == [
-        "first",
-        "second",
-        "third",
-    ]
 
 
 # ---- TensorBoard

@@ -6,10 +6,12 @@ The same with real processes, as far as these matter, is in tests/process.
 import json
 
 import pytest
-from support import CARTPOLE, SMALL, SMALL_REPLAY, episode_steps, scalars
+from support import CARTPOLE, CHAPTERS, SMALL, SMALL_REPLAY, episode_steps, scalars
+
+from a3c_mp import run
 
 CART = [*CARTPOLE, *SMALL]
-APEX_CART = [*CARTPOLE, *SMALL_REPLAY, "--replay-ratio", "4", "--batch-size", "32"]
+APEX_CART = [*CARTPOLE, *CHAPTERS["apex_dqn"][1]]
 APEX_CURVES = {
     *("charts/episodic_return", "charts/sps", "charts/samples_per_second", "charts/policy_lag", "losses/total"),
     *("values/q", "values/target", "values/td_error", "replay/size", "replay/dropped_priorities"),
@@ -17,9 +19,10 @@ APEX_CURVES = {
 }
 
 
-def test_resume_continues_counters_curves_and_settings(here):
-    first = here("train_a3c_data.py", *CART, "--total-steps", "3000", "--gamma", "0.97").summary
-    second = here("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "6000")
+def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch):
+    monkeypatch.setattr(run, "FLUSH_SECONDS", 0.05)  # so that either run has points of curves in its middle
+    first = run_inline("train_a3c_data.py", *CART, "--total-steps", "3000", "--gamma", "0.97").summary
+    second = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "6000")
     assert second.code == 0, second.err
     assert second.summary["steps"] >= 6000
     assert second.summary["updates"] > first["updates"] > 0
@@ -35,26 +38,26 @@ def test_resume_continues_counters_curves_and_settings(here):
         assert steps[0] < first["steps"] < steps[-1]
 
 
-def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(here):
-    done = here("train_apex.py", *APEX_CART, "--total-steps", "4000")
+def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(run_inline):
+    done = run_inline("train_apex.py", *APEX_CART, "--total-steps", "4000")
     assert done.code == 0, done.err
     summary = done.summary
     start = 400 + 2 * 32  # transitions become ready n steps late, and a block of 32 steps at a time
     assert 32 * summary["updates"] == pytest.approx(4 * (summary["steps"] - start), abs=4 * 64)
     assert set(scalars(done.folder)) >= APEX_CURVES
-    resumed = here("train_apex.py", "--resume", "runs/r", "--total-steps", "5000")
+    resumed = run_inline("train_apex.py", "--resume", "runs/r", "--total-steps", "5000")
     assert resumed.code == 0, resumed.err
     assert "the replay is empty: learning goes on once it holds 400 transitions" in resumed.out
     learned = 32 * (resumed.summary["updates"] - summary["updates"])
     assert learned == pytest.approx(4 * (resumed.summary["steps"] - summary["steps"] - start), abs=4 * 64)
 
 
-def test_a_saved_replay_goes_on(here):
+def test_a_saved_replay_goes_on(run_inline):
     flags = ["--deterministic", "--save-replay", "--replay-size", "1000", "--total-steps", "1600"]  # it has come round
-    first = here("train_apex.py", *APEX_CART, *flags)
+    first = run_inline("train_apex.py", *APEX_CART, *flags)
     assert first.code == 0, first.err
     assert first.summary["updates"] > 100
-    resumed = here("train_apex.py", "--resume", "runs/r", "--total-steps", "1760")
+    resumed = run_inline("train_apex.py", "--resume", "runs/r", "--total-steps", "1760")
     assert resumed.code == 0, resumed.err
     assert "starts anew" not in resumed.out
     learned = resumed.summary["updates"] - first.summary["updates"]
@@ -62,39 +65,41 @@ def test_a_saved_replay_goes_on(here):
     assert scalars(resumed.folder)["replay/size"][-1].value > 600
 
 
-def test_ddpg_trains_and_is_played(here):
+def test_ddpg_trains_and_is_played(run_inline):
     flags = ["--env-id", "Pendulum-v1", *SMALL_REPLAY, "--replay-ratio", "1", "--total-steps", "2000"]
-    done = here("train_apex.py", *flags)
+    done = run_inline("train_apex.py", *flags)
     assert done.code == 0, done.err
     assert json.loads((done.folder / "config.json").read_text())["algorithm"] == "apex_ddpg"
     assert {"losses/policy", "losses/value"} <= set(scalars(done.folder))
-    played = here("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.1")
+    played = run_inline("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.1")
     assert played.code == 0, played.err
     assert "greedy and 10.0% random actions" in played.out
 
 
-def test_play_and_plot_read_a_run(here, tmp_path):
-    short = here("train_a3c_data.py", "--env-id", "MountainCar-v0", *SMALL, "--total-steps", "64")  # games of 200 steps
+def test_play_and_plot_read_a_run(run_inline, tmp_path):
+    short = run_inline(
+        "train_a3c_data.py", "--env-id", "MountainCar-v0", *SMALL, "--total-steps", "64"
+    )  # games of 200 steps
     short.folder.rename("runs/short")
-    assert here("train_a3c_grad.py", *CART, "--total-steps", "4000").code == 0
+    assert run_inline("train_a3c_grad.py", *CART, "--total-steps", "4000").code == 0
 
-    played = here("play.py", "runs/r", "--episodes", "5", "--sampled")
+    played = run_inline("play.py", "runs/r", "--episodes", "5", "--sampled")
     assert played.code == 0, played.err
     scores = next(line for line in played.out.splitlines() if line.startswith("raw scores:")).split()[2:]
     assert len(scores) == 5
-    again = here("play.py", "runs/r", "--episodes", "5", "--sampled")
+    again = run_inline("play.py", "runs/r", "--episodes", "5", "--sampled")
     assert again.out == played.out, "a seed fixes the evaluation"
 
-    plotted = here("plot.py", "runs/r", "runs/short", "--out", "cart.png")
+    plotted = run_inline("plot.py", "runs/r", "runs/short", "--out", "cart.png")
     assert plotted.code == 0, plotted.err
     assert "skipped: runs=runs/short: no game has ended yet" in plotted.err
     assert (tmp_path / "cart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_play_records_a_game_of_pong(here, tmp_path):
+def test_play_records_a_game_of_pong(run_inline, tmp_path):
     imageio = pytest.importorskip("imageio.v2")
-    here("train_a3c_data.py", "--env-id", "PongNoFrameskip-v4", *SMALL, "--total-steps", "64")
-    done = here("play.py", "runs/r", "--episodes", "1", "--video", "game.mp4")
+    run_inline("train_a3c_data.py", "--env-id", "PongNoFrameskip-v4", *SMALL, "--total-steps", "64")
+    done = run_inline("play.py", "runs/r", "--episodes", "1", "--video", "game.mp4")
     assert done.code == 0, done.err
     with imageio.get_reader(tmp_path / "game.mp4") as video:
         frame = video.get_data(50)
