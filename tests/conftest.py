@@ -8,7 +8,6 @@ import pytest
 from inline import InlineWorkers
 from support import Finished, Scripts
 
-import a3c_mp  # noqa: F401 - sets OMP_NUM_THREADS, which counts only before torch is imported
 from a3c_mp.children import SIGNALS
 from a3c_mp.config import exit_with
 
