@@ -20,7 +20,8 @@ from torch import nn
 
 from a3c_mp import actor_critic
 from a3c_mp.actor_critic import ActorCriticArgs, allocate
-from a3c_mp.collect import Collector
+from a3c_mp.actor_states import ActorStates
+from a3c_mp.collect import Collector, carried_spec
 from a3c_mp.config import Count, check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
 from a3c_mp.guard import Guard
@@ -46,17 +47,18 @@ CARTPOLES = {name: actor_critic.PRESETS[name] | {"update_epochs": 4} for name in
 PRESETS = actor_critic.PRESETS | CARTPOLES
 
 
-def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
+def actor(link: Link, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
     """Spawned process: fill slots with rollouts until the learner ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, link.start, link.worker, link.generation)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    env_seed, _ = derive_seeds(args.seed, *link.entropy)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
     net = make_actor_critic(env.single_observation_space, env.single_action_space)
     net.to(weights.buffers.device, weights.buffers.dtype)
-    collector = Collector(env, net, action_seed, args.deterministic, link.beat)
+    collector = Collector(args, env, net, link)
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        collector.collect(Rollout(**slots[slot]))
+        collector.collect(rollout := Rollout(**slots[slot]))
+        states.write(slot, collector.to_write, rollout)
         link.send(slot, version)
 
 
@@ -92,33 +94,31 @@ def main() -> int:
 
     with Run(args, "a3c_data", net, optimizer) as run:
         weights = Weights(net, dtype)
+        carried = carried_spec(args.num_envs, action_space)
+        states = ActorStates(args, action_space, args.unroll_length, carried, start=run.steps, slots=len(slots))
+        run.keep(actors=states, weights=weights)
         workers = Workers(
-            actor, args.num_actors, (args, slots, weights), start=run.steps, slots_per_worker=args.slots_per_actor,
+            actor, args.num_actors, (args, slots, weights, states), states=states,
+            slots_per_worker=args.slots_per_actor, versions=weights.versions_in_flight(args.slots_per_actor),
             in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
-            on_restart=run.worker_restarted,
+            on_incident=run.on_incident,
         )  # fmt: skip
-        # A deterministic learner takes one rollout of every actor, in order, before it publishes.
-        group_size = args.num_actors if args.deterministic else 1
-        held: list[int] = []
         rollout_guard, grad_guard = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
-        with workers:
-            for worker, slot, version in run.timing.each("waiting", workers.filled(run.should_stop)):
-                rollout = Rollout(**slots[slot])
-                optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
-                run.consumed(rollout.action.numel(), finished_episodes(rollout), worker, weights.version - version)
-                if rollout_guard.accepts(is_finite(rollout), f"actor {worker}", f"a rollout of actor {worker}"):
-                    with run.timing("learning"):
-                        rollout = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
-                        learn(args, run, net, optimizer, rollout, dtype, grad_guard)
-                held.append(slot)
-                if len(held) == group_size:
-                    with run.timing("publishing"):
-                        published = weights.publish(net)  # waits for the GPU: from here on the slots have been read
-                    if run.tick():
-                        workers.start_anew(run.steps, published)
-                    for slot in held:
-                        workers.release(slot, published)
-                    held.clear()
+        with workers:  # a round is one rollout, or in a deterministic run one of every actor, in order
+            for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):
+                for worker, slot, version in filled:
+                    rollout = Rollout(**slots[slot])
+                    optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+                    run.consumed(rollout.action.numel(), finished_episodes(rollout), worker, weights.version - version)
+                    if rollout_guard.accepts(is_finite(rollout), f"actor {worker}", f"a rollout of actor {worker}"):
+                        with run.timing("learning"):
+                            rollout = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
+                            learn(args, run, net, optimizer, rollout, dtype, grad_guard)
+                states.take(filled)
+                with run.timing("publishing"):
+                    published = weights.publish(net)  # waits for the GPU: from here on the slots have been read
+                run.tick()
+                workers.release(filled, published)
     return run.exit_code
 
 

@@ -21,7 +21,8 @@ from gymnasium.spaces import Discrete
 
 from a3c_mp import actor_critic
 from a3c_mp.actor_critic import ActorCriticArgs, allocate
-from a3c_mp.collect import Collector
+from a3c_mp.actor_states import ActorStates
+from a3c_mp.collect import Collector, carried_spec
 from a3c_mp.config import Between, ConfigError, Count, check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
 from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, episodes_of, gradient_spec, write_gradient
@@ -63,21 +64,22 @@ def settle(args: Args) -> Args:
     return replace(args, sync=True, slots_per_actor=1)
 
 
-def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
+def actor(link: Link, args: Args, slots: Slots, weights: Weights, acting_weights: Weights, states: ActorStates) -> None:
     """Spawned process: collect rollouts and fill slots with gradients until the learner ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, link.start, link.worker, link.generation)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    env_seed, _ = derive_seeds(args.seed, *link.entropy)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
     dtype = compute_dtype(args.precision, device, is_image(spaces[0]))
     net = make_actor_critic(*spaces).to(device)  # float32: gradients are taken here
     acting_net = deepcopy(net).to(dtype)
-    collector = Collector(env, acting_net, action_seed, args.deterministic, link.beat)
+    collector = Collector(args, env, acting_net, link)
     rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
-    rng = torch.Generator().manual_seed(derive_seeds(action_seed)[0])
+    rng, sent_before = torch.Generator(), collector.games.messages  # by a predecessor, of the first rollout
 
     slot, version = link.take()
     while True:
-        weights.load(acting_net, version if args.sync else None)
+        rng.manual_seed(collector.rollout_seeds()[0])
+        acting_weights.load(acting_net)
         collector.collect(rollout)
         episodes: list = finished_episodes(rollout)
         rollout_is_finite = is_finite(rollout)
@@ -86,15 +88,19 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
         if args.normalize_obs:
             moments = Moments.of(actor_critic.for_moments(on_device.obs, net.norm.image))
         samples = actor_critic.to_samples(args, on_device)
-        for indices in minibatches(len(samples[0]), args.batch_size, 1, rng, device):
-            version = weights.load(net, version if args.sync else None)
-            loss, curves = actor_critic.loss(args, net, [field.index_select(0, indices) for field in samples], dtype)
-            net.zero_grad(set_to_none=True)
-            loss.backward()
-            finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
-            link.send(slot, Report(version, len(indices), len(episodes), finite and rollout_is_finite, means))
-            moments, episodes = None, []  # told once for each rollout
-            slot, version = link.take()
+        for number, indices in enumerate(minibatches(len(samples[0]), args.batch_size, 1, rng, device)):
+            if number >= sent_before:
+                version = weights.load(net, version if args.sync else None)
+                batch = [field.index_select(0, indices) for field in samples]
+                loss, curves = actor_critic.loss(args, net, batch, dtype)
+                net.zero_grad(set_to_none=True)
+                loss.backward()
+                finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
+                states.write(slot, collector.to_write, rollout)
+                link.send(slot, Report(version, len(indices), len(episodes), finite and rollout_is_finite, means))
+                slot, version = link.take()
+            moments, episodes = None, []  # sent once for each rollout
+        sent_before = 0
 
 
 def main() -> int:
@@ -107,27 +113,32 @@ def main() -> int:
 
     with Run(args, "a3c_grad", net, optimizer) as run:
         weights = Weights(net)
-        workers = Workers(
-            actor, args.num_actors, (args, slots, weights), start=run.steps, slots_per_worker=args.slots_per_actor,
-            in_order=args.sync, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
-            on_restart=run.worker_restarted,
-        )  # fmt: skip
+        acting_weights = Weights(net) if args.sync else weights  # those that a rollout is collected with
         grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)
+        states = ActorStates(
+            args, action_space, args.unroll_length, carried_spec(args.num_envs, action_space), start=run.steps,
+            slots=len(slots), messages=grads_per_rollout,
+        )  # fmt: skip
+        run.keep(actors=states, weights=weights, acting_weights=acting_weights)
+        workers = Workers(
+            actor, args.num_actors, (args, slots, weights, acting_weights, states), states=states,
+            slots_per_worker=args.slots_per_actor, versions=weights.versions_in_flight(args.slots_per_actor),
+            in_order=args.sync, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            on_incident=run.on_incident,
+        )  # fmt: skip
         mean, inspector = MeanGradient(net), Inspector(run, args.max_lag, grads_per_rollout)
-        held: list[int] = []
-        with workers:
-            for worker, slot, report in run.timing.each("waiting", workers.filled(run.should_stop)):
-                gradient, lag = Gradient(**slots[slot]), weights.version - report.version
-                run.consumed(report.steps, episodes_of(gradient, report.num_episodes), worker, lag)
-                with run.timing("learning"):
-                    if inspector.accepts(report, worker, lag):
-                        if gradient.obs_num > 0:
-                            net.norm.merge(gradient.moments)
-                        mean.add(gradient.vector)  # waits for the GPU: from here on the slot has been read
-                        run.observed(report.curves)
-                held.append(slot)
-                complete = len(held) == args.num_actors if args.sync else mean.count == args.grads_per_step
-                if complete and mean.count > 0:
+        with workers:  # a round is one gradient, or with --sync one of every actor, in order
+            for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):
+                for worker, slot, report in filled:
+                    gradient, lag = Gradient(**slots[slot]), weights.version - report.version
+                    run.consumed(report.steps, episodes_of(gradient, report.num_episodes), worker, lag)
+                    with run.timing("learning"):
+                        if inspector.accepts(report, worker, lag):
+                            if gradient.obs_num > 0:
+                                net.norm.merge(gradient.moments)
+                            mean.add(gradient.vector)  # waits for the GPU: from here on the slot has been read
+                            run.observed(report.curves)
+                if mean.count >= (1 if args.sync else args.grads_per_step):
                     with run.timing("learning"):
                         optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
                         grad_norm = mean.finish(args.clip_grad)
@@ -135,12 +146,10 @@ def main() -> int:
                         run.learned({"losses/grad_norm": grad_norm})
                     with run.timing("publishing"):
                         weights.publish(net)
-                if complete or not args.sync:  # in step with the others, an actor waits for the new weights
-                    if run.tick():
-                        workers.start_anew(run.steps, weights.version)
-                    for slot in held:
-                        workers.release(slot, weights.version)
-                    held.clear()
+                if states.take(filled) and args.sync:  # the next rollout begins
+                    acting_weights.publish(net)
+                run.tick()
+                workers.release(filled, weights.version)
     return run.exit_code
 
 

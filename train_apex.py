@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp import apex, ddpg, dqn
+from a3c_mp.actor_states import ActorStates
 from a3c_mp.apex import PRESETS
 from a3c_mp.apex import ApexArgs as Args
 from a3c_mp.blocks import BlockCollector, finished_episodes
@@ -28,32 +29,33 @@ from a3c_mp.guard import Guard
 from a3c_mp.learners import Learners, Team
 from a3c_mp.news import News, tell
 from a3c_mp.precision import compute_dtype
-from a3c_mp.replay import Batch, Prefetch, Shards, Writer, importance_weights
+from a3c_mp.replay import Batch, Prefetch, Shards, importance_weights
 from a3c_mp.run import Run
 from a3c_mp.schedules import linear
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Filled, Link, Workers
+from a3c_mp.workers import Incident, Link, Workers
 from wrappers import make_vec_env
 
 ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}
 
 
-def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, first: int) -> None:
+def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, states: ActorStates) -> None:
     """Spawned process: append to its shard, a block of steps for each token, until its learner ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, link.start, first + link.worker, link.generation)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
-    net = ALGORITHMS[args.algo].make_net(env.single_observation_space, env.single_action_space)
+    env_seed, _ = derive_seeds(args.seed, *link.entropy)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
+    algo, space = ALGORITHMS[args.algo], env.single_action_space
+    net = algo.make_net(env.single_observation_space, space)
     net.to(weights.buffers.device, weights.buffers.dtype)
-    collector = BlockCollector(args, env, Writer(shards, link.worker, args.n_step, args.gamma), link.beat)
-    space = env.single_action_space
-    policy = ALGORITHMS[args.algo].Policy(args, net, space, collector.obs, first + link.worker, action_seed)
+    collector = BlockCollector(args, env, shards, args.n_step, link)
+    policy = algo.Policy(args, net, space, collector.obs, link.actor, collector.games.carried)
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        nothing_learned = link.start == version == 0  # dqn acts at random
-        collector.collect(blocks[slot], policy, warm_up=nothing_learned)
+        nothing_learned = link.entropy[0] == version == 0  # dqn acts at random
+        collector.collect(block := blocks[slot], policy, warm_up=nothing_learned)
+        states.write(slot, collector.to_write, block, policy)
         link.send(slot, version)
 
 
@@ -85,48 +87,50 @@ def learn(
 
 def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> None:
     """What every learner does: fill a replay from its own actors, and take every gradient step with the others."""
-    net, target_net, optimizer, replay, blocks = parts
-    team.synchronize(nn.ModuleList([net, target_net]), optimizer)
+    net, target_net, optimizer, replay, blocks, action_space = parts
     device = next(net.parameters()).device
     dtype = compute_dtype(args.precision, device, net.norm.image)
     weights = Weights(net, dtype)
-    shards, slots_per_actor = replay.shards, apex.blocks_under_way(args)
+    shards = replay.shards
     first = team.rank * shards.num_shards
-    incidents: list[str] = []
+    carried = apex.carried_spec(args, ALGORITHMS[args.algo], action_space)
+    states = ActorStates(
+        args, action_space, args.block_length, carried, start=run.steps, slots=len(blocks), first=first
+    )
+    limiter = apex.RateLimiter(args.replay_ratio)
+    if args.save_replay:  # without it, actors start new games when the run is resumed
+        run.keep(actors=states, weights=weights, limiter=limiter)
+    team.synchronize(net, target_net, optimizer)
+    incidents: list[Incident] = []
 
-    def replaced(incident: str) -> None:
+    def on_incident(incident: Incident) -> None:
         incidents.append(incident)
-        apex.make_room(args, replay)  # the successor writes its blocks behind what the dead one had begun
+        apex.prepare_successor(args, replay, incident, first)
 
     apex.make_room(args, replay)  # one that was restored may be full
     workers = Workers(
-        actor, shards.num_shards, (args, shards, blocks, weights, first), start=run.steps,
-        slots_per_worker=slots_per_actor, in_order=args.deterministic, max_restarts=args.max_restarts,
-        hang_seconds=args.hang_seconds, on_restart=replaced, first_actor=first,
+        actor, shards.num_shards, (args, shards, blocks, weights, states), states=states,
+        slots_per_worker=apex.blocks_under_way(args), versions=weights.versions_in_flight(apex.blocks_under_way(args)),
+        in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+        on_incident=on_incident, first_actor=first,
     )  # fmt: skip
-    # Deterministic learners take one block of every actor, in order, before they learn and publish.
-    group_size = shards.num_shards if args.deterministic else 1
     steps = args.block_length * args.num_envs
-    held: list[Filled] = []
     block_guard = Guard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
     grad_guard = Guard(run, "grads_not_finite")
-    owed = 0.0  # samples that this learner may learn for the steps of its own actors
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
-    with batches, workers:
-        for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
-            held.append(filled)
-            if len(held) < group_size:
-                continue
+    with batches, workers:  # a round is one block, or in a deterministic run one of every actor, in order
+        for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):
             news = [
                 News(steps, finished_episodes(blocks[slot]), first + worker, weights.version - version,
-                     apex.take_in(replay, worker)) for worker, slot, version in held
+                     apex.take_in(replay, worker)) for worker, slot, version in filled
             ]  # fmt: skip
             with run.timing("waiting"):
-                _, sizes = tell(team, run, block_guard, news, incidents, replay.size)
+                reports = states.read(filled)
+                _, sizes = tell(team, run, block_guard, news, incidents, states, reports, replay.size)
             if sum(sizes) >= args.learning_starts and min(sizes) > 0:
-                owed += args.replay_ratio * steps * group_size
+                limiter.insert(steps * len(filled))
             updates_before = run.updates
-            while owed >= args.batch_size and not run.should_stop():
+            while limiter.can_sample(args.batch_size) and (args.deterministic or not run.should_stop()):
                 with run.timing("drawing"):
                     batch = batches.next()
                 with run.timing("learning"):
@@ -134,18 +138,15 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
                     priorities = learn(args, run, team, net, target_net, optimizer, on_device, dtype, grad_guard)
                     if priorities is not None:
                         replay.update(batch.ids, priorities.cpu())
-                owed -= args.batch_size
+                limiter.sample(args.batch_size)
             with run.timing("publishing"):
                 published = weights.publish(net) if run.updates > updates_before else weights.version
-            if run.tick():
-                owed = 0.0
-                workers.start_anew(run.steps, published)
+            run.tick()
             if run.should_stop():  # the replay is saved as it is now: nobody may append to it any more
                 break
-            for worker, slot, _ in held:
+            for worker, _, _ in filled:
                 replay.make_room(worker, apex.room(args))
-                workers.release(slot, published)
-            held.clear()
+            workers.release(filled, published)
 
 
 def follow(team: Team, args: Args, steps: int, updates: int) -> None:

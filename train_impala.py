@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
+from typing import NamedTuple
+
+import gymnasium
 import torch
 from gymnasium.spaces import Discrete
 from torch import nn
 
 from a3c_mp import impala
 from a3c_mp.actor_critic import allocate_slots, for_moments, make_optimizer
-from a3c_mp.collect import Collector
+from a3c_mp.actor_states import ActorStates
+from a3c_mp.collect import Collector, carried_spec
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.follower import Follower
@@ -37,27 +41,37 @@ from a3c_mp.schedules import linear
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Filled, Link, Workers
+from a3c_mp.workers import Incident, Link, Workers
 from wrappers import make_vec_env
 
 
-def actor(link: Link, args: Args, slots: Slots, weights: Weights, first: int) -> None:
-    """Spawned process: fill slots with unrolls until its learner, whose actors are numbered from `first`, ends it."""
-    env_seed, action_seed = derive_seeds(args.seed, link.start, first + link.worker, link.generation)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+class Parts(NamedTuple):
+    """What a learner owns."""
+
+    net: ActorCritic
+    optimizer: torch.optim.Optimizer
+    slots: Slots
+    action_space: gymnasium.Space
+
+
+def actor(link: Link, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
+    """Spawned process: fill slots with unrolls until its learner ends it."""
+    env_seed, _ = derive_seeds(args.seed, *link.entropy)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
     net.to(weights.buffers.device, weights.buffers.dtype)
-    collector = Collector(env, net, action_seed, args.deterministic, link.beat)
+    collector = Collector(args, env, net, link)
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        collector.collect(Rollout(**slots[slot]))
+        collector.collect(rollout := Rollout(**slots[slot]))
+        states.write(slot, collector.to_write, rollout)
         link.send(slot, version)
 
 
 def learn(
     args: Args, run: Run | Follower, team: Team, net: ActorCritic, optimizer: torch.optim.Optimizer, unrolls: Rollout,
-    replay: UnrollReplay | None, dtype: torch.dtype, guard: Guard,
+    replay: UnrollReplay, dtype: torch.dtype, guard: Guard,
 ) -> None:  # fmt: skip
     """A gradient step for every batch of new unrolls, filled up with replayed ones."""
     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
@@ -74,60 +88,53 @@ def learn(
             run.learned(curves)
 
 
-def train(
-    args: Args, run: Run | Follower, team: Team, net: ActorCritic, optimizer: torch.optim.Optimizer, slots: Slots
-) -> None:
+def train(args: Args, run: Run | Follower, team: Team, parts: Parts) -> None:
     """What every learner does: take unrolls from its own actors, and every gradient step together with the others."""
-    team.synchronize(net, optimizer)
+    net, optimizer, slots, action_space = parts
     device = next(net.parameters()).device
     dtype = compute_dtype(args.precision, device, net.norm.image)
-    replay = UnrollReplay(slots.spec, args.replay_size, device) if args.replay_proportion else None
+    replay = UnrollReplay(slots.spec, args.replay_size if args.replay_proportion else 0, device)
     delayed = DelayLine(args.force_lag)
     weights = Weights(delayed(net), dtype)
     num_actors = args.num_actors // team.size
     first = team.rank * num_actors
-    begun = 0  # version that everyone began with
-    incidents: list[str] = []
+    carried = carried_spec(args.num_envs, action_space, net.core_size)
+    states = ActorStates(
+        args, action_space, args.unroll_length, carried, start=run.steps, slots=len(slots), first=first
+    )
+    run.keep(actors=states, weights=weights, delayed=delayed, replay=replay)
+    team.synchronize(net, optimizer, states, weights, delayed)
+    incidents: list[Incident] = []
     workers = Workers(
-        actor, num_actors, (args, slots, weights, first), start=run.steps, slots_per_worker=args.slots_per_actor,
-        in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
-        on_restart=incidents.append, first_actor=first,
+        actor, num_actors, (args, slots, weights, states), states=states, slots_per_worker=args.slots_per_actor,
+        versions=weights.versions_in_flight(args.slots_per_actor), in_order=args.deterministic,
+        max_restarts=args.max_restarts, hang_seconds=args.hang_seconds, on_incident=incidents.append,
+        first_actor=first,
     )  # fmt: skip
-    group_size = impala.rollouts_per_batch(args)
-    held: list[Filled] = []  # oldest first; actors wait once their slots are full, so it cannot grow
     rollout_guard, grad_guard = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
-    with workers:
-        for filled in run.timing.each("waiting", workers.filled(run.should_stop)):
-            held.append(filled)
-            if len(held) < group_size:
-                continue
-            rollouts = [Rollout(**slots[slot]) for _, slot, _ in held]
+    with workers:  # a round is what a batch takes, oldest first, or in a deterministic run one unroll of every actor
+        rounds = workers.rounds(run.should_stop, impala.rollouts_per_batch(args))
+        for filled in run.timing.each("waiting", rounds):
+            rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]
             news = [
                 News(rollout.action.numel(), finished_episodes(rollout), first + worker,
-                     weights.version - version + min(version - begun, args.force_lag), is_finite(rollout))
-                for (worker, _, version), rollout in zip(held, rollouts, strict=True)
+                     weights.version - version + min(version, args.force_lag), is_finite(rollout))
+                for (worker, _, version), rollout in zip(filled, rollouts, strict=True)
             ]  # fmt: skip
             with run.timing("waiting"):
-                finite, _ = tell(team, run, rollout_guard, news, incidents)
+                finite, _ = tell(team, run, rollout_guard, news, incidents, states, states.read(filled))
             if finite:  # in every learner, or none learns: they take every step together
                 with run.timing("learning"):
                     unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
                     learn(args, run, team, net, optimizer, unrolls, replay, dtype, grad_guard)
-            if anew := run.tick():  # a run resumed here knows neither old nets nor old unrolls
-                delayed, begun = DelayLine(args.force_lag), weights.version + 1
-                if replay is not None:
-                    replay.clear()
             with run.timing("publishing"):
                 published = weights.publish(delayed(net))  # waits for the GPU: from here on the slots have been read
-            if anew:
-                workers.start_anew(run.steps, published)
-            for _, slot, _ in held:
-                workers.release(slot, published)
-            held.clear()
+            run.tick()
+            workers.release(filled, published)
 
 
-def set_up(args: Args, rank: int = 0) -> tuple[ActorCritic, torch.optim.Optimizer, Slots]:
-    """(net, optimizer, slots) of a learner. Raises ConfigError for settings that do not go together."""
+def set_up(args: Args, rank: int = 0) -> Parts:
+    """What a learner owns. Raises ConfigError for settings that do not go together."""
     check_learners(args.num_learners, args.num_actors, args.cuda)
     impala.rollouts_per_batch(args)
     obs_space, action_space = check_env(args.env_id, Discrete)
@@ -136,19 +143,22 @@ def set_up(args: Args, rank: int = 0) -> tuple[ActorCritic, torch.optim.Optimize
     net = make_actor_critic(obs_space, action_space, args.net, args.lstm).to(device)
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)
     slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
-    return net, make_optimizer(args, net), slots
+    return Parts(net, make_optimizer(args, net), slots, action_space)
 
 
 def follow(team: Team, args: Args, steps: int, updates: int) -> None:
     """Spawned process: a learner besides the first."""
-    train(args, Follower(args, team.rank, steps, updates), team, *set_up(args, team.rank))
+    train(args, Follower(args, team.rank, steps, updates), team, set_up(args, team.rank))
 
 
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
-    net, optimizer, slots = set_up(args)
-    with Run(args, "impala", net, optimizer) as run, Learners.of(run, args.num_learners, follow, args) as team:
-        train(args, run, team, net, optimizer, slots)
+    parts = set_up(args)
+    with (
+        Run(args, "impala", parts.net, parts.optimizer) as run,
+        Learners.of(run, args.num_learners, follow, args) as team,
+    ):
+        train(args, run, team, parts)
     return run.exit_code
 
 

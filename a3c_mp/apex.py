@@ -17,8 +17,10 @@ from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.guard import BAD_IN_A_ROW
 from a3c_mp.limits import free_shared_memory
 from a3c_mp.replay import Replay, Shards
+from a3c_mp.replay import carried_spec as writer_spec
 from a3c_mp.run import Run
-from a3c_mp.slots import Slots
+from a3c_mp.slots import Slots, Spec
+from a3c_mp.workers import Incident
 from wrappers import is_atari
 
 GIB = 2**30
@@ -92,6 +94,7 @@ class Parts(NamedTuple):
     optimizer: torch.optim.Optimizer
     replay: Replay
     blocks: Slots
+    action_space: gymnasium.Space
 
 
 ATARI: dict[str, Any] = {
@@ -179,7 +182,7 @@ def set_up(args: ApexArgs, algo: Any, rank: int = 0) -> Parts:
     target_net = copy.deepcopy(net).requires_grad_(False)
     shards, blocks = allocate(args, obs_space, algo.stored_actions(action_space))
     replay = Replay(shards, args.priority_exponent, args.seed + rank)
-    return Parts(net, target_net, algo.make_optimizer(args, net), replay, blocks)
+    return Parts(net, target_net, algo.make_optimizer(args, net), replay, blocks, action_space)
 
 
 def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
@@ -249,6 +252,50 @@ def take_in(replay: Replay, shard: int) -> bool | None:
     return rejected == 0 if accepted or rejected else None
 
 
+def prepare_successor(args: ApexArgs, replay: Replay, incident: Incident, first: int) -> None:
+    """Ready the shard of a dead actor, of those that are numbered from `first`, for its successor.
+
+    A deterministic one writes the lost block once more, any other goes on behind what the dead one wrote of it.
+    """
+    if args.deterministic and incident.replaced:
+        replay.roll_back(incident.actor - first)
+    elif not args.deterministic:
+        make_room(args, replay)
+
+
+def carried_spec(args: ApexArgs, algo: Any, action_space: gymnasium.Space) -> Spec:
+    """Shapes and dtypes of what the successor of a deterministic actor needs besides its games."""
+    return writer_spec(args.num_envs, args.n_step) | algo.carried_spec(args, action_space)
+
+
+class RateLimiter:
+    """Keeps samples in proportion to insertions (Cassirer et al. 2021, "Reverb", section 3.3): whoever is ahead waits.
+
+    Args:
+        samples_per_insert: samples that may be learned for each inserted step.
+    """
+
+    def __init__(self, samples_per_insert: float):
+        self.samples_per_insert, self.allowed = samples_per_insert, 0.0
+
+    def insert(self, steps: int) -> None:
+        """Steps were inserted."""
+        self.allowed += self.samples_per_insert * steps
+
+    def can_sample(self, num: int) -> bool:
+        return self.allowed >= num
+
+    def sample(self, num: int) -> None:
+        """Samples were learned."""
+        self.allowed -= num
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"allowed": self.allowed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.allowed = state["allowed"]
+
+
 def make_room(args: ApexArgs, replay: Replay) -> None:
     """Retire what the blocks in flight of all actors may overwrite."""
     for shard in range(replay.shards.num_shards):
@@ -259,6 +306,8 @@ def show_replay(run: Run, args: ApexArgs, replay: Replay) -> None:
     """Have TensorBoard show the learner's replay, and the log say if a resumed run must fill it anew."""
     if args.resume and not replay.size:
         run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
+        if args.deterministic:
+            run.log.warning("without --save-replay a resumed run differs from one that was never interrupted")
     shards = replay.shards
     capacity = shards.num_lanes * shards.rows
     run.gauges |= {

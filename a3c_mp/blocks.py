@@ -5,23 +5,27 @@ The transitions themselves go to the replay. A block, a slot in shared memory, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
+from a3c_mp.actor_states import Games
 from a3c_mp.config import LearningArgs
-from a3c_mp.replay import Writer
-from a3c_mp.rollout import Episode, EpisodeStats
+from a3c_mp.replay import Shards, Writer
+from a3c_mp.rollout import Episode, EpisodeStats, episodes_at
+from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Spec
+from a3c_mp.workers import Link
 
 
 class Policy(Protocol):
     """How an actor explores; see `dqn.Policy` and `ddpg.Policy`."""
 
+    def start_block(self, seed: int) -> None: ...
+    def fields(self) -> dict[str, np.ndarray]: ...
     def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
     def value(self, obs: np.ndarray) -> np.ndarray: ...
     def to_env(self, action: np.ndarray) -> np.ndarray: ...
@@ -33,20 +37,25 @@ class BlockCollector:
     Args:
         args: what is learned from.
         env: from `make_vec_env`.
-        writer: of the actor's shard, where everything seen goes.
-        beat: called once for each environment step.
+        shards: the actor's own is where everything seen goes.
+        n_step: rewards in a return.
+        link: to the learner.
     """
 
-    def __init__(self, args: LearningArgs, env: VectorEnv, writer: Writer, beat: Callable[[], None]):
-        self.args, self.env, self.writer, self.beat = args, env, writer, beat
-        self.obs, _ = env.reset()
-        self.stats = EpisodeStats(env.num_envs)
+    def __init__(self, args: LearningArgs, env: VectorEnv, shards: Shards, n_step: int, link: Link):
+        self.args, self.env, self.link = args, env, link
+        self.games = Games(env, link)
+        self.stats, self.obs, self.blocks = self.games.stats, self.games.obs, self.games.rollouts
+        self.writer = Writer(shards, link.worker, n_step, args.gamma, self.games.carried)
 
     def collect(self, block: dict[str, Tensor], policy: Policy, warm_up: bool = False) -> None:
         """Take a block of steps; the transitions go to the shard, what became of episodes into `block`."""
+        policy.start_block(derive_seeds(self.args.seed, *self.link.entropy, self.blocks)[1])
+        self.actions = []  # as the environments took them
         for t in range(len(block["done"])):
             action, q, value = policy.act(self.obs, warm_up)
-            next_obs, reward, terminated, truncated, infos = self.env.step(policy.to_env(action))
+            self.actions.append(policy.to_env(action))
+            next_obs, reward, terminated, truncated, infos = self.env.step(self.actions[-1])
             final_obs = infos["final_obs"] if truncated.any() else None
             self.writer.step(
                 self.obs, action, reward_to_learn(self.args, reward), terminated, truncated, q, value,
@@ -56,7 +65,14 @@ class BlockCollector:
             self.stats.step(reward, terminated | truncated)
             write_stats(block, t, self.stats)
             self.obs = next_obs
-            self.beat()
+            self.link.beat()
+        self.blocks += 1
+
+    def to_write(self, block: dict[str, Tensor], policy: Policy) -> dict[str, Any]:
+        """What `ActorStates.write` takes after a block."""
+        actions = torch.from_numpy(np.stack(self.actions))
+        games = self.games.to_write(actions, block["done"], torch.from_numpy(self.obs))
+        return {**games, **self.writer.fields(), **policy.fields()}
 
 
 def reward_to_learn(args: LearningArgs, reward: np.ndarray) -> np.ndarray:
@@ -83,6 +99,4 @@ def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:
 
 def finished_episodes(block: dict[str, Tensor]) -> list[Episode]:
     """The episodes that ended inside a block, in order of time."""
-    done = block["done"]
-    returns, lengths = block["episode_return"][done].tolist(), block["episode_length"][done].tolist()
-    return [Episode(*pair) for pair in zip(returns, lengths, strict=True)]
+    return episodes_at(block["done"], block["episode_return"], block["episode_length"])

@@ -34,16 +34,7 @@ class CheckpointError(Exception):
     """A checkpoint cannot be used; the message names the file and the reason."""
 
 
-def save(
-    folder: Path,
-    state: dict[str, Any],
-    *,
-    algorithm: str,
-    env_id: str,
-    steps: int,
-    best: bool = False,
-    fixed: bool = False,
-) -> Path:
+def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, steps: int, best: bool = False) -> Path:
     """Write a checkpoint, prune old ones, return its path.
 
     Args:
@@ -53,7 +44,6 @@ def save(
         steps: agent steps so far; names the file.
         best: also keep it as `best_<steps>.pt`; without `state["extra"]`, which only
             learning on from it needs.
-        fixed: it was not the clock or a signal that said when; told in the manifest.
 
     Raises:
         CheckpointError: a tensor of `state["net"]` holds NaN or infinity.
@@ -66,7 +56,7 @@ def save(
         digest = hashlib.sha256()
         kept = state if kind == "step" else {name: part for name, part in state.items() if name != "extra"}
         write_atomically(path, partial(_write, kept, digest))
-        manifest = {"format": FORMAT, "algorithm": algorithm, "env_id": env_id, "steps": steps, "fixed": fixed}
+        manifest = {"format": FORMAT, "algorithm": algorithm, "env_id": env_id, "steps": steps}
         manifest["sha256"] = digest.hexdigest()
         write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
     _prune(folder)
@@ -160,7 +150,7 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
 
 def load_newest(
     folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None],
-    take: Callable[[dict[str, Any], Path], None] = lambda state, path: None, fixed: bool = False,
+    take: Callable[[dict[str, Any], Path], None] = lambda state, path: None,
 ) -> tuple[dict[str, Any], Path]:  # fmt: skip
     """The newest checkpoint that can be read and taken, and its path; `warn` is told of every newer one that cannot.
 
@@ -170,14 +160,10 @@ def load_newest(
         warn: called with a line for each that is passed over.
         take: called with the state and the path; what it raises says that they do not fit the caller.
 
-    With `fixed`, others than those saved with `fixed` are the last resort.
-
     Raises:
         CheckpointError: there is none. Never a silent fresh start.
     """
     paths, skipped = list_checkpoints(folder), []
-    if fixed:
-        paths.sort(key=lambda path: not is_fixed(path))  # stable
     for path in paths:
         try:
             state = load(path, algorithm=algorithm, env_id=env_id)
@@ -195,14 +181,6 @@ def load_newest(
     if skipped:
         raise CheckpointError("; ".join(skipped))
     raise CheckpointError(f"{folder} holds no checkpoint")
-
-
-def is_fixed(path: Path) -> bool:
-    """Whether a checkpoint was saved with `fixed`; False if its manifest cannot be read."""
-    try:
-        return json.loads(path.with_suffix(".json").read_text())["fixed"] is True
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

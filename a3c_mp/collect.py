@@ -1,38 +1,62 @@
-"""Collecting rollouts: what an actor does between two messages. (Of chapter 3: `apex.BlockCollector`.)"""
+"""Collecting rollouts: what an actor does between two messages. (Of chapter 3: `blocks.BlockCollector`.)"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
+import gymnasium
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
+from a3c_mp.actor_states import Games
+from a3c_mp.config import CommonArgs
 from a3c_mp.device import acting_forward
 from a3c_mp.nets import ActorCritic, initial_state, reset_state
-from a3c_mp.rollout import EpisodeStats, Rollout, sample_actions, write_step
+from a3c_mp.rollout import Rollout, sample_actions, write_step
+from a3c_mp.seeds import derive_seeds
+from a3c_mp.slots import Spec
+from a3c_mp.workers import Link
+
+
+def carried_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:
+    """Shapes and dtypes of what a successor of a `Collector` needs besides its games."""
+    assert isinstance(action_space, gymnasium.spaces.Discrete), action_space
+    state = ((num_envs, core_size), torch.float32)
+    return {
+        "logits": ((num_envs, int(action_space.n)), torch.float32),  # of the next action
+        "baseline": ((num_envs,), torch.float32),  # with it
+        "entry": state,  # of the core before the newest observation
+        "state": state,  # and after it
+    }
 
 
 class Collector:
     """B environments and the net that acts in them, from one rollout to the next.
 
     Args:
+        args: seed, and whether the run is deterministic.
         env: from `make_vec_env`.
         net: observations -> (logits [B, A], baseline [B]), with a core also state [B, S] -> the next state; the caller
             loads new weights into it between rollouts.
-        seed: of action sampling.
-        deterministic: on a GPU, compute the same bits every time.
-        beat: called once for each environment step.
+        link: to the learner.
     """
 
-    def __init__(self, env: VectorEnv, net: ActorCritic, seed: int, deterministic: bool, beat: Callable[[], None]):
-        self.env, self.beat = env, beat
-        self.rng = torch.Generator(next(net.parameters()).device).manual_seed(seed)
-        self.stats = EpisodeStats(env.num_envs)
-        self.obs = torch.from_numpy(env.reset()[0])
+    def __init__(self, args: CommonArgs, env: VectorEnv, net: ActorCritic, link: Link):
+        self.env, self.link, self.seed = env, link, args.seed
+        self.rng = torch.Generator(next(net.parameters()).device)
+        self.games = Games(env, link)
+        self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
+        self.rollouts = self.games.rollouts  # so far, those of predecessors counted
         self.entry = initial_state(net, env.num_envs)  # the core's state before self.obs
-        self.forward = acting_forward(net, self.obs, *self.entry, deterministic=deterministic)
+        self.forward = acting_forward(net, self.obs, *self.entry, deterministic=args.deterministic)
         self.logits: Tensor | None = None  # of the next action, known before the rollout that it belongs to
+        if carried := {name: torch.from_numpy(part) for name, part in self.games.carried.items()}:
+            device = next(net.parameters()).device
+            self.logits, self.baseline = carried["logits"].to(device), carried["baseline"].to(device)
+            self.state = [carried["state"].to(state) for state in self.entry]
+            self.entry = [carried["entry"].to(state) for state in self.entry]
 
     @torch.inference_mode()
     def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -46,11 +70,13 @@ class Collector:
         There is one forward pass a step: on obs[t+1] it gives V(obs[t+1]) and the next action. The first action of a
         rollout therefore comes from the weights of the rollout before; its logits are stored with it, as everywhere.
         """
+        self.rng.manual_seed(self.rollout_seeds()[1])
         if self.logits is None:
             self.logits, self.baseline, self.state = self.act(self.obs, self.entry)
         write_step(rollout, 0, obs=self.obs, baseline=self.baseline)
         for state in self.entry:
             write_step(rollout, 0, core_state=state)
+        rollout.final_baseline.zero_()
         for t in range(len(rollout.action)):
             action = sample_actions(self.logits, self.rng).cpu()
             next_obs, reward, terminated, truncated, infos = self.env.step(action.numpy())
@@ -66,5 +92,21 @@ class Collector:
             self.entry = [reset_state(state, self.stats.done) for state in self.state]
             self.logits, self.baseline, self.state = self.act(rollout.obs[t + 1], self.entry)
             write_step(rollout, t + 1, baseline=self.baseline)
-            self.beat()
+            self.link.beat()
         self.obs = rollout.obs[-1].clone()  # the slot is the learner's from here on
+        self.rollouts += 1
+
+    def rollout_seeds(self) -> tuple[int, int]:
+        """Two seeds for the next rollout: a function of the run's seed, the actor and the number of the rollout."""
+        return derive_seeds(self.seed, *self.link.entropy, self.rollouts)
+
+    def to_write(self, rollout: Rollout) -> dict[str, Any]:
+        """What `ActorStates.write` takes after a rollout."""
+        empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
+        done = rollout.terminated | rollout.truncated
+        return self.games.to_write(rollout.action, done, self.obs) | {
+            "logits": self.logits,
+            "baseline": self.baseline,
+            "entry": self.entry[0] if self.entry else empty,
+            "state": self.state[0] if self.entry else empty,
+        }

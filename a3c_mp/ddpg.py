@@ -6,6 +6,8 @@ callables with the same names as in `dqn`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import gymnasium
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from a3c_mp.config import ConfigError
 from a3c_mp.nets import is_image
 from a3c_mp.q_nets import ActorAndCritic
 from a3c_mp.replay import Batch
+from a3c_mp.slots import Spec
 
 ACTIONS = Box
 """the action spaces that this algorithm is for"""
@@ -36,6 +39,11 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Actor
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
     """The space of actions as the replay holds them: [-1, 1], as the nets know them."""
     return Box(-1.0, 1.0, action_space.shape, np.float32)
+
+
+def carried_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
+    """Shapes and dtypes of `Policy.fields`."""
+    return {"noise": ((args.num_envs, *(action_space.shape or ())), torch.float64)}
 
 
 def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
@@ -63,25 +71,38 @@ class Policy:
         action_space: of one environment.
         example: observations [B, *obs_shape].
         actor: its number, which decides about the size of its noise.
-        seed: of the noise.
+        restored: `fields()` of a predecessor.
     """
 
     def __init__(
-        self, args: ApexArgs, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int, seed: int
-    ):
+        self, args: ApexArgs, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
+        restored: Mapping[str, np.ndarray] | None = None,
+    ):  # fmt: skip
         assert isinstance(net, ActorAndCritic)
         self.net, self.space, self.memory = net, action_space, args.noise_memory
         self.device = next(net.parameters()).device
         sigmas = ladder(args.noise, args.noise_exponent, actor, args.num_envs, args.num_actors)
         self.sigmas = sigmas.reshape(-1, *[1] * len(action_space.shape))  # type: ignore[arg-type]
+        self.rng = np.random.default_rng(0)
+        self.noise = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first block
+
+    def start_block(self, seed: int) -> None:
+        """Draw the random numbers of the next block of steps from this seed."""
         self.rng = np.random.default_rng(seed)
-        self.noise = self.sigmas * self._normal(len(example))
+        if self.noise is None:
+            self.noise = self.sigmas * self._normal(len(self.sigmas))
+
+    def fields(self) -> dict[str, np.ndarray]:
+        """What a successor needs: noise remembers itself."""
+        assert self.noise is not None
+        return {"noise": self.noise}
 
     @torch.inference_mode()
     def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(action float32 [B, ...] in [-1, 1], Q(s, a) [B], Q(s, mu(s)) [B]); one pass of either net."""
         states = torch.from_numpy(obs).to(self.device)
         best = self.net(states)[0]
+        assert self.noise is not None, "start_block draws the first"
         self.noise = self.memory * self.noise + (1 - self.memory**2) ** 0.5 * self.sigmas * self._normal(len(obs))
         action = (best.float().cpu().numpy() + self.noise).clip(-1.0, 1.0).astype(np.float32)
         action = np.nan_to_num(action, copy=False)  # at an observation that is not finite any will do

@@ -5,6 +5,8 @@ A module of plain callables with the same names as in `ddpg`; a chapter picks on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import gymnasium
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from a3c_mp.device import acting_forward
 from a3c_mp.nets import is_image
 from a3c_mp.q_nets import DuelingQ
 from a3c_mp.replay import Batch
+from a3c_mp.slots import Spec
 
 ACTIONS = Discrete
 """the action spaces that this algorithm is for"""
@@ -30,6 +33,11 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Dueli
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
     """The space of actions as the replay holds them: the environment's own."""
     return action_space
+
+
+def carried_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
+    """Shapes and dtypes of `Policy.fields`."""
+    return {}
 
 
 def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
@@ -47,16 +55,25 @@ class Policy:
         action_space: of one environment.
         example: observations [B, *obs_shape].
         actor: its number, which decides about its epsilons.
-        seed: of the random actions.
+        restored: `fields()` of a predecessor; here there are none.
     """
 
     def __init__(
-        self, args: ApexArgs, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int, seed: int
-    ):
+        self, args: ApexArgs, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
+        restored: Mapping[str, np.ndarray] | None = None,
+    ):  # fmt: skip
         self.forward = acting_forward(net, torch.from_numpy(example), deterministic=args.deterministic)
         self.epsilons = ladder(args.epsilon, args.ladder_exponent, actor, args.num_envs, args.num_actors)
         self.num_actions = int(action_space.n)  # type: ignore[attr-defined]
+        self.rng = np.random.default_rng(0)
+
+    def start_block(self, seed: int) -> None:
+        """Draw the random numbers of the next block of steps from this seed."""
         self.rng = np.random.default_rng(seed)
+
+    def fields(self) -> dict[str, np.ndarray]:
+        """What a successor needs: nothing."""
+        return {}
 
     def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(action int64 [B], Q(s, a) [B], max_a Q(s, a) [B]); in the warm-up, all actions are random."""

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from a3c_mp.checkpoint import Stateful
 from a3c_mp.config import CommonArgs
 from a3c_mp.rollout import Episode
-from a3c_mp.schedules import Every
 from a3c_mp.seeds import LEARNER, derive_seeds
 from a3c_mp.tracking import Timings
+from a3c_mp.workers import Incident
 
 
 class Follower:
@@ -29,7 +30,6 @@ class Follower:
         self.args, self.rank, self.steps, self.updates = args, rank, steps, updates
         self.rng = torch.Generator()
         self.timing = Timings()
-        self._fixed_point = Every(args.checkpoint_steps, steps)
         self.counters: Counter[str] = Counter()
         self.log = logging.Logger("follower")  # without a handler: learner 0 says the same
         self.log.addHandler(logging.NullHandler())
@@ -47,12 +47,12 @@ class Follower:
     def learned(self, metrics: dict[str, Tensor], samples: int = 0) -> None:
         self.updates += 1
 
-    def worker_restarted(self, incident: str) -> None:
+    def on_incident(self, incident: Incident) -> None:
         pass
 
-    def tick(self) -> bool:
-        """Whether this is a fixed point (see `Run.tick`)."""
-        fixed = self.args.deterministic and self._fixed_point(self.steps)
-        if fixed:
-            self._seed()
-        return fixed
+    def keep(self, **parts: Stateful) -> None:
+        pass
+
+    def tick(self) -> None:
+        """The random numbers of the next round follow from the steps: a learner in a resumed run draws the same."""
+        self._seed()

@@ -23,7 +23,7 @@ class Gradient(NamedTuple):
     obs_num: Tensor  # [] float32, with the next two the `Moments` of observations; 0 where there are none to tell of
     obs_mean: Tensor  # [1, *obs_shape] float32
     obs_variance: Tensor  # [1, *obs_shape] float32
-    episodes: Tensor  # [M, 2] float64, return and length of finished episodes, in the first rows
+    episodes: Tensor  # [M, 3] float64, `Episode`s that have finished, in the first rows
 
     @property
     def moments(self) -> Moments:
@@ -47,7 +47,7 @@ def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -
         "obs_num": ((), torch.float32),
         "obs_mean": ((1, *obs_shape), torch.float32),
         "obs_variance": ((1, *obs_shape), torch.float32),
-        "episodes": ((max_episodes, 2), torch.float64),
+        "episodes": ((max_episodes, len(Episode._fields)), torch.float64),
     }
 
 
@@ -78,7 +78,7 @@ def write_gradient(
         for field, value in zip(gradient.moments, moments, strict=True):
             field.copy_(value)
         sums += [gradient.obs_mean.sum(), gradient.obs_variance.sum()]
-    gradient.episodes[: len(episodes)] = torch.tensor(episodes, dtype=torch.float64).reshape(-1, 2)
+    gradient.episodes[: len(episodes)] = torch.tensor(episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
     means = [value.detach().float().mean() for value in curves.values()]
     *figures, total = torch.stack([*means, torch.stack(sums).sum()]).tolist()
     return all(map(math.isfinite, [total, *figures])), dict(zip(curves, figures, strict=True))
@@ -86,7 +86,8 @@ def write_gradient(
 
 def episodes_of(gradient: Gradient, num_episodes: int) -> list[Episode]:
     """The finished episodes that came with a gradient."""
-    return [Episode(total, int(length)) for total, length in gradient.episodes[:num_episodes].tolist()]
+    rows = gradient.episodes[:num_episodes].tolist()
+    return [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
 
 
 class Inspector:

@@ -93,7 +93,12 @@ def check_net(args: ImpalaArgs, obs_space: gymnasium.Space) -> None:
 
 
 class UnrollReplay:
-    """The newest `capacity` unrolls, for batches that are partly replayed (Espeholt et al. 2018, section 5.2.2)."""
+    """The newest `capacity` unrolls, for batches that are partly replayed (Espeholt et al. 2018, section 5.2.2).
+
+    Args:
+        spec: of a rollout.
+        capacity: unrolls; 0 keeps none.
+    """
 
     def __init__(self, spec: Spec, capacity: int, device: torch.device):
         self.unrolls = Rollout(
@@ -105,13 +110,22 @@ class UnrollReplay:
         self.capacity = capacity
         self.added = 0
 
-    def clear(self) -> None:
-        """Forget all unrolls."""
-        self.added = 0
+    def state_dict(self) -> dict[str, Any]:
+        """All unrolls that are held."""
+        held = min(self.added, self.capacity)
+        return {"added": self.added, **{name: field[:, :held] for name, field in self.unrolls._asdict().items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`. Raises RuntimeError for unrolls of another shape, or too many."""
+        for name, field in self.unrolls._asdict().items():
+            field[:, : state[name].shape[1]] = state[name]
+        self.added = state["added"]
 
     def add(self, unrolls: Rollout) -> None:
         """Store all unrolls of a rollout, over the oldest ones."""
         num_unrolls = unrolls.action.shape[1]
+        if self.capacity == 0:
+            return
         assert num_unrolls <= self.capacity, (num_unrolls, self.capacity)
         places = (self.added + torch.arange(num_unrolls, device=unrolls.action.device)) % self.capacity
         for stored, new in zip(self.unrolls, unrolls, strict=True):
@@ -129,14 +143,13 @@ def select(unrolls: Rollout, columns: Tensor) -> Rollout:
     return Rollout(*(field.index_select(1, columns) for field in unrolls))
 
 
-def batches(args: ImpalaArgs, unrolls: Rollout, replay: UnrollReplay | None, rng: torch.Generator) -> Iterator[Rollout]:
+def batches(args: ImpalaArgs, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
     """Every new unroll once, in batches filled up with replayed ones."""
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
-    if replay is not None:
-        replay.add(unrolls)
+    replay.add(unrolls)
     for columns in minibatches(num_unrolls, args.fresh_unrolls, 1, rng, device):
         batch = select(unrolls, columns)
-        if replay is not None and args.batch_unrolls > args.fresh_unrolls:
+        if replay.capacity and args.batch_unrolls > args.fresh_unrolls:
             old = replay.sample(args.batch_unrolls - args.fresh_unrolls, rng)
             batch = Rollout(*(torch.cat(fields, 1) for fields in zip(batch, old, strict=True)))
         yield batch
@@ -192,3 +205,15 @@ class DelayLine:
             return net
         self.past.append(copy.deepcopy(net))
         return self.past[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The nets that are held, oldest first."""
+        return {"past": [net.state_dict() for net in self.past]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`, once called with a net."""
+        nets = [copy.deepcopy(self.past[0]) for _ in state["past"]]
+        for net, saved in zip(nets, state["past"], strict=True):
+            net.load_state_dict(saved)
+        self.past.clear()
+        self.past.extend(nets)

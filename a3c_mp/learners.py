@@ -48,6 +48,13 @@ class Books(Protocol):
     def should_stop(self) -> bool: ...
 
 
+class Stateful(Protocol):
+    """What learners can share."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
 class PeerLost(WorkerError):
     """Another learner has died or does not answer."""
 
@@ -93,16 +100,16 @@ class Team:
                 dist.all_gather_object(messages, message)
         return messages
 
-    def synchronize(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Have everyone go on from learner 0's weights and moments."""
+    def synchronize(self, *parts: Stateful) -> None:
+        """Have everyone go on from learner 0's state of these: weights, moments, actors."""
         buffer = io.BytesIO()  # as bytes: unpickled tensors would lie on learner 0's GPU
-        if self.rank == 0:
-            torch.save((net.state_dict(), optimizer.state_dict()), buffer)
+        if self.rank == 0 and self.size > 1:
+            torch.save([part.state_dict() for part in parts], buffer)
         state = self.exchange(buffer.getvalue())[0]
         if self.rank != 0:
-            weights, moments = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
-            net.load_state_dict(weights)
-            optimizer.load_state_dict(moments)
+            states = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+            for part, saved in zip(parts, states, strict=True):
+                part.load_state_dict(saved)
 
     def _connect(self, meeting_point: str, cuda: bool, seconds: float) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK

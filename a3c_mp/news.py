@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from a3c_mp.actor_states import ActorStates, Report
 from a3c_mp.follower import Follower
 from a3c_mp.guard import Guard
 from a3c_mp.learners import Team
 from a3c_mp.rollout import Episode
 from a3c_mp.run import Run
+from a3c_mp.workers import Incident
 
 
 class News(NamedTuple):
@@ -23,8 +25,9 @@ class News(NamedTuple):
 
 
 def tell(
-    team: Team, run: Run | Follower, guard: Guard, news: Sequence[News], incidents: list[str], also: Any = None
-) -> tuple[bool, list[Any]]:
+    team: Team, run: Run | Follower, guard: Guard, news: Sequence[News], incidents: list[Incident],
+    states: ActorStates, reports: list[Report], also: Any = None,
+) -> tuple[bool, list[Any]]:  # fmt: skip
     """Let the books of every learner take in what the actors of all have brought, and which were replaced.
 
     Args:
@@ -32,20 +35,25 @@ def tell(
         run: this learner's books.
         guard: judges what was brought, in every learner alike.
         news: of every message of this learner's actors since the last call.
-        incidents: its replaced actors since the last call; emptied.
+        incidents: of its actors since the last call; emptied.
+        states: of all actors.
+        reports: what this learner's actors sent for them.
         also: one more thing to exchange.
 
     Returns:
         (whether everything is finite, `also` of every learner in the order of their ranks).
     """
-    reports = team.exchange((news, incidents, also))
+    everything = team.exchange((news, incidents, reports, also))
     verdicts = []
-    for their_news, their_incidents, _ in reports:
+    for rank, (their_news, their_incidents, their_reports, _) in enumerate(everything):
         for incident in their_incidents:
-            run.worker_restarted(incident)
+            run.on_incident(incident)
+            if not incident.replaced and rank != team.rank:
+                states.start_new_games(incident.actor)
         for steps, episodes, actor, policy_lag, finite in their_news:
             run.consumed(steps, episodes, actor, policy_lag)
             if finite is not None:
                 verdicts.append(guard.accepts(finite, f"actor {actor}", f"a message of actor {actor}"))
+        states.advance(their_reports)
     incidents.clear()
-    return all(verdicts), [report[2] for report in reports]
+    return all(verdicts), [their_also for *_, their_also in everything]

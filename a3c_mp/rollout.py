@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import gymnasium
@@ -104,13 +104,20 @@ class Episode(NamedTuple):
 
     episode_return: float  # sum of raw rewards
     length: int  # agent steps
+    env: int = 0  # number of the environment inside its actor
 
 
 def finished_episodes(rollout: Rollout) -> list[Episode]:
     """The episodes that ended inside a rollout, in order of time."""
-    t, b = torch.nonzero(rollout.terminated | rollout.truncated, as_tuple=True)
-    returns, lengths = rollout.episode_return[t, b].tolist(), rollout.episode_length[t, b].tolist()
-    return [Episode(*pair) for pair in zip(returns, lengths, strict=True)]
+    done = rollout.terminated | rollout.truncated
+    return episodes_at(done, rollout.episode_return, rollout.episode_length)
+
+
+def episodes_at(done: Tensor, episode_return: Tensor, episode_length: Tensor) -> list[Episode]:
+    """The episodes that ended where `done`, all [T, B], in order of time."""
+    t, b = torch.nonzero(done, as_tuple=True)
+    fields = (episode_return[t, b].tolist(), episode_length[t, b].tolist(), b.tolist())
+    return [Episode(*values) for values in zip(*fields, strict=True)]
 
 
 class EpisodeStats:
@@ -128,6 +135,15 @@ class EpisodeStats:
         self.returns += reward
         self.lengths += 1
         self.done = done
+
+    def fields(self) -> dict[str, np.ndarray]:
+        """Everything, [N] each, by the names that `restore` takes."""
+        return {"episode_return": self.returns, "episode_length": self.lengths, "episode_done": self.done}
+
+    def restore(self, fields: Mapping[str, np.ndarray]) -> None:
+        """Go on from `fields`."""
+        names = ("episode_return", "episode_length", "episode_done")
+        self.returns, self.lengths, self.done = (fields[name].copy() for name in names)
 
 
 def sample_actions(logits: Tensor, rng: torch.Generator) -> Tensor:

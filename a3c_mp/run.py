@@ -10,7 +10,7 @@ import math
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,8 +28,9 @@ from a3c_mp.folder import claim_folder, describe_run, write_json
 from a3c_mp.limits import check_limits
 from a3c_mp.rollout import Episode
 from a3c_mp.schedules import Every
+from a3c_mp.start_order import CountedEpisode, StartOrder
 from a3c_mp.tracking import FLUSH_SECONDS, Display, EpisodeLog, EventFile, Means, Timings, hms, open_log
-from a3c_mp.workers import WorkerError
+from a3c_mp.workers import Incident, WorkerError
 
 WINDOW = 100
 """episodes in the mean return"""
@@ -49,7 +50,7 @@ class Run:
         args: the chapter's settings.
         algorithm: name of the chapter, stored in checkpoints.
         net, optimizer: what a checkpoint holds; filled from the newest one on resume.
-        extra: what else it holds, by name; what the newest one lacks of them starts anew, with a warning.
+        extra: what else it holds, by name; what the newest one lacks of them starts without, with a warning.
 
     Raises:
         ConfigError: the folder cannot be made, written or resumed, or is in use; or this machine is too small.
@@ -72,7 +73,8 @@ class Run:
         self.rng = torch.Generator().manual_seed(args.seed)
         self.frames_per_step = wrappers.FRAME_SKIP if wrappers.is_atari(args.env_id) else 1
         self.steps = self.updates = self.samples = self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.returns: deque[float] = deque(maxlen=WINDOW)  # of games in the order in which they started
+        self.games = StartOrder(args.num_actors, args.num_envs)
         self.best_mean, self.seconds_before = -math.inf, 0.0  # the latter: of earlier processes of a resumed run
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
         self.lag_sum = self.lag_count = self.worker_restarts = 0
@@ -87,6 +89,7 @@ class Run:
         self.started = time.monotonic()
         self._learning_since: tuple[float, int] | None = None  # when the first rollout came, steps before it
         self._saved_steps: int | None = None
+        self._resumed: dict[str, Any] | None = None  # parts of the checkpoint of a deterministic run, until `keep`
         self.last_checkpoint: Path | None = None
         if args.resume is not None:
             self._restore()
@@ -100,7 +103,7 @@ class Run:
         self._events: list[tuple[str, float, int]] = []
         self._flushed = (time.monotonic(), self.steps, self.samples)
         self._saved_at = time.monotonic()
-        self._fixed_point = Every(args.checkpoint_steps, self.steps)
+        self._checkpoint_due = Every(args.checkpoint_steps, self.steps) if args.checkpoint_steps else None
 
     # ---- what a chapter calls
 
@@ -129,6 +132,21 @@ class Run:
         goal = self.args.stop_return
         return goal is not None and len(self.returns) >= MIN_EPISODES and self.mean_return >= goal
 
+    def keep(self, **parts: Stateful) -> None:
+        """Put into the checkpoints what a deterministic run needs besides, and fill it from the one that it resumes."""
+        if not self.args.deterministic:
+            return
+        self.extra |= parts
+        if self._resumed is None:
+            return
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(self._resumed.pop(name))
+        except (KeyError, ValueError, RuntimeError):
+            why = "the checkpoint is of other actors, or of a run without --deterministic"
+            self.log.warning(f"{why}: actors start new games; the run differs from one that was never interrupted")
+            self._resumed = {}
+
     def consumed(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
         """Count what goes into learning: agent steps, episodes that ended in them, age of their policy in versions."""
         if self._learning_since is None:
@@ -137,7 +155,17 @@ class Run:
         self.lag_sum += policy_lag
         self.lag_count += 1
         self._means.add({"charts/policy_lag": float(policy_lag)})
-        for episode in (e for e in episodes if math.isfinite(e.episode_return)):
+        passed_over = self.games.passed_over
+        self._count(self.games.end(actor, episodes))
+        if (number := self.games.passed_over) > passed_over and number & (number - 1) == 0:
+            what = f"{number} games have not ended while {self.games.limit:,} later ones did"
+            self.log.warning(f"{what}; the mean return no longer waits for them")
+
+    def _count(self, episodes: Iterable[CountedEpisode]) -> None:
+        """Take games into the mean return, whose turn has come."""
+        for actor, episode in episodes:
+            if not math.isfinite(episode.episode_return):
+                continue
             self._episode_log.add(self.steps, self.wall_seconds, actor, episode)
             self.episodes += 1
             self.returns.append(episode.episode_return)
@@ -156,31 +184,30 @@ class Run:
         self.samples += samples
         self.observed(metrics)
 
-    def worker_restarted(self, incident: str) -> None:
-        """Count and log the replacement of a dead or hanging worker."""
-        self._flush(time.monotonic())  # tells of weights that are not finite: they kill actors
-        self.worker_restarts += 1
-        what, *details = incident.splitlines()
-        what += "; this run is deterministic no more" * self.args.deterministic
+    def on_incident(self, incident: Incident) -> None:
+        """Count and log the replacement of a dead or hanging actor, or that its games could not be rebuilt."""
+        self._flush(time.monotonic())  # raises if weights are not finite: they kill actors
+        self.worker_restarts += incident.replaced
+        rebuilt = self.args.deterministic and incident.replaced
+        if not rebuilt:
+            self._count(self.games.lose(incident.actor))
+        what, *details = incident.text.splitlines()
+        if self.args.deterministic:
+            what += "; rebuilt to where it was" if rebuilt else "; determinism is lost for the rest of this run"
         self.log.warning("\n".join([what, *details]))
 
-    def tick(self) -> bool:
-        """Write curves, progress and checkpoints, each when it is due; called before slots are given back.
-
-        Returns whether this is a fixed point: a deterministic run starts its actors anew there, as a resumed one does.
-        """
+    def tick(self) -> None:
+        """Write curves, progress and checkpoints, each when it is due; called before slots are given back."""
         now = time.monotonic()
         if now - self._flushed[0] >= FLUSH_SECONDS:
             self._flush(now)
-        fixed = self.args.deterministic and self._fixed_point(self.steps) and self.exit_reason is None
-        late = not self.args.deterministic and now - self._saved_at >= self.args.checkpoint_seconds
-        if fixed or late:
+        due = self._checkpoint_due is not None and self._checkpoint_due(self.steps)
+        if due or now - self._saved_at >= self.args.checkpoint_seconds:
             self._flush(now)  # what the checkpoint counts, the files have
-            self.save(fixed)
-        return fixed
+            self.save()
 
-    def save(self, fixed: bool = False) -> None:
-        """Write a checkpoint, of a fixed point or not; a failure costs a warning, and the one before it stays."""
+    def save(self) -> None:
+        """Write a checkpoint; a failure costs a warning, and the one before it stays."""
         best = len(self.returns) >= MIN_EPISODES and self.mean_return > self.best_mean
         best_mean = self.mean_return if best else self.best_mean
         state = {
@@ -194,11 +221,11 @@ class Run:
             "wall_seconds": self.wall_seconds,
             "policy_lag": [self.lag_sum, self.lag_count],
             "counters": dict(self.counters),
+            "games": self.games.state_dict() if self.args.deterministic else None,
             "extra": {name: part.state_dict() for name, part in self.extra.items()},
         }
         try:
-            kind = {**self._origin, "best": best, "fixed": fixed}
-            self.last_checkpoint = checkpoint.save(self.checkpoints, state, steps=self.steps, **kind)
+            self.last_checkpoint = checkpoint.save(self.checkpoints, state, steps=self.steps, best=best, **self._origin)
             self._saved_steps, self.best_mean = self.steps, best_mean
         except (OSError, checkpoint.CheckpointError) as error:
             self.log.warning(f"no checkpoint at {self.steps:,} steps: {error}")
@@ -320,16 +347,12 @@ class Run:
 
     def _restore(self) -> None:
         try:
-            found = checkpoint.load_newest(
-                self.checkpoints, **self._origin, warn=self.log.warning, take=self._take, fixed=self.args.deterministic
-            )  # fmt: skip
+            found = checkpoint.load_newest(self.checkpoints, **self._origin, warn=self.log.warning, take=self._take)
         except checkpoint.CheckpointError as error:
             raise ConfigError("resume", self.folder, str(error), "start a new run, or restore the folder") from error
         self._saved_steps, self.last_checkpoint = self.steps, found[1]
         checkpoint.set_aside_newer(found[1])
         self.log.info(f"resumed from {found[1]} at {self.steps:,} steps")
-        if self.args.deterministic and not checkpoint.is_fixed(found[1]):
-            self.log.warning(f"{found[1]} is of a stop: from here on the run differs from one that was never stopped")
 
     def _take(self, state: dict[str, Any], path: Path) -> None:
         """Go on from a state; what does not fit raises."""
@@ -339,7 +362,7 @@ class Run:
             if name in state.get("extra", {}):
                 part.load_state_dict(state["extra"][name])
             else:
-                self.log.warning(f"{path} holds no {name}: it starts anew")
+                self.log.warning(f"{path} holds no {name}: it starts empty")
         self.rng.set_state(state["rng"])
         torch.set_rng_state(state["torch_rng"])
         for name in COUNTERS:
@@ -348,3 +371,9 @@ class Run:
         self.best_mean, self.seconds_before = state["best_mean"], state["wall_seconds"]
         self.returns = deque(state["returns"], maxlen=WINDOW)
         self.counters = Counter(state.get("counters", {}))
+        if self.args.deterministic:
+            self._resumed = dict(state.get("extra", {}))
+            try:
+                self.games.load_state_dict(state.get("games") or {"sizes": None})
+            except ValueError:
+                self._resumed = {}  # of other actors, or not deterministic: `keep` says so

@@ -7,6 +7,8 @@ No lock is involved, so a process killed at any instant leaves nothing locked.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -65,6 +67,20 @@ class Weights:
             self._wait_for_copies()
             if self.versions[WRITING] < found + 2:  # otherwise the learner began to overwrite it meanwhile
                 return found
+
+    def versions_in_flight(self, rollouts: int) -> list[int]:
+        """Versions for the next rollouts of an actor that got a slot back after each of the latest publications."""
+        return [max(self.version - rollouts + 1 + i, 0) for i in range(rollouts)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both snapshots: after a resume, a deterministic actor acts with the older one where it did before."""
+        return {"buffers": self.buffers.clone(), "version": self.version}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`. Raises RuntimeError for a net of another size."""
+        self.buffers.copy_(state["buffers"])
+        self._wait_for_copies()
+        self.versions[:] = state["version"]
 
     def _views(self, version: int) -> list[Tensor]:
         flat = self.buffers[version % 2].split(self.sizes)

@@ -8,6 +8,7 @@ message stays below 4 KiB, which a pipe takes as one atomic write.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -15,10 +16,10 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.multiprocessing as mp
@@ -43,10 +44,6 @@ class WorkerError(RuntimeError):
     """A worker failed in a way that restarting it does not mend."""
 
 
-class StartAnew(Exception):
-    """Leave has come to fill slots of a new start: the target is to be called once more."""
-
-
 class Token(NamedTuple):
     """Leave to fill a slot."""
 
@@ -62,48 +59,57 @@ class Filled(NamedTuple):
     payload: Any  # what the worker sent along
 
 
+class Incident(NamedTuple):
+    """What happened to an actor."""
+
+    actor: int  # its number in the whole run
+    text: str
+    replaced: bool = True  # else it lives, but its games could not be rebuilt and were replaced by others
+
+
+class ActorSource(Protocol):
+    """Gives what a worker is rebuilt from when it is started; see `actor_states.ActorStates`."""
+
+    start: int
+
+    def of(self, actor: int) -> Any: ...
+    def start_new_games(self, actor: int) -> None: ...
+
+
 class Link:
     """A worker's end: tokens in, filled slots out. Made by `Workers`, passed to the target."""
 
     def __init__(
         self,
         worker: int,
-        generation: int,
-        start: int,
+        actor: int,
+        entropy: tuple[int, ...],
+        restored: Any,
         tokens: connection.Connection,
         results: connection.Connection,
         beats: torch.Tensor,
     ):
-        self.worker = worker  # 0, 1, ...
-        self.generation = generation  # restarts of the run so far: seeds that depend on it are not lived twice
-        self.start = start  # when it begins, in the caller's measure: the same for all workers, and after a resume
+        self.worker = worker  # 0, 1, ... of this learner
+        self.actor = actor  # 0, 1, ... of the whole run
+        self.entropy = entropy  # for seeds; others after an asynchronous restart or resume, so that no games repeat
+        self.restored = restored  # what it is rebuilt from; None: nothing
         self._tokens = tokens
         self._results = results
         self._beats = beats
-        self._received: tuple[Token, int] | None = None  # a token of a new start, not yet taken
 
     def take(self) -> Token:
-        """Wait for a token to fill a slot; ends the process when the parent is gone.
-
-        Raises:
-            StartAnew: it is of a new start; let it pass, and the target is called once more.
-        """
+        """Wait for a token to fill a slot; ends the process when the parent is gone."""
         self.beat()
         try:
-            while not (self._received or self._tokens.poll(BEAT_SECONDS)):
+            while not self._tokens.poll(BEAT_SECONDS):
                 self.beat()
-            token, start = self._received or self._tokens.recv()
+            return self._tokens.recv()
         except (EOFError, ConnectionResetError):
             sys.exit(0)
-        if start != self.start:
-            self.start, self._received = start, (token, start)
-            raise StartAnew
-        self._received = None
-        return token
 
     def send(self, slot: int, payload: Any) -> None:
         """Hand a filled slot to the parent, with statistics of a few hundred bytes."""
-        message = pickle.dumps(("filled", slot, payload, self.start))
+        message = pickle.dumps(("filled", slot, payload))
         assert len(message) <= MAX_MESSAGE, "the statistics of one slot must fit into 4 KiB"
         self._results.send_bytes(message)
 
@@ -114,7 +120,11 @@ class Link:
     def fail(self, text: str) -> None:
         """Tell the parent why this worker ends: the tail of a traceback."""
         tail = text.encode()[-MAX_MESSAGE // 2 :].decode(errors="replace")
-        self._results.send(("error", tail, None, self.start))
+        self._results.send(("error", tail, None))
+
+    def lose_games(self, text: str) -> None:
+        """Tell the parent that the games in progress could not be rebuilt, and others are played instead."""
+        self._results.send(("games lost", text, None))
 
 
 class Workers:
@@ -123,13 +133,14 @@ class Workers:
     Args:
         target: a module-level function.
         args: passed on, pickled; shared tensors stay shared.
-        start: when the workers begin, in the caller's measure; they see it as `link.start`.
+        states: what workers are rebuilt from, and the agent steps that their seeds follow from.
         slots_per_worker: worker i fills slots i * slots_per_worker and on, and no others.
         max_restarts: budget for the whole run.
         hang_seconds: a worker whose heartbeat stops for so long is killed and restarted.
-        in_order: take filled slots from workers 0, 1, ... in turn instead of first come, first served.
-        on_restart: called with one line that says who died of what, each time a worker is replaced.
-        first_actor: number of worker 0 among the actors of the whole run; what happens to it is told under this name.
+        in_order: take one filled slot from each of workers 0, 1, ... instead of first come, first served.
+        versions: weights versions that the first `slots_per_worker` slots of each worker are filled with.
+        on_incident: called each time a worker is replaced, or cannot be rebuilt.
+        first_actor: number of worker 0 among the actors of the whole run; incidents name it by this.
     """
 
     def __init__(
@@ -138,18 +149,19 @@ class Workers:
         num_workers: int,
         args: tuple = (),
         *,
-        start: int = 0,
+        states: ActorSource | None = None,
         slots_per_worker: int = 2,
         max_restarts: int = 5,
         hang_seconds: float = 60.0,
         in_order: bool = False,
-        on_restart: Callable[[str], None] = print,
+        versions: Sequence[int] | None = None,
+        on_incident: Callable[[Incident], None] = print,
         first_actor: int = 0,
     ):
         self.target, self.num_workers, self.args = target, num_workers, args
-        self.start, self.slots_per_worker = start, slots_per_worker
+        self.states, self.slots_per_worker = states, slots_per_worker
         self.max_restarts, self.hang_seconds = max_restarts, hang_seconds
-        self.in_order, self.on_restart, self.first_actor = in_order, on_restart, first_actor
+        self.in_order, self.on_incident, self.first_actor = in_order, on_incident, first_actor
         self.restarts = 0
         self._context = mp.get_context("spawn")
         self._beats = torch.zeros(num_workers, dtype=torch.int64).share_memory_()
@@ -159,11 +171,13 @@ class Workers:
         self._seen_beats = [(0, 0.0, START_SECONDS)] * num_workers  # last count, seconds of silence, how many it may be
         self._checked = time.monotonic()  # when heartbeats were last looked at
         self._has_filled = [False] * num_workers
-        self._held: set[int] = set()  # filled slots that the parent has not released
+        # Tokens given to each worker, whose slots the caller has not got yet: its successor is given them once more.
+        slots = range(num_workers * slots_per_worker)
+        first = zip(slots, itertools.cycle(versions or [0] * slots_per_worker))
+        tokens = [Token(slot, version) for slot, version in first]
+        self._given = [deque(tokens[w * slots_per_worker : (w + 1) * slots_per_worker]) for w in range(num_workers)]
         self._ready: list[deque[Filled]] = [deque() for _ in range(num_workers)]
         self._arrivals: deque[int] = deque()  # workers in the order of their messages
-        self._turn = 0
-        self._version = 0
 
     def __enter__(self) -> Workers:
         try:
@@ -181,42 +195,30 @@ class Workers:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
-    def filled(self, should_stop: Callable[[], bool]) -> Iterator[Filled]:
-        """Yield filled slots until `should_stop()`; each is the caller's until it is released.
+    def rounds(self, should_stop: Callable[[], bool], size: int = 1) -> Iterator[list[Filled]]:
+        """Yield filled slots until `should_stop()`: `size` in order of arrival, or `in_order` one of each worker.
+
+        They are the caller's until it releases them. A round is whole or not there: a worker that dies before the last
+        slot of a round has arrived fills its own once more.
 
         Raises:
             WorkerError: a worker raised before it filled anything, or the restart budget is spent.
         """
         while not should_stop():
-            if (item := self._next_ready()) is not None:
-                yield item
+            if found := self._next_round(size):
+                yield found
             else:
                 self._wait(should_stop)
 
-    def release(self, slot: int, version: int) -> None:
-        """Give a slot back to its worker, to be filled acting with weights `version` or newer."""
-        self._held.remove(slot)
-        self._version = version
-        self._give(slot // self.slots_per_worker, slot)
+    def release(self, filled: Iterable[Filled], version: int) -> None:
+        """Give slots back to their workers, to be filled acting with weights `version` or newer."""
+        for worker, slot, _ in filled:
+            self._given[worker].append(token := Token(slot, version))
+            self._give(worker, token)
 
-    def start_anew(self, start: int, version: int) -> None:
-        """Have every worker's target begin again, in the same process, acting with weights `version`.
-
-        What they have in flight is dropped. Slots that the caller holds are its own until it releases them.
-        """
-        self.start, self._version, self._turn = start, version, 0
-        for worker, ready in enumerate(self._ready):
-            while ready:
-                self._drop(worker, ready.popleft().slot)
-
-    def _drop(self, worker: int, slot: int) -> None:
-        """Have a slot filled again that was filled before the latest start."""
-        self._held.discard(slot)
-        self._give(worker, slot)
-
-    def _give(self, worker: int, slot: int) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has died; its successor is given every free slot
-            self._tokens[worker].send((Token(slot, self._version), self.start))
+    def _give(self, worker: int, token: Token) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has died; its successor is given what it had
+            self._tokens[worker].send(token)
 
     def stop(self) -> None:
         """End every worker. They hold nothing worth saving, so they are not asked twice."""
@@ -233,27 +235,27 @@ class Workers:
     def _start(self, worker: int) -> None:
         take_end, self._tokens[worker] = self._context.Pipe(duplex=False)
         self._results[worker], send_end = self._context.Pipe(duplex=False)
-        link = Link(worker, self.restarts, self.start, take_end, send_end, self._beats)
+        actor = self.first_actor + worker
+        restored = None if self.states is None else self.states.of(actor)
+        restarts = 0 if restored is not None else self.restarts
+        entropy = (0 if self.states is None else self.states.start, actor, restarts)
+        link = Link(worker, actor, entropy, restored, take_end, send_end, self._beats)
         process = start_child(_main, (self.target, link, self.args), name=f"worker-{worker}", daemon=True)
         take_end.close()  # the child has its own copies; with these closed, its death reads as an end of file
         send_end.close()
-        first = worker * self.slots_per_worker
-        for slot in range(first, first + self.slots_per_worker):
-            if slot not in self._held:
-                self._give(worker, slot)
+        for token in self._given[worker]:
+            self._give(worker, token)
         self._processes[worker] = process
         self._seen_beats[worker] = (int(self._beats[worker]), 0.0, max(START_SECONDS, self.hang_seconds))
 
-    def _next_ready(self) -> Filled | None:
+    def _next_round(self, size: int) -> list[Filled]:
         if self.in_order:
-            queue = self._ready[self._turn]
-            if queue:
-                self._turn = (self._turn + 1) % self.num_workers
+            chosen = list(range(self.num_workers)) if all(self._ready) else []
         else:
-            while self._arrivals and not self._ready[self._arrivals[0]]:
-                self._arrivals.popleft()  # its messages went with a worker that died
-            queue = self._ready[self._arrivals.popleft()] if self._arrivals else deque()
-        return queue.popleft() if queue else None
+            chosen = [self._arrivals.popleft() for _ in range(size)] if len(self._arrivals) >= size else []
+        for worker in chosen:
+            self._given[worker].popleft()
+        return [self._ready[worker].popleft() for worker in chosen]
 
     def _wait(self, should_stop: Callable[[], bool]) -> None:
         """Wait for a message, a death or `POLL_SECONDS`, whichever comes first, and deal with it."""
@@ -273,17 +275,17 @@ class Workers:
     def _receive(self, worker: int) -> None:
         try:
             while self._results[worker].poll():
-                kind, content, payload, start = self._results[worker].recv()
+                kind, content, payload = self._results[worker].recv()
                 if kind == "error":
                     self._fail(worker, content)
                     return
-                self._has_filled[worker] = True
-                if start != self.start:
-                    self._drop(worker, content)
+                if kind == "games lost":
+                    self._lose_games(worker, content)
                     continue
-                self._held.add(content)
+                self._has_filled[worker] = True
                 self._ready[worker].append(Filled(worker, content, payload))
-                self._arrivals.append(worker)
+                if not self.in_order:
+                    self._arrivals.append(worker)
         except (EOFError, OSError, pickle.UnpicklingError):
             return  # cut short by a kill; the sentinel tells
 
@@ -331,10 +333,17 @@ class Workers:
         if self.restarts >= self.max_restarts:
             raise WorkerError(f"{incident}; restart budget of {self.max_restarts} spent{details}")
         self.restarts += 1
-        self.on_restart(f"{incident}; restart {self.restarts} of {self.max_restarts}{details}")
-        while self._ready[worker]:  # whole rollouts, but simplest to forget: at most `slots_per_worker` of them
-            self._held.discard(self._ready[worker].popleft().slot)
+        text = f"{incident}; restart {self.restarts} of {self.max_restarts}{details}"
+        self.on_incident(Incident(self.first_actor + worker, text))
+        self._ready[worker].clear()  # whole rollouts, but simplest to forget: at most `slots_per_worker` of them
+        self._arrivals = deque(other for other in self._arrivals if other != worker)
         self._start(worker)
+
+    def _lose_games(self, worker: int, why: str) -> None:
+        assert self.states is not None
+        self.states.start_new_games(self.first_actor + worker)
+        text = f"{self._name(worker)} cannot be rebuilt: {why}; it starts new games"
+        self.on_incident(Incident(self.first_actor + worker, text, replaced=False))
 
 
 def _main(target: Callable[..., None], link: Link, args: tuple) -> None:
@@ -342,10 +351,7 @@ def _main(target: Callable[..., None], link: Link, args: tuple) -> None:
     torch.set_num_threads(1)
     os.nice(NICENESS)
     try:
-        while True:
-            with suppress(StartAnew):
-                target(link, *args)
-                return
+        target(link, *args)
     except Exception:
         link.fail(traceback.format_exc())
         sys.exit(1)

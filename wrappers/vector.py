@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from wrappers.atari import FRAME_SKIP, MAX_FRAMES, atari_settings, is_atari, make_env
+from wrappers.rebuild import Rebuildable, seeding_of
 
 
 class CheckActions(VectorWrapper):
@@ -113,7 +114,13 @@ def make_told(env_id: str, seed: int | None) -> gymnasium.Env:
 
 
 def make_vec_env(
-    env_id: str, num_envs: int, *, seed: int | None = None, noop_max: int = 30, max_frames: int = MAX_FRAMES
+    env_id: str,
+    num_envs: int,
+    *,
+    seed: int | None = None,
+    noop_max: int = 30,
+    max_frames: int = MAX_FRAMES,
+    rebuildable: bool = False,
 ) -> VectorEnv:
     """`num_envs` copies of `env_id`, stepped together, each reset in the step that ends its episode.
 
@@ -122,6 +129,7 @@ def make_vec_env(
         num_envs: number of copies (N).
         seed: environment i is seeded with `seed + i` by the first `reset()`.
         noop_max, max_frames: Atari only, as in `make_env`.
+        rebuildable: return a `Rebuildable`, which later games too are seeded by `seed` in; it must be given.
 
     Returns:
         Observations as in `make_env`, stacked [N, ...]; rewards [N], **raw**; terminated, truncated bool [N];
@@ -155,6 +163,9 @@ def make_vec_env(
         raise ValueError(
             f"{env_id} has actions of type {type(env.single_action_space).__name__}; Discrete or Box is needed"
         )
+    if rebuildable:
+        assert seed is not None, "without a seed nothing can be rebuilt"
+        return Rebuildable(CheckActions(env), seed, seeding_of(env_id))
     return FirstSeed(CheckActions(env), seed)
 
 

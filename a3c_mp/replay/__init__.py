@@ -9,6 +9,6 @@ with Prefetch(replay, batch_size) as batches: batches.next()
 from a3c_mp.replay.prefetch import Prefetch
 from a3c_mp.replay.replay import Batch, Replay, importance_weights
 from a3c_mp.replay.shards import Shards
-from a3c_mp.replay.writer import Writer
+from a3c_mp.replay.writer import Writer, carried_spec
 
-__all__ = ["Batch", "Prefetch", "Replay", "Shards", "Writer", "importance_weights"]
+__all__ = ["Batch", "Prefetch", "Replay", "Shards", "Writer", "carried_spec", "importance_weights"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
+
+from a3c_mp.slots import Spec
 
 
 class Transitions(NamedTuple):
@@ -16,6 +20,17 @@ class Transitions(NamedTuple):
     discount: np.ndarray  # [M] float64, gamma^m, or 0 where the return was cut
     ahead: np.ndarray  # [M] int64, m, the steps to the observation it leads to; 0 where discount is 0
     td_error: np.ndarray  # [M] float64, reward + discount * bootstrap value - q
+
+
+def nstep_spec(num_envs: int, n: int) -> Spec:
+    """Shapes and dtypes of `NStep.fields`."""
+    numbers = ((n, num_envs), torch.float64)
+    return {
+        "nstep_returns": numbers,
+        "nstep_q": numbers,
+        "nstep_pending": ((n, num_envs), torch.bool),
+        "nstep_time": ((1,), torch.int64),
+    }
 
 
 class NStep:
@@ -44,6 +59,17 @@ class NStep:
         self.pending = np.zeros((n, num_envs), np.bool_)
         self.powers = gamma ** np.arange(n)
         self.discounts = np.array([0.0, *(gamma ** np.arange(1, n + 1))])  # of a transition m steps ahead
+
+    def fields(self) -> dict[str, np.ndarray]:
+        """Everything that `step` changes, by the names that `restore` takes."""
+        return {"nstep_returns": self.returns, "nstep_q": self.q, "nstep_pending": self.pending,
+                "nstep_time": np.array([self.time % self.n])}  # fmt: skip
+
+    def restore(self, fields: Mapping[str, np.ndarray]) -> None:
+        """Go on from `fields`."""
+        names = ("nstep_returns", "nstep_q", "nstep_pending")
+        self.returns, self.q, self.pending = (fields[name].copy() for name in names)
+        self.time = int(fields["nstep_time"][0])
 
     @property
     def waiting(self) -> np.ndarray:

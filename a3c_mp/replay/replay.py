@@ -62,6 +62,7 @@ class Replay:
         # Of p^alpha; row r of a lane is leaf lane * rows + r % rows.
         self.tree = SumTree(shards.num_lanes * shards.rows)
         self.seen = np.zeros(shards.num_lanes, np.int64)  # rows below it have been taken in
+        self.written = np.zeros(shards.num_lanes, np.int64)  # rows that were filled then
         self.tail = np.zeros(shards.num_lanes, np.int64)  # rows below it have been retired
         self.size = self.dropped = self.rejected = 0
         self._lock = threading.Lock()  # of the tree and the two counters; gathering does without
@@ -75,6 +76,7 @@ class Replay:
         lanes = self.shards.lanes(shard)
         with self._lock:
             ready = self.shards.ready[lanes].copy()  # read before the rows that it speaks for
+            self.written[lanes] = self.shards.written[lanes]
             lane, row = _spread(lanes, np.maximum(self.seen[lanes], self.tail[lanes]), ready)
             self.seen[lanes] = ready
             priority = self.shards.priority[lane, row % self.shards.rows]
@@ -112,6 +114,14 @@ class Replay:
             self.tail[lanes] = tail
             shards.limit[lanes] = np.maximum(shards.limit[lanes], free_from + shards.rows)
         return retired
+
+    def roll_back(self, shard: int) -> None:
+        """Forget what a shard's dead writer has written since the last `announce`: its successor writes it again.
+
+        Only where the writer was idle then, and its incomplete transitions are known (see `Writer.fields`).
+        """
+        lanes = self.shards.lanes(shard)
+        self.shards.written[lanes], self.shards.ready[lanes] = self.written[lanes], self.seen[lanes]
 
     def allocate(self, batch_size: int, pin: bool = False) -> Batch:
         """Memory for `sample` to fill, page-locked if `pin`."""
@@ -219,7 +229,7 @@ class Replay:
         been saved.
         """
         with self._lock:
-            counters = {name: torch.from_numpy(getattr(self.shards, name).copy()) for name in ("ready", "written")}
+            counters = {"ready": torch.from_numpy(self.seen.copy()), "written": torch.from_numpy(self.written.copy())}
             used = int(counters["written"].max())
             used = used if used < self.shards.rows // 2 else self.shards.rows
             fields = {name: field[:, :used] for name, field in self.shards.fields().items()}
@@ -229,7 +239,6 @@ class Replay:
                 "frame": fields.pop("frame").contiguous(),
                 "fields": {name: field.clone() for name, field in fields.items()},
                 "leaves": leaves[:, :used].clone(),
-                "seen": torch.from_numpy(self.seen.copy()),
                 "tail": torch.from_numpy(self.tail.copy()),
                 **counters,
                 "rng": self.rng.bit_generator.state,
@@ -255,7 +264,8 @@ class Replay:
         for name in ("ready", "written"):
             getattr(shards, name)[:] = state[name].numpy()
         shards.limit[:] = np.maximum(shards.written, shards.rows)
-        self.seen[:], self.tail[:] = state["seen"].numpy(), state["tail"].numpy()
+        self.seen[:], self.written[:] = state["ready"].numpy(), state["written"].numpy()
+        self.tail[:] = state["tail"].numpy()
         leaves = np.arange(len(self.tree.leaves)).reshape(shards.num_lanes, shards.rows)[:, :used]
         self.tree[leaves.ravel()] = state["leaves"].numpy().ravel()
         self.size = int(np.count_nonzero(self.tree.leaves))

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
 
-from a3c_mp.replay.nstep import NStep
+import numpy as np
+import torch
+
+from a3c_mp.replay.nstep import NStep, nstep_spec
 from a3c_mp.replay.shards import Shards
+from a3c_mp.slots import Spec
 
 MIN_PRIORITY = 1e-6
 """what is added to every |TD error|, so that each transition can be drawn (Schaul et al. 2016, section 3.3)"""
+
+
+def carried_spec(num_envs: int, n_step: int) -> Spec:
+    """Shapes and dtypes of `Writer.fields`."""
+    return {**nstep_spec(num_envs, n_step), "writer_t": ((num_envs,), torch.int64)}
 
 
 class Writer:
     """Appends the steps of B environments to a shard, and works out priorities from values the actor has already.
 
     A writer waits for nobody and can be killed at any instant: what it has not made ready is seen by nobody, and the
-    next writer of the shard goes on behind it. Environments must stand at an episode's start when a writer is made.
+    next writer of the shard goes on behind it. Environments must stand at an episode's start when a writer is made, or
+    be rebuilt to where `restored` was taken.
 
     Args:
         shards: the memory.
         shard: number of the shard, the actor's own.
         n_step: rewards in a return (n).
         gamma: discount for each agent step.
+        restored: `fields()` of the predecessor, whose incomplete transitions this one completes; else they are dropped.
     """
 
-    def __init__(self, shards: Shards, shard: int, n_step: int, gamma: float):
+    def __init__(
+        self, shards: Shards, shard: int, n_step: int, gamma: float, restored: Mapping[str, np.ndarray] | None = None
+    ):
         lanes = shards.lanes(shard)
         self.rows, self.stack = shards.rows, shards.stack
         self.frame, self.action, self.episode_step = shards.frame[lanes], shards.action[lanes], shards.step[lanes]
@@ -36,8 +49,16 @@ class Writer:
         self.env = np.arange(shards.num_envs)
         self.row = self.written.copy()  # [B] where the next row of each lane goes
         self.t = np.zeros_like(self.row)  # [B] steps since the episode's start
+        if restored:
+            self.nstep.restore(restored)
+            self.t = restored["writer_t"].copy()
+            return
         for env in self.env:  # transitions that a killed writer had begun, and which will never be complete
             self.priority[env, np.arange(self.ready[env], self.written[env]) % self.rows] = 0.0
+
+    def fields(self) -> dict[str, np.ndarray]:
+        """What a writer needs that goes on from here, besides what the shard holds."""
+        return {**self.nstep.fields(), "writer_t": self.t}
 
     def step(
         self,
