@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
     env = make_vec_env(args.env_id, args.num_envs, seed=args.seed)
     spaces = env.single_observation_space, env.single_action_space
     acting_net = make_actor_critic(*spaces, args.net, args.lstm).to(device, dtype)
-    collector = Collector(env, acting_net, args.seed, False, lambda: None)
+    collector = Collector(args, env, acting_net, SimpleNamespace(entropy=(0,), restored=None, beat=lambda: None))
     spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, acting_net.core_size)
     rollout = empty_rollout(spec)
     collector.collect(rollout)

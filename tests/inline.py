@@ -3,6 +3,7 @@
 import queue
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 from a3c_mp.workers import Filled, Token
 
@@ -19,10 +20,9 @@ def run_quietly(target, *args):
 class InlineLink:
     """Stands in for `Link`."""
 
-    generation = 0
-
-    def __init__(self, worker, start, results):
-        self.worker, self.start, self.results, self.tokens = worker, start, results, queue.Queue()
+    def __init__(self, worker, first_actor, states, results):
+        self.worker, self.actor, self.results, self.tokens = worker, first_actor + worker, results, queue.Queue()
+        self.entropy, self.restored = (states.start, self.actor, 0), states.of(self.actor)
 
     def take(self):
         token = self.tokens.get(timeout=60)
@@ -37,18 +37,24 @@ class InlineLink:
         pass
 
 
+def link_to_nobody(actor=0):
+    """A link for a collector that no learner waits for."""
+    return SimpleNamespace(worker=actor, actor=actor, entropy=(0, actor, 0), restored=None, beat=lambda: None)
+
+
 class InlineWorkers:
     """Stands in for `Workers`: the same calls, threads instead of processes, nobody supervised."""
 
-    def __init__(self, target, num_workers, args, *, start, slots_per_worker, in_order, **_):
+    def __init__(self, target, num_workers, args, *, states, slots_per_worker, in_order, versions, first_actor=0, **_):
         self.in_order, self.slots_per_worker = in_order, slots_per_worker
         results = [queue.Queue() for _ in range(num_workers)] if in_order else [queue.Queue()] * num_workers
-        self.links = [InlineLink(worker, start, results[worker]) for worker in range(num_workers)]
+        self.links = [InlineLink(worker, first_actor, states, results[worker]) for worker in range(num_workers)]
         self.threads = [
             threading.Thread(target=run_quietly, args=(target, link, *args), daemon=True) for link in self.links
         ]
         for slot in range(num_workers * slots_per_worker):
-            self.release(slot, 0)
+            worker, number = divmod(slot, slots_per_worker)
+            self.release([Filled(worker, slot, None)], versions[number])
 
     def __enter__(self):
         for thread in self.threads:
@@ -61,11 +67,11 @@ class InlineWorkers:
         for thread in self.threads:
             thread.join(60)
 
-    def filled(self, should_stop):
-        turn = 0
+    def rounds(self, should_stop, size=1):
         while not should_stop():
-            yield self.links[turn].results.get(timeout=60)
-            turn = (turn + 1) % len(self.links) if self.in_order else 0
+            links = self.links if self.in_order else self.links[:1] * size
+            yield [link.results.get(timeout=60) for link in links]
 
-    def release(self, slot, version):
-        self.links[slot // self.slots_per_worker].tokens.put(Token(slot, version))
+    def release(self, filled, version):
+        for worker, slot, _ in filled:
+            self.links[worker].tokens.put(Token(slot, version))

@@ -117,3 +117,14 @@ for name, numbers in {
     "NanObsForEver": {"obs": np.nan, "always": True},
 }.items():
     gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
+
+
+class UnrepeatableEnv(CartPoleEnv):
+    """Its observations depend on more than its seed and its actions: on the process that it lives in."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + np.float32(os.getpid() * 1e-6), *rest
+
+
+gymnasium.register("Unrepeatable-v0", entry_point=UnrepeatableEnv, max_episode_steps=500)

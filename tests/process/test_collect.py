@@ -5,8 +5,10 @@ import pytest
 import torch
 from counting_env import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
+from inline import link_to_nobody
 
 from a3c_mp.collect import Collector
+from a3c_mp.config import CommonArgs
 from a3c_mp.nets import initial_state, make_actor_critic, unroll
 from a3c_mp.rollout import Rollout, episode_starts, rollout_spec
 from wrappers import make_vec_env
@@ -21,7 +23,8 @@ def collected():
     torch.manual_seed(0)
     net = make_actor_critic(*SPACES, lstm=True)
     torch.nn.init.normal_(net.policy[-1].weight)
-    collector = Collector(make_vec_env("counting_env:Count-v0", B, seed=0), net, 0, False, lambda: None)
+    env = make_vec_env("counting_env:Count-v0", B, seed=0)
+    collector = Collector(CommonArgs(env_id="counting_env:Count-v0", seed=0), env, net, link_to_nobody())
     rollouts = []
     for _ in range(ROLLOUTS):
         spec = rollout_spec(T, B, *SPACES, net.core_size)

@@ -52,14 +52,14 @@ def test_snapshots_in_gpu_memory_are_never_torn():
     weights = Weights(net)
     whole = []
     with Workers(read_snapshots, 1, (weights,), slots_per_worker=1) as workers:
-        for _, slot, uniform in workers.filled(lambda: len(whole) >= 500):
-            whole.append(uniform)
+        for filled in workers.rounds(lambda: len(whole) >= 500):
+            whole.append(filled[0].payload)
             for _ in range(3):
                 with torch.no_grad():
                     for parameter in net.parameters():
                         parameter.add_(1.0)
                 weights.publish(net)
-            workers.release(slot, weights.version)
+            workers.release(filled, weights.version)
     assert all(whole)
 
 

@@ -1,68 +1,61 @@
-"""A deterministic run that was interrupted and resumed ends with the very bits of one that never stopped.
+"""A deterministic run ends with the very bits of an undisturbed one, whoever is killed and whenever it is resumed.
 
-Real actors and real learner processes; the first learner is this process, which spares the time to start one.
+Real actors, real learners, real SIGKILLs. Where only actors are disturbed the trainer is this process, which spares the
+time to start one.
 """
 
+import csv
 import importlib
 import json
-import shutil
+import os
+import random
 
 import pytest
 import torch
+from support import family_of
 
-from a3c_mp.checkpoint import is_fixed, list_checkpoints
+from a3c_mp import run as run_module
+from a3c_mp.checkpoint import list_checkpoints
 
 SMALL = ["--num-actors", "2", "--num-envs", "2"]
 CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
 ROLLOUTS = [*CARTPOLE, "--unroll-length", "8"]
 PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
-IMPALA = ["--lstm", "--batch-unrolls", "4", "--replay-proportion", "0.5", "--replay-size", "50", "--force-lag", "1"]
-APEX = [
-    *CARTPOLE,
-    "--batch-size",
-    "16",
-    "--block-length",
-    "8",
-    "--n-step",
-    "5",
-    "--target-period",
-    "7",
-    "--save-replay",
-]
-APEX_REPLAY = ["--replay-size", "300", "--learning-starts", "100"]  # full before the resume
+LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
+REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
+APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
 KINDS = {
-    "data": ("train_a3c_data", 320, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
-    "grad": ("train_a3c_grad", 320, [*ROLLOUTS, "--batch-size", "8"]),  # two gradients of each rollout
-    "impala": ("train_impala", 320, [*ROLLOUTS, *IMPALA, "--num-learners", "2", "--slots-per-actor", "2"]),
-    "dqn": ("train_apex", 640, [*APEX, *APEX_REPLAY]),
+    "data": ("train_a3c_data", 2000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
+    "grad": ("train_a3c_grad", 2000, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
+    "impala": ("train_impala", 2000, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
+    "dqn": ("train_apex", 1200, APEX),
 }
 SLOW = {
-    "data, Pong": ("train_a3c_data", 320, [*PONG, "--slots-per-actor", "2"]),
-    "grad, Pong": ("train_a3c_grad", 320, PONG),
-    "ddpg": (
-        "train_apex",
-        640,
-        ["--env-id", "Pendulum-v1", *SMALL, "--batch-size", "24", "--save-replay", *APEX_REPLAY],
+    "data, Pong": ("train_a3c_data", 2000, [*PONG, "--slots-per-actor", "2"]),
+    "grad, Pong": ("train_a3c_grad", 2000, PONG),
+    "dqn, Pong": ("train_apex", 2000, [*PONG[:-4], "--batch-size", "16", *REPLAY[:-2], "--learning-starts", "80"]),
+    "impala, two learners": (
+        "train_impala",
+        2000,
+        [*ROLLOUTS, *LSTM, "--replay-proportion", "0", "--num-learners", "2", "--slots-per-actor", "2"],
     ),
+    "ddpg": ("train_apex", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
-
-
-@pytest.fixture
-def train(tmp_path, monkeypatch):
-    def run(script, *flags):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("sys.argv", [script, *flags])
-        assert importlib.import_module(script).main() == 0
-
-    return run
+ALL_KINDS = pytest.mark.parametrize(
+    ("script", "steps", "flags"),
+    [*KINDS.values(), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in SLOW.values())],
+    ids=[*KINDS, *SLOW],
+)
+KILLS = 5
+BY_THE_CLOCK = ("wall_seconds", "worker_restarts", "best_mean")
 
 
 def bits(value):
-    """A state without its wall-clock time, in a form that is equal only where every bit is."""
+    """A state in a form that is equal only where every bit is; without what follows from the clock and from kills."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape, value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     if isinstance(value, dict):
-        return {key: bits(part) for key, part in value.items() if key != "wall_seconds"}
+        return {key: bits(part) for key, part in value.items() if key not in BY_THE_CLOCK}
     if isinstance(value, list | tuple):
         return [bits(part) for part in value]
     return value
@@ -75,32 +68,101 @@ def differing(one, other, name=""):
     return [] if one == other else [name]
 
 
-def state_of(path):
-    return torch.load(path, weights_only=True)
+def state_of(folder):
+    return bits(torch.load(list_checkpoints(folder / "checkpoints")[0], weights_only=True))
 
 
-@pytest.mark.parametrize(
-    ("script", "half", "flags"),
-    [*KINDS.values(), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in SLOW.values())],
-    ids=[*KINDS, *SLOW],
-)
-@pytest.mark.timeout(600)
-def test_a_resumed_run_ends_bit_identical(train, tmp_path, script, half, flags):
-    flags = [*flags, "--deterministic", "--checkpoint-steps", str(half), "--total-steps", str(2 * half)]
-    train(script, *flags, "--run-name", "whole")
-    last, middle = list_checkpoints(tmp_path / "runs/whole/checkpoints")
-    assert is_fixed(middle)
-    # as SIGKILL leaves it, after the first half
-    halves = shutil.copytree(tmp_path / "runs/whole", tmp_path / "runs/halves") / "checkpoints"
-    for file in halves.glob(f"*_{2 * half:012d}.*"):
-        file.unlink()
-    train(script, "--resume", "runs/halves")
-    assert (halves / middle.name).exists()
+def games_of(folder):
+    with (folder / "episodes.csv").open() as file:
+        return [{**row, "seconds": None} for row in csv.DictReader(file)]
 
-    before, whole, resumed = state_of(middle), state_of(last), state_of(halves / last.name)
-    assert before["steps"] == half
-    assert whole["updates"] > before["updates"] > 0
-    assert bits(whole["net"]) != bits(before["net"])
-    assert differing(bits(resumed), bits(whole)) == []
-    summaries = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("whole", "halves")]
-    assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+class Killer:
+    """Kills an actor at some of the learner's rounds."""
+
+    def __init__(self, monkeypatch, times):
+        self.rounds, self.times, self.killed = 0, times, 0
+        tick = run_module.Run.tick
+
+        def tick_and_kill(run):
+            tick(run)
+            self.rounds += 1
+            if self.rounds in self.times:
+                learners = family_of(os.getpid())
+                actors = [process for process in learners if not process.children()]
+                actors[self.rounds % len(actors)].kill()
+                self.killed += 1
+
+        monkeypatch.setattr(run_module.Run, "tick", tick_and_kill)
+
+
+@ALL_KINDS
+@pytest.mark.timeout(900)
+def test_bits_survive_kills_of_actors_and_of_the_trainer(scripts, tmp_path, monkeypatch, script, steps, flags):
+    flags = [*flags, "--deterministic", "--total-steps", str(steps)]
+
+    def train(name):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", [script, *flags, "--run-name", name])
+        assert importlib.import_module(script).main() == 0
+        return tmp_path / "runs" / name
+
+    whole = train("whole")
+    folders = {"trainer killed": resumed_three_times(scripts, f"{script}.py", flags)}
+    with monkeypatch.context() as patch:
+        killer = Killer(patch, times={3, 4, 9, 17, 25})
+        folders["actors killed"] = train("actors-killed")
+    assert killer.killed == KILLS
+    restarts = summary_of(folders["actors killed"])["worker_restarts"]
+    assert restarts >= KILLS - 1, "one may have been killed before it had started again"
+
+    expected, games = state_of(whole), games_of(whole)
+    assert expected["updates"] > 10
+    assert len(games) > 5 or "Pong" in " ".join(flags) or "Pendulum" in " ".join(flags)
+    for how, folder in folders.items():
+        assert differing(state_of(folder), expected) == [], how
+        assert games_of(folder) == games, how
+        assert summary_of(folder)["weights_sha256"] == summary_of(whole)["weights_sha256"], how
+
+
+def resumed_three_times(scripts, script, flags):
+    """The folder of a run whose trainer was killed three times, each some random time after a checkpoint."""
+    rng, name = random.Random(script), "trainer-killed"
+    folder = scripts.runs_dir / "runs" / name
+    every = ["--checkpoint-steps", "64", "--checkpoint-seconds", "3600"]
+    trainer = scripts.train(name, *flags, *every, script=script)
+    for _ in range(3):
+        before = list_checkpoints(folder / "checkpoints")[:1]
+        wanted = rng.randint(1, 4)  # checkpoints later
+
+        def enough(before=before, wanted=wanted):
+            found = list_checkpoints(folder / "checkpoints")
+            return found and int(found[0].stem[5:]) >= (int(before[0].stem[5:]) if before else 0) + 64 * wanted
+
+        scripts.wait_until(enough, trainer, pause=0.001)
+        trainer.kill()
+        trainer.communicate()
+        trainer = scripts.start(script, "--resume", f"runs/{name}")
+    done = scripts.finish(trainer, name)
+    assert done.code == 0, done.out + done.err
+    assert done.out.count("resumed from") == 1
+    return folder
+
+
+def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(scripts):
+    flags = ["--env-id", "fault_env:Unrepeatable-v0", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
+    flags += ["--deterministic", "--stop-return", "501", "--checkpoint-steps", "200"]
+    first = scripts.run("r", *flags, "--total-steps", "400")
+    assert first.code == 0, first.err
+    done = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "2000"), "r")
+    assert done.code == 0, done.out + done.err
+    for actor in range(2):
+        assert f"actor {actor} (pid " in done.out
+    assert "does not repeat a game from its seed and its actions; it starts new games" in done.out
+    assert "determinism is lost for the rest of this run" in done.out
+    assert done.summary["worker_restarts"] == 0
+    assert done.summary["episodes"] > 10

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from inline import InlineWorkers
@@ -12,15 +13,16 @@ from a3c_mp.workers import Link, Workers
 
 
 def killed_before_it_sends(link: Link, *args):
-    """The chapter's actor 1, killed in its first life; its successor gets the same seeds and lives it again."""
-    if link.generation == 0 and link.worker == 1:
-        link.send = lambda slot, payload: os.kill(os.getpid(), signal.SIGKILL)
-    link.generation = 0
+    """The chapter's actor 1, killed once; its successor is rebuilt to the beginning of the lost rollout."""
+    if link.worker == 1 and not Path("killed").exists():
+        link.send = lambda slot, payload: (Path("killed").touch(), os.kill(os.getpid(), signal.SIGKILL))
     train_a3c_grad.actor(link, *args)
 
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
     def run(name, actor, workers):
         flags = ["--env-id", "CartPole-v1", "--num-envs", "4", "--unroll-length", "8", "--batch-size", "32"]
         flags += ["--deterministic", "--total-steps", "1280", "--runs-dir", str(tmp_path), "--run-name", name]

@@ -6,6 +6,7 @@ import torch
 from counting_env import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
 
+from a3c_mp.actor_states import ActorStates
 from a3c_mp.nets import make_actor_critic
 from a3c_mp.rollout import Rollout, finished_episodes, rollout_spec
 from a3c_mp.slots import Slots
@@ -23,11 +24,13 @@ def rollouts():
     args = Args(env_id="counting_env:Count-v0", num_actors=ACTORS, num_envs=B, unroll_length=T)
     net = make_actor_critic(*SPACES)
     slots, weights = Slots(rollout_spec(T, B, *SPACES), 2 * ACTORS), Weights(net)
+    states = ActorStates(args, SPACES[1], T, {}, start=0, slots=len(slots))
     seen: dict[int, list[Rollout]] = {worker: [] for worker in range(ACTORS)}
-    with Workers(actor, ACTORS, (args, slots, weights)) as workers:
-        for filled in workers.filled(lambda: all(len(found) >= 8 for found in seen.values())):
-            seen[filled.worker].append(Rollout(*(field.clone() for field in Rollout(**slots[filled.slot]))))
-            workers.release(filled.slot, weights.version)
+    with Workers(actor, ACTORS, (args, slots, weights, states)) as workers:
+        for filled in workers.rounds(lambda: all(len(found) >= 8 for found in seen.values())):
+            for worker, slot, _ in filled:
+                seen[worker].append(Rollout(*(field.clone() for field in Rollout(**slots[slot]))))
+            workers.release(filled, weights.version)
     return net, [Rollout(*(torch.stack(f) for f in zip(*found[:8], strict=True))) for found in seen.values()]
 
 
@@ -83,4 +86,4 @@ def test_episodes_are_whole_games(rollouts):
     for found in rollouts[1]:
         episodes = [e for i in range(8) for e in finished_episodes(Rollout(*(field[i] for field in found)))]
         assert len(episodes) == B * (8 * T // EPISODE_LENGTH)
-        assert set(episodes) == {(sum(range(EPISODE_LENGTH)), EPISODE_LENGTH)}
+        assert set(episodes) == {(sum(range(EPISODE_LENGTH)), EPISODE_LENGTH, env) for env in range(B)}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from a3c_mp.slots import Slots
-from a3c_mp.workers import WorkerError, Workers
+from a3c_mp.workers import Incident, WorkerError, Workers
 
 SPEC = {"count": ((1,), torch.int64)}
 
@@ -29,12 +29,14 @@ def count(link, slots):
         number += 1
 
 
-def tell_start(link, slots):
-    """Fill slots with 0, 1, 2, ..., and tell which start that is counted from."""
+def show_state(link, slots):
+    """Fill slots with 0, 1, 2, ..., each with the version of its token and what the worker was rebuilt from."""
+    if link.restored == "lost":
+        link.lose_games("a coin was missing")
     for number in range(1000):
         slot, version = link.take()
         slots[slot]["count"].fill_(number)
-        link.send(slot, (os.getpid(), link.start, version))
+        link.send(slot, (os.getpid(), version, link.entropy, link.restored))
 
 
 def fail_at_start(link, slots):
@@ -52,7 +54,7 @@ def freeze_in_the_third(link, slots):
     for _ in range(2):
         slot, _ = link.take()
         link.send(slot, os.getpid())
-    if link.generation == 0:
+    if link.entropy[-1] == 0:  # restarts
         os.kill(os.getpid(), signal.SIGSTOP)
     count(link, slots)
 
@@ -61,9 +63,10 @@ def fill(workers, slots, number):
     """(worker, pid, count) of the next `number` filled slots, each released."""
     found = []
     deadline = time.monotonic() + 60
-    for worker, slot, pid in workers.filled(lambda: len(found) >= number or time.monotonic() > deadline):
+    for [filled] in workers.rounds(lambda: len(found) >= number or time.monotonic() > deadline):
+        worker, slot, pid = filled
         found.append((worker, pid, int(slots[slot]["count"])))
-        workers.release(slot, 0)
+        workers.release([filled], 0)
     assert len(found) == number
     return found
 
@@ -83,8 +86,20 @@ def test_slots_come_back_in_each_workers_own_order(slots):
 
 def test_in_order_takes_the_workers_in_turn(slots):
     with Workers(count, 2, (slots,), in_order=True) as workers:
-        found = fill(workers, slots, 20)
-    assert [worker for worker, _, _ in found] == [0, 1] * 10
+        found = []
+        for filled in workers.rounds(lambda: len(found) >= 10):
+            found.append([worker for worker, _, _ in filled])
+            workers.release(filled, 0)
+    assert found == [[0, 1]] * 10
+
+
+def test_a_round_has_as_many_slots_as_asked_for(slots):
+    with Workers(count, 2, (slots,)) as workers:
+        found = []
+        for filled in workers.rounds(lambda: len(found) >= 10, size=3):
+            found.append(len({slot for _, slot, _ in filled}))
+            workers.release(filled, 0)
+    assert found == [3] * 10
 
 
 @pytest.mark.parametrize(
@@ -92,41 +107,41 @@ def test_in_order_takes_the_workers_in_turn(slots):
 )
 def test_a_killed_worker_is_named_and_replaced_and_the_others_go_on(slots, signum):
     incidents = []
-    with Workers(count, 2, (slots,), on_restart=incidents.append) as workers:
+    with Workers(count, 2, (slots,), on_incident=incidents.append) as workers:
         fill(workers, slots, 10)
         victim, survivor = workers.pids
         os.kill(victim, signum)
         found = fill(workers, slots, 4000)
         assert workers.pids[1] == survivor
         assert workers.pids[0] != victim
-    assert incidents == [f"actor 0 (pid {victim}) was killed by {signum.name}; restart 1 of 5"]
+    assert incidents == [Incident(0, f"actor 0 (pid {victim}) was killed by {signum.name}; restart 1 of 5")]
     new = [number for worker, pid, number in found if worker == 0 and pid != victim]
     assert new == list(range(len(new))), "the new worker has its slots to itself"
 
 
 def test_a_slot_held_by_the_learner_is_not_given_to_the_new_worker(slots):
-    with Workers(count, 1, (slots,), on_restart=lambda incident: None) as workers:
-        held = next(iter(workers.filled(lambda: False)))
+    with Workers(count, 1, (slots,), on_incident=lambda incident: None) as workers:
+        [held] = next(iter(workers.rounds(lambda: False)))
         os.kill(workers.pids[0], signal.SIGKILL)
         seen = []
-        for _, slot, _ in workers.filled(lambda: len(seen) >= 20):
-            seen.append(slot)
-            workers.release(slot, 0)
+        for filled in workers.rounds(lambda: len(seen) >= 20):
+            seen.append(filled[0].slot)
+            workers.release(filled, 0)
         assert held.slot not in seen
-        workers.release(held.slot, 0)
+        workers.release([held], 0)
         assert held.slot in take_slots(workers, 10)
 
 
 def take_slots(workers, number):
     seen = []
-    for _, slot, _ in workers.filled(lambda: len(seen) >= number):
-        seen.append(slot)
-        workers.release(slot, 0)
+    for filled in workers.rounds(lambda: len(seen) >= number):
+        seen.append(filled[0].slot)
+        workers.release(filled, 0)
     return seen
 
 
 def test_a_spent_restart_budget_ends_the_run(slots):
-    with Workers(fail_in_the_third, 1, (slots,), max_restarts=2, on_restart=lambda incident: None) as workers:
+    with Workers(fail_in_the_third, 1, (slots,), max_restarts=2, on_incident=lambda incident: None) as workers:
         with pytest.raises(WorkerError, match="restart budget of 2 spent"):
             fill(workers, slots, 100)
         assert workers.restarts == 2
@@ -142,10 +157,10 @@ def test_an_exception_at_start_is_fatal_at_once_with_its_traceback(slots):
 
 def test_a_frozen_worker_is_noticed_and_replaced(slots):
     incidents = []
-    with Workers(freeze_in_the_third, 1, (slots,), hang_seconds=1.5, on_restart=incidents.append) as workers:
+    with Workers(freeze_in_the_third, 1, (slots,), hang_seconds=1.5, on_incident=incidents.append) as workers:
         fill(workers, slots, 30)
     assert len(incidents) == 1
-    assert "gave no sign of life" in incidents[0]
+    assert "gave no sign of life" in incidents[0].text
 
 
 def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monkeypatch):
@@ -155,7 +170,7 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monk
     workers = Workers(count, 1, hang_seconds=12.0)
     process, tape = SimpleNamespace(pid=7, kill=lambda: tape.append("kill"), join=lambda: tape.append("join")), []
     workers._processes, workers._start = [process], lambda worker: tape.append(f"start {worker}")
-    workers.on_restart = incidents.append
+    workers.on_incident = incidents.append
     workers._seen_beats = [(0, 0.0, 12.0)]
     for seconds in (3600, 6):
         now += seconds
@@ -168,28 +183,29 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monk
     assert not incidents, "it has been heard of meanwhile"
     now += 6
     workers._check_heartbeats()
-    assert incidents == ["actor 0 (pid 7) gave no sign of life for 12 s and was killed; restart 1 of 5"]
+    assert incidents == [Incident(0, "actor 0 (pid 7) gave no sign of life for 12 s and was killed; restart 1 of 5")]
     assert tape == ["kill", "join", "start 0"]
 
 
 def test_incidents_name_the_actor_by_its_number_in_the_whole_run(slots):
     incidents = []
-    with Workers(count, 1, (slots,), on_restart=incidents.append, first_actor=6) as workers:
+    with Workers(count, 1, (slots,), on_incident=incidents.append, first_actor=6) as workers:
         fill(workers, slots, 2)
         os.kill(workers.pids[0], signal.SIGKILL)
         fill(workers, slots, 4)
-    assert incidents[0].startswith("actor 6 (pid ")
+    assert incidents[0].actor == 6
+    assert incidents[0].text.startswith("actor 6 (pid ")
 
 
 def test_nobody_is_replaced_once_the_run_is_to_stop(slots):
     incidents, stopping = [], []
-    with Workers(count, 2, (slots,), on_restart=incidents.append) as workers:
+    with Workers(count, 2, (slots,), on_incident=incidents.append) as workers:
         fill(workers, slots, 4)
         for pid in workers.pids:
             os.kill(pid, signal.SIGTERM)
         stopping.append(True)
         psutil.wait_procs([psutil.Process(pid) for pid in workers.pids], timeout=20)
-        assert not list(workers.filled(lambda: bool(stopping)))
+        assert not list(workers.rounds(lambda: bool(stopping)))
     assert not incidents
 
 
@@ -199,9 +215,9 @@ def test_no_worker_hears_ctrl_c(slots):
         blocked = [int(_status(pid)["SigBlk"], 16) for pid in workers.pids]
         assert all(mask & 1 << (signal.SIGINT - 1) for mask in blocked), blocked
         heard = set()  # from then on a worker is past its own first instructions
-        for worker, slot, _ in workers.filled(lambda: heard == {0, 1}):
-            heard.add(worker)
-            workers.release(slot, 0)
+        for filled in workers.rounds(lambda: heard == {0, 1}):
+            heard.add(filled[0].worker)
+            workers.release(filled, 0)
         ignored = [int(_status(pid)["SigIgn"], 16) for pid in workers.pids]
         assert all(mask & 1 << (signal.SIGINT - 1) for mask in ignored), ignored
 
@@ -232,9 +248,9 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         if __name__ == "__main__":
             slots = Slots(SPEC, 4)
             with Workers(count, 2, (slots,)) as workers:
-                for filled in workers.filled(lambda: False):
+                for filled in workers.rounds(lambda: False):
                     print(*workers.pids, flush=True)
-                    workers.release(filled.slot, 0)
+                    workers.release(filled, 0)
     """)
     )
     before = set(os.listdir("/dev/shm"))
@@ -250,29 +266,61 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def test_workers_begin_anew_in_the_same_process_and_what_was_under_way_is_dropped():
-    slots = Slots(SPEC, 2)
-    with Workers(tell_start, 1, (slots,), start=5, on_restart=lambda incident: None) as workers:
-        filled = workers.filled(lambda: False)
+class States:
+    """Gives workers what a test says they are rebuilt from."""
 
-        def next_filled():
-            _, slot, told = next(filled)
-            return slot, int(slots[slot]["count"]), told
+    start = 7
 
-        _, number, (pid, start, version) = next_filled()
-        slot, *_ = next_filled()  # both are the caller's now; the other is to be filled, received, and dropped
-        assert (number, start, version) == (0, 5, 0)
-        workers.release(1 - slot, 1)
-        while not workers._ready[0]:
+    def __init__(self, state):
+        self.state, self.lost = state, []
+
+    def of(self, actor):
+        return self.state
+
+    def start_new_games(self, actor):
+        self.lost.append(actor)
+
+
+def test_a_successor_is_given_what_it_is_rebuilt_from_and_the_tokens_of_the_dead_one():
+    """Its versions too, and those of slots that it had filled, but that the caller had not got."""
+    slots, states = Slots(SPEC, 2), States("a state")
+    with Workers(show_state, 1, (slots,), states=states, versions=[4, 5], on_incident=lambda incident: None) as workers:
+        rounds = workers.rounds(lambda: False)
+        [first] = next(rounds)
+        pid, version, entropy, restored = first.payload
+        assert (version, entropy, restored) == (4, (7, 0, 0), "a state")
+        workers.release([first], 6)
+        while len(workers._ready[0]) < 2:  # both have been filled, and are lost with the worker
             workers._wait(lambda: False)
-        workers.start_anew(9, 7)
-        workers.release(slot, 7)
-        for expected in range(4):
-            slot, number, told = next_filled()
-            assert (number, told) == (expected, (pid, 9, 7))
-            workers.release(slot, 7)
+        states.state = "a later state"
         os.kill(pid, signal.SIGKILL)
-        while told[0] == pid:
-            slot, _, told = next_filled()
-            workers.release(slot, 7)
-        assert told[1:] == (9, 7), "so does the successor of a worker"
+        while workers.pids == [pid]:
+            workers._wait(lambda: False)
+        found = [next(rounds)[0] for _ in range(2)]
+    assert [(filled.slot, *filled.payload[1:]) for filled in found] == [
+        (1, 5, (7, 0, 0), "a later state"),
+        (0, 6, (7, 0, 0), "a later state"),
+    ]
+
+
+def test_without_a_state_a_successor_has_other_seeds():
+    slots = Slots(SPEC, 1)
+    with Workers(
+        show_state, 1, (slots,), states=States(None), slots_per_worker=1, on_incident=lambda incident: None
+    ) as workers:
+        rounds = workers.rounds(lambda: False)
+        [first] = next(rounds)
+        os.kill(first.payload[0], signal.SIGKILL)
+        workers.release([first], 0)
+        [second] = next(rounds)
+    assert (first.payload[2], second.payload[2]) == ((7, 0, 0), (7, 0, 1))
+
+
+def test_a_worker_that_cannot_be_rebuilt_says_so_before_anything_else(slots):
+    incidents, states = [], States("lost")
+    with Workers(show_state, 1, (slots,), states=states, on_incident=incidents.append, first_actor=3) as workers:
+        next(iter(workers.rounds(lambda: False)))
+        pid = workers.pids[0]
+    text = f"actor 3 (pid {pid}) cannot be rebuilt: a coin was missing; it starts new games"
+    assert incidents == [Incident(3, text, replaced=False)]
+    assert states.lost == [3]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from inline import InlineWorkers
+from inline import InlineWorkers, link_to_nobody
 from support import ROOT
 
 import train_a3c_grad
@@ -71,11 +71,12 @@ def flat(tensors):
 
 def collected(args, net, worker):
     """The first rollout of an actor, collected again."""
-    env_seed, action_seed = derive_seeds(args.seed, 0, worker, 0)
+    link = link_to_nobody(worker)
+    env_seed, _ = derive_seeds(args.seed, *link.entropy)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
     spec = rollout_spec(args.unroll_length, args.num_envs, env.single_observation_space, env.single_action_space)
     rollout = empty_rollout(spec)
-    Collector(env, copy.deepcopy(net), action_seed, False, lambda: None).collect(rollout)
+    Collector(args, env, copy.deepcopy(net), link).collect(rollout)
     return rollout
 
 
@@ -160,7 +161,7 @@ def test_two_deterministic_runs_end_bit_identical(train):
 def scripted(*script):
     """An actor that sends gradients (value of every entry, updates it claims to be old), then fine ones of 1."""
 
-    def actor(link, args, slots, weights):
+    def actor(link, args, slots, weights, *_):
         entries = iter(script if link.worker == args.num_actors - 1 else ())
         while True:
             slot, _ = link.take()

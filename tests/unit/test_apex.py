@@ -164,7 +164,8 @@ def test_an_environment_explores_as_much_as_its_epsilon_says():
     args = replace(ARGS, num_actors=1, num_envs=3, epsilon=0.5, ladder_exponent=2.0)
     net = dqn.make_net(VECTOR, Discrete(4))
     obs = np.ones((3, 3), np.float32)
-    policy = dqn.Policy(args, net, Discrete(4), obs, 0, seed=1)
+    policy = dqn.Policy(args, net, Discrete(4), obs, 0)
+    policy.start_block(seed=1)
     best = net(torch.from_numpy(obs))[0][0].argmax().item()
     chosen = np.array([policy.act(obs)[0] for _ in range(1500)])
     share = (chosen != best).mean(axis=0)  # of random actions, a quarter are the best by chance
@@ -177,20 +178,21 @@ def test_a_dqn_actor_reports_the_values_of_what_it_does():
     args = replace(ARGS, epsilon=1.0)
     net = dqn.make_net(VECTOR, Discrete(5))
     obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    action, q, value = dqn.Policy(args, net, Discrete(5), obs, 0, seed=0).act(obs)
+    action, q, value = dqn.Policy(args, net, Discrete(5), obs, 0).act(obs)
     table = net(torch.from_numpy(obs))[0].detach().numpy()
     assert action.shape == (4,)
     assert action.dtype == np.int64
     assert q == pytest.approx(table[np.arange(4), action])
     assert value == pytest.approx(table.max(axis=1))
-    assert dqn.Policy(args, net, Discrete(5), obs, 0, seed=0).value(obs) == pytest.approx(table.max(axis=1))
+    assert dqn.Policy(args, net, Discrete(5), obs, 0).value(obs) == pytest.approx(table.max(axis=1))
     assert (dqn.act_greedily(net, Discrete(5), obs) == table.argmax(axis=1)).all()
 
 
 def test_a_ddpg_actor_reports_the_values_of_what_it_does():
     net, _ = two_nets(ddpg, TORQUE)
     obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    policy = ddpg.Policy(replace(ARGS, noise=0.3), net, TORQUE, obs, 0, seed=0)
+    policy = ddpg.Policy(replace(ARGS, noise=0.3), net, TORQUE, obs, 0)
+    policy.start_block(seed=0)
     action, q, value = policy.act(obs)
     states = torch.from_numpy(obs)
     best = net(states)[0]
@@ -206,7 +208,8 @@ def test_noise_is_as_large_and_as_persistent_as_it_should_be():
     args = replace(ARGS, num_actors=2, num_envs=100, noise=0.1, noise_exponent=1.0, noise_memory=0.8)
     net = ddpg.make_net(VECTOR, TORQUE)  # its first actions are near the middle, so that little is clipped
     obs = np.zeros((100, 3), np.float32)
-    policy = ddpg.Policy(args, net, TORQUE, obs, actor=1, seed=0)
+    policy = ddpg.Policy(args, net, TORQUE, obs, actor=1)
+    policy.start_block(seed=0)
     noise = np.array([policy.act(obs)[0] for _ in range(100)])
     noise -= net(torch.from_numpy(obs))[0].detach().numpy()
     scaled = noise / np.array([0.1 ** (1 + i / 199) for i in range(100, 200)])[:, None]
@@ -326,7 +329,7 @@ def test_a_block_tells_of_each_episode_that_ended_in_it_once():
         write_stats(block, t % 3, stats)
         if t % 3 == 2:
             found.append(finished_episodes(block))
-    assert found == [[Episode(2.0, 2), Episode(1.0, 1), Episode(30.0, 3)], [Episode(30.0, 3)]]
+    assert found == [[Episode(2.0, 2), Episode(1.0, 1), Episode(30.0, 3, env=1)], [Episode(30.0, 3, env=1)]]
 
 
 @pytest.mark.parametrize("env_id", PRESETS)

@@ -352,16 +352,6 @@ def test_when_none_can_be_read_there_is_an_error_never_a_fresh_start(tmp_path, w
     assert warnings == []
 
 
-def test_those_of_fixed_points_are_taken_first_where_asked(tmp_path, warnings):
-    paths = [checkpoint.save(tmp_path, a_state(n), steps=n, fixed=n == 2, **IDENTITY) for n in (1, 2, 3)]
-    assert [checkpoint.is_fixed(path) for path in paths] == [False, True, False]
-    for fixed, expected in ((False, 3), (True, 2)):
-        assert checkpoint.load_newest(tmp_path, warn=warnings.append, fixed=fixed, **IDENTITY)[0]["steps"] == expected
-    truncate(paths[1])
-    assert checkpoint.load_newest(tmp_path, warn=warnings.append, fixed=True, **IDENTITY)[0]["steps"] == 3
-    assert len(warnings) == 1
-
-
 @pytest.mark.parametrize("folder", ["empty", "missing"])
 def test_a_folder_without_checkpoints_is_an_error_that_names_it(folder, tmp_path, warnings):
     (tmp_path / "empty").mkdir()

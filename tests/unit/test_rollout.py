@@ -105,7 +105,7 @@ def literal_episodes(rewards, done):
     for b in range(rewards.shape[1]):
         start = 0
         for end in np.flatnonzero(done[:, b]):
-            found.append((end, b, Episode(rewards[start : end + 1, b].sum(), end + 1 - start)))
+            found.append((end, b, Episode(rewards[start : end + 1, b].sum(), end + 1 - start, b)))
             start = end + 1
     return [episode for *_, episode in sorted(found)]
 

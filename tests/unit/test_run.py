@@ -8,7 +8,9 @@ from torch import nn
 
 from a3c_mp.checkpoint import list_checkpoints
 from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.rollout import Episode
 from a3c_mp.run import Run
+from a3c_mp.workers import Incident
 
 
 class Part:
@@ -46,14 +48,14 @@ def test_extra_parts_and_counters_come_back(args, tmp_path):
         assert (found["target"].value, found["replay"].value) == (3.0, 5.0)
 
 
-def test_what_a_checkpoint_does_not_hold_starts_anew_with_a_warning(args, tmp_path):
+def test_what_a_checkpoint_does_not_hold_starts_empty_with_a_warning(args, tmp_path):
     with a_run(args, target=Part(3.0)) as run:
         run.consumed(10, [], 0, 0)
     found = {"target": Part(), "replay": Part(7.0)}
     with a_run(replace(args, resume=tmp_path / "r"), **found) as run:
         assert run.steps == 10
     assert (found["target"].value, found["replay"].value) == (3.0, 7.0)
-    assert "holds no replay: it starts anew" in (tmp_path / "r" / "run.log").read_text()
+    assert "holds no replay: it starts empty" in (tmp_path / "r" / "run.log").read_text()
 
 
 def test_a_part_that_does_not_fit_is_bad_input(args, tmp_path):
@@ -90,18 +92,22 @@ def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch)
         assert shown["charts/samples_per_second"] == pytest.approx(4 * shown["charts/sps"])
 
 
-def test_that_a_run_is_deterministic_no_more_stands_before_the_traceback(args):
+@pytest.mark.parametrize(
+    ("replaced", "what"), [(True, "rebuilt to where it was"), (False, "determinism is lost for the rest of this run")]
+)
+def test_what_an_incident_means_for_a_deterministic_run_stands_before_the_traceback(args, replaced, what):
     with a_run(replace(args, deterministic=True)) as run:
-        run.worker_restarted("actor 0 (pid 1) raised an exception; restart 1 of 5\nTraceback:\nValueError")
+        run.on_incident(Incident(0, "actor 0 (pid 1) raised; restart 1 of 5\nTraceback:\nValueError", replaced))
+        assert run.worker_restarts == replaced
     log = (run.folder / "run.log").read_text()
-    assert "restart 1 of 5; this run is deterministic no more\nTraceback:\nValueError\n" in log
+    assert f"restart 1 of 5; {what}\nTraceback:\nValueError\n" in log
 
 
 def test_what_happened_before_a_resume_is_not_forgotten(args, tmp_path):
     with a_run(args) as run:
         run.consumed(64, [], actor=0, policy_lag=3)
         run.counters["grads_too_old"] += 2
-        run.worker_restarted("actor 0 (pid 1) was killed by SIGKILL")
+        run.on_incident(Incident(0, "actor 0 (pid 1) was killed by SIGKILL"))
     with a_run(replace(args, resume=tmp_path / "r")) as run:
         run.counters.update(grads_too_old=0, grads_not_finite=0)
         run.consumed(64, [], actor=0, policy_lag=1)
@@ -119,51 +125,53 @@ def test_another_optimizer_is_bad_input(args, tmp_path):
         Run(replace(args, resume=tmp_path / "r"), "test", net, other)
 
 
-# ---- deterministic runs
+# ---- checkpoints by the clock and by steps, and what else a deterministic run keeps
 
 
-def test_a_deterministic_run_saves_by_steps_and_resumes_from_there_rather_than_from_a_stop(args, tmp_path):
-    args = replace(args, deterministic=True, checkpoint_steps=100, checkpoint_seconds=0.1)
-    with a_run(args) as run:
-        run._saved_at -= 3600  # the clock has no say
-        anew = []
-        for _ in range(10):
-            run.consumed(24, [], 0, 0)
-            anew.append(run.tick())
-        assert anew == [steps // 100 > (steps - 24) // 100 for steps in range(24, 241, 24)]
-    found = [path.stem for path in list_checkpoints(tmp_path / "r" / "checkpoints")]
-    assert found == [f"step_{steps:012d}" for steps in (240, 216, 120)]
-    again = replace(args, resume=tmp_path / "r")
-    with a_run(again) as run:
-        assert run.steps == 216
-    with a_run(replace(again, deterministic=False)) as run:
-        assert run.steps == 216, "what came after it has been set aside"
-    assert "differs" not in (tmp_path / "r" / "run.log").read_text()
-
-
-def test_a_stop_before_the_first_fixed_point_is_resumed_with_a_warning(args, tmp_path):
-    args = replace(args, deterministic=True, checkpoint_steps=100)
-    with a_run(args) as run:
-        run.consumed(24, [], 0, 0)
-        assert not run.tick()
-    with a_run(replace(args, resume=tmp_path / "r")) as run:
-        assert run.steps == 24
-    assert "from here on the run differs from one that was never stopped" in (tmp_path / "r" / "run.log").read_text()
-
-
-def test_what_a_stop_cut_short_is_no_fixed_point(args):
-    args = replace(args, deterministic=True, checkpoint_steps=100)
-    with a_run(args) as run:
+def test_checkpoints_are_written_by_the_clock(args, monkeypatch):
+    with a_run(replace(args, checkpoint_seconds=60)) as run:
         run.consumed(100, [], 0, 0)
-        run.exit_reason = "SIGINT"  # came while the learner was at work: some updates were left out
-        assert not run.tick()
-
-
-def test_other_runs_save_by_the_clock(args, monkeypatch):
-    with a_run(replace(args, checkpoint_steps=10, checkpoint_seconds=60)) as run:
-        run.consumed(100, [], 0, 0)
-        assert not run.tick()
+        run.tick()
         assert run.last_checkpoint is None
         monkeypatch.setattr("time.monotonic", lambda now=run.started + 61.0: now)
-        assert not run.tick(), "a checkpoint, but actors go on"
+        run.tick()
         assert run.last_checkpoint is not None
+
+
+def test_checkpoints_are_also_written_by_steps_where_asked(args, tmp_path):
+    with a_run(replace(args, checkpoint_steps=100, checkpoint_seconds=3600)) as run:
+        for _ in range(10):
+            run.consumed(24, [], 0, 0)
+            run.tick()
+    found = [path.stem for path in list_checkpoints(tmp_path / "r" / "checkpoints")]
+    assert found == [f"step_{steps:012d}" for steps in (240, 216, 120)], "the last one is that of the end"
+
+
+def test_what_a_deterministic_run_keeps_comes_back(args, tmp_path):
+    args = replace(args, deterministic=True, num_actors=1, num_envs=2)
+    with a_run(args) as run:
+        run.keep(actors=Part(3.0))
+        run.consumed(10, [Episode(7.0, 5, env=1)], 0, 0)
+        assert run.mean_return != run.mean_return, "environment 0 is still in its first game"
+    found = Part()
+    with a_run(replace(args, resume=tmp_path / "r")) as run:
+        run.keep(actors=found)
+        assert found.value == 3.0
+        run.consumed(10, [Episode(5.0, 9, env=0)], 0, 0)
+        assert list(run.returns) == [5.0, 7.0]
+    assert "start new games" not in (tmp_path / "r" / "run.log").read_text()
+
+
+@pytest.mark.parametrize("change", [{"num_envs": 3}, {"deterministic": False}])
+def test_a_checkpoint_of_other_actors_or_of_an_asynchronous_run_is_resumed_with_a_warning(args, tmp_path, change):
+    args = replace(args, deterministic=True, num_actors=1, num_envs=2)
+    with a_run(replace(args, **change)) as run:
+        run.keep(actors=Part(3.0))
+        run.consumed(10, [Episode(7.0, 5, env=1)], 0, 0)
+    found = Part()
+    with a_run(replace(args, resume=tmp_path / "r")) as run:
+        run.keep(actors=found)
+        assert found.value == 0.0
+        run.consumed(10, [Episode(5.0, 9, env=0)], 0, 0)
+        assert list(run.returns) == [5.0], "the game of environment 1 that had ended is lost with the one before it"
+    assert "actors start new games" in (tmp_path / "r" / "run.log").read_text()

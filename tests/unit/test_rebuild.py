@@ -1,0 +1,105 @@
+"""Environments rebuilt from seeds and actions are the same to the last bit, and stay the same."""
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Discrete
+
+from wrappers import GameLog, make_vec_env, obs_hashes, rebuild, seeding_of
+
+KINDS = {
+    "CartPole-v1": 300,
+    "Pendulum-v1": 450,
+    "BreakoutNoFrameskip-v4": 800,
+    "ALE/Breakout-v5": 1100,  # sticky actions
+}
+"""environment -> steps, enough for some of its games to be seeded again"""
+N = 3
+
+
+@pytest.fixture(autouse=True)
+def frequent_seeds(monkeypatch):
+    monkeypatch.setattr(rebuild, "ATARI_GAMES", 2)
+    monkeypatch.setattr(rebuild, "STICKY_STEPS", 300)
+
+
+def actions_of(env, rng):
+    space = env.single_action_space
+    if isinstance(space, Discrete):
+        return rng.integers(space.n, size=N)
+    return rng.uniform(space.low, space.high, (N, *space.shape)).astype(space.dtype)
+
+
+def played(env_id, steps):
+    """An environment after so many steps with random actions, its log, and its observations."""
+    env, log, rng = make_vec_env(env_id, N, seed=5, rebuildable=True), GameLog(N, seeding_of(env_id), True), _rng()
+    obs, _ = env.reset()
+    chunks = []
+    for _ in range(steps):
+        actions = actions_of(env, rng)
+        obs, _, terminated, truncated, _ = env.step(actions)
+        chunks.append((actions, terminated | truncated))
+        if len(chunks) == 30:  # as the learner gets them
+            log.extend(*map(np.array, zip(*chunks, strict=True)))
+            chunks.clear()
+    if chunks:
+        log.extend(*map(np.array, zip(*chunks, strict=True)))
+    return env, log, obs
+
+
+def _rng():
+    return np.random.default_rng(1)
+
+
+@pytest.mark.parametrize(("env_id", "steps"), KINDS.items())
+def test_a_rebuilt_environment_is_the_same_and_stays_the_same(env_id, steps):
+    env, log, obs = played(env_id, steps)
+    assert (log.seedings > 0).all(), "some games of each were seeded again"
+    state = log.state_dict()
+    again = make_vec_env(env_id, N, seed=5, rebuildable=True)
+    beats = []
+    assert (again.rebuild(state, lambda: beats.append(1)) == obs).all()
+    assert len(beats) > log.now - log.start.min()
+    rng, ends = _rng(), 0
+    for _ in range(steps // 3):
+        actions = actions_of(env, rng)
+        one, other = env.step(actions), again.step(actions)
+        for mine, its in zip(one[:4], other[:4], strict=True):
+            assert (mine == its).all()
+        if (done := one[2] | one[3]).any():
+            assert (one[4]["final_obs"][done] == other[4]["final_obs"][done]).all()
+            ends += 1
+    assert ends
+    for name in ("seedings", "games", "seeded", "start"):
+        assert (getattr(env.log, name) == getattr(again.log, name)).all()
+
+
+def test_only_the_actions_that_are_needed_are_kept():
+    log = played("CartPole-v1", 300)[1]
+    assert len(log.state_dict()["actions"]) < 300 - log.start.min() + 30
+
+
+def test_an_environment_that_has_taken_no_step_is_rebuilt_by_a_reset():
+    env = make_vec_env("CartPole-v1", N, seed=5, rebuildable=True)
+    obs, _ = env.reset()
+    again = make_vec_env("CartPole-v1", N, seed=5, rebuildable=True)
+    assert (again.rebuild(GameLog(N, seeding_of("CartPole-v1"), True).state_dict()) == obs).all()
+    assert (again.start_new_games() != obs).any(), "other games have other seeds"
+
+
+def test_the_first_games_are_those_of_an_environment_that_is_not_rebuildable():
+    one = make_vec_env("CartPole-v1", N, seed=2**31 - 1, rebuildable=True).reset()[0]
+    other = make_vec_env("CartPole-v1", 1, seed=0).reset()[0]
+    assert (one[1] == other[0]).all(), "seeds wrap around"
+
+
+def test_hashes_tell_observations_apart():
+    obs = np.zeros((2, 3), np.float32)
+    obs[1, 2] = 1e-30
+    first, second = obs_hashes(obs)
+    assert first != second
+    assert (obs_hashes(obs.copy()) == [first, second]).all()
+
+
+def test_a_log_of_another_number_of_environments_is_refused():
+    with pytest.raises(ValueError, match="it is of 3 environments, not 4"):
+        GameLog(4, seeding_of("CartPole-v1")).load_state_dict(GameLog(3, seeding_of("CartPole-v1")).state_dict())

@@ -1,0 +1,96 @@
+"""Games count in the order in which they started."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a3c_mp.rollout import Episode
+from a3c_mp.start_order import PATIENCE, StartOrder
+
+
+def counted(games):
+    return [(actor, episode.episode_return) for actor, episode in games]
+
+
+def test_a_game_counts_once_all_that_started_before_it_have_ended():
+    order = StartOrder(num_actors=2, num_envs=2)
+    assert counted(order.end(0, [Episode(1.0, 5, env=1)])) == []
+    assert counted(order.end(1, [Episode(2.0, 5, env=0), Episode(3.0, 6, env=1)])) == []
+    assert counted(order.end(0, [Episode(0.0, 9, env=0)])) == [(0, 0.0), (0, 1.0), (1, 2.0), (1, 3.0)]
+    assert counted(order.end(0, [Episode(4.0, 9, env=1)])) == [(0, 4.0)], "its first one ended before the others'"
+    assert counted(order.end(0, [Episode(5.0, 9, env=0)])) == []
+
+
+def test_games_of_a_lost_actor_are_not_waited_for():
+    order = StartOrder(num_actors=2, num_envs=1)
+    assert counted(order.end(1, [Episode(1.0, 5)])) == []
+    assert counted(order.lose(0)) == [(1, 1.0)]
+    assert counted(order.end(0, [Episode(2.0, 5)])) == [], "the second game of actor 1 started before it"
+    assert counted(order.end(1, [Episode(3.0, 5)])) == [(1, 3.0), (0, 2.0)]
+
+
+def test_a_game_that_does_not_end_is_passed_over_and_counts_when_it_ends_after_all():
+    order = StartOrder(num_actors=1, num_envs=2)
+    found = []
+    for number in range(2 * PATIENCE + 1):
+        assert found == []
+        found += counted(order.end(0, [Episode(float(number), 1, env=1)]))
+    assert found == [(0, float(number)) for number in range(2 * PATIENCE + 1)]
+    assert order.passed_over == 1
+    assert counted(order.end(0, [Episode(-1.0, 99, env=1)])) == [(0, -1.0)], "nothing is waited for"
+    assert counted(order.end(0, [Episode(-2.0, 999, env=0)])) == [(0, -2.0)]
+    assert counted(order.end(0, [Episode(-3.0, 9, env=1), Episode(-4.0, 9, env=0)])) == [(0, -3.0), (0, -4.0)]
+
+
+def test_with_all_games_passed_over_nothing_is_left_to_wait_for():
+    order = StartOrder(num_actors=1, num_envs=1)
+    order.limit = 0
+    assert counted(order.end(0, [Episode(1.0, 1)])) == [(0, 1.0)]
+    assert counted(order.end(0, [Episode(2.0, 1)])) == [(0, 2.0)]
+
+
+def play(order, lengths, num_envs, steps):
+    """Counted returns of an actor's environments, whose games have these lengths and return 400 - length."""
+    left = [next(lengths) for _ in range(num_envs)]
+    played, found = list(left), []
+    for _ in range(steps):
+        ended = []
+        for env in range(num_envs):
+            left[env] -= 1
+            if left[env] == 0:
+                ended.append(Episode(400.0 - played[env], played[env], env))
+                left[env] = played[env] = next(lengths)
+        found += [episode.episode_return for _, episode in order.end(0, ended)]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_mean_return_is_unbiased_after_a_common_start(seed):
+    """Lengths U{20..400} and returns 400 - length have mean 190 whatever is learned; as they finish, first 333."""
+    rng = np.random.default_rng(seed)
+    lengths = iter(lambda: int(rng.integers(20, 401)), None)
+    found = play(StartOrder(1, 64), lengths, 64, steps=4000)[:1000]
+    assert len(found) == 1000
+    assert np.mean(found) == pytest.approx(190, rel=0.05)
+    windows = [np.mean(found[max(0, end - 100) : end]) for end in range(20, 1000)]
+    assert max(windows) < 300, "never solved"
+
+
+@given(st.lists(st.integers(1, 9), min_size=40, max_size=40), st.integers(1, 30))
+def test_an_order_that_was_saved_goes_on_alike(lengths, split):
+    first, second = (iter(lengths * 9) for _ in range(2))
+    whole, half = StartOrder(1, 4), StartOrder(1, 4)
+    expected = play(whole, first, 4, split)
+    assert play(half, second, 4, split) == expected
+    again = StartOrder(1, 4)
+    again.load_state_dict(half.state_dict())
+    assert again.state_dict() == whole.state_dict()
+    ends = [Episode(float(env), 1, env) for env in (2, 0, 3, 1, 2)]
+    assert counted(again.end(0, ends)) == counted(whole.end(0, ends))
+    assert again.state_dict() == whole.state_dict()
+
+
+def test_an_order_of_other_environments_is_refused():
+    with pytest.raises(ValueError, match=r"it has \(actors, environments\) \[1, 4\]"):
+        StartOrder(2, 2).load_state_dict(StartOrder(1, 4).state_dict())
