@@ -24,7 +24,7 @@ from a3c_mp.apex import ApexArgs as Args
 from a3c_mp.blocks import BlockCollector, finished_episodes
 from a3c_mp.config import exit_with, parse_args
 from a3c_mp.follower import Follower
-from a3c_mp.guard import Guard
+from a3c_mp.guard import Guard, update_norm
 from a3c_mp.learners import Learners, Team
 from a3c_mp.news import News, tell
 from a3c_mp.precision import compute_dtype
@@ -67,7 +67,7 @@ def learn(
     is_weights = importance_weights(batch.probability, importance_exponent, smallest)
     if args.normalize_obs:
         stride = -(-args.batch_size // apex.NORM_SAMPLES)  # from all of the batch, which is in order of lanes
-        net.norm.update(team.gather(batch.obs[::stride]))
+        update_norm(run, net.norm, team.gather(batch.obs[::stride]), "the replay")
     loss, td_error, curves = ALGORITHMS[args.algo].loss(args, net, target_net, batch, is_weights, dtype)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()

@@ -20,7 +20,7 @@ import torch
 from inline import InlineWorkers
 from support import CARTPOLE, CHAPTERS, ROOT
 
-from a3c_mp import checkpoint, limits
+from a3c_mp import apex, checkpoint, limits
 from a3c_mp import run as run_module
 from a3c_mp.checkpoint import list_checkpoints
 from a3c_mp.config import ConfigError
@@ -91,6 +91,21 @@ def test_what_is_not_finite_is_skipped_counted_and_named(chapter, env):
     assert summary["updates"] > 10
     assert json.loads((chapter.folder / "config.json").read_text())["args"]["env_id"] == env_id
     assert checkpoint.load(chapter.checkpoints()[0], algorithm=chapter.origin["algorithm"], env_id=env_id)
+
+
+@EVERY_CHAPTER
+def test_one_huge_observation_is_clipped_and_the_net_goes_on_seeing_the_others(chapter, monkeypatch):
+    """As sentinels are, FLT_MAX for nothing in sight: finite, and its square is not."""
+    monkeypatch.setattr(apex, "NORM_SAMPLES", 32)  # all transitions of a batch, so that none is overlooked
+    env_id = "fault_env:HugeObs-v0"
+    assert chapter.train("--env-id", env_id, "--total-steps", "3000") == 0, chapter.log
+    state = checkpoint.load(chapter.checkpoints()[0], algorithm=chapter.origin["algorithm"], env_id=env_id)
+    assert state["net"]["norm.count"] > 1000
+    assert 1 / state["net"]["norm.scale"].min() < 100, "CartPole's own deviations are about 1"
+    assert chapter.summary["obs_values_clipped"] > 0
+    assert "more than 100 deviations from the mean; clipped" in chapter.log
+    skipped = {name: count for name, count in chapter.summary.items() if name.endswith("_not_finite")}
+    assert set(skipped.values()) == {0}, "the rest of that sample is learned from"
 
 
 @EVERY_CHAPTER
