@@ -52,7 +52,7 @@ def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weight
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        nothing_learned = link.start == version == 0  # dqn acts at random
+        nothing_learned = weights.untrained and version == 0  # dqn acts at random
         collector.collect(blocks[slot], policy, warm_up=nothing_learned)
         link.send(slot, version)
 
@@ -89,7 +89,7 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
     team.synchronize(nn.ModuleList([net, target_net]), optimizer)
     device = next(net.parameters()).device
     dtype = compute_dtype(args.precision, device, net.norm.image)
-    weights = Weights(net, dtype)
+    weights = Weights(net, dtype, untrained=run.updates == 0)
     shards, slots_per_actor = replay.shards, apex.blocks_under_way(args)
     first = team.rank * shards.num_shards
     incidents: list[str] = []
