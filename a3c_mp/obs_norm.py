@@ -125,3 +125,12 @@ def channels_last(images: Tensor) -> Tensor:
     planes = images.reshape(num, channels, height * width).numpy()
     merged = cv2.merge([planes[:, c] for c in range(channels)])  # a sixth of the time of `contiguous`
     return torch.from_numpy(merged).view(num, height, width, channels).permute(0, 3, 1, 2)
+
+
+def note_on_inputs(net: nn.Module) -> str:
+    """A line for the log where observations have axes as images have, and are treated as vectors; empty elsewhere."""
+    norm = getattr(net, "norm", None)
+    if not isinstance(norm, ObsNorm) or norm.image or norm.mean.dim() < 3:
+        return ""
+    shape = tuple(norm.mean.shape[1:])
+    return f"observations {shape} are treated as vectors; images are uint8, with 3 axes, and 36 x 36 or more"
