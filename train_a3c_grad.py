@@ -94,8 +94,7 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
             net.zero_grad(set_to_none=True)
             loss.backward()
             finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
-            finite = finite and rollout_is_finite
-            link.send(slot, Report(version, len(indices), len(episodes), clipped, finite, means))
+            link.send(slot, Report(version, len(indices), len(episodes), clipped, finite and rollout_is_finite, means))
             moments, episodes, clipped = None, [], 0  # sent once for each rollout
             slot, version = link.take()
 
