@@ -24,7 +24,7 @@ from a3c_mp.actor_states import ActorStates
 from a3c_mp.collect import Collector, carried_spec
 from a3c_mp.config import Count, check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
-from a3c_mp.guard import Guard
+from a3c_mp.guard import Guard, update_norm
 from a3c_mp.nets import is_image, make_actor_critic
 from a3c_mp.precision import compute_dtype
 from a3c_mp.rollout import Rollout, finished_episodes, is_finite, minibatches, rollout_spec
@@ -67,8 +67,6 @@ def learn(
     guard: Guard,
 ) -> None:  # fmt: skip
     """Gradient steps on every sample of a rollout, in shuffled minibatches, `args.update_epochs` times."""
-    if args.normalize_obs:
-        net.norm.update(actor_critic.for_moments(rollout.obs, net.norm.image))
     samples = actor_critic.to_samples(args, rollout)
     obs = samples[0]
     for indices in minibatches(len(obs), args.batch_size, args.update_epochs, run.rng, obs.device):
@@ -113,6 +111,9 @@ def main() -> int:
                     if rollout_guard.accepts(is_finite(rollout), f"actor {worker}", f"a rollout of actor {worker}"):
                         with run.timing("learning"):
                             rollout = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
+                            if args.normalize_obs:
+                                obs = actor_critic.for_moments(rollout.obs, net.norm.image)
+                                update_norm(run, net.norm, obs, f"actor {worker}")
                             learn(args, run, net, optimizer, rollout, dtype, grad_guard)
                 states.take(filled)
                 with run.timing("publishing"):

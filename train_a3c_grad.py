@@ -26,7 +26,8 @@ from a3c_mp.collect import Collector, carried_spec
 from a3c_mp.config import Between, ConfigError, Count, check_env, exit_with, parse_args
 from a3c_mp.device import set_up_torch
 from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, episodes_of, gradient_spec, write_gradient
-from a3c_mp.nets import Moments, is_image, make_actor_critic
+from a3c_mp.guard import merge_moments
+from a3c_mp.nets import is_image, make_actor_critic
 from a3c_mp.precision import compute_dtype
 from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
 from a3c_mp.run import Run
@@ -84,9 +85,10 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, acting_weights
         episodes: list = finished_episodes(rollout)
         rollout_is_finite = is_finite(rollout)
         on_device = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
-        moments = None
+        moments, clipped = None, 0
         if args.normalize_obs:
-            moments = Moments.of(actor_critic.for_moments(on_device.obs, net.norm.image))
+            obs = actor_critic.for_moments(on_device.obs, net.norm.image)
+            moments, clipped = acting_net.norm.clipped_moments(obs)  # its norm is float32 too where it can clip
         samples = actor_critic.to_samples(args, on_device)
         for number, indices in enumerate(minibatches(len(samples[0]), args.batch_size, 1, rng, device)):
             if number >= sent_before:
@@ -97,9 +99,10 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, acting_weights
                 loss.backward()
                 finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
                 states.write(slot, collector.to_write, rollout)
-                link.send(slot, Report(version, len(indices), len(episodes), finite and rollout_is_finite, means))
+                finite &= rollout_is_finite
+                link.send(slot, Report(version, len(indices), len(episodes), clipped, finite, means))
                 slot, version = link.take()
-            moments, episodes = None, []  # sent once for each rollout
+            moments, episodes, clipped = None, [], 0  # sent once for each rollout
         sent_before = 0
 
 
@@ -135,7 +138,7 @@ def main() -> int:
                     with run.timing("learning"):
                         if inspector.accepts(report, worker, lag):
                             if gradient.obs_num > 0:
-                                net.norm.merge(gradient.moments)
+                                merge_moments(run, net.norm, gradient.moments, report.clipped, f"actor {worker}")
                             mean.add(gradient.vector)  # waits for the GPU: from here on the slot has been read
                             run.observed(report.curves)
                 if mean.count >= (1 if args.sync else args.grads_per_step):

@@ -25,7 +25,7 @@ from a3c_mp.apex import ApexArgs as Args
 from a3c_mp.blocks import BlockCollector, finished_episodes
 from a3c_mp.config import exit_with, parse_args
 from a3c_mp.follower import Follower
-from a3c_mp.guard import Guard
+from a3c_mp.guard import Guard, update_norm
 from a3c_mp.learners import Learners, Team
 from a3c_mp.news import News, tell
 from a3c_mp.precision import compute_dtype
@@ -53,7 +53,7 @@ def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weight
     while True:
         slot, version = link.take()
         version = weights.load(net, version if args.deterministic else None)
-        nothing_learned = link.entropy[0] == version == 0  # dqn acts at random
+        nothing_learned = weights.untrained and version == 0  # dqn acts at random
         collector.collect(block := blocks[slot], policy, warm_up=nothing_learned)
         states.write(slot, collector.to_write, block, policy)
         link.send(slot, version)
@@ -69,7 +69,7 @@ def learn(
     is_weights = importance_weights(batch.probability, importance_exponent, smallest)
     if args.normalize_obs:
         stride = -(-args.batch_size // apex.NORM_SAMPLES)  # from all of the batch, which is in order of lanes
-        net.norm.update(team.gather(batch.obs[::stride]))
+        update_norm(run, net.norm, team.gather(batch.obs[::stride]), "the replay")
     loss, td_error, curves = ALGORITHMS[args.algo].loss(args, net, target_net, batch, is_weights, dtype)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -90,7 +90,7 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
     net, target_net, optimizer, replay, blocks, action_space = parts
     device = next(net.parameters()).device
     dtype = compute_dtype(args.precision, device, net.norm.image)
-    weights = Weights(net, dtype)
+    weights = Weights(net, dtype, untrained=run.updates == 0)
     shards = replay.shards
     first = team.rank * shards.num_shards
     carried = apex.carried_spec(args, ALGORITHMS[args.algo], action_space)

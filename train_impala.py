@@ -28,7 +28,7 @@ from a3c_mp.collect import Collector, carried_spec
 from a3c_mp.config import check_env, exit_with, parse_args
 from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.follower import Follower
-from a3c_mp.guard import Guard
+from a3c_mp.guard import Guard, update_norm
 from a3c_mp.impala import PRESETS, DelayLine, UnrollReplay
 from a3c_mp.impala import ImpalaArgs as Args
 from a3c_mp.learners import Learners, Team
@@ -76,7 +76,7 @@ def learn(
     """A gradient step for every batch of new unrolls, filled up with replayed ones."""
     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
     if args.normalize_obs:
-        net.norm.update(team.gather(for_moments(unrolls.obs, net.norm.image)))
+        update_norm(run, net.norm, team.gather(for_moments(unrolls.obs, net.norm.image)), "new unrolls")
     for batch in impala.batches(args, unrolls, replay, run.rng):
         loss, curves = impala.loss(args, net, batch, dtype, team.average)
         optimizer.zero_grad(set_to_none=True)

@@ -59,7 +59,7 @@ def play_episodes(policy: Policy, env_id: str, episodes: int, *, seed: int, num_
         policy: chooses the actions.
         env_id: gymnasium id.
         episodes: number of games.
-        seed: environment i is seeded with `seed + i`.
+        seed: environment i is seeded with (seed + i) % 2^31.
         num_envs: how many are played at once.
     """
     num_envs = min(num_envs, episodes)

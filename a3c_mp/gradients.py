@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.guard import BAD_IN_A_ROW, Guard
-from a3c_mp.nets import Moments
+from a3c_mp.obs_norm import Moments
 from a3c_mp.rollout import Episode
 from a3c_mp.run import Run
 from a3c_mp.slots import Spec
@@ -36,7 +36,8 @@ class Report(NamedTuple):
     version: int  # of the weights that the gradient was taken at
     steps: int  # samples in it
     num_episodes: int  # filled rows of `Gradient.episodes`
-    finite: bool  # whether everything in the slot is, and the rollout behind it
+    clipped: int  # values that entered `Gradient.moments` clipped
+    finite: bool  # whether the gradient and the curves are, and the rollout behind them
     curves: dict[str, float]  # means over the batch, for TensorBoard
 
 
@@ -73,14 +74,12 @@ def write_gradient(
     parameters = list(net.parameters())
     torch._foreach_copy_(views_like(gradient.vector, parameters), [p.grad for p in parameters if p.grad is not None])
     gradient.obs_num.zero_()
-    sums = [gradient.vector.sum()]
     if moments is not None:
         for field, value in zip(gradient.moments, moments, strict=True):
             field.copy_(value)
-        sums += [gradient.obs_mean.sum(), gradient.obs_variance.sum()]
     gradient.episodes[: len(episodes)] = torch.tensor(episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
     means = [value.detach().float().mean() for value in curves.values()]
-    *figures, total = torch.stack([*means, torch.stack(sums).sum()]).tolist()
+    *figures, total = torch.stack([*means, gradient.vector.sum()]).tolist()
     return all(map(math.isfinite, [total, *figures])), dict(zip(curves, figures, strict=True))
 
 

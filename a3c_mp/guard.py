@@ -8,6 +8,7 @@ from collections import Counter
 from torch import Tensor
 
 from a3c_mp.follower import Follower
+from a3c_mp.obs_norm import OUTLIER, Moments, ObsNorm
 from a3c_mp.run import Run, TrainingError
 
 BAD_IN_A_ROW = 5
@@ -48,6 +49,41 @@ class Guard:
         if self.bad_in_a_row[source] == self.in_a_row:
             fix = "lower --learning-rate, or look for such rewards and observations"
             raise TrainingError(f"{what} is not finite, the {self.in_a_row}th of {source} in a row; {fix}")
-        if total & (total - 1) == 0:  # the 1st, 2nd, 4th, ...: a log that can be read in the morning
+        if _is_worth_a_line(total - 1, total):
             self.run.log.warning(f"{what} is not finite; skipped, as {total - 1} before it")
         return False
+
+
+def update_norm(run: Run | Follower, norm: ObsNorm, obs: Tensor, source: str) -> None:
+    """Merge observations [N, *shape] into the running moments; count and log what was clipped, or left out of them.
+
+    Args:
+        run: has the counters and the log. Learners that call this with the same `obs` come to the same moments.
+        norm: whose moments they are.
+        obs: as the net is given them.
+        source: who they come from, for the log.
+    """
+    merge_moments(run, norm, *norm.clipped_moments(obs), source)
+
+
+def merge_moments(run: Run | Follower, norm: ObsNorm, moments: Moments, clipped: int, source: str) -> None:
+    """The same for moments taken elsewhere, by `ObsNorm.clipped_moments`."""
+    if norm.image:  # bytes have no outliers
+        norm.merge(moments)
+        return
+    before = run.counters["obs_values_clipped"]
+    run.counters.update(obs_values_clipped=clipped, obs_moments_not_finite=0)  # adds: there from the start
+    if _is_worth_a_line(before, before + clipped):
+        text = f"{clipped} values more than {OUTLIER:g} deviations from the mean; clipped"
+        run.log.warning(f"observations from {source}: {text} ({before + clipped} so far)")
+    if not norm.merge(moments):
+        run.counters["obs_moments_not_finite"] += 1
+        total = run.counters["obs_moments_not_finite"]
+        if _is_worth_a_line(total - 1, total):
+            text = "mean or variance is not finite; left out of the running moments"
+            run.log.warning(f"observations from {source}: {text} ({total} so far)")
+
+
+def _is_worth_a_line(before: int, after: int) -> bool:
+    """Whether a count has passed 1, 2, 4, 8, ...: a log that can be read in the morning."""
+    return before.bit_length() < after.bit_length()

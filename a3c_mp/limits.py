@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import resource
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from a3c_mp.config import CommonArgs, ConfigError
@@ -19,15 +21,19 @@ FILES_PER_ACTOR = 3
 """two pipes and a sentinel"""
 ACTOR_BYTES = 150 * MIB
 """memory that an actor shares with nobody once torch is loaded, environments not counted"""
+CONTEXT_BYTES = 300 * MIB
+"""host memory of a CUDA context: an estimate, as NVIDIA and PyTorch document none; not measured on a GPU"""
+CONTEXT_GPU_BYTES = 270 * MIB
+"""GPU memory of one with a small tensor: 287,047,680 bytes in github.com/pytorch/pytorch/pull/86509; not measured"""
+ORDERED_STORES = ("x86_64", "amd64")
+"""processors on which others see what one writes in the order in which it was written"""
 MEMINFO, CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def check_limits(args: CommonArgs, net: nn.Module) -> None:
-    """Raise ConfigError where open files, memory or shared memory will not do for the actors and their weights."""
-    needed = args.num_actors * ACTOR_BYTES
-    if needed > (free := free_memory()):
-        why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
-        raise ConfigError("num-actors", args.num_actors, why, "lower it")
+    """Raise ConfigError where processor, open files or memory will not do for the processes and their weights."""
+    check_processor()
+    check_memory(args.num_actors, getattr(args, "num_learners", 1), args.cuda)
     check_open_files(args.num_actors)
     try:
         if not args.cuda:
@@ -35,6 +41,31 @@ def check_limits(args: CommonArgs, net: nn.Module) -> None:
     except MemoryError as error:
         fix = "enlarge /dev/shm (docker run --shm-size=1g), or lower --num-envs"
         raise ConfigError("num-actors", args.num_actors, f"for the weights {error}", fix) from error
+
+
+def check_processor() -> None:
+    """Raise ConfigError where a counter in shared memory may be seen before what it speaks for.
+
+    `Weights` and `Shards` write data, then a counter, without a lock or a memory barrier.
+    """
+    machine = platform.machine()
+    if machine.lower() not in ORDERED_STORES:
+        why = "weights and replay are shared without locks, which relies on the memory order of x86-64"
+        raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
+
+
+def check_memory(num_actors: int, num_learners: int, cuda: bool) -> None:
+    """Raise ConfigError where memory, or that of the GPU, will not do for the processes besides the first learner."""
+    needed = (num_actors + num_learners - 1) * (ACTOR_BYTES + cuda * CONTEXT_BYTES)
+    if needed > (free := free_memory()):
+        why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
+        raise ConfigError("num-actors", num_actors, why, "lower it")
+    if not cuda:
+        return
+    needed = num_actors // num_learners * CONTEXT_GPU_BYTES  # the learner has its own already
+    if needed > (free := torch.cuda.mem_get_info()[0]):
+        why = f"that takes {needed // MIB:,} MiB of a GPU's memory at least, {free // MIB:,} MiB is free"
+        raise ConfigError("num-actors", num_actors, why, "lower it, or leave --cuda out")
 
 
 def check_open_files(num_actors: int) -> None:

@@ -5,9 +5,6 @@ A net with a core, that is a memory, also takes the core's state [B, S] and retu
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import cv2
 import gymnasium
 import numpy as np
 import torch
@@ -15,90 +12,7 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-
-class Moments(NamedTuple):
-    """What is known of a set of observations once they are gone."""
-
-    num: Tensor  # [] float32, how many
-    mean: Tensor  # [1, *obs_shape] float32
-    variance: Tensor  # [1, *obs_shape] float32, about that mean
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, obs: Tensor) -> Moments:
-        """Moments of observations [N, *obs_shape] of any dtype."""
-        obs = obs.to(torch.float32, copy=True)
-        mean = obs.mean(dim=0, keepdim=True)
-        variance = obs.sub_(mean).square_().mean(dim=0, keepdim=True)  # a fifth of the time of `Tensor.var`
-        return cls(torch.tensor(float(len(obs)), device=obs.device), mean, variance)
-
-
-class ObsNorm(nn.Module):
-    """Subtract from every input its running mean, divide by its running deviation, clip to [-5, 5].
-
-    Burda et al. 2018 ("Exploration by random network distillation"), section 2.4. In Pong all but a few pixels are the
-    same in every frame; what is left after this is the ball and the paddles.
-
-    Args:
-        shape: of one observation.
-        image: the inputs are bytes; before the first update they are divided by 255.
-    """
-
-    count: Tensor
-    mean: Tensor
-    variance: Tensor
-    shift: Tensor
-    scale: Tensor
-
-    def __init__(self, shape: tuple[int, ...], image: bool):
-        super().__init__()
-        self.image = image
-        self.register_buffer("count", torch.zeros(()))
-        self.register_buffer("mean", torch.zeros(1, *shape))
-        self.register_buffer("variance", torch.ones(1, *shape))
-        self.register_buffer("shift", torch.zeros(1, *shape))
-        self.register_buffer("scale", torch.full((1, *shape), 1 / 255 if image else 1.0))
-
-    def update(self, obs: Tensor) -> None:
-        """Take in observations [N, *shape]."""
-        self.merge(Moments.of(obs))
-
-    @torch.no_grad()
-    def merge(self, moments: Moments) -> None:
-        """Take in the moments of 1 or more observations, as Chan, Golub & LeVeque 1979 do."""
-        count, mean, variance = moments
-        total = self.count + count
-        delta = mean - self.mean
-        squares = self.variance * self.count + variance * count + delta.square() * self.count * count / total
-        self.mean += delta * count / total
-        self.variance.copy_(squares / total)
-        self.count.copy_(total)
-        # Whole grey levels are exact in bfloat16, so the actors' copies subtract exactly what the learner does. The
-        # floor under the deviation, one grey level, keeps pixels that hardly ever change from drowning the rest.
-        self.shift.copy_(self.mean.round() if self.image else self.mean)
-        self.scale.copy_(1 / (self.variance.sqrt() + (1.0 if self.image else 1e-2)))
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """Floating-point observations [N, *shape], overwritten."""
-        return obs.sub_(self.shift.to(obs.dtype)).mul_(self.scale.to(obs.dtype)).clamp_(-5, 5)
-
-    def convert(self, obs: Tensor) -> Tensor:
-        """Raw observations [N, *shape], normalised, in the dtype that the net computes in; images as channels_last."""
-        if not self.image:
-            return self(obs.to(self.shift.dtype, copy=True))
-        device = obs.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.shift.dtype
-        return self(channels_last(obs).to(dtype))
-
-
-def channels_last(images: Tensor) -> Tensor:
-    """Bytes [N, C, H, W] with the channels of a pixel side by side in memory, as convolutions are fastest."""
-    if images.device.type != "cpu":
-        return images.contiguous(memory_format=torch.channels_last)
-    num, channels, height, width = images.shape
-    planes = images.reshape(num, channels, height * width).numpy()
-    merged = cv2.merge([planes[:, c] for c in range(channels)])  # a sixth of the time of `contiguous`
-    return torch.from_numpy(merged).view(num, height, width, channels).permute(0, 3, 1, 2)
+from a3c_mp.obs_norm import ObsNorm
 
 
 class AtariA2C(nn.Module):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.nets import ObsNorm, nature_convolutions, num_outputs
+from a3c_mp.nets import nature_convolutions, num_outputs
+from a3c_mp.obs_norm import ObsNorm
 
 
 class DuelingQ(nn.Module):

@@ -26,6 +26,7 @@ from a3c_mp.children import SIGNALS
 from a3c_mp.config import CommonArgs, ConfigError
 from a3c_mp.folder import claim_folder, describe_run, write_json
 from a3c_mp.limits import check_limits
+from a3c_mp.obs_norm import note_on_inputs
 from a3c_mp.rollout import Episode
 from a3c_mp.schedules import Every
 from a3c_mp.start_order import CountedEpisode, StartOrder
@@ -114,6 +115,8 @@ class Run:
         heeded = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores SIGHUP
         self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in heeded}
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
+        if note := note_on_inputs(self.net):
+            self.log.info(note)
         return self
 
     def should_stop(self) -> bool:

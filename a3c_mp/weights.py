@@ -23,9 +23,11 @@ class Weights:
     Args:
         net: gives shapes, device and the content of version 0.
         dtype: of floating-point snapshots, for instance bfloat16 where actors compute in it.
+        untrained: whether version 0 comes before the first update of the run.
     """
 
-    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32):
+    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32, untrained: bool = False):
+        self.untrained = untrained
         tensors = _tensors(net)
         assert all(t.is_floating_point() for t in tensors), "snapshots hold floating-point tensors only"
         self.shapes = [t.shape for t in tensors]

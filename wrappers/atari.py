@@ -26,6 +26,12 @@ FRAME_SKIP = 4
 """emulator frames for one agent step"""
 MAX_FRAMES = 108_000
 """emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)"""
+FIXED_SETTINGS = {
+    "mode": None, "difficulty": None, "continuous": False, "sound_obs": False, "max_num_frames_per_episode": MAX_FRAMES
+}  # fmt: skip
+"""settings of a game that an id cannot change here"""
+SMALLEST_IMAGE = 36
+"""pixels a side that the convolutions need; what has fewer is treated as a vector"""
 
 
 class NoopReset(gymnasium.Wrapper):
@@ -172,17 +178,41 @@ def atari_settings(env_id: str) -> dict[str, Any]:
     """The game and the stickiness that the id's own spec asks for.
 
     Raises:
-        ValueError: the id skips a random number of frames, as `Pong-v4` does.
+        ValueError: the id skips a random number of frames, as `Pong-v4` does, or asks for a mode, a difficulty or
+            anything else that not every environment made here has.
     """
     kwargs = find_spec(env_id).kwargs
-    if not isinstance(kwargs["frameskip"], int):
+    skip = kwargs.get("frameskip", FRAME_SKIP)
+    if not isinstance(skip, int):
         name = env_id.split("/")[-1].split("-")[0]
         raise ValueError(f"{env_id} skips a random number of frames; use {name}NoFrameskip-v4 or ALE/{name}-v5")
+    if skip not in (1, FRAME_SKIP):
+        raise ValueError(f"{env_id} has frameskip={skip}; an agent step here is {FRAME_SKIP} frames, of every game")
+    # AtariVectorEnv (ale-py 0.12) takes no mode and no difficulty, so actors would play another game than the one asked
+    # for. SyncVectorEnv of `make_env` would play the right one at a fraction of the speed of all figures in the docs.
+    for setting, default in FIXED_SETTINGS.items():
+        if kwargs.get(setting, default) not in (None, default):
+            why = "the fast vector environment plays games in their default mode, with joystick actions"
+            raise ValueError(f"{env_id} has {setting}={kwargs[setting]}; {why}, and cuts them at {MAX_FRAMES} frames")
     return {
         "game": kwargs["game"],
-        "repeat_action_probability": kwargs["repeat_action_probability"],
-        "full_action_space": kwargs["full_action_space"],
+        "repeat_action_probability": kwargs.get("repeat_action_probability", 0.25),  # ALE's own default
+        "full_action_space": kwargs.get("full_action_space", False),
     }
+
+
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Which axis of images of this shape holds the channels, 0 or 2: the shorter of the two.
+
+    Raises:
+        ValueError: they are of one length, and large enough to be an axis of the image itself.
+    """
+    first, _, last = shape
+    if first == last and min(shape) >= SMALLEST_IMAGE:
+        raise ValueError(
+            f"observations are images {shape}, and it cannot be told whether they have their channels first or last"
+        )
+    return 2 if last < first else 0
 
 
 def make_env(
@@ -201,7 +231,8 @@ def make_env(
 
     Raises:
         gymnasium.error.Error: unknown id, with a suggestion.
-        ValueError: the observation is no Box.
+        ValueError: the observation is no Box, or an image whose channels may be first or last; or an Atari id asks for
+            what `atari_settings` refuses.
     """
     render: dict[str, Any] = (
         {} if render_mode is None else {"render_mode": render_mode}
@@ -225,7 +256,7 @@ def make_env(
     if not isinstance(space, Box):
         raise ValueError(f"{env_id} has observations of type {type(space).__name__}; only Box is supported")
     if space.dtype == np.uint8 and len(space.shape) == 3:
-        return ChannelsFirst(env)
+        return ChannelsFirst(env) if channel_axis(space.shape) == 2 else env
     if space.dtype != np.float32:
         env = gymnasium.wrappers.DtypeObservation(env, np.float32)
     return env

@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from wrappers.atari import FRAME_SKIP, MAX_FRAMES, atari_settings, is_atari, make_env
+from wrappers.contract import check_reset, check_step
 from wrappers.rebuild import Rebuildable, seeding_of
 
 
@@ -68,8 +69,9 @@ class DenseFinalObs(VectorWrapper):
 
 
 class TellWhere(gymnasium.Wrapper):
-    """Adds to whatever an environment raises which one it was, how it was seeded, and how far it had come.
+    """Checks what an environment returns, and notes in its errors its id, its seed and how many steps it had taken.
 
+    Without the check, what has the wrong shape or type is an error of the vector environment's that names none of it.
     Final observations are copies: what an environment does to its own arrays later does not change them.
     """
 
@@ -79,14 +81,14 @@ class TellWhere(gymnasium.Wrapper):
 
     def reset(self, **kwargs: Any):
         try:
-            return self.env.reset(**kwargs)
+            return check_reset(self.env.reset(**kwargs), self.observation_space)
         except Exception as error:
             add_place(error, "reset()", self.env_id, self.seed, self.steps)
             raise
 
     def step(self, action):
         try:
-            result = self.env.step(action)
+            result = check_step(self.env.step(action), self.observation_space)
         except Exception as error:
             add_place(error, "step()", self.env_id, self.seed, self.steps)
             raise
@@ -127,7 +129,7 @@ def make_vec_env(
     Args:
         env_id: any gymnasium id with a Box observation and a Discrete or Box action; `module:Env-v0` imports `module`.
         num_envs: number of copies (N).
-        seed: environment i is seeded with `seed + i` by the first `reset()`.
+        seed: of 31 bits; environment i is seeded with (seed + i) % 2^31 by the first `reset()`.
         noop_max, max_frames: Atari only, as in `make_env`.
         rebuildable: return a `Rebuildable`, which later games too are seeded by `seed` in; it must be given.
 
@@ -156,7 +158,7 @@ def make_vec_env(
         )
         env = LostLives(env)
     else:
-        seeds = [None if seed is None else seed + i for i in range(num_envs)]
+        seeds = [None] * num_envs if seed is None else env_seeds(int(seed), num_envs)
         env = SyncVectorEnv([partial(make_told, env_id, s) for s in seeds], autoreset_mode=AutoresetMode.SAME_STEP)
         env = DenseFinalObs(env)
     if not isinstance(env.single_action_space, Discrete | Box):
@@ -169,14 +171,24 @@ def make_vec_env(
     return FirstSeed(CheckActions(env), seed)
 
 
+def env_seeds(seed: int, num_envs: int) -> list[int | None]:
+    """The seed of each environment. They have 31 bits: ALE's are an int32."""
+    return [(seed + i) % 2**31 for i in range(num_envs)]
+
+
 class FirstSeed(VectorWrapper):
     """Seed the first `reset()`, when the caller gives it none; later resets go on from there."""
 
     def __init__(self, env: VectorEnv, seed: int | None):
         super().__init__(env)
-        self.first_seed = None if seed is None else int(seed)
+        self.first_seed = seed
 
     def reset(self, *, seed=None, options=None):
         if seed is None:
             seed, self.first_seed = self.first_seed, None
+        if isinstance(seed, int | np.integer) and options is None:
+            seeds = env_seeds(
+                int(seed), self.num_envs
+            )  # AtariVectorEnv takes an array, gymnasium a list of Python's int
+            seed = np.array(seeds) if isinstance(self.env.unwrapped, AtariVectorEnv) else seeds
         return self.env.reset(seed=seed, options=options)

@@ -94,7 +94,7 @@ gymnasium.register("Unmakeable-v0", entry_point=UnmakeableEnv, max_episode_steps
 
 
 class NotFiniteEnv(CartPoleEnv):
-    """Rewards or observations that are not finite: once, in the 150th step, or from there on."""
+    """Rewards or observations that are not finite, or huge: once, in the 150th step, or from there on."""
 
     def __init__(self, reward=0.0, obs=0.0, always=False, **kwargs):
         super().__init__(**kwargs)
@@ -113,6 +113,7 @@ for name, numbers in {
     "InfiniteReward": {"reward": np.inf},
     "NanObs": {"obs": np.nan},
     "InfiniteObs": {"obs": -np.inf},
+    "HugeObs": {"obs": np.finfo(np.float32).max},
     "NanForEver": {"reward": np.nan, "always": True},
     "NanObsForEver": {"obs": np.nan, "always": True},
 }.items():

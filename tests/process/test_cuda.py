@@ -1,16 +1,18 @@
-"""The GPU path: shared CUDA snapshots, acting as a graph, pinned slots. Runs only where there is a GPU."""
+"""The GPU path: acting as a graph, pinned slots, every chapter. Runs only where there is a GPU.
+
+That snapshots in shared GPU memory are never torn is in tests/unit/test_weights.py, beside those in shared memory.
+"""
 
 import copy
 
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from support import SMALL
+from support import CHAPTERS
 
 from a3c_mp.device import GraphedForward
 from a3c_mp.nets import make_actor_critic
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Workers
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -33,43 +35,26 @@ def test_the_graph_computes_what_the_net_does_with_newly_loaded_weights_too():
         torch.testing.assert_close(forward(obs(2)), net(obs(2).cuda()))
 
 
-def read_snapshots(link, weights):
-    """Load as fast as can be; tell of every load whether it was uniform and of the version it claims."""
-    net = torch.nn.Linear(1000, 1000).cuda()
-    while True:
-        slot, _ = link.take()
-        version = weights.load(net)
-        values = torch.cat([parameter.flatten() for parameter in net.parameters()])
-        link.beat()
-        link.send(slot, bool((values == version).all()))
-
-
-def test_snapshots_in_gpu_memory_are_never_torn():
-    net = torch.nn.Linear(1000, 1000).cuda()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.zero_()
-    weights = Weights(net)
-    whole = []
-    with Workers(read_snapshots, 1, (weights,), slots_per_worker=1) as workers:
-        for filled in workers.rounds(lambda: len(whole) >= 500):
-            whole.append(filled[0].payload)
-            for _ in range(3):
-                with torch.no_grad():
-                    for parameter in net.parameters():
-                        parameter.add_(1.0)
-                weights.publish(net)
-            workers.release(filled, weights.version)
-    assert all(whole)
-
-
-@pytest.mark.parametrize("script", ["train_a3c_data.py", "train_a3c_grad.py"])
+@pytest.mark.parametrize("algorithm", CHAPTERS)
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])
-def test_training_on_the_gpu_is_deterministic_where_asked(scripts, env_id, script):
-    flags = ["--env-id", env_id, *SMALL, "--cuda", "--deterministic", "--total-steps", "2000"]
+def test_training_on_the_gpu_is_deterministic_where_asked(scripts, env_id, algorithm):
+    script, flags = CHAPTERS[algorithm]
+    flags = ["--env-id", env_id, *flags, "--cuda", "--deterministic", "--total-steps", "2000"]
     hashes = []
     for name in ("a", "b"):
         done = scripts.run(name, *flags, script=script)
         assert done.code == 0, done.err
+        assert done.summary["updates"] > 0
         hashes.append(done.summary["weights_sha256"])
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("algorithm", CHAPTERS)
+def test_training_on_the_gpu_goes_on_where_it_was_stopped(scripts, algorithm):
+    """Not deterministic: with batches drawn ahead into pinned memory, and slots in flight while others are learned."""
+    script, flags = CHAPTERS[algorithm]
+    first = scripts.run("r", "--env-id", "PongNoFrameskip-v4", *flags, "--cuda", "--total-steps", "2000", script=script)
+    assert first.code == 0, first.err
+    resumed = scripts.finish(scripts.start(script, "--resume", "runs/r", "--total-steps", "4000"), "r")
+    assert resumed.code == 0, resumed.err
+    assert resumed.summary["updates"] > first.summary["updates"] > 0

@@ -16,7 +16,8 @@ from a3c_mp.actor_critic import to_samples
 from a3c_mp.collect import Collector
 from a3c_mp.config import ConfigError, parse_args
 from a3c_mp.gradients import Gradient, MeanGradient, Report
-from a3c_mp.nets import ObsNorm, make_actor_critic
+from a3c_mp.nets import make_actor_critic
+from a3c_mp.obs_norm import ObsNorm
 from a3c_mp.rollout import Rollout, empty_rollout, rollout_spec
 from a3c_mp.seeds import derive_seeds
 from wrappers import make_vec_env
@@ -171,7 +172,7 @@ def scripted(*script):
             gradient.obs_num.fill_(1.0)
             gradient.obs_mean.fill_(value)
             curves = {"losses/total": value}
-            link.send(slot, Report(weights.version - age, 10, 0, bool(np.isfinite(value)), curves))
+            link.send(slot, Report(weights.version - age, 10, 0, 0, bool(np.isfinite(value)), curves))
 
     return actor
 

@@ -262,7 +262,7 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(algo):
     )
     halves = [Batch(*(field[part] for field in whole)) for part in (slice(4), slice(4, 8))]
     guard = SimpleNamespace(accepts=lambda *_: True)
-    run = SimpleNamespace(steps=0, updates=1, learned=lambda curves, samples: None)
+    run = SimpleNamespace(steps=0, updates=1, counters=Counter(), learned=lambda curves, samples: None)
 
     def gradient(team, batch):
         online = copy.deepcopy(net)

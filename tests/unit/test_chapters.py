@@ -15,12 +15,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from inline import InlineWorkers
 from support import CARTPOLE, CHAPTERS, ROOT
 
-from a3c_mp import checkpoint, limits
+from a3c_mp import apex, checkpoint, limits
 from a3c_mp import run as run_module
 from a3c_mp.checkpoint import list_checkpoints
 from a3c_mp.config import ConfigError
@@ -73,6 +76,22 @@ def chapter(algorithm, tmp_path, monkeypatch):
     return Chapter(algorithm, monkeypatch)
 
 
+class Looks(gymnasium.Env):
+    """Shows zeros."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape, self.observation_space.dtype), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+
 # ---- numbers that are not finite
 
 
@@ -91,6 +110,21 @@ def test_what_is_not_finite_is_skipped_counted_and_named(chapter, env):
     assert summary["updates"] > 10
     assert json.loads((chapter.folder / "config.json").read_text())["args"]["env_id"] == env_id
     assert checkpoint.load(chapter.checkpoints()[0], algorithm=chapter.origin["algorithm"], env_id=env_id)
+
+
+@EVERY_CHAPTER
+def test_one_huge_observation_is_clipped_and_the_net_goes_on_seeing_the_others(chapter, monkeypatch):
+    """As sentinels are, FLT_MAX for nothing in sight: finite, and its square is not."""
+    monkeypatch.setattr(apex, "NORM_SAMPLES", 32)  # all transitions of a batch, so that none is overlooked
+    env_id = "fault_env:HugeObs-v0"
+    assert chapter.train("--env-id", env_id, "--total-steps", "3000") == 0, chapter.log
+    state = checkpoint.load(chapter.checkpoints()[0], algorithm=chapter.origin["algorithm"], env_id=env_id)
+    assert state["net"]["norm.count"] > 1000
+    assert 1 / state["net"]["norm.scale"].min() < 100, "CartPole's own deviations are about 1"
+    assert chapter.summary["obs_values_clipped"] > 0
+    assert "more than 100 deviations from the mean; clipped" in chapter.log
+    skipped = {name: count for name, count in chapter.summary.items() if name.endswith("_not_finite")}
+    assert set(skipped.values()) == {0}, "the rest of that sample is learned from"
 
 
 @EVERY_CHAPTER
@@ -119,6 +153,29 @@ def test_learning_that_diverges_ends_the_run_and_saves_no_weights_that_are_not_f
     assert "in a row" in chapter.summary["exit_reason"]
     for path in chapter.checkpoints():
         checkpoint.load(path, **chapter.origin)
+
+
+# ---- observations that look like images and are none to the net
+
+
+LOOKS = {
+    "SmallImage": ((7, 7, 3), np.uint8, "(3, 7, 7)"),
+    "Screen": ((84, 84), np.uint8, "(84, 84)"),
+    "Floats": ((3, 84, 84), np.float32, "(3, 84, 84)"),
+    "Vector": ((4,), np.float32, None),
+    "Image": ((40, 40, 3), np.uint8, None),
+}
+
+
+@EVERY_CHAPTER
+@pytest.mark.parametrize(("shape", "dtype", "named"), LOOKS.values(), ids=LOOKS)
+def test_what_looks_like_an_image_and_is_treated_as_a_vector_is_in_the_log(chapter, shape, dtype, named, monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry.copy())
+    gymnasium.register("Looks-v0", entry_point=Looks, kwargs={"space": Box(0, 255, shape, dtype)})
+    assert chapter.train("--env-id", "Looks-v0", "--total-steps", "1") == 0
+    lines = [line for line in chapter.log.splitlines() if "treated as vectors" in line]
+    assert len(lines) == (named is not None)
+    assert all(f"observations {named} are treated as vectors" in line for line in lines)
 
 
 # ---- a full disk
@@ -251,6 +308,12 @@ def test_too_little_memory_and_too_few_open_files_are_found_before_the_start(cha
     monkeypatch.setattr(limits.resource, "getrlimit", lambda what: (200, 300))
     message = "num-actors=100: that takes 364 open files, 300 are allowed; lower it, or raise the limit"
     assert message in refused(chapter.module.main, flags)
+
+
+@EVERY_CHAPTER
+def test_another_processor_is_refused_before_the_start(chapter, refused, monkeypatch):
+    monkeypatch.setattr(limits.platform, "machine", lambda: "aarch64")
+    assert "error: machine=aarch64: " in refused(chapter.module.main, [*CARTPOLE, *chapter.flags])
 
 
 # ---- two runs in one folder

@@ -1,12 +1,14 @@
 """Free memory as the kernel tells of it, and the limit of open files, which may be raised up to a point."""
 
 import resource
+from typing import NamedTuple
 
 import pytest
+import torch
 
 from a3c_mp import limits
 from a3c_mp.config import ConfigError
-from a3c_mp.limits import check_open_files, free_memory, free_shared_memory
+from a3c_mp.limits import check_limits, check_open_files, free_memory, free_shared_memory
 
 GIB = 2**30
 
@@ -60,6 +62,51 @@ def test_where_it_may_not_be_raised_so_far_the_figure_needed_is_told(monkeypatch
     monkeypatch.setattr(limits.resource, "getrlimit", lambda what: (100, 123))
     with pytest.raises(ConfigError, match=r"num-actors=20: that takes 124 open files, 123 are allowed; lower it"):
         check_open_files(20)
+
+
+class Sizes(NamedTuple):
+    """As much of a chapter's settings as limits depend on."""
+
+    num_actors: int
+    num_learners: int
+    cuda: bool
+
+
+def check_with(monkeypatch, args, free, free_on_gpu=2**63):
+    monkeypatch.setattr(limits, "free_memory", lambda: free)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_on_gpu, 2**63))
+    check_limits(args, torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+@pytest.mark.parametrize("num_learners", [1, 2])
+def test_every_process_besides_the_first_learner_takes_memory_and_with_cuda_a_context(cuda, num_learners, monkeypatch):
+    args = Sizes(6, num_learners, cuda)
+    needed = (6 + num_learners - 1) * (limits.ACTOR_BYTES + (limits.CONTEXT_BYTES if cuda else 0))
+    check_with(monkeypatch, args, needed)
+    with pytest.raises(ConfigError, match=f"num-actors=6: that takes {needed // 2**20:,} MiB of memory at least"):
+        check_with(monkeypatch, args, needed - 2**20)
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+def test_with_cuda_the_actors_of_a_learner_have_contexts_on_its_gpu(num_learners, monkeypatch):
+    args = Sizes(6, num_learners, cuda=True)
+    needed = 6 // num_learners * limits.CONTEXT_GPU_BYTES
+    check_with(monkeypatch, args, 2**63, needed)
+    message = (
+        f"num-actors=6: that takes {needed // 2**20:,} MiB of a GPU's memory at least, {needed // 2**20 - 1:,} MiB"
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_with(monkeypatch, args, 2**63, needed - 2**20)
+    check_with(monkeypatch, args._replace(cuda=False), 2**63, 0)
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64", "ppc64le", "riscv64"])
+def test_other_processors_are_refused_as_they_may_reorder_what_is_written_without_locks(machine, monkeypatch):
+    check_with(monkeypatch, Sizes(1, 1, cuda=False), 2**63)
+    monkeypatch.setattr(limits.platform, "machine", lambda: machine)
+    with pytest.raises(ConfigError, match=f"machine={machine}: .* memory order of x86-64"):
+        check_with(monkeypatch, Sizes(1, 1, cuda=False), 2**63)
 
 
 def test_infinity_is_what_the_tests_take_it_for():

@@ -1,6 +1,7 @@
 """Nets: shapes, memory formats, what they leave alone, and the running moments in front of them."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -10,17 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from a3c_mp.nets import (
-    MLPA2C,
-    AtariA2C,
-    LSTMCore,
-    ObsNorm,
-    initial_state,
-    is_image,
-    make_actor_critic,
-    reset_state,
-    unroll,
-)
+from a3c_mp.nets import MLPA2C, AtariA2C, LSTMCore, initial_state, is_image, make_actor_critic, reset_state, unroll
+from a3c_mp.obs_norm import CLIP, Moments, ObsNorm
 from a3c_mp.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
@@ -51,7 +43,7 @@ def test_running_moments_are_the_moments_of_all_data_at_once(chunks, image, mean
     data = rng.integers(0, 256, shape, np.uint8) if image else mean + deviation * rng.normal(size=shape)
     norm = ObsNorm(shape[1:], image)
     for chunk in torch.tensor(data).split(chunks):
-        norm.update(chunk)
+        norm.merge(Moments.of(chunk))
     assert norm.count == len(data)
     np.testing.assert_allclose(norm.mean[0], data.mean(axis=0), rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(norm.variance[0], data.var(axis=0), rtol=1e-3, atol=1e-3)
@@ -110,6 +102,79 @@ def test_a_bfloat16_copy_subtracts_exactly_the_same_from_pixels():
     frames = pixels(8, seed=1)
     difference = frames.bfloat16() - actor.shift
     assert torch.equal(difference.float(), frames.float() - norm.shift)
+
+
+FLT_MAX = torch.finfo(torch.float32).max
+
+
+def deviates(num, seed=0):
+    """Observations [num, 3], and a norm that has seen a thousand of their kind."""
+    rng = torch.Generator().manual_seed(seed)
+    norm = ObsNorm((3,), image=False)
+    norm.update(torch.randn(1000, 3, generator=rng) * 7 - 2)
+    return norm, torch.randn(num, 3, generator=rng) * 7 - 2
+
+
+@pytest.mark.parametrize("huge", [FLT_MAX, -FLT_MAX, 1e19, -1e12])
+def test_one_huge_value_enters_the_moments_as_the_net_sees_it(huge):
+    norm, obs = deviates(256)
+    bound = norm.mean[0, 1] + math.copysign(CLIP, huge) * (norm.variance[0, 1].sqrt() + 1e-2)
+    assert norm(torch.full((1, 3), huge)).tolist() == [[math.copysign(CLIP, huge)] * 3]
+    obs[17, 1] = huge
+    expected = copy.deepcopy(norm)
+    assert norm.update(obs) == (True, 1)
+    obs[17, 1] = bound
+    expected.merge(Moments.of(obs))
+    for name, buffer in norm.state_dict().items():
+        torch.testing.assert_close(buffer, expected.state_dict()[name])
+
+
+def test_a_huge_value_in_every_hundred_does_not_drive_the_moments_away():
+    norm, obs = deviates(100)
+    deviation = norm.variance[0, 1].sqrt().item()
+    obs[17, 1] = FLT_MAX
+    for _ in range(1000):
+        assert norm.update(obs) == (True, 1)
+    assert norm.variance[0, 1].sqrt() < 2 * deviation
+
+
+@pytest.mark.parametrize("before", [1, 20])
+def test_an_input_whose_range_grows_is_followed(before):
+    """Constant at first, so that everything else is an outlier."""
+    norm, (_, obs) = ObsNorm((3,), image=False), deviates(100)
+    for _ in range(before):
+        norm.update(torch.zeros(100, 3))
+    assert norm.update(obs)[1] > 0
+    for _ in range(20 * before):
+        last = norm.update(obs)
+    assert last == (True, 0)
+    assert norm.variance.sqrt().min() > 0.5 * obs.std(dim=0).min()
+
+
+def test_where_nothing_is_clipped_the_moments_are_those_of_the_observations_bit_by_bit():
+    norm, obs = deviates(256)
+    expected = copy.deepcopy(norm)
+    assert norm.update(obs) == (True, 0)
+    assert expected.merge(Moments.of(obs))
+    assert all(torch.equal(buffer, expected.state_dict()[name]) for name, buffer in norm.state_dict().items())
+
+
+@pytest.mark.parametrize("huge", [FLT_MAX, 1e20, math.inf, math.nan])
+@pytest.mark.parametrize("trained", [True, False])
+def test_moments_that_are_not_finite_are_never_merged(huge, trained):
+    """Those of an actor that has no moments to clip to yet, say."""
+    norm, obs = deviates(256) if trained else (ObsNorm((3,), image=False), deviates(256)[1])
+    obs[17, 1] = huge
+    before = copy.deepcopy(norm.state_dict())
+    assert not norm.merge(Moments.of(obs))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.state_dict().items())
+
+
+def test_images_are_bytes_and_nothing_of_them_is_clipped():
+    norm = ObsNorm((2,), image=True)
+    norm.update(torch.zeros(1000, 2, dtype=torch.uint8))
+    assert norm.update(torch.full((1000, 2), 255, dtype=torch.uint8)) == (True, 0)
+    assert norm.mean.unique() == 127.5
 
 
 def test_updating_the_norm_is_no_part_of_any_gradient():

@@ -173,7 +173,7 @@ def test_the_newest_version_is_there_even_if_it_grows_old_before_it_is_read():
 
 def load_until(weights, stop, results):
     """Spawned: load as often as possible; send every version loaded, and what was wrong with those that were torn."""
-    net = Constant()
+    net = Constant().to(weights.buffers.device)
     versions, torn = [], []
     results.send("ready")
     while not stop.is_set():
@@ -184,8 +184,12 @@ def load_until(weights, stop, results):
     results.send((versions, torn))
 
 
-def test_a_load_is_never_torn_while_the_learner_publishes_as_fast_as_it_can():
-    learner = Constant()
+CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+def test_a_load_is_never_torn_while_the_learner_publishes_as_fast_as_it_can(device):
+    learner = Constant().to(device)
     weights = Weights(learner)
     context = mp.get_context("spawn")
     stop = context.Event()

@@ -8,7 +8,7 @@ import json
 import pytest
 from support import CARTPOLE, CHAPTERS, SMALL, SMALL_REPLAY, episode_steps, scalars
 
-from a3c_mp import run
+from a3c_mp import dqn, run
 
 CART = [*CARTPOLE, *SMALL]
 APEX_CART = [*CARTPOLE, *CHAPTERS["apex_dqn"][1]]
@@ -50,6 +50,27 @@ def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(run_inlin
     assert "the replay is empty: learning goes on once it holds 400 transitions" in resumed.out
     learned = 32 * (resumed.summary["updates"] - summary["updates"])
     assert learned == pytest.approx(4 * (resumed.summary["steps"] - summary["steps"] - start), abs=4 * 64)
+
+
+def test_a_run_that_has_learned_nothing_acts_at_random_when_it_is_resumed_too(run_inline, monkeypatch):
+    at_random, act = [], dqn.Policy.act
+
+    def noted(policy, obs, warm_up=False):
+        at_random.append(warm_up)
+        return act(policy, obs, warm_up)
+
+    monkeypatch.setattr(dqn.Policy, "act", noted)
+    first = run_inline("train_apex.py", *APEX_CART, "--total-steps", "200")
+    assert all(at_random)
+    for total_steps in (500, 4000, 4200):
+        at_random.clear()
+        resumed = run_inline("train_apex.py", "--resume", "runs/r", "--total-steps", str(total_steps))
+        assert resumed.code == 0, resumed.err
+        if total_steps == 500:
+            assert resumed.summary["updates"] == first.summary["updates"] == 0, "less than 400 transitions each"
+            assert all(at_random)
+    assert resumed.summary["updates"] > 0
+    assert not any(at_random), "though the replay is empty"
 
 
 def test_a_saved_replay_goes_on(run_inline):

@@ -1,5 +1,6 @@
 """Both Atari paths are one environment; resets, ends, lives and actions follow the contract."""
 
+import re
 from pathlib import Path
 
 import gymnasium
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from wrappers import make_env, make_vec_env
+from wrappers import BrokenContract, make_env, make_vec_env
 
 
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "BreakoutNoFrameskip-v4", "FreewayNoFrameskip-v4"])
@@ -117,9 +118,15 @@ class OneArray(gymnasium.Env):
         return self.obs, 0.0, False, bool(self.obs[0] == 2), {}
 
 
-def test_a_reset_does_not_overwrite_the_final_observation(monkeypatch):
+@pytest.fixture
+def register(monkeypatch):
+    """As `gymnasium.register`, until the end of the test."""
     monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry.copy())
-    gymnasium.register("OneArray-v0", entry_point=OneArray)
+    return gymnasium.register
+
+
+def test_a_reset_does_not_overwrite_the_final_observation(register):
+    register("OneArray-v0", entry_point=OneArray)
     env = make_vec_env("OneArray-v0", 3, seed=0)
     np.testing.assert_array_equal(env.reset()[0], 0)
     np.testing.assert_array_equal(env.step(np.zeros(3, np.int64))[0], 1)
@@ -170,8 +177,71 @@ def test_custom_ids_import_their_module(tmp_path, monkeypatch):
     assert truncated.all()
 
 
-def test_ram_observations_are_vectors():
-    gymnasium.register("RamPong-v0", entry_point="ale_py.env:AtariEnv", kwargs={"game": "pong", "obs_type": "ram"})
+class Picture(gymnasium.Env):
+    """Every pixel says which row, column and channel it is of."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, shape):
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.arange(np.prod(self.observation_space.shape)).astype(np.uint8).reshape(
+            self.observation_space.shape
+        ), {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels_first"),
+    [((3, 84, 84), (3, 84, 84)), ((84, 84, 3), (3, 84, 84)), ((1, 48, 64), (1, 48, 64)), ((7, 7, 3), (3, 7, 7))],
+)
+def test_the_channels_of_an_image_are_its_smaller_outer_axis_and_come_first(register, shape, channels_first):
+    register("Picture-v0", entry_point=Picture, kwargs={"shape": shape})
+    env = make_env("Picture-v0")
+    obs, _ = env.reset()
+    assert obs.shape == env.observation_space.shape == channels_first
+    assert make_vec_env("Picture-v0", 2, seed=0).single_observation_space == env.observation_space
+    raw, _ = env.unwrapped.reset()
+    np.testing.assert_array_equal(obs, raw if shape == channels_first else raw.transpose(2, 0, 1))
+
+
+def test_images_whose_channels_cannot_be_told_are_refused_and_small_ones_stay_as_they_are(register):
+    register("Picture-v0", entry_point=Picture, kwargs={"shape": (84, 84, 84)})
+    with pytest.raises(ValueError, match=r"\(84, 84, 84\).* channels first or last"):
+        make_env("Picture-v0")
+    register("Board-v0", entry_point=Picture, kwargs={"shape": (8, 8, 8)})
+    assert make_env("Board-v0").reset()[0].shape == (8, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("mode", 1), ("difficulty", 2), ("continuous", True), ("frameskip", 3), ("max_num_frames_per_episode", 400)],
+)
+def test_an_atari_id_that_asks_for_what_the_vector_environment_lacks_is_refused(register, setting, value):
+    register("MyPong-v0", entry_point="ale_py.env:AtariEnv", kwargs={"game": "pong"})
+    assert make_env("MyPong-v0").observation_space == make_vec_env("MyPong-v0", 1).single_observation_space
+    register("OddPong-v0", entry_point="ale_py.env:AtariEnv", kwargs={"game": "pong", setting: value})
+    for make in (make_env, lambda env_id: make_vec_env(env_id, 2)):
+        with pytest.raises(ValueError, match=f"{setting}={value}"):
+            make("OddPong-v0")
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])
+def test_seeds_go_round_at_31_bits(env_id):
+    def frames(seed, num_envs):
+        env = make_vec_env(env_id, num_envs, seed=seed)
+        first = [env.reset()[0]]
+        return np.stack(first + [env.step(np.array([1] * num_envs))[0] for _ in range(20)])
+
+    largest = 2**31 - 1
+    high = frames(largest, 3)
+    np.testing.assert_array_equal(high[:, 1:], frames(0, 2))
+    np.testing.assert_array_equal(high[:, :1], frames(largest, 1))
+
+
+def test_ram_observations_are_vectors(register):
+    register("RamPong-v0", entry_point="ale_py.env:AtariEnv", kwargs={"game": "pong", "obs_type": "ram"})
     obs, _ = make_vec_env("RamPong-v0", 2, seed=0).reset()
     assert obs.shape == (2, 128)
     assert obs.dtype == np.float32
@@ -189,3 +259,58 @@ def test_what_an_environment_raises_says_where(monkeypatch):
     with pytest.raises(ArithmeticError) as caught:
         make_vec_env("counting_env:Broken-v0", 2, seed=7).reset()
     assert caught.value.__notes__ == ["(raised by reset() of counting_env:Broken-v0, seed 7, after 0 steps)"]
+
+
+BAD_STEPS = {
+    "shape": ((np.zeros(3, np.float32), 0.0, False, False, {}), "observation of shape (3,)"),
+    "dtype": ((np.zeros(2, np.complex64), 0.0, False, False, {}), "observation of type complex64"),
+    "reward": ((np.zeros(2, np.float32), None, False, False, {}), "reward None"),
+    "rewards": ((np.zeros(2, np.float32), np.zeros(1), False, False, {}), "reward [0.]"),
+    "text": ((np.zeros(2, np.float32), "1", False, False, {}), "reward 1"),
+    "ends": ((np.zeros(2, np.float32), 0.0, np.zeros(2), False, {}), "for terminated and truncated"),
+    "four": ((np.zeros(2, np.float32), 0.0, False, {}), "gave 4 values"),
+}
+
+
+def play(env, steps):
+    for _ in range(steps):
+        env.step(np.zeros(env.num_envs, np.int64))
+
+
+class BadStep(OneArray):
+    """Keeps the contract for 100 steps."""
+
+    steps = 0
+
+    def __init__(self, result):
+        self.result = result
+
+    def step(self, action):
+        self.steps += 1
+        return super().step(action) if self.steps < 100 else self.result
+
+
+@pytest.mark.parametrize(("result", "message"), BAD_STEPS.values(), ids=BAD_STEPS)
+def test_what_breaks_the_contract_in_a_late_step_says_how_and_where(register, result, message):
+    register("BadStep-v0", entry_point=BadStep, kwargs={"result": result})
+    env = make_vec_env("BadStep-v0", 2, seed=7)
+    env.reset()
+    with pytest.raises(BrokenContract, match=re.escape(message)) as caught:
+        play(env, 100)
+    assert caught.value.__notes__ == ["(raised by step() of BadStep-v0, seed 7, after 99 steps)"]
+
+
+def test_a_late_reset_that_breaks_the_contract_says_so_too(register):
+    class BadReset(OneArray):
+        resets = 0
+
+        def reset(self, **kwargs):
+            self.resets += 1
+            return super().reset(**kwargs) if self.resets < 3 else (np.zeros((2, 2), np.float32), {})
+
+    register("BadReset-v0", entry_point=BadReset)
+    env = make_vec_env("BadReset-v0", 1, seed=2**31 - 1)
+    env.reset()
+    with pytest.raises(BrokenContract, match=re.escape("observation of shape (2, 2)")) as caught:
+        play(env, 100)
+    assert caught.value.__notes__ == ["(raised by reset() of BadReset-v0, seed 2147483647, after 4 steps)"]
