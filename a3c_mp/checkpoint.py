@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from a3c_mp.folder import write_atomically
 
 FORMAT = 1
 KEEP = 3
+OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
+"""names of the files that this module writes; it leaves all others alone"""
 
 
 class Stateful(Protocol):
@@ -105,7 +108,12 @@ class _Stream:
 
 def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
     """Checkpoints with a manifest, newest first; of kind "step" or "best"."""
-    return sorted((path.with_suffix(".pt") for path in folder.glob(f"{kind}_*.json")), reverse=True)
+    return sorted((path.with_suffix(".pt") for path in _ours(folder, f"{kind}_*.json")), reverse=True)
+
+
+def _ours(folder: Path, pattern: str) -> list[Path]:
+    """Files that match a pattern, without those that a user has put beside them."""
+    return [path for path in folder.glob(pattern) if OURS.fullmatch(path.name)]
 
 
 def _steps(path: Path) -> str:
@@ -122,7 +130,7 @@ def _prune(folder: Path) -> None:
     for old in {*list_checkpoints(folder), *best} - kept:
         old.with_suffix(".json").unlink(missing_ok=True)
         old.unlink(missing_ok=True)
-    for path in [*folder.glob("*.tmp"), *folder.glob("step_*.pt"), *folder.glob("best_*.pt")]:
+    for path in [*_ours(folder, "*.tmp"), *_ours(folder, "*.pt")]:
         if path not in kept:
             path.unlink(missing_ok=True)
 
@@ -224,7 +232,7 @@ def set_aside_newer(path: Path) -> None:
 
     Those that were set aside before are deleted: with a replay in them they are large.
     """
-    for old in path.parent.glob("*.unused"):
+    for old in _ours(path.parent, "*.unused"):
         old.unlink(missing_ok=True)
     for other in [*list_checkpoints(path.parent), *list_checkpoints(path.parent, "best")]:
         if _steps(other) > _steps(path):
