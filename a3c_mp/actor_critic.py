@@ -23,7 +23,7 @@ class RolloutArgs(LearningArgs):
 
     unroll_length: Count = 32
     """agent steps in one rollout (T)"""
-    slots_per_actor: Count = 1
+    slots_per_actor: Annotated[int, Between(1, 64)] = 1
     """rollouts of an actor in flight: with 1 it waits while its rollout is learned from, with 2 it goes on"""
     learning_rate: NonNegative = 5e-4
     """step size at the start, falling linearly to 0 at total-steps"""

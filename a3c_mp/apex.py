@@ -36,7 +36,7 @@ class ApexArgs(LearningArgs):
     """environments in each actor (B)"""
     block_length: Count = 4
     """steps of its environments that an actor takes between two messages"""
-    blocks_per_actor: Count = 2
+    blocks_per_actor: Annotated[int, Between(1, 64)] = 2
     """blocks of an actor in flight: with 1 it waits while the learner catches up, with 2 it goes on"""
     replay_size: Count = 200_000
     """transitions kept; on Atari each takes 7 KB of shared memory"""

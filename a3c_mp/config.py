@@ -81,8 +81,8 @@ class CommonArgs:
     """run folder to continue, with its own settings except for flags given now"""
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
     """time between checkpoints (s)"""
-    checkpoint_steps: Count = 100_000
-    """agent steps between checkpoints of a --deterministic run; actors start anew there, as if it were resumed"""
+    checkpoint_steps: Count | None = None
+    """also write a checkpoint each time this many agent steps have passed"""
     deterministic: bool = False
     """fixed order of rollouts and weights: two runs with one seed end bit-identical"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

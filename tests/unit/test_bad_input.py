@@ -131,6 +131,16 @@ SPECIAL = {
     "batch larger than the replay": ("apex_dqn", ["--batch-size", "300_000"], "batch-size=300000: the replay has room"),
     "batch larger than what is collected": ("impala", ["--batch-unrolls", "1e4"], "batch-unrolls=10000: 625 new"),
     "rollouts under way": ("a3c_data", ["--deterministic", "--slots-per-actor", "3"], "slots-per-actor=3: "),
+    "more rollouts than tokens fit into a pipe": (
+        "a3c_data",
+        ["--slots-per-actor", "5000"],
+        "slots-per-actor=5000: must be between 1 and 64",
+    ),
+    "more blocks than tokens fit into a pipe": (
+        "apex_dqn",
+        ["--blocks-per-actor", "65"],
+        "blocks-per-actor=65: must be between 1 and 64",
+    ),
     "gradients of a synchronous step": ("a3c_grad", ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
     "a replay too small": ("apex_dqn", ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),
     "a start too late": ("apex_dqn", ["--learning-starts", "1e6"], "learning-starts=1000000: the replay has room for"),

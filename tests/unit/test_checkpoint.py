@@ -138,8 +138,8 @@ def test_what_was_set_aside_is_kept_until_the_next_time(tmp_path):
 
 def test_files_that_a_user_has_put_beside_checkpoints_are_neither_resumed_from_nor_deleted(tmp_path, warnings):
     digits = f"{9:012d}"
-    theirs = [f"{kind}_{middle}.{end}" for kind in ("step", "best") for middle in ("keep", digits + "0", f"{digits}_copy")
-              for end in ("pt", "json")]  # fmt: skip
+    names = [f"{kind}_{middle}" for kind in ("step", "best") for middle in ("keep", f"{digits}0", f"{digits}_copy")]
+    theirs = [f"{name}.{end}" for name in names for end in ("pt", "json")]
     theirs += ["notes.tmp", "step_keep.pt.tmp", "old.unused", f"net_{digits}.pt", f"step_{digits}.bak"]
     save(tmp_path, 1, best=True)
     content = (tmp_path / f"step_{1:012d}.pt").read_bytes()

@@ -252,6 +252,14 @@ def test_a_resumed_run_keeps_its_settings_except_for_flags_given_now(saved_run):
     )
 
 
+@pytest.mark.parametrize("saved", [None, "None", 5000])
+def test_steps_between_checkpoints_are_optional(saved, saved_run):
+    assert parse().checkpoint_steps is None
+    resumed = parse("--resume", str(saved_run(checkpoint_steps=saved)))
+    assert resumed.checkpoint_steps == (saved if saved == 5000 else None)
+    assert parse("--resume", str(saved_run(checkpoint_steps=7)), "--checkpoint-steps", "1e4").checkpoint_steps == 10_000
+
+
 def test_no_preset_comes_between_a_resumed_run_and_its_settings(saved_run):
     folder = saved_run(env_id="CartPole-v1", gamma=0.5)
     args = parse("--resume", str(folder), "--env-id", "CartPole-v1")
