@@ -24,11 +24,12 @@ from a3c_mp import checkpoint
 from a3c_mp.checkpoint import Stateful
 from a3c_mp.children import SIGNALS
 from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.episodes import EpisodeLog
 from a3c_mp.folder import claim_folder, describe_run, write_json
 from a3c_mp.limits import check_limits
 from a3c_mp.rollout import Episode
 from a3c_mp.schedules import Every
-from a3c_mp.tracking import FLUSH_SECONDS, Display, EpisodeLog, EventFile, Means, Timings, hms, open_log
+from a3c_mp.tracking import FLUSH_SECONDS, Display, EventFile, Means, Timings, hms, open_log
 from a3c_mp.workers import WorkerError
 
 WINDOW = 100
