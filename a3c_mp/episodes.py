@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import logging
+import math
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from a3c_mp.folder import write_atomically
 from a3c_mp.rollout import Episode
+
+LARGEST = 2**63 - 1
+"""a count beyond it is damage, and no array of numbers holds it"""
 
 
 class EpisodeRow(NamedTuple):
@@ -22,21 +27,54 @@ class EpisodeRow(NamedTuple):
 
 
 def read_episodes(path: Path) -> list[EpisodeRow]:
-    """The episodes of a run, in the order they were learned from."""
-    with path.open() as file:
-        return [
-            EpisodeRow(int(row["steps"]), float(row["seconds"]), int(row["actor"]), float(row["episode_return"]),
-                       int(row["length"]))
-            for row in csv.DictReader(file)
-        ]  # fmt: skip
+    """The episodes of a run, in the order they were learned from, without damaged lines.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it has lines, and all are damaged.
+    """
+    found, damaged = _read(path)
+    if damaged and not found:
+        raise ValueError(f"{path}: none of its {damaged} lines can be read")
+    return [row for row, _ in found]
+
+
+def _read(path: Path) -> tuple[list[tuple[EpisodeRow, str]], int]:
+    """The rows of a file, each with its line, and how many lines are damaged."""
+    found, damaged = [], 0
+    # What follows the last line break is still being written, or was torn by a crash.
+    for number, content in enumerate(path.read_bytes().split(b"\n")[:-1]):
+        line = content.decode("ascii", errors="replace").strip()
+        if number == 0 and line == EpisodeLog.HEADER:
+            continue
+        try:
+            found.append((_parse(line), line))
+        except ValueError:
+            damaged += 1
+    return found, damaged
+
+
+def _parse(line: str) -> EpisodeRow:
+    """A line as a row. Raises ValueError for anything that `EpisodeLog` does not write."""
+    steps, seconds, actor, episode_return, length = line.split(",")
+    row = EpisodeRow(int(steps), float(seconds), int(actor), float(episode_return), int(length))
+    if not all(map(math.isfinite, (row.seconds, row.episode_return))):
+        raise ValueError("not finite")
+    if not all(0 <= count <= LARGEST for count in (row.steps, row.actor, row.length)):
+        raise ValueError("out of range")
+    return row
 
 
 class EpisodeLog:
-    """`episodes.csv`: a line for each finished game, what `plot.py` and the benchmarks read.
+    """The writer of `episodes.csv`.
 
     Args:
-        path: of the file; begun anew, or on resume continued.
-        steps: agent steps at which the run starts; lines beyond them are dropped, they will be lived again.
+        path: of the file; a new run replaces it, a resumed one continues it.
+        steps: agent steps at which the run starts; lines beyond them are dropped, these games are played again.
+        log: where a warning tells of damaged lines, which are dropped too, and of a disk that is full.
+
+    Raises:
+        OSError: the file cannot be read or written.
     """
 
     HEADER = "steps,seconds,actor,episode_return,length"
@@ -44,30 +82,35 @@ class EpisodeLog:
     def __init__(self, path: Path, steps: int, log: logging.Logger):
         self.log = log
         kept = [self.HEADER]
-        if steps and path.exists():
-            whole_lines = path.read_text().split("\n")[1:-1]  # what follows the last line break was torn by a crash
-            kept += [line for line in whole_lines if int(line.split(",")[0]) <= steps]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("\n".join(kept) + "\n")
-        temporary.replace(path)  # a crash right here loses nothing
+        with suppress(FileNotFoundError):
+            found, damaged = _read(path) if steps else ([], 0)
+            kept += [line for row, line in found if row.steps <= steps]
+            if damaged:
+                log.warning(f"{path}: {damaged} damaged lines dropped")
+        write_atomically(path, ("\n".join(kept) + "\n").encode())
         self.lines: list[str] = []
         self.file = path.open("a")
 
     def add(self, steps: int, seconds: float, actor: int, episode: Episode) -> None:
         self.lines.append(f"{steps},{seconds:.2f},{actor},{episode.episode_return:.9g},{episode.length}")
 
-    def flush(self) -> None:
-        """Write what has come together; a full disk costs these lines and a warning."""
-        if not self.lines:
-            return
+    def flush(self, sync: bool = False) -> None:
+        """Write the lines added since the last call; a full disk costs these lines and a warning.
+
+        Args:
+            sync: also wait until they are on disk, as before a checkpoint that counts them.
+        """
         try:
-            self.file.write("\n".join(self.lines) + "\n")
-            self.file.flush()
+            if self.lines:
+                self.file.write("\n".join(self.lines) + "\n")
+                self.file.flush()
+            if sync:
+                os.fsync(self.file.fileno())
         except OSError as error:
             self.log.warning(f"{self.file.name} cannot be written: {error}")
         self.lines = []
 
     def close(self) -> None:
         self.flush()
-        with suppress(OSError):  # tried again by the file itself, and told by `flush`
+        with suppress(OSError):  # the file tries again to write what it holds; `flush` has warned of it
             self.file.close()

@@ -467,7 +467,7 @@ def test_plot(flags, message, old, refused):
         ("config.json", '{"algorithm": "x", "args": {}}'),
         ("episodes.csv", "steps,seconds\n1,2\n"),
         ("episodes.csv", "steps,seconds,actor,episode_return,length\n1,2,3,x,5\n"),
-        ("episodes.csv", "\x00\xff"),
+        ("episodes.csv", "\x00\xff\n"),
     ],
 )
 def test_plot_names_a_spoilt_run(file, content, old, refused):
