@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol
 
 import torch
 
-from a3c_mp.folder import write_atomically
+from a3c_mp.folder import make_folder, write_atomically
 
 FORMAT = 1
 KEEP = 3
@@ -50,7 +50,7 @@ def save(
     """Write a checkpoint, prune old ones, return its path.
 
     Args:
-        folder: `checkpoints/` of the run; made if missing.
+        folder: `checkpoints/` of the run; made if missing, but not the run's own folder above it.
         state: tensors, numbers, strings and containers of them (what `torch.load(weights_only=True)` reads back).
         algorithm, env_id: checked on loading.
         steps: agent steps so far; names the file.
@@ -59,11 +59,13 @@ def save(
         fixed: it was not the clock or a signal that said when; told in the manifest.
 
     Raises:
-        CheckpointError: a tensor of `state["net"]` holds NaN or infinity.
+        CheckpointError: a tensor of `state["net"]` holds NaN or infinity, or the run folder was deleted.
         OSError: the disk is full or the folder not writable; older checkpoints are untouched.
     """
     _check_finite(state["net"], "the weights to be saved")
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.parent.is_dir():
+        raise CheckpointError(f"the run folder {folder.parent} was deleted")
+    make_folder(folder)
     for kind in ["step"] + ["best"] * best:
         path = folder / f"{kind}_{steps:012d}.pt"
         digest = hashlib.sha256()

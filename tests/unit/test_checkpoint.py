@@ -63,7 +63,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
         "best_mean": float("-inf"),
         "reason": None,
     }
-    path = checkpoint.save(tmp_path / "made" / "if missing", state, steps=7, **IDENTITY)
+    path = checkpoint.save(tmp_path / "made if missing", state, steps=7, **IDENTITY)
     loaded = load(path)
     for name, tensor in state["net"].items():
         assert torch.equal(loaded["net"][name], tensor)
@@ -177,6 +177,7 @@ def test_the_content_is_on_disk_before_its_name_and_its_name_before_its_manifest
     save(folder, 7)
     name = "step_000000000007"
     assert tape == [
+        f"sync {tmp_path.name}",
         *(f"sync {name}.pt.tmp", f"rename to {name}.pt", "sync checkpoints"),
         *(f"sync {name}.json.tmp", f"rename to {name}.json", "sync checkpoints"),
     ]
