@@ -57,13 +57,7 @@ class ActorCriticArgs(RolloutArgs):
     """a sample stops pushing once the policy's ratio to the one that acted is this far from 1"""
 
 
-CARTPOLE: dict[str, Any] = {
-    "total_steps": 1_000_000,
-    "num_envs": 8,
-    "batch_size": 64,
-    "learning_rate": 1e-3,
-    "reward_clip": False,
-}
+CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},

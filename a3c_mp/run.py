@@ -105,6 +105,8 @@ class Run:
         heeded = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores SIGHUP
         self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in heeded}
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
+        if getattr(self.args, "reward_clip", False):
+            self.log.info("rewards are clipped to -1, 0 or 1 for learning (--no-reward-clip: learn from raw rewards)")
         return self
 
     def should_stop(self) -> bool:

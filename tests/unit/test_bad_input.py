@@ -20,8 +20,9 @@ import train_apex
 import train_impala
 from a3c_mp import ddpg, dqn
 from a3c_mp.actor_critic import make_optimizer
-from a3c_mp.config import ConfigError, _bounds, check_ranges, flag_name, parse_args
+from a3c_mp.config import ConfigError, check_ranges, flag_name, parse_args
 from a3c_mp.nets import make_actor_critic
+from a3c_mp.ranges import bounds_of
 from a3c_mp.rollout import Episode
 from a3c_mp.run import Run
 from wrappers import make_env
@@ -56,9 +57,9 @@ def test_every_number_has_its_range(chapter):
         kinds |= {int, float} & {inner for part in typing.get_args(hint) for inner in typing.get_args(part)}
         if not kinds:
             continue
-        assert _bounds(hint) or field.name == "stop_return", f"{field.name} has no range"
+        assert bounds_of(hint) or field.name == "stop_return", f"{field.name} has no range"
         bad = [math.nan, math.inf]
-        for bounds in _bounds(hint):
+        for bounds in bounds_of(hint):
             bad += [bounds.low - 1] + [bounds.high + 1] * (bounds.high < math.inf)
         for value in bad:
             with pytest.raises(ConfigError, match=rf"^{flag_name(field.name)}=.*: must be .+; .+$"):
