@@ -50,10 +50,30 @@ def test_folders_are_on_disk_with_their_names_before_anything_lies_in_them(args,
 # ---- what cannot be written or read is one line, at the start
 
 
-def test_a_disk_that_is_full_at_the_start_is_bad_input(args):
-    with files_no_longer_than(0), pytest.raises(ConfigError, match=r"runs-dir=.* cannot be written \(File too large\)"):
+@pytest.mark.parametrize("room", [0, 1, 20, 100])
+def test_a_disk_that_is_full_at_the_start_is_bad_input(room, args, monkeypatch):
+    """The first file that does not fit is the probe, the lock, `episodes.csv`, `config.json`."""
+    monkeypatch.setattr("os.getpid", lambda: 12345)
+    with (
+        files_no_longer_than(room),
+        pytest.raises(ConfigError, match=r"runs-dir=.* \(File too large\); choose another"),
+    ):
         a_run(args)
-    assert ten_steps(a_run(args)).exit_code == 0, "nothing of it stands in the way of the next start"
+    if room <= 20:
+        assert ten_steps(a_run(args)).exit_code == 0, "nothing of it stands in the way of the next start"
+
+
+@pytest.mark.parametrize("room", [0, 1, 20, 100])
+def test_a_disk_that_is_full_on_resume_changes_nothing(room, args, monkeypatch):
+    run = ten_steps(a_run(args))
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.suffix in (".csv", ".json")}
+    monkeypatch.setattr("os.getpid", lambda: 12345)
+    with (
+        files_no_longer_than(room),
+        pytest.raises(ConfigError, match=r"resume=.* \(File too large\); make it writable"),
+    ):
+        a_run(replace(args, resume=run.folder))
+    assert {path.name: path.read_bytes() for path in run.folder.iterdir() if path.suffix in (".csv", ".json")} == before
 
 
 BLOCKED = [".lock", "run.log", "episodes.csv", "config.json.tmp", "checkpoints"]
