@@ -18,7 +18,7 @@ import numpy as np
 import tyro
 
 from a3c_mp.config import ConfigError, Count, exit_with, parse_plain
-from a3c_mp.tracking import read_episodes
+from a3c_mp.episodes import read_episodes
 
 GRID = 200
 """points at which runs of a group are compared"""

@@ -23,7 +23,7 @@ class RolloutArgs(LearningArgs):
 
     unroll_length: Count = 32
     """agent steps in one rollout (T)"""
-    slots_per_actor: Count = 1
+    slots_per_actor: Annotated[int, Between(1, 64)] = 1
     """rollouts of an actor in flight: with 1 it waits while its rollout is learned from, with 2 it goes on"""
     learning_rate: NonNegative = 5e-4
     """step size at the start, falling linearly to 0 at total-steps"""
@@ -57,13 +57,7 @@ class ActorCriticArgs(RolloutArgs):
     """a sample stops pushing once the policy's ratio to the one that acted is this far from 1"""
 
 
-CARTPOLE: dict[str, Any] = {
-    "total_steps": 1_000_000,
-    "num_envs": 8,
-    "batch_size": 64,
-    "learning_rate": 1e-3,
-    "reward_clip": False,
-}
+CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},

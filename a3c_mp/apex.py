@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from a3c_mp.blocks import block_spec
 from a3c_mp.config import Between, ConfigError, Count, Fraction, LearningArgs, NonNegative, check_env
 from a3c_mp.device import check_learners, set_up_torch
 from a3c_mp.guard import BAD_IN_A_ROW
-from a3c_mp.limits import free_shared_memory
+from a3c_mp.memory import free_memory
 from a3c_mp.replay import Replay, Shards
 from a3c_mp.replay import carried_spec as writer_spec
 from a3c_mp.run import Run
@@ -38,7 +39,7 @@ class ApexArgs(LearningArgs):
     """environments in each actor (B)"""
     block_length: Count = 4
     """steps of its environments that an actor takes between two messages"""
-    blocks_per_actor: Count = 2
+    blocks_per_actor: Annotated[int, Between(1, 64)] = 2
     """blocks of an actor in flight: with 1 it waits while the learner catches up, with 2 it goes on"""
     replay_size: Count = 200_000
     """transitions kept; on Atari each takes 7 KB of shared memory"""
@@ -115,7 +116,6 @@ CARTPOLE: dict[str, Any] = {
     "replay_ratio": 8.0,
     "batch_size": 64,
     "n_step": 5,
-    "reward_clip": False,
     "reward_scale": 0.05,
     "epsilon": 0.1,
     "learning_rate": 1e-3,
@@ -129,7 +129,6 @@ CONTINUOUS: dict[str, Any] = {
     "learning_starts": 1_000,
     "replay_ratio": 16.0,
     "batch_size": 128,
-    "reward_clip": False,
     "learning_rate": 1e-3,
     "policy_learning_rate": 1e-3,
     "adam_eps": 1e-8,
@@ -216,9 +215,10 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
     stack = FRAMES if is_atari(args.env_id) else 1
     num_actors = args.num_actors // args.num_learners
     sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
-    needed, free = args.num_learners * Shards.bytes_needed(*sizes), free_shared_memory()
+    needed, free = args.num_learners * Shards.bytes_needed(*sizes), free_memory()
     if needed > free:
-        why = f"the replay needs {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB is free"
+        rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
+        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
         raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
     try:
         return Shards(*sizes), Slots(block_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args))
@@ -314,5 +314,5 @@ def show_replay(run: Run, args: ApexArgs, replay: Replay) -> None:
         "replay/size": lambda: replay.size,
         "replay/dropped_priorities": lambda: replay.dropped,
         "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,
-        "memory/free_gib": lambda: free_shared_memory() / GIB,
+        "memory/free_gib": lambda: free_memory() / GIB,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any, BinaryIO, Protocol
 
 import torch
 
-from a3c_mp.folder import write_atomically
+from a3c_mp.folder import make_folder, write_atomically
 
 FORMAT = 1
 KEEP = 3
+OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
+"""names of the files that this module writes; it leaves all others alone"""
 
 
 class Stateful(Protocol):
@@ -38,7 +41,7 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
     """Write a checkpoint, prune old ones, return its path.
 
     Args:
-        folder: `checkpoints/` of the run; made if missing.
+        folder: `checkpoints/` of the run; made if missing, but not the run's own folder above it.
         state: tensors, numbers, strings and containers of them (what `torch.load(weights_only=True)` reads back).
         algorithm, env_id: checked on loading.
         steps: agent steps so far; names the file.
@@ -46,11 +49,13 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
             learning on from it needs.
 
     Raises:
-        CheckpointError: a tensor of `state["net"]` holds NaN or infinity.
+        CheckpointError: a tensor of `state["net"]` holds NaN or infinity, or the run folder was deleted.
         OSError: the disk is full or the folder not writable; older checkpoints are untouched.
     """
     _check_finite(state["net"], "the weights to be saved")
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.parent.is_dir():
+        raise CheckpointError(f"the run folder {folder.parent} was deleted")
+    make_folder(folder)
     for kind in ["step"] + ["best"] * best:
         path = folder / f"{kind}_{steps:012d}.pt"
         digest = hashlib.sha256()
@@ -95,7 +100,12 @@ class _Stream:
 
 def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
     """Checkpoints with a manifest, newest first; of kind "step" or "best"."""
-    return sorted((path.with_suffix(".pt") for path in folder.glob(f"{kind}_*.json")), reverse=True)
+    return sorted((path.with_suffix(".pt") for path in _ours(folder, f"{kind}_*.json")), reverse=True)
+
+
+def _ours(folder: Path, pattern: str) -> list[Path]:
+    """Files that match a pattern, without those that a user has put beside them."""
+    return [path for path in folder.glob(pattern) if OURS.fullmatch(path.name)]
 
 
 def _steps(path: Path) -> str:
@@ -112,7 +122,7 @@ def _prune(folder: Path) -> None:
     for old in {*list_checkpoints(folder), *best} - kept:
         old.with_suffix(".json").unlink(missing_ok=True)
         old.unlink(missing_ok=True)
-    for path in [*folder.glob("*.tmp"), *folder.glob("step_*.pt"), *folder.glob("best_*.pt")]:
+    for path in [*_ours(folder, "*.tmp"), *_ours(folder, "*.pt")]:
         if path not in kept:
             path.unlink(missing_ok=True)
 
@@ -202,7 +212,7 @@ def set_aside_newer(path: Path) -> None:
 
     Those that were set aside before are deleted: with a replay in them they are large.
     """
-    for old in path.parent.glob("*.unused"):
+    for old in _ours(path.parent, "*.unused"):
         old.unlink(missing_ok=True)
     for other in [*list_checkpoints(path.parent), *list_checkpoints(path.parent, "best")]:
         if _steps(other) > _steps(path):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import io
 import json
-import math
 import re
 import signal
 import sys
@@ -25,34 +23,10 @@ import torch
 
 import wrappers
 from a3c_mp.children import SIGNALS
+from a3c_mp.ranges import Between, ConfigError, Count, Fraction, NonNegative, check_ranges, flag_name, parse_int
 
 A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
-
-
-class ConfigError(Exception):
-    """Bad input, found before any process starts: one line for the user, exit code 2."""
-
-    def __init__(self, what: str, value: object, why: str, fix: str = "see --help"):
-        super().__init__(" ".join(f"{what}={value}: {why}; {fix}".split()))
-
-
-@dataclass(frozen=True)
-class Between:
-    """The values a numeric flag may take, both ends included."""
-
-    low: float = -math.inf
-    high: float = math.inf
-
-    def __str__(self) -> str:
-        if self.high == math.inf:
-            return f"{self.low:g} or more"
-        return f"between {self.low:g} and {self.high:g}"
-
-
-Count = Annotated[int, Between(1)]
-NonNegative = Annotated[float, Between(0)]
-Fraction = Annotated[float, Between(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -102,7 +76,7 @@ class LearningArgs(CommonArgs):
     gamma: Fraction = 0.99
     """discount for each agent step"""
     reward_clip: bool = True
-    """learn from the sign of rewards; the returns shown stay raw"""
+    """learn from the sign of rewards, by default on Atari games only; the returns shown stay raw"""
     reward_scale: NonNegative = 1.0
     """what rewards are multiplied by for learning, after clipping"""
     life_loss_terminal: bool = True
@@ -128,13 +102,23 @@ def parse_args(
     resume, env_id = _peek(argv, "--resume"), _peek(argv, "--env-id")
     description = f"{description}\nDefaults depend on --env-id; there are presets for {', '.join(presets)}."
     if resume is not None:
-        default, argv = args_class(), [*_saved_flags(args_class, Path(resume)), *argv]
+        default = _saved_args(args_class, Path(resume), argv)
     else:
         env_id = env_id or args_class.env_id
-        default = args_class(**{**presets.get(env_id, {}), "env_id": env_id})
+        default = args_class(**{**_defaults(args_class, env_id), **presets.get(env_id, {}), "env_id": env_id})
     args = _cli(args_class, default, description, argv)
     check_ranges(args)
     return args
+
+
+def _defaults(args_class: type[CommonArgs], env_id: str) -> dict[str, Any]:
+    """Defaults that depend on the kind of environment: rewards are clipped on Atari games only."""
+    if not issubclass(args_class, LearningArgs):
+        return {}
+    try:
+        return {"reward_clip": wrappers.is_atari(env_id)}
+    except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `check_env` says what is wrong
+        return {}
 
 
 def parse_plain(args_class: type[P], description: str, argv: Sequence[str] | None = None) -> P:
@@ -153,8 +137,8 @@ def _peek(argv: list[str], flag: str) -> str | None:
     return None
 
 
-def _saved_flags(args_class: type[CommonArgs], folder: Path) -> list[str]:
-    """The settings of a run as flags, so that they are checked like those given now."""
+def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
+    """The settings of a run, checked as flags are; those that `argv` replaces take their defaults."""
     path = folder / "config.json"
     try:
         content = json.loads(path.read_text())
@@ -163,17 +147,36 @@ def _saved_flags(args_class: type[CommonArgs], folder: Path) -> list[str]:
         raise ConfigError("resume", folder, "there is no run in this folder", "name a folder below runs/") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
-    names = {field.name for field in dataclasses.fields(args_class)}
-    if foreign := set(saved) - names:
-        whose = f"is of another chapter, {content.get('algorithm', '?')} (it has {min(map(str, foreign))})"
-        raise ConfigError("resume", folder, f"{path} {whose}", "resume it with the script that began it")
-    flags = []
-    for name, value in saved.items():
-        if isinstance(value, bool):
-            flags.append(f"--{'' if value else 'no-'}{flag_name(name)}")
-        else:
-            flags.append(f"--{flag_name(name)}={value}")
-    return flags
+    hints = typing.get_type_hints(args_class)
+    if foreign := set(saved) - set(hints):
+        field = min(map(str, foreign))
+        if set(hints) <= set(saved):
+            why = f"{path} has {field}, which this version does not know; written by a newer version?"
+            raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
+        why = f"{path} is of another chapter, {content.get('algorithm', '?')} (it has {field})"
+        raise ConfigError("resume", folder, why, "resume it with the script that started it")
+    given = {token.partition("=")[0].replace("_", "-").replace("--no-", "--") for token in argv}
+    try:
+        flags = [_saved_flag(name, value, hints[name]) for name, value in saved.items() if _flag(name) not in given]
+        args = _cli(args_class, args_class(), "", flags)
+        check_ranges(args)
+    except ConfigError as error:
+        why = f"{path} has {error.what}={error.value}: {error.why}"
+        raise ConfigError("resume", folder, why, f"correct it there, or give --{error.what} now") from None
+    return args
+
+
+def _saved_flag(name: str, value: object, hint: object) -> str:
+    """A setting as the flag that gives it. Raises ConfigError for a switch that is neither on nor off."""
+    if hint is not bool:
+        return f"{_flag(name)}={value}"
+    if not isinstance(value, bool):
+        raise ConfigError(flag_name(name), value, "must be true or false")
+    return _flag(name) if value else f"--no-{flag_name(name)}"
+
+
+def _flag(name: str) -> str:
+    return f"--{flag_name(name)}"
 
 
 def _cli(args_class: type[P], default: P | None, description: str, argv: list[str]) -> P:
@@ -237,44 +240,6 @@ def _parse_error(printed: str, argv: list[str]) -> ConfigError:
     if match := re.search(r"Missing from .*?: (\S+)", text):
         return ConfigError(match[1].lower().lstrip("-"), "", "must be given")
     return ConfigError("arguments", " ".join(argv), text.split("For full helptext")[0].strip())
-
-
-def parse_int(text: str) -> int:
-    """Whole numbers, also as 1e6 or 1_000_000. Raises ValueError for anything else."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not number.is_integer():
-        raise ValueError(f"{text} is not a whole number")
-    return int(number)
-
-
-def flag_name(field: str) -> str:
-    return field.replace("_", "-")
-
-
-def check_ranges(args: object) -> None:
-    """Raise ConfigError for the first field outside the `Between` of its annotation, or not finite."""
-    for name, hint in typing.get_type_hints(type(args), include_extras=True).items():
-        value = getattr(args, name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if not math.isfinite(value):
-            raise ConfigError(flag_name(name), value, "must be a finite number")
-        for bounds in _bounds(hint):
-            if not bounds.low <= value <= bounds.high:
-                raise ConfigError(flag_name(name), value, f"must be {bounds}")
-
-
-def _bounds(hint: Any) -> list[Between]:
-    """The `Between` of an annotation, also inside `X | None`."""
-    found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Between)]
-    return found + [bounds for inner in typing.get_args(hint) for bounds in _bounds(inner)]
 
 
 def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Space, gymnasium.Space]:

@@ -10,7 +10,9 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -24,7 +26,9 @@ from a3c_mp.config import CommonArgs, ConfigError
 MAX_NAME = 255
 """bytes in the name of a folder, on the file systems of Linux"""
 LEFT_BY_REFUSED = {".lock", ".writable", "run.log"}
-"""what may lie in a folder whose run never began"""
+"""what may lie in a folder whose run never started, besides an empty folder for checkpoints"""
+START = ("commit", "command", "versions", "machine", "args")
+"""what `config.json` says of each start, and above that of the newest"""
 
 
 def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
@@ -33,36 +37,75 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
     Raises:
         ConfigError: it cannot be made or written, another process holds it, or there is a run in it already.
     """
-    if args.resume is not None:
-        folder = args.resume
-    else:
-        env = args.env_id.replace("/", "_").replace(":", "_")
-        name = args.run_name
-        if name is None:
-            name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-        if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
-            raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
-        folder = args.runs_dir / name
-        foreign = sorted({path.name for path in folder.glob("*")} - LEFT_BY_REFUSED)
-        if foreign and not (folder / "config.json").exists():
-            raise ConfigError("run-name", name, f"{folder} holds other things ({foreign[0]})", "choose another name")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.write_bytes(b"")
-        probe.unlink()
+    folder = new_folder(args, algorithm) if args.resume is None else args.resume
+    with refuse_unwritable(args, folder):
+        if args.resume is None:
+            refuse_foreign(folder)
+        make_folder(folder)
+        try_writing(folder)
         lock = (folder / ".lock").open("a+")
+        try:
+            hold(lock, folder, args.resume is not None)
+            if args.resume is None and (folder / "config.json").exists():
+                fix = f"choose another name, or --resume {folder}"
+                raise ConfigError("run-name", folder.name, f"{folder} holds a run already", fix)
+            make_folder(folder / "checkpoints")
+            try_writing(folder / "checkpoints")
+        except BaseException:
+            lock.close()
+            raise
+    return folder, lock
+
+
+def new_folder(args: CommonArgs, algorithm: str) -> Path:
+    """Where a new run belongs. Raises ConfigError for a run name that is no plain folder name."""
+    env = args.env_id.replace("/", "_").replace(":", "_")
+    name = args.run_name
+    if name is None:
+        name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
+        raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
+    return args.runs_dir / name
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise ConfigError if a folder holds files and no run that wrote them."""
+    foreign = {path.name for path in folder.glob("*")} - LEFT_BY_REFUSED
+    if not any((folder / "checkpoints").glob("*")):
+        foreign.discard("checkpoints")
+    if foreign and not (folder / "config.json").exists():
+        why = f"{folder} holds other things ({min(foreign)})"
+        raise ConfigError("run-name", folder.name, why, "choose another name")
+
+
+@contextmanager
+def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
+    """Turn an OSError about a file of the run folder into a ConfigError that names the file."""
+    try:
+        yield
     except OSError as error:
-        why = f"{folder} cannot be written ({error.strerror})"
+        named = str(error.filename).startswith(f"{folder}/")  # else it is above the folder, or a file without its name
+        why = f"{error.filename if named else folder} cannot be written ({error.strerror})"
         if args.resume is not None:
             raise ConfigError("resume", folder, why, "make it writable, or resume a copy of it") from error
         raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
-    hold(lock, folder, args.resume is not None)
-    if args.resume is None and (folder / "config.json").exists():
-        lock.close()
-        fix = f"choose another name, or --resume {folder}"
-        raise ConfigError("run-name", folder.name, f"{folder} holds a run already", fix)
-    return folder, lock
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and what is missing above it, and sync the folders that hold the new names. Raises OSError."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
+def try_writing(folder: Path) -> None:
+    """Raise OSError if a file in a folder cannot be written, for want of permission or space."""
+    probe = folder / ".writable"
+    try:
+        probe.write_bytes(b"\0")
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
@@ -80,11 +123,17 @@ def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
     lock.flush()
 
 
-def describe_run(args: CommonArgs, algorithm: str, folder: Path) -> dict[str, Any]:
-    """What `config.json` holds: every setting, versions, machine, commit, command line."""
+def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:
+    """What `config.json` holds: every setting, versions, machine, commit, command line, of each start of the run.
+
+    Args:
+        args: settings of this start.
+        algorithm: name of the chapter.
+        folder: of the run; the starts in its `config.json` come first.
+        steps: agent steps of the run at this start.
+    """
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
-    return {
-        "algorithm": algorithm,
+    start = {
         "args": {**settings, "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)},
         "versions": {
             "a3c_mp": a3c_mp.__version__,
@@ -97,6 +146,19 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path) -> dict[str, An
         "commit": git_commit(),
         "command": sys.argv,
     }
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    starts = [*earlier_starts(folder / "config.json"), {"time": now, "steps": steps, **start}]
+    return {"algorithm": algorithm, **start, "starts": starts}
+
+
+def earlier_starts(path: Path) -> list[Any]:
+    """The starts that a `config.json` tells of; one without their list tells of one, at a time not known."""
+    try:
+        content = json.loads(path.read_text())
+        starts = content.get("starts")
+        return starts if isinstance(starts, list) else [{"time": None, **{name: content.get(name) for name in START}}]
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return []
 
 
 def git_commit() -> str | None:
@@ -135,8 +197,13 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)  # the rename, too, must survive a power cut
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename, too, must survive a power cut
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

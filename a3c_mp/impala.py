@@ -57,7 +57,6 @@ CARTPOLE: dict[str, Any] = {
     "total_steps": 1_000_000,
     "replay_proportion": 0.9375,
     "learning_rate": 1e-3,
-    "reward_clip": False,
     "reward_scale": 0.05,
     "normalize_advantages": False,
 }

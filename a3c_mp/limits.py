@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import platform
 import resource
-import shutil
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.memory import MIB, free_memory
 from a3c_mp.slots import check_shared_memory
 
-MIB = 2**20
 FILES = 64
 """open files of a trainer without actors, generously: it has about 15"""
 FILES_PER_ACTOR = 3
@@ -27,7 +24,6 @@ CONTEXT_GPU_BYTES = 270 * MIB
 """GPU memory of one with a small tensor: 287,047,680 bytes in github.com/pytorch/pytorch/pull/86509; not measured"""
 ORDERED_STORES = ("x86_64", "amd64")
 """processors on which others see what one writes in the order in which it was written"""
-MEMINFO, CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def check_limits(args: CommonArgs, net: nn.Module) -> None:
@@ -39,8 +35,9 @@ def check_limits(args: CommonArgs, net: nn.Module) -> None:
         if not args.cuda:
             check_shared_memory(2 * sum(4 * t.numel() for t in net.state_dict().values()))
     except MemoryError as error:
-        fix = "enlarge /dev/shm (docker run --shm-size=1g), or lower --num-envs"
-        raise ConfigError("num-actors", args.num_actors, f"for the weights {error}", fix) from error
+        raise ConfigError(
+            "num-actors", args.num_actors, f"for the weights {error}", "lower it or --num-envs"
+        ) from error
 
 
 def check_processor() -> None:
@@ -78,24 +75,3 @@ def check_open_files(num_actors: int) -> None:
         why = f"that takes {needed} open files, {hard} are allowed"
         raise ConfigError("num-actors", num_actors, why, "lower it, or raise the limit (ulimit -Hn)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def free_memory() -> int:
-    """Bytes that are left of the machine's memory and of the container's; what only caches files is as good as free."""
-    free = [2**63]
-    with suppress(OSError, KeyError, ValueError):  # not Linux
-        fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
-        free.append(1024 * int(fields["MemAvailable"].split()[0]))
-    with suppress(OSError, KeyError, ValueError):  # no container, or one without a limit
-        limit, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
-        parts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-        free.append(max(0, limit - used + int(parts["inactive_file"])))
-    return min(free)
-
-
-def free_shared_memory() -> int:
-    """Bytes that shared memory can still take: it is memory, and /dev/shm has a limit of its own."""
-    free = [free_memory()]
-    with suppress(OSError):  # not Linux
-        free.append(shutil.disk_usage("/dev/shm").free)
-    return min(free)

@@ -24,13 +24,14 @@ from a3c_mp import checkpoint
 from a3c_mp.checkpoint import Stateful
 from a3c_mp.children import SIGNALS
 from a3c_mp.config import CommonArgs, ConfigError
-from a3c_mp.folder import claim_folder, describe_run, write_json
+from a3c_mp.episodes import EpisodeLog
+from a3c_mp.folder import claim_folder, describe_run, refuse_unwritable, write_json
 from a3c_mp.limits import check_limits
 from a3c_mp.obs_norm import note_on_inputs
 from a3c_mp.rollout import Episode
 from a3c_mp.schedules import Every
 from a3c_mp.start_order import CountedEpisode, StartOrder
-from a3c_mp.tracking import FLUSH_SECONDS, Display, EpisodeLog, EventFile, Means, Timings, hms, open_log
+from a3c_mp.tracking import FLUSH_SECONDS, Display, EventFile, Means, Timings, hms, open_log
 from a3c_mp.workers import Incident, WorkerError
 
 WINDOW = 100
@@ -58,16 +59,11 @@ class Run:
     """
 
     def __init__(
-        self,
-        args: CommonArgs,
-        algorithm: str,
-        net: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer,
         extra: Mapping[str, Stateful] | None = None,
-    ):
+    ):  # fmt: skip
         self.args, self.algorithm = args, algorithm
-        # What checkpoints are told apart by.
-        self._origin: dict[str, Any] = {"algorithm": algorithm, "env_id": args.env_id}
+        self._origin: dict[str, Any] = {"algorithm": algorithm, "env_id": args.env_id}  # identifies its checkpoints
         self.net, self.optimizer = net, optimizer
         self.extra = {} if extra is None else dict(extra)
         self.gauges: dict[str, Callable[[], float]] = {}  # curves that are read off once a second
@@ -86,18 +82,17 @@ class Run:
         check_limits(args, net)
         self.folder, self._lock = claim_folder(args, algorithm)
         self.checkpoints = self.folder / "checkpoints"
-        self.log = open_log(self.folder)
         self.started = time.monotonic()
         self._learning_since: tuple[float, int] | None = None  # when the first rollout came, steps before it
         self._saved_steps: int | None = None
         self._resumed: dict[str, Any] | None = None  # parts of the checkpoint of a deterministic run, until `keep`
         self.last_checkpoint: Path | None = None
-        if args.resume is not None:
-            self._restore()
-        try:
-            write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder))
-        except OSError as error:
-            raise ConfigError("runs-dir", args.runs_dir, f"{self.folder} cannot be written ({error})") from error
+        with refuse_unwritable(args, self.folder):
+            self.log = open_log(self.folder)
+            if args.resume is not None:
+                self._restore()
+            self._episode_log = EpisodeLog(self.folder / "episodes.csv", self.steps, self.log)
+            write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
 
         self.timing = Timings()
         self._means = Means()
@@ -109,7 +104,6 @@ class Run:
     # ---- what a chapter calls
 
     def __enter__(self) -> Run:
-        self._episode_log = EpisodeLog(self.folder / "episodes.csv", self.steps, self.log)
         self.event_file = EventFile(self.folder, self.steps + 1 if self.args.resume else None, self.log)
         self.display = Display(self.args.total_steps, self.log)
         heeded = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores SIGHUP
@@ -117,6 +111,8 @@ class Run:
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         if note := note_on_inputs(self.net):
             self.log.info(note)
+        if getattr(self.args, "reward_clip", False):
+            self.log.info("rewards are clipped to -1, 0 or 1 for learning (--no-reward-clip: learn from raw rewards)")
         return self
 
     def should_stop(self) -> bool:
@@ -211,6 +207,7 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint; a failure costs a warning, and the one before it stays."""
+        self._episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
         best = len(self.returns) >= MIN_EPISODES and self.mean_return > self.best_mean
         best_mean = self.mean_return if best else self.best_mean
         state = {
@@ -292,8 +289,11 @@ class Run:
         told = isinstance(error, WorkerError | TrainingError)
         if told and not asked:
             self.log.error(f"error: {error}")
-            if self.last_checkpoint is not None:
-                self.log.error(f"the last checkpoint is {self.last_checkpoint}; go on with --resume {self.folder}")
+        if self._saved_steps != self.steps:
+            self.exit_code = 1
+            self.log.error(f"error: the state at {self.steps:,} steps was not saved; see the warning above")
+        if self.exit_code == 1 and self.last_checkpoint is not None:
+            self.log.error(f"the last checkpoint is {self.last_checkpoint}; go on with --resume {self.folder}")
         mean = f"mean return {self.mean_return:.1f}, " if self.returns else ""
         self.log.info(
             f"{self.exit_reason or 'ended'} after {hms(self.wall_seconds)}: {mean}{self.steps:,} steps, "

@@ -11,13 +11,16 @@ class Every:
     """Tells, of a count that grows, when it has reached or passed a multiple of `period` since the last call.
 
     Args:
-        period: 1 or more.
+        period: 1 or more; None for never.
         count: where it begins.
     """
 
-    def __init__(self, period: int, count: int = 0):
-        self.period, self.multiple = period, count // period
+    def __init__(self, period: int | None, count: int = 0):
+        self.period = period
+        self.multiple = 0 if period is None else count // period
 
     def __call__(self, count: int) -> bool:
+        if self.period is None:
+            return False
         before, self.multiple = self.multiple, count // self.period
         return self.multiple > before

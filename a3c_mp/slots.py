@@ -1,4 +1,4 @@
-"""Preallocated slots in shared memory: the road of everything big between processes.
+"""Preallocated slots in shared memory: how everything big passes between processes.
 
 A slot holds one rollout, gradient or block of transitions. Its number is all that travels through a queue: sending a
 tensor costs about 0.4 ms for each file descriptor, a number 0.01 ms. All slots lie in one arena: one file descriptor.
@@ -6,13 +6,15 @@ tensor costs about 0.4 ms for each file descriptor, a number 0.01 ms. All slots 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
-import shutil
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from a3c_mp.memory import MIB, free_memory
 
 ALIGNMENT = 64
 """bytes; fields start on a cache line"""
@@ -31,7 +33,7 @@ class Slots:
         device: where they lie; on CUDA they are shared GPU memory.
 
     Raises:
-        MemoryError: /dev/shm is too small; says what is needed and what is free.
+        MemoryError: too little memory is free, or a limit of this process forbids it; says what is needed.
     """
 
     def __init__(self, spec: Spec, num_slots: int, pin: bool = False, device: torch.device | str = "cpu"):
@@ -83,31 +85,40 @@ def layout(spec: Spec) -> tuple[dict[str, int], int]:
 
 
 def shared_bytes(size: int) -> Tensor:
-    """Zeros, uint8 [size], in shared memory that is there from now on.
+    """Zeros, uint8 [size], in shared memory that is allocated from now on.
 
-    Torch only names a size. Nothing would stop two of its allocations from promising the same space, and the first
-    write past what there is would kill a process with SIGBUS.
+    It is an anonymous file (memfd_create), which needs no /dev/shm and ends with the last process that holds it. All
+    its blocks are taken here: the first write past what there is would kill a process with SIGBUS.
 
     Raises:
-        MemoryError: /dev/shm is too small; says what is needed and what is free.
+        MemoryError: too little memory is free, or a limit of this process forbids it; says what is needed.
     """
     check_shared_memory(size)
-    storage = torch.UntypedStorage._new_shared(size)
-    descriptor, _ = storage._share_fd_cpu_()  # stays the storage's
+    descriptor = None
     try:
+        descriptor = os.memfd_create("a3c_mp")
         os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:  # somebody else took it meanwhile
-        raise MemoryError(f"{size / 2**20:.0f} MiB of shared memory are not to be had ({error.strerror})") from error
+        storage = torch.UntypedStorage._new_shared_fd_cpu(descriptor, size)  # type: ignore[attr-defined]
+    except (OSError, RuntimeError) as error:  # torch has no narrower class for a mapping that fails
+        why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+        hint = "; ulimit -f counts for shared memory, too" if getattr(error, "errno", None) == errno.EFBIG else ""
+        raise MemoryError(f"{_mib(size)} of shared memory cannot be allocated ({why}{hint})") from error
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
+def shared_counters(count: int) -> Tensor:
+    """Zeros, int64 [count], in shared memory. Raises MemoryError as `shared_bytes` does."""
+    return shared_bytes(count * torch.int64.itemsize).view(torch.int64)
+
+
 def check_shared_memory(needed: int) -> None:
-    """Raise MemoryError if /dev/shm has less than `needed` bytes free; says what is needed and what is free."""
-    try:
-        free = shutil.disk_usage("/dev/shm").free
-    except OSError:
-        return  # not Linux: shared memory lies elsewhere
-    if needed > free:
-        raise MemoryError(
-            f"{needed / 2**20:.0f} MiB of shared memory are needed, /dev/shm has {free / 2**20:.0f} MiB free"
-        )
+    """Raise MemoryError if fewer than `needed` bytes of memory are free; says what is needed and what is free."""
+    if needed > (free := free_memory()):
+        raise MemoryError(f"{_mib(needed)} of shared memory is needed, {free // MIB:,} MiB of memory is free")
+
+
+def _mib(size: int) -> str:
+    return f"{math.ceil(size / MIB):,} MiB"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.slots import shared_bytes
+from a3c_mp.slots import shared_bytes, shared_counters
 
 PUBLISHED, WRITING = 0, 1
 
@@ -38,7 +38,7 @@ class Weights:
             self.buffers = shared_bytes(2 * num * dtype.itemsize).view(dtype).view(2, num)
         else:
             self.buffers = torch.zeros(2, num, dtype=dtype, device=device)
-        self.versions = torch.tensor([-1, -1], dtype=torch.int64).share_memory_()
+        self.versions = shared_counters(2).fill_(-1)
         self.publish(net)
 
     @property

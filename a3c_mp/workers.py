@@ -25,6 +25,7 @@ import torch
 import torch.multiprocessing as mp
 
 from a3c_mp.children import start_child
+from a3c_mp.slots import shared_counters
 
 MAX_MESSAGE = 4096 - 4
 """bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
@@ -164,7 +165,7 @@ class Workers:
         self.in_order, self.on_incident, self.first_actor = in_order, on_incident, first_actor
         self.restarts = 0
         self._context = mp.get_context("spawn")
-        self._beats = torch.zeros(num_workers, dtype=torch.int64).share_memory_()
+        self._beats = shared_counters(num_workers)
         self._processes: list[Any] = [None] * num_workers
         self._tokens: list[Any] = [None] * num_workers
         self._results: list[Any] = [None] * num_workers

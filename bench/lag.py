@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import numpy as np
 
 from a3c_mp.config import Between, Count, check_ranges, exit_with
-from a3c_mp.tracking import read_episodes
+from a3c_mp.episodes import read_episodes
 from bench import common
 from bench.solve import outcome
 

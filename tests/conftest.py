@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import importlib
+import logging
 import signal
 from pathlib import Path
 
@@ -10,6 +11,29 @@ from support import Finished, Scripts
 
 from a3c_mp.children import SIGNALS
 from a3c_mp.config import exit_with
+
+
+class Tape(logging.Handler):
+    """Remembers messages of a level and above."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def tape():
+    return Tape()
+
+
+@pytest.fixture
+def log(tape):
+    log = logging.Logger("test")
+    log.addHandler(tape)
+    return log
 
 
 @pytest.fixture

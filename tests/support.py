@@ -2,18 +2,20 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
 
-from a3c_mp.tracking import read_episodes
+from a3c_mp.episodes import read_episodes
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--num-actors", "2", "--num-envs", "4", "--unroll-length", "8", "--batch-size", "32"]
@@ -131,3 +133,14 @@ def _status(process: psutil.Process) -> str | None:
         return process.status()
     except psutil.NoSuchProcess:
         return None
+
+
+@contextmanager
+def files_no_longer_than(size):
+    """Writes beyond `size` bytes fail with an OSError in this process, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -255,9 +255,8 @@ class Replay:
             ValueError: it is of a replay of other sizes.
         """
         if state["sizes"] != self._sizes():
-            raise ValueError(
-                f"the saved replay has (shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
-            )
+            sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
+            raise ValueError(f"the saved replay has {sizes}; --no-save-replay resumes with an empty one")
         shards, used = self.shards, state["leaves"].shape[1]
         for name, saved in {"frame": state["frame"], **state["fields"]}.items():
             shards.fields()[name][:, :used] = saved

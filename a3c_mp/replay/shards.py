@@ -40,7 +40,7 @@ class Shards:
             first, and only the newest is stored. With 1 the whole observation is stored as it is.
 
     Raises:
-        MemoryError: /dev/shm is too small; says what is needed and what is free.
+        MemoryError: too little memory is free; says what is needed and what is free.
     """
 
     # What rows hold, as numpy views of shared memory, [lanes, rows, ...]:

@@ -158,7 +158,8 @@ def test_help_shows_every_flag_with_its_unit(scripts):
 def test_too_little_shared_memory_is_found_before_the_start(scripts):
     done = scripts.run("r", *SMALL_CARTPOLE, "--num-envs", "4096", "--unroll-length", "1e7")
     assert done.code == 2
-    assert "MiB of shared memory are needed, /dev/shm has" in done.err
+    assert "MiB of shared memory is needed, " in done.err
+    assert " MiB of memory is free; lower --num-actors, --num-envs or --unroll-length" in done.err
     assert done.err.count("\n") == 1
     assert not done.folder.exists()
 

@@ -1,4 +1,4 @@
-"""A full disk and a small /dev/shm, both real: file systems of a few MiB, mounted in a namespace of their own.
+"""A full disk and a /dev/shm that takes nothing, both real: file systems mounted in a namespace of their own.
 
 Skipped where the kernel does not let a user make one.
 """
@@ -32,9 +32,8 @@ code=0; wait $trainer || code=$?
 cp -r runs/r out/run
 exit $code
 """
-SMALL_SHM = """
-mount -t tmpfs -o size=$1 tmpfs /dev/shm
-shift
+READ_ONLY_SHM = """
+mount -t tmpfs -o ro,size=4k,nr_inodes=1 tmpfs /dev/shm
 exec "$@"
 """
 
@@ -85,12 +84,23 @@ def test_a_disk_that_is_full_for_a_while(algorithm, tmp_path):
     assert json.loads((tmp_path / "out/run/summary.json").read_text())["exit_reason"] == "SIGTERM"
 
 
-def test_a_dev_shm_as_small_as_dockers_is_told_before_anything_starts(tmp_path):
-    """Pong's two slots fit into 64 MiB, and so do its weights, but not both."""
-    script = str(ROOT / "train_a3c_data.py")
-    done = in_namespace(SMALL_SHM, tmp_path, "64m", sys.executable, script, "--precision", "fp32")
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert "for the weights" in line
-    assert "/dev/shm" in line
+@pytest.mark.parametrize("algorithm", ["a3c_data", "apex_dqn", "impala"])
+def test_a_dev_shm_that_takes_nothing_is_not_needed(algorithm, tmp_path):
+    script, flags = CHAPTERS[algorithm]
+    flags = [*CARTPOLE, *flags, "--total-steps", "500", "--run-name", "r"]
+    flags += ["--num-learners", "2"] if algorithm == "impala" else []
+    done = in_namespace(READ_ONLY_SHM, tmp_path, sys.executable, str(ROOT / script), *flags)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert json.loads((tmp_path / "runs/r/summary.json").read_text())["worker_restarts"] == 0
+
+
+def test_a_limit_of_file_sizes_is_one_line_before_anything_starts(tmp_path):
+    """`ulimit -f` counts in KiB in bash; Pong's slots take more, and so does its replay."""
+    before = set(os.listdir("/dev/shm"))
+    for script in ("train_a3c_data.py", "train_apex.py"):
+        done = in_namespace('ulimit -f 1024; exec "$@"', tmp_path, sys.executable, str(ROOT / script))
+        assert done.returncode == 2, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert "MiB of shared memory cannot be allocated (File too large; ulimit -f" in line
     assert not (tmp_path / "runs").exists()
+    assert set(os.listdir("/dev/shm")) <= before

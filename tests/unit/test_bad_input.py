@@ -20,8 +20,9 @@ import train_apex
 import train_impala
 from a3c_mp import ddpg, dqn
 from a3c_mp.actor_critic import make_optimizer
-from a3c_mp.config import ConfigError, _bounds, check_ranges, flag_name, parse_args
+from a3c_mp.config import ConfigError, check_ranges, flag_name, parse_args
 from a3c_mp.nets import make_actor_critic
+from a3c_mp.ranges import bounds_of
 from a3c_mp.rollout import Episode
 from a3c_mp.run import Run
 from wrappers import make_env
@@ -56,9 +57,9 @@ def test_every_number_has_its_range(chapter):
         kinds |= {int, float} & {inner for part in typing.get_args(hint) for inner in typing.get_args(part)}
         if not kinds:
             continue
-        assert _bounds(hint) or field.name == "stop_return", f"{field.name} has no range"
+        assert bounds_of(hint) or field.name == "stop_return", f"{field.name} has no range"
         bad = [math.nan, math.inf]
-        for bounds in _bounds(hint):
+        for bounds in bounds_of(hint):
             bad += [bounds.low - 1] + [bounds.high + 1] * (bounds.high < math.inf)
         for value in bad:
             with pytest.raises(ConfigError, match=rf"^{flag_name(field.name)}=.*: must be .+; .+$"):
@@ -131,6 +132,16 @@ SPECIAL = {
     "batch larger than the replay": ("apex_dqn", ["--batch-size", "300_000"], "batch-size=300000: the replay has room"),
     "batch larger than what is collected": ("impala", ["--batch-unrolls", "1e4"], "batch-unrolls=10000: 625 new"),
     "rollouts under way": ("a3c_data", ["--deterministic", "--slots-per-actor", "3"], "slots-per-actor=3: "),
+    "more rollouts than tokens fit into a pipe": (
+        "a3c_data",
+        ["--slots-per-actor", "5000"],
+        "slots-per-actor=5000: must be between 1 and 64",
+    ),
+    "more blocks than tokens fit into a pipe": (
+        "apex_dqn",
+        ["--blocks-per-actor", "65"],
+        "blocks-per-actor=65: must be between 1 and 64",
+    ),
     "gradients of a synchronous step": ("a3c_grad", ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
     "a replay too small": ("apex_dqn", ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),
     "a start too late": ("apex_dqn", ["--learning-starts", "1e6"], "learning-starts=1000000: the replay has room for"),
@@ -457,7 +468,7 @@ def test_plot(flags, message, old, refused):
         ("config.json", '{"algorithm": "x", "args": {}}'),
         ("episodes.csv", "steps,seconds\n1,2\n"),
         ("episodes.csv", "steps,seconds,actor,episode_return,length\n1,2,3,x,5\n"),
-        ("episodes.csv", "\x00\xff"),
+        ("episodes.csv", "\x00\xff\n"),
     ],
 )
 def test_plot_names_a_spoilt_run(file, content, old, refused):

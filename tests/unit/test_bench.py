@@ -4,7 +4,7 @@ import json
 import pytest
 
 from a3c_mp.config import ConfigError
-from a3c_mp.tracking import EpisodeRow, read_episodes
+from a3c_mp.episodes import EpisodeRow, read_episodes
 from bench import common, report, search, solve
 from bench.stages import bound
 from bench.throughput import sb3_flags, steady_sps

@@ -63,7 +63,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
         "best_mean": float("-inf"),
         "reason": None,
     }
-    path = checkpoint.save(tmp_path / "made" / "if missing", state, steps=7, **IDENTITY)
+    path = checkpoint.save(tmp_path / "made if missing", state, steps=7, **IDENTITY)
     loaded = load(path)
     for name, tensor in state["net"].items():
         assert torch.equal(loaded["net"][name], tensor)
@@ -136,6 +136,26 @@ def test_what_was_set_aside_is_kept_until_the_next_time(tmp_path):
     assert not list(tmp_path.glob("*.unused"))
 
 
+def test_files_that_a_user_has_put_beside_checkpoints_are_neither_resumed_from_nor_deleted(tmp_path, warnings):
+    digits = f"{9:012d}"
+    names = [f"{kind}_{middle}" for kind in ("step", "best") for middle in ("keep", f"{digits}0", f"{digits}_copy")]
+    theirs = [f"{name}.{end}" for name in names for end in ("pt", "json")]
+    theirs += ["notes.tmp", "step_keep.pt.tmp", "old.unused", f"net_{digits}.pt", f"step_{digits}.bak"]
+    save(tmp_path, 1, best=True)
+    content = (tmp_path / f"step_{1:012d}.pt").read_bytes()
+    manifest = (tmp_path / f"step_{1:012d}.json").read_bytes()
+    for name in theirs:
+        (tmp_path / name).write_bytes(manifest if name.endswith(".json") else content)
+    for steps in range(2, 7):
+        save(tmp_path, steps, best=True)
+    state, path = checkpoint.load_newest(tmp_path, warn=warnings.append, **IDENTITY)
+    assert (state["steps"], path.name) == (6, f"step_{6:012d}.pt")
+    for _ in range(2):  # the second time deletes what the first has set aside
+        checkpoint.set_aside_newer(tmp_path / f"step_{4:012d}.pt")
+    assert {path.name for path in tmp_path.iterdir()} >= set(theirs)
+    assert len(list(tmp_path.iterdir())) == len(theirs) + 4, "a step, the best as of it, and their manifests"
+
+
 # ---- a crash or a full disk at any moment
 
 
@@ -157,6 +177,7 @@ def test_the_content_is_on_disk_before_its_name_and_its_name_before_its_manifest
     save(folder, 7)
     name = "step_000000000007"
     assert tape == [
+        f"sync {tmp_path.name}",
         *(f"sync {name}.pt.tmp", f"rename to {name}.pt", "sync checkpoints"),
         *(f"sync {name}.json.tmp", f"rename to {name}.json", "sync checkpoints"),
     ]

@@ -18,6 +18,7 @@ from a3c_mp.config import (
     ConfigError,
     Count,
     Fraction,
+    LearningArgs,
     check_device,
     check_env,
     check_ranges,
@@ -252,6 +253,14 @@ def test_a_resumed_run_keeps_its_settings_except_for_flags_given_now(saved_run):
     )
 
 
+@pytest.mark.parametrize("saved", [None, "None", 5000])
+def test_steps_between_checkpoints_are_optional(saved, saved_run):
+    assert parse().checkpoint_steps is None
+    resumed = parse("--resume", str(saved_run(checkpoint_steps=saved)))
+    assert resumed.checkpoint_steps == (saved if saved == 5000 else None)
+    assert parse("--resume", str(saved_run(checkpoint_steps=7)), "--checkpoint-steps", "1e4").checkpoint_steps == 10_000
+
+
 def test_no_preset_comes_between_a_resumed_run_and_its_settings(saved_run):
     folder = saved_run(env_id="CartPole-v1", gamma=0.5)
     args = parse("--resume", str(folder), "--env-id", "CartPole-v1")
@@ -265,8 +274,14 @@ def test_settings_that_are_newer_than_the_run_take_their_defaults(saved_run):
 
 
 def test_the_settings_of_another_chapter_are_refused(saved_run):
-    line = refused("--resume", str(saved_run(replay_size=1000)))
+    line = refused("--resume", str(saved_run(replay_size=1000, passes="left out")))
     assert "is of another chapter, " in line
+
+
+def test_a_setting_that_only_a_newer_version_knows_is_named(saved_run):
+    line = refused("--resume", str(saved_run(turbo=True)))
+    assert "config.json has turbo, which this version does not know; written by a newer version?" in line
+    assert "chapter" not in line
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"args": 3}', b'{"args": null}', b"\xff"])
@@ -277,14 +292,80 @@ def test_a_config_that_cannot_be_read_is_named(content, tmp_path):
     assert "\n" not in line
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("num_envs", 0), ("num_envs", "many"), ("precision", "fp8"), ("gamma", None)]
-)
-def test_saved_settings_are_checked_as_flags_are(setting, value, saved_run):
+DAMAGED_SETTINGS = {
+    "out of range": ("num_envs", 0, "num-envs=0: must be between 1 and 4096"),
+    "no number": ("num_envs", "abc", "num-envs=abc: abc is not a whole number"),
+    "a list": ("num_envs", [1, 2], "num-envs=[1, 2]: [1, 2] is not a whole number"),
+    "a choice that there is not": ("precision", "fp8", "precision=fp8: must be one of"),
+    "missing": ("gamma", None, "gamma=None: is not a number"),
+    "NaN": ("gamma", float("nan"), "gamma=nan: must be a finite number"),
+    "a word for a switch": ("cuda", "maybe", "cuda=maybe: must be true or false"),
+}
+
+
+@pytest.mark.parametrize(("setting", "value", "message"), DAMAGED_SETTINGS.values(), ids=DAMAGED_SETTINGS)
+def test_damaged_settings_of_a_saved_run_are_named_with_their_file(setting, value, message, saved_run):
     """People edit these files."""
-    line = refused("--resume", str(saved_run(**{setting: value})))
-    assert setting.replace("_", "-") in line
+    folder, flag = saved_run(**{setting: value}), setting.replace("_", "-")
+    line = refused("--resume", str(folder))
+    assert line.startswith(f"resume={folder}: {folder / 'config.json'} has {message}"), line
+    assert line.endswith(f"; correct it there, or give --{flag} now"), line
     assert "\n" not in line
+    now = {
+        "num_envs": ["--num-envs", "4"],
+        "precision": ["--precision=fp32"],
+        "gamma": ["--gamma", "0.5"],
+        "cuda": ["--no-cuda"],
+    }[setting]
+    assert parse("--resume", str(folder), *now).resume == folder
+    line = refused("--resume", str(folder), *now, "--passes", "0")
+    assert line.startswith("passes=0: must be"), "what is given now is an error of its own"
+
+
+# ---- rewards
+
+
+@dataclass(frozen=True)
+class Learning(LearningArgs):
+    """A chapter's settings, rewards among them."""
+
+
+def clips(*argv, presets=PRESETS):
+    presets = {name: {"seed": 1, **preset} for name, preset in presets.items()}
+    return parse_args(Learning, presets, "", argv).reward_clip
+
+
+def test_rewards_are_clipped_on_atari_unless_a_flag_or_a_preset_says_otherwise():
+    presets = {"PongNoFrameskip-v4": {}, "CartPole-v1": {}}
+    for argv, clipped in {
+        (): True,
+        ("--env-id", "ALE/Breakout-v5"): True,
+        ("--env-id", "CartPole-v1"): False,
+        ("--env-id", "Acrobot-v1"): False,
+        ("--env-id", "Acrobot-v1", "--reward-clip"): True,
+        ("--no-reward-clip",): False,
+    }.items():
+        assert clips(*argv, presets=presets) is clipped, argv
+    assert clips("--env-id", "CartPole-v1", presets={"CartPole-v1": {"reward_clip": True}}) is True
+    assert clips(presets={"PongNoFrameskip-v4": {"reward_clip": False}}) is False
+
+
+@pytest.mark.parametrize(
+    "env_id", ["PongNoFrameskp-v4", "CartPole-v9", "no_such_module:Env-v0", "", ":", "two\nlines-v0"]
+)
+def test_an_environment_that_is_not_known_is_left_to_its_own_message(env_id):
+    args = parse_args(Learning, PRESETS, "", [f"--env-id={env_id}"])
+    with pytest.raises(ConfigError, match=r"^env-id="):
+        check_env(args.env_id, Discrete)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_resumed_run_clips_as_it_did(saved, env_id, tmp_path):
+    settings = dataclasses.asdict(Learning(env_id=env_id, reward_clip=saved)) | {"runs_dir": "somewhere"}
+    (tmp_path / "config.json").write_text(json.dumps({"algorithm": "chapter", "args": settings}))
+    assert clips("--resume", str(tmp_path)) is saved
+    assert clips("--resume", str(tmp_path), "--no-reward-clip") is False
 
 
 # ---- environments and devices

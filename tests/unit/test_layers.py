@@ -12,7 +12,7 @@ CHAPTERS = sorted(ROOT.glob("train_*.py"))
 SCRIPTS = sorted(set(ROOT.glob("*.py")) | set((ROOT / "bench").rglob("*.py")))
 
 MATHS = ["returns", "losses", "schedules"]
-PROCESSES = ["slots", "weights", "children", "workers", "learners"]
+PROCESSES = ["memory", "slots", "weights", "children", "workers", "learners"]
 RL = ["returns", "losses", "nets", "rollout", "actor_critic", "impala", "run"]
 ENVIRONMENTS = ["gymnasium", "gym", "ale_py", "wrappers"]
 

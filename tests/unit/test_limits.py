@@ -6,9 +6,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from a3c_mp import limits
+from a3c_mp import limits, memory
 from a3c_mp.config import ConfigError
-from a3c_mp.limits import check_limits, check_open_files, free_memory, free_shared_memory
+from a3c_mp.limits import check_limits, check_open_files
+from a3c_mp.memory import free_memory
 
 GIB = 2**30
 
@@ -16,8 +17,8 @@ GIB = 2**30
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine with 4 GiB available, in a container that may use 3 GiB and uses 2, one of them to cache files."""
-    monkeypatch.setattr(limits, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(limits, "CONTAINER", tmp_path)
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
     (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {4 * 2**20} kB\nHugePages: 0\n")
     (tmp_path / "memory.max").write_text(f"{3 * GIB}\n")
     (tmp_path / "memory.current").write_text(f"{2 * GIB}\n")
@@ -38,13 +39,6 @@ def test_where_the_kernel_says_nothing_there_is_no_limit(machine):
     for path in machine.iterdir():
         path.unlink()
     assert free_memory() == 2**63
-
-
-def test_shared_memory_is_memory_and_has_a_limit_of_its_own(machine, monkeypatch):
-    monkeypatch.setattr(limits.shutil, "disk_usage", lambda path: type("Usage", (), {"free": GIB}))
-    assert free_shared_memory() == GIB
-    monkeypatch.setattr(limits.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 9 * GIB}))
-    assert free_shared_memory() == 2 * GIB
 
 
 @pytest.mark.parametrize(

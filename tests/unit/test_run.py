@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from a3c_mp.checkpoint import list_checkpoints
-from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.config import CommonArgs, ConfigError, LearningArgs
 from a3c_mp.rollout import Episode
 from a3c_mp.run import Run
 from a3c_mp.workers import Incident
@@ -67,6 +67,13 @@ def test_a_part_that_does_not_fit_is_bad_input(args, tmp_path):
         run.consumed(10, [], 0, 0)
     with pytest.raises(ConfigError, match="does not fit these settings: it is of a replay of other sizes"):
         a_run(replace(args, resume=tmp_path / "r"), replay=Other())
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+def test_the_log_says_where_rewards_are_clipped(clipped, tmp_path):
+    with a_run(LearningArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", reward_clip=clipped)) as run:
+        log = (run.folder / "run.log").read_text()
+    assert log.count("rewards are clipped to -1, 0 or 1 for learning") == clipped
 
 
 def test_flags_given_on_resume_count_for_each_group_of_parameters(args, tmp_path):

@@ -32,3 +32,8 @@ def test_every_multiple_is_told_once_however_the_count_grows(period, count, incr
         multiples = [n for n in range(count + 1, count + increment + 1) if n % period == 0]
         count += increment
         assert every(count) == bool(multiples)
+
+
+def test_without_a_period_no_multiple_is_reached():
+    every = Every(None, 5)
+    assert not any(every(count) for count in range(5, 500))

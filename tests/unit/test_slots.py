@@ -1,19 +1,21 @@
 """Slots are one memory for all processes, laid out so that no field touches another."""
 
 import errno
+import gc
 import math
 import os
-import shutil
-from collections import namedtuple
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import files_no_longer_than
 
-from a3c_mp.slots import ALIGNMENT, Slots, check_shared_memory
+from a3c_mp import slots as slots_module
+from a3c_mp.slots import ALIGNMENT, Slots, check_shared_memory, shared_counters
 
 SPEC = {"image": ((3, 5, 7), torch.uint8), "reward": ((3,), torch.float32), "done": ((), torch.bool)}
 
@@ -79,27 +81,24 @@ def test_there_is_at_least_one_slot(num_slots):
         Slots(SPEC, num_slots)
 
 
-@pytest.fixture
-def dev_shm_with(monkeypatch):
-    """A function that makes /dev/shm look as if it had so many bytes free."""
-
-    def pretend(free):
-        usage = namedtuple("usage", "total used free")(2 * free, free, free)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-
-    return pretend
-
-
-def test_a_dev_shm_that_is_too_small_is_told_before_anything_is_written(dev_shm_with):
-    dev_shm_with(3 * 2**20)
+def test_memory_that_does_not_suffice_is_refused_before_anything_is_written(monkeypatch):
+    monkeypatch.setattr(slots_module, "free_memory", lambda: 3 * 2**20)
     spec = {"block": ((2**20,), torch.uint8)}
     assert len(Slots(spec, 3)) == 3, "just enough"
-    with pytest.raises(MemoryError, match=r"4 MiB.* needed.*3 MiB free"):
+    with pytest.raises(MemoryError, match=r"4 MiB of shared memory is needed, 3 MiB of memory is free"):
         Slots(spec, 4)
 
 
+@pytest.mark.parametrize("missing", [0, 1, 2**20 - 1])
+def test_what_is_needed_is_rounded_up_and_what_is_free_down(missing, monkeypatch):
+    monkeypatch.setattr(slots_module, "free_memory", lambda: 2**20 - 1)
+    needed = 2**20 + missing
+    with pytest.raises(MemoryError, match=f"^{math.ceil(needed / 2**20)} MiB of shared memory is needed, 0 MiB of"):
+        check_shared_memory(needed)
+
+
 def test_what_is_handed_out_is_there():
-    """Torch alone would only name a size: no block of it is anybody's until it is written to."""
+    """A file alone has only a size: no block of it belongs to anybody until it is written to."""
     slots = Slots({"block": ((3 * 2**20,), torch.uint8)}, 1)
     descriptor, size = slots.arena.untyped_storage()._share_fd_cpu_()
     assert size == 3 * 2**20
@@ -107,21 +106,45 @@ def test_what_is_handed_out_is_there():
     assert not slots.arena.any()
 
 
-def test_space_that_somebody_else_takes_meanwhile_is_missed_before_it_is_written_to(monkeypatch):
+def test_space_that_another_process_takes_meanwhile_is_missed_before_it_is_written_to(monkeypatch):
     def full(descriptor, offset, size):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(MemoryError, match="4 MiB of shared memory are not to be had"):
+    with pytest.raises(MemoryError, match=r"4 MiB of shared memory cannot be allocated .No space left on device"):
         Slots({"block": ((2**20,), torch.uint8)}, 4)
 
 
-def test_where_there_is_no_dev_shm_nothing_is_checked(monkeypatch):
-    def missing(path):
-        raise FileNotFoundError(path)
+def open_files():
+    return sorted(os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path))
 
-    monkeypatch.setattr(shutil, "disk_usage", missing)
-    check_shared_memory(2**60)
+
+def test_shared_memory_needs_no_dev_shm_and_goes_with_its_tensors(monkeypatch):
+    """In a container /dev/shm is often small, and may be read-only."""
+    before, files = open_files(), set(os.listdir("/dev/shm"))
+    slots = Slots({"block": ((2**20,), torch.uint8)}, 2)
+    counters = shared_counters(3)
+    view = slots[1]["block"]
+    assert set(os.listdir("/dev/shm")) <= files
+    mine = [name for name in open_files() if name not in before]
+    assert mine
+    assert all("memfd:" in name for name in mine), mine
+    assert "memfd:a3c_mp" in Path("/proc/self/maps").read_text()
+    assert counters.is_shared()
+    assert (counters.tolist(), counters.dtype) == ([0, 0, 0], torch.int64)
+    del slots, counters, view
+    gc.collect()
+    assert open_files() == before
+    assert "memfd:a3c_mp" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_limit_of_file_sizes_is_one_line_and_leaves_nothing_behind():
+    before, files = open_files(), set(os.listdir("/dev/shm"))
+    with files_no_longer_than(2**20), pytest.raises(MemoryError, match=r"cannot be allocated .*ulimit -f") as error:
+        Slots({"block": ((2**20,), torch.uint8)}, 2)
+    assert "\n" not in str(error.value)
+    assert open_files() == before
+    assert set(os.listdir("/dev/shm")) <= files
 
 
 def copy_twice_as_much(slots):

@@ -1,51 +1,15 @@
 """Curves and logs: what is written can be read, a full disk costs curves only, and figures mean what they say."""
 
-import logging
-import resource
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 import torch
+from support import files_no_longer_than
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from a3c_mp import tracking
-from a3c_mp.rollout import Episode
-from a3c_mp.tracking import EpisodeLog, EventFile, Means, Timings, hms, open_log
-
-
-class Tape(logging.Handler):
-    """Remembers messages of a level and above."""
-
-    def __init__(self):
-        super().__init__(logging.WARNING)
-        self.messages = []
-
-    def emit(self, record):
-        self.messages.append(record.getMessage())
-
-
-@pytest.fixture
-def tape():
-    return Tape()
-
-
-@pytest.fixture
-def log(tape):
-    log = logging.Logger("test")
-    log.addHandler(tape)
-    return log
-
-
-@contextmanager
-def files_no_longer_than(size):
-    """Writes beyond `size` bytes fail with an OSError in this process, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+from a3c_mp.tracking import EventFile, Means, Timings, hms, open_log
 
 
 def read_curve(folder, name):
@@ -119,99 +83,6 @@ def test_only_the_disk_is_forgiven(tmp_path, log):
     events = EventFile(tmp_path, None, log)
     with pytest.raises((TypeError, ValueError)):
         events.scalars([("charts/sps", "fast", 1)])
-
-
-# ---- episodes.csv
-
-
-def an_episode_log(path, log, steps):
-    """A log with an episode at each of `steps`, of that many points."""
-    episodes = EpisodeLog(path, 0, log)
-    for step in steps:
-        episodes.add(step, step / 100, 1, Episode(float(step), 5))
-    episodes.close()
-
-
-def test_every_finished_game_is_a_line(tmp_path, log):
-    path = tmp_path / "episodes.csv"
-    episodes = EpisodeLog(path, 0, log)
-    assert path.read_text() == EpisodeLog.HEADER + "\n"
-    episodes.add(64, 1.234, 0, Episode(-21.0, 790))
-    episodes.add(128, 2.0, 3, Episode(1234567.0, 4))
-    assert path.read_text() == EpisodeLog.HEADER + "\n", "lines wait for the flush"
-    episodes.flush()
-    header, *lines = path.read_text().splitlines()
-    names = header.split(",")
-    rows = [dict(zip(names, map(float, line.split(",")), strict=True)) for line in lines]
-    assert rows == [
-        {"steps": 64, "seconds": 1.23, "actor": 0, "episode_return": -21.0, "length": 790},
-        {"steps": 128, "seconds": 2.0, "actor": 3, "episode_return": 1234567.0, "length": 4},
-    ]
-    episodes.close()
-
-
-def test_a_new_run_begins_the_file_anew(tmp_path, log):
-    path = tmp_path / "episodes.csv"
-    an_episode_log(path, log, [100, 200])
-    EpisodeLog(path, 0, log).close()
-    assert path.read_text() == EpisodeLog.HEADER + "\n"
-
-
-def steps_in(path):
-    header, *lines = path.read_text().splitlines()
-    assert header == EpisodeLog.HEADER
-    return [int(line.split(",")[0]) for line in lines]
-
-
-def test_on_resume_the_lines_that_will_be_lived_again_are_dropped(tmp_path, log):
-    path = tmp_path / "episodes.csv"
-    an_episode_log(path, log, [100, 200, 200, 300])
-    episodes = EpisodeLog(path, 200, log)
-    assert steps_in(path) == [100, 200, 200]
-    episodes.add(250, 9.0, 0, Episode(1.0, 5))
-    episodes.close()
-    assert steps_in(path) == [100, 200, 200, 250]
-
-
-def test_a_resumed_run_that_has_lost_its_file_begins_a_new_one(tmp_path, log):
-    EpisodeLog(tmp_path / "episodes.csv", 200, log).close()
-    assert steps_in(tmp_path / "episodes.csv") == []
-
-
-@pytest.mark.parametrize("torn", ["1", "150,2.0", "150,1.50,1,150,1", "15\0\0"])
-def test_on_resume_a_line_torn_by_a_crash_is_dropped(torn, tmp_path, log):
-    path = tmp_path / "episodes.csv"
-    an_episode_log(path, log, [100])
-    with path.open("a") as file:
-        file.write(torn)
-    EpisodeLog(path, 200, log).close()
-    assert steps_in(path) == [100]
-
-
-def test_a_full_disk_costs_a_warning_never_the_run_nor_the_lines_around_it(tmp_path, log, tape):
-    path = tmp_path / "episodes.csv"
-    episodes = EpisodeLog(path, 0, log)
-    with files_no_longer_than(100):
-        for step in range(100):
-            episodes.add(step, 0.0, 0, Episode(1.0, 5))
-        episodes.flush()
-    assert len(tape.messages) == 1
-    assert str(path) in tape.messages[0]
-    episodes.add(100, 0.0, 0, Episode(1.0, 5))
-    episodes.close()
-    steps = steps_in(path)
-    assert steps == sorted(set(steps)), "no line is torn or written twice"
-    assert steps[-1] == 100
-
-
-def test_a_disk_that_is_still_full_at_the_end_does_not_spoil_it(tmp_path, log, tape):
-    path = tmp_path / "episodes.csv"
-    episodes = EpisodeLog(path, 0, log)
-    with files_no_longer_than(100):
-        for step in range(100):
-            episodes.add(step, 0.0, 0, Episode(1.0, 5))
-        episodes.close()
-    assert len(tape.messages) == 1
 
 
 # ---- run.log

@@ -9,6 +9,7 @@ import pytest
 from support import CARTPOLE, CHAPTERS, SMALL, SMALL_REPLAY, episode_steps, scalars
 
 from a3c_mp import dqn, run
+from a3c_mp.config import ConfigError
 
 CART = [*CARTPOLE, *SMALL]
 APEX_CART = [*CARTPOLE, *CHAPTERS["apex_dqn"][1]]
@@ -84,6 +85,15 @@ def test_a_saved_replay_goes_on(run_inline):
     learned = resumed.summary["updates"] - first.summary["updates"]
     assert learned == 4 * (resumed.summary["steps"] - first.summary["steps"]) / 32, "it learns on at once"
     assert scalars(resumed.folder)["replay/size"][-1].value > 600
+
+
+def test_a_saved_replay_of_other_sizes_names_the_flag_that_leaves_it_out(run_inline):
+    first = run_inline("train_apex.py", *APEX_CART, "--save-replay", "--replay-size", "8000", "--total-steps", "600")
+    assert first.code == 0, first.err
+    larger = ["--resume", "runs/r", "--replay-size", "9000", "--total-steps", "700"]
+    with pytest.raises(ConfigError, match=r"does not fit these settings: the saved replay has .*--no-save-replay"):
+        run_inline("train_apex.py", *larger)
+    assert run_inline("train_apex.py", *larger, "--no-save-replay").code == 0
 
 
 def test_ddpg_trains_and_is_played(run_inline):

@@ -1,0 +1,213 @@
+"""The folder of a run: on disk with its name, found writable at the start, and described in `config.json`."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support import files_no_longer_than
+from torch import nn
+
+from a3c_mp import folder
+from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.rollout import Episode
+from a3c_mp.run import Run
+
+
+@pytest.fixture
+def args(tmp_path):
+    return CommonArgs(env_id="CartPole-v1", runs_dir=tmp_path / "runs", run_name="r")
+
+
+def a_run(args):
+    net = nn.Linear(2, 2)
+    return Run(args, "test", net, torch.optim.Adam(net.parameters()))
+
+
+def ten_steps(run):
+    with run:
+        run.consumed(10, [], 0, 0)
+    return run
+
+
+# ---- made
+
+
+def test_folders_are_on_disk_with_their_names_before_anything_lies_in_them(args, tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    args = replace(args, runs_dir=tmp_path / "new" / "runs")
+    path, lock = folder.claim_folder(args, "test")
+    lock.close()
+    names = [path, path.parent, path.parent.parent, tmp_path]
+    assert {str(name) for name in names} <= set(synced)
+    assert str(tmp_path.parent) not in synced, "it was there before"
+
+
+# ---- what cannot be written or read is one line, at the start
+
+
+@pytest.mark.parametrize("room", [0, 1, 20, 100])
+def test_a_disk_that_is_full_at_the_start_is_bad_input(room, args, monkeypatch):
+    """The first file that does not fit is the probe, the lock, `episodes.csv`, `config.json`."""
+    monkeypatch.setattr("os.getpid", lambda: 12345)
+    with (
+        files_no_longer_than(room),
+        pytest.raises(ConfigError, match=r"runs-dir=.* \(File too large\); choose another"),
+    ):
+        a_run(args)
+    if room <= 20:
+        assert ten_steps(a_run(args)).exit_code == 0, "nothing of it stands in the way of the next start"
+
+
+@pytest.mark.parametrize("room", [0, 1, 20, 100])
+def test_a_disk_that_is_full_on_resume_changes_nothing(room, args, monkeypatch):
+    run = ten_steps(a_run(args))
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.suffix in (".csv", ".json")}
+    monkeypatch.setattr("os.getpid", lambda: 12345)
+    with (
+        files_no_longer_than(room),
+        pytest.raises(ConfigError, match=r"resume=.* \(File too large\); make it writable"),
+    ):
+        a_run(replace(args, resume=run.folder))
+    assert {path.name: path.read_bytes() for path in run.folder.iterdir() if path.suffix in (".csv", ".json")} == before
+
+
+BLOCKED = [".lock", "run.log", "episodes.csv", "config.json.tmp", "checkpoints"]
+
+
+def block(path):
+    """Put something in the place of a file or folder that not even root can write to."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if path.name == "checkpoints":
+        path.touch()
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+def test_what_cannot_be_written_on_resume_is_named(name, args):
+    run = ten_steps(a_run(args))
+    block(run.folder / name)
+    with pytest.raises(ConfigError, match="cannot be written") as error:
+        a_run(replace(args, resume=run.folder))
+    line = str(error.value)
+    assert line.startswith(f"resume={run.folder}: {run.folder / name.removesuffix('.tmp')}"), line
+    assert line.endswith("make it writable, or resume a copy of it")
+
+
+@pytest.mark.parametrize("name", [".lock", "run.log"])
+def test_what_cannot_be_written_in_a_folder_left_by_a_refused_start_is_named(name, args):
+    block_in = args.runs_dir / "r"
+    block_in.mkdir(parents=True)
+    block(block_in / name)
+    with pytest.raises(
+        ConfigError, match=rf"^runs-dir=.*r/{name} cannot be written \(Is a directory\); choose another"
+    ):
+        a_run(args)
+
+
+# ---- the last state
+
+
+def test_a_run_whose_last_state_is_not_saved_has_failed(args, capsys):
+    run = a_run(args)
+    with run:
+        run.consumed(10, [], 0, 0)
+        run.save()
+        run.consumed(10, [], 0, 0)
+        run.exit_reason = "total_steps"
+        block(run.checkpoints)
+    assert run.exit_code == 1
+    log = (run.folder / "run.log").read_text()
+    assert "ERROR error: the state at 20 steps was not saved" in log
+
+
+def test_weights_that_are_not_finite_at_the_end_are_an_error_that_names_the_last_checkpoint(args):
+    run = a_run(args)
+    with run:
+        run.consumed(10, [], 0, 0)
+        run.save()
+        run.consumed(10, [], 0, 0)
+        run.exit_reason = "total_steps"
+        with torch.no_grad():
+            run.net.bias.fill_(torch.nan)
+    assert run.exit_code == 1
+    log = (run.folder / "run.log").read_text()
+    assert "bias holds NaN or infinity" in log
+    assert "ERROR error: the state at 20 steps was not saved" in log
+    assert f"the last checkpoint is {run.checkpoints / 'step_'}{10:012d}.pt; go on with --resume {run.folder}" in log
+
+
+def test_a_run_that_has_saved_its_last_state_ends_well(args):
+    run = ten_steps(a_run(args))
+    assert run.exit_code == 0
+    assert ten_steps(a_run(replace(args, resume=run.folder))).exit_code == 0
+    assert "not saved" not in (run.folder / "run.log").read_text()
+
+
+def test_a_run_folder_that_is_deleted_is_missed_and_not_made_again(args, capsys):
+    run = a_run(args)
+    with run:
+        run.consumed(10, [], 0, 0)
+        shutil.rmtree(run.folder)
+        run.save()
+        run.consumed(10, [], 0, 0)
+    assert not run.folder.exists()
+    assert run.exit_code == 1
+    told = capsys.readouterr().out
+    assert f"no checkpoint at 10 steps: the run folder {run.folder} was deleted" in told
+    assert "the state at 20 steps was not saved" in told
+
+
+def test_what_a_checkpoint_counts_is_on_disk_before_it(args, monkeypatch):
+    tape, fsync = [], os.fsync
+
+    def taped(descriptor):
+        tape.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    run = a_run(args)
+    with run:
+        monkeypatch.setattr(os, "fsync", taped)
+        run.consumed(10, [Episode(1.0, 10)], 0, 0)
+        run.save()
+        assert tape[0] == "episodes.csv"
+        assert "10," in (run.folder / "episodes.csv").read_text()
+
+
+# ---- config.json
+
+
+def test_every_start_is_kept(args, monkeypatch):
+    run = ten_steps(a_run(args))
+    first = json.loads((run.folder / "config.json").read_text())
+    monkeypatch.setattr("sys.argv", ["train.py", "--resume", "r", "--num-envs", "7"])
+    monkeypatch.setattr(folder, "git_commit", lambda: "c0ffee")
+    ten_steps(a_run(replace(args, resume=run.folder, num_envs=7)))
+    second = json.loads((run.folder / "config.json").read_text())
+    assert [start["args"]["num_envs"] for start in second["starts"]] == [args.num_envs, 7]
+    assert second["starts"][0] == first["starts"][0], "a resume adds to it, nothing is overwritten"
+    for start, config in ((first["starts"][0], first), (second["starts"][1], second)):
+        assert set(start) == {"time", "steps", "commit", "command", "versions", "machine", "args"}
+        assert all(config[name] == start[name] for name in ("commit", "command", "versions", "machine", "args"))
+    assert (second["commit"], second["command"][-1]) == ("c0ffee", "7"), "above the list stands the newest"
+    assert [start["steps"] for start in second["starts"]] == [0, 10]
+    assert first["starts"][0]["time"] <= second["starts"][1]["time"]
+
+
+def test_a_run_of_a_version_without_the_list_keeps_its_first_start(args):
+    run = ten_steps(a_run(args))
+    path = run.folder / "config.json"
+    old = {name: value for name, value in json.loads(path.read_text()).items() if name != "starts"}
+    for spoilt in (old, old | {"starts": "many"}):
+        path.write_text(json.dumps(spoilt))
+        ten_steps(a_run(replace(args, resume=run.folder)))
+        starts = json.loads(path.read_text())["starts"]
+        assert [start["command"] for start in starts] == [old["command"]] * 2
+        assert [start["time"] is None for start in starts] == [True, False]
