@@ -26,9 +26,7 @@ FRAME_SKIP = 4
 """emulator frames for one agent step"""
 MAX_FRAMES = 108_000
 """emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)"""
-FIXED_SETTINGS = {
-    "mode": None, "difficulty": None, "continuous": False, "sound_obs": False, "max_num_frames_per_episode": MAX_FRAMES
-}  # fmt: skip
+FIXED_SETTINGS = {"continuous": False, "sound_obs": False, "max_num_frames_per_episode": MAX_FRAMES}
 """settings of a game that an id cannot change here"""
 SMALLEST_IMAGE = 36
 """pixels a side that the convolutions need; what has fewer is treated as a vector"""
@@ -178,8 +176,8 @@ def atari_settings(env_id: str) -> dict[str, Any]:
     """The game and the stickiness that the id's own spec asks for.
 
     Raises:
-        ValueError: the id skips a random number of frames, as `Pong-v4` does, or asks for a mode, a difficulty or
-            anything else that not every environment made here has.
+        ValueError: the id skips a random number of frames, as `Pong-v4` does, or asks for anything else that not every
+            environment made here has.
     """
     kwargs = find_spec(env_id).kwargs
     skip = kwargs.get("frameskip", FRAME_SKIP)
@@ -188,17 +186,21 @@ def atari_settings(env_id: str) -> dict[str, Any]:
         raise ValueError(f"{env_id} skips a random number of frames; use {name}NoFrameskip-v4 or ALE/{name}-v5")
     if skip not in (1, FRAME_SKIP):
         raise ValueError(f"{env_id} has frameskip={skip}; an agent step here is {FRAME_SKIP} frames, of every game")
-    # AtariVectorEnv (ale-py 0.12) takes no mode and no difficulty, so actors would play another game than the one asked
-    # for. SyncVectorEnv of `make_env` would play the right one at a fraction of the speed of all figures in the docs.
     for setting, default in FIXED_SETTINGS.items():
         if kwargs.get(setting, default) not in (None, default):
-            why = "the fast vector environment plays games in their default mode, with joystick actions"
-            raise ValueError(f"{env_id} has {setting}={kwargs[setting]}; {why}, and cuts them at {MAX_FRAMES} frames")
+            why = f"games here have joystick actions and screens, and end after {MAX_FRAMES} frames"
+            raise ValueError(f"{env_id} has {setting}={kwargs[setting]}; {why}")
     return {
         "game": kwargs["game"],
         "repeat_action_probability": kwargs.get("repeat_action_probability", 0.25),  # ALE's own default
         "full_action_space": kwargs.get("full_action_space", False),
     }
+
+
+def game_variant(env_id: str) -> dict[str, int]:
+    """The `mode` and `difficulty` that an Atari id's own spec asks for; empty: those that the game starts with."""
+    kwargs = find_spec(env_id).kwargs
+    return {name: kwargs[name] for name in ("mode", "difficulty") if kwargs.get(name) is not None}
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
@@ -248,6 +250,7 @@ def make_env(
             disable_env_checker=True,
             **render,
             **settings,
+            **game_variant(env_id),
         )
         env = LostLife(MaxAndSkip(NoopReset(FireReset(env), noop_max)))
         return FrameStack(WarpFrame(env))

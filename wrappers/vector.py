@@ -15,7 +15,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
-from wrappers.atari import FRAME_SKIP, MAX_FRAMES, atari_settings, is_atari, make_env
+from wrappers.atari import FRAME_SKIP, MAX_FRAMES, atari_settings, game_variant, is_atari, make_env
 from wrappers.contract import check_reset, check_step
 from wrappers.rebuild import Rebuildable, seeding_of
 
@@ -80,6 +80,8 @@ class TellWhere(gymnasium.Wrapper):
         self.env_id, self.seed, self.steps = env_id, seed, 0
 
     def reset(self, **kwargs: Any):
+        if kwargs.get("seed") is not None:
+            self.seed, self.steps = kwargs["seed"], 0
         try:
             return check_reset(self.env.reset(**kwargs), self.observation_space)
         except Exception as error:
@@ -105,10 +107,10 @@ def add_place(error: Exception, call: str, env_id: str, seed: int | None, steps:
     error.add_note(f"(raised by {call} of {env_id}, seed {seed}, after {steps} steps)")
 
 
-def make_told(env_id: str, seed: int | None) -> gymnasium.Env:
+def make_told(env_id: str, seed: int | None, **limits: Any) -> gymnasium.Env:
     """`make_env` in a `TellWhere`."""
     try:
-        env = make_env(env_id)
+        env = make_env(env_id, **limits)
     except Exception as error:
         add_place(error, "the constructor", env_id, seed, 0)
         raise
@@ -145,7 +147,7 @@ def make_vec_env(
     if num_envs < 1:
         raise ValueError(f"num_envs must be 1 or more, not {num_envs}")
     env: VectorEnv
-    if is_atari(env_id):
+    if is_atari(env_id) and not game_variant(env_id):
         env = AtariVectorEnv(
             num_envs=num_envs,
             num_threads=1,
@@ -159,7 +161,10 @@ def make_vec_env(
         env = LostLives(env)
     else:
         seeds = [None] * num_envs if seed is None else env_seeds(int(seed), num_envs)
-        env = SyncVectorEnv([partial(make_told, env_id, s) for s in seeds], autoreset_mode=AutoresetMode.SAME_STEP)
+        # Atari in another mode or difficulty comes here too: the C++ environment (ale-py 0.12) has neither.
+        limits = {"noop_max": noop_max, "max_frames": max_frames}
+        makers = [partial(make_told, env_id, s, **limits) for s in seeds]
+        env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
         env = DenseFinalObs(env)
     if not isinstance(env.single_action_space, Discrete | Box):
         raise ValueError(

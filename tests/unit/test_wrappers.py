@@ -215,8 +215,7 @@ def test_images_whose_channels_cannot_be_told_are_refused_and_small_ones_stay_as
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [("mode", 1), ("difficulty", 2), ("continuous", True), ("frameskip", 3), ("max_num_frames_per_episode", 400)],
+    ("setting", "value"), [("continuous", True), ("frameskip", 3), ("max_num_frames_per_episode", 400)]
 )
 def test_an_atari_id_that_asks_for_what_the_vector_environment_lacks_is_refused(register, setting, value):
     register("MyPong-v0", entry_point="ale_py.env:AtariEnv", kwargs={"game": "pong"})
@@ -225,6 +224,32 @@ def test_an_atari_id_that_asks_for_what_the_vector_environment_lacks_is_refused(
     for make in (make_env, lambda env_id: make_vec_env(env_id, 2)):
         with pytest.raises(ValueError, match=f"{setting}={value}"):
             make("OddPong-v0")
+
+
+@pytest.mark.parametrize("setting", ["mode", "difficulty"])
+def test_an_atari_ids_own_mode_and_difficulty_reach_every_environment(register, setting):
+    kwargs = {"game": "breakout" if setting == "difficulty" else "space_invaders", "frameskip": 1}
+    register("Plain-v0", entry_point="ale_py.env:AtariEnv", kwargs=kwargs)
+    register("Other-v0", entry_point="ale_py.env:AtariEnv", kwargs={**kwargs, setting: 1})
+    single, plain = make_env("Other-v0", noop_max=0), make_env("Plain-v0", noop_max=0)
+    vector = make_vec_env("Other-v0", 2, seed=3, noop_max=0)
+    obs, _ = vector.reset()
+    np.testing.assert_array_equal(obs[0], single.reset(seed=3)[0])
+    plain.reset(seed=3)
+    lives = differs = False
+    for step in range(400):
+        action = step % 3
+        obs, reward, terminated, _, infos = vector.step(np.full(2, action))
+        frame, expected, *_, info = single.step(action)
+        if terminated[0]:
+            break
+        differs |= bool((frame != plain.step(action)[0]).any())
+        np.testing.assert_array_equal(obs[0], frame)
+        assert reward[0] == expected
+        assert infos["life_lost"][0] == info["life_lost"]
+        lives |= info["life_lost"]
+    assert lives
+    assert differs, "it is not the game without that setting"
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])
