@@ -20,15 +20,17 @@ import torch
 from torch import Tensor, nn
 
 import wrappers
-from a3c_mp import checkpoint
+from a3c_mp import IGNORED_AT_START, checkpoint
 from a3c_mp.checkpoint import Stateful
 from a3c_mp.children import SIGNALS
 from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.console import Display, console, hms, open_log
 from a3c_mp.folder import claim_folder, describe_run, write_json
 from a3c_mp.limits import check_limits
+from a3c_mp.prints import prints
 from a3c_mp.rollout import Episode
 from a3c_mp.schedules import Every
-from a3c_mp.tracking import FLUSH_SECONDS, Display, EpisodeLog, EventFile, Means, Timings, hms, open_log
+from a3c_mp.tracking import FLUSH_SECONDS, EpisodeLog, EventFile, Means, Timings, episode_points
 from a3c_mp.workers import WorkerError
 
 WINDOW = 100
@@ -40,6 +42,10 @@ COUNTERS = ("steps", "updates", "samples", "episodes", "worker_restarts")
 
 class TrainingError(RuntimeError):
     """Learning itself has failed; going on would waste time."""
+
+
+TOLD = (WorkerError, TrainingError)
+"""errors whose message says it all; others keep their traceback"""
 
 
 class Run:
@@ -79,6 +85,7 @@ class Run:
         self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
         self.exit_reason: str | None = None
         self.exit_code = 0
+        self._finished = False
 
         check_limits(args, net)
         self.folder, self._lock = claim_folder(args, algorithm)
@@ -97,7 +104,7 @@ class Run:
 
         self.timing = Timings()
         self._means = Means()
-        self._events: list[tuple[str, float, int]] = []
+        self._games: list[tuple[int, Episode]] = []
         self._flushed = (time.monotonic(), self.steps, self.samples)
         self._saved_at = time.monotonic()
         self._fixed_point = Every(args.checkpoint_steps, self.steps)
@@ -108,8 +115,8 @@ class Run:
         self._episode_log = EpisodeLog(self.folder / "episodes.csv", self.steps, self.log)
         self.event_file = EventFile(self.folder, self.steps + 1 if self.args.resume else None, self.log)
         self.display = Display(self.args.total_steps, self.log)
-        heeded = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores SIGHUP
-        self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in heeded}
+        handled = [signum for signum in SIGNALS if signum not in IGNORED_AT_START]  # nohup ignores SIGHUP
+        self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in handled}
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         return self
 
@@ -141,10 +148,7 @@ class Run:
             self._episode_log.add(self.steps, self.wall_seconds, actor, episode)
             self.episodes += 1
             self.returns.append(episode.episode_return)
-            self._events += [
-                ("charts/episodic_return", episode.episode_return, self.steps),
-                ("charts/episodic_length", float(episode.length), self.steps),
-            ]
+            self._games.append((self.steps, episode))
 
     def observed(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Curves to be averaged."""
@@ -246,22 +250,14 @@ class Run:
     # ---- the end
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
-        # A signal that went to all processes has ended workers too; the run was over before.
-        asked = self.exit_reason is not None and isinstance(error, WorkerError)
-        if kind is not None and not asked:
-            self.exit_code = 1
-            self.exit_reason = f"error: {next(iter(str(error).splitlines()), kind.__name__)}"
-        self._attempt("curves", lambda: self._flush(time.monotonic()))
-        self.display.close()
-        if self._saved_steps != self.steps:
-            self._attempt("checkpoint", self.save)
-        self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
+        self.finish(error)
         self.event_file.close()
         self._episode_log.close()
-        told = isinstance(error, WorkerError | TrainingError)
-        if told and not asked:
-            self.log.error(f"error: {error}")
+        prints.settle()
+        self.display.close()
+        if self._failed(error):
+            told = f"{error}" if isinstance(error, TOLD) else f"{type(error).__name__}: {error}"
+            self.log.error(f"error: {told}")
             if self.last_checkpoint is not None:
                 self.log.error(f"the last checkpoint is {self.last_checkpoint}; go on with --resume {self.folder}")
         mean = f"mean return {self.mean_return:.1f}, " if self.returns else ""
@@ -269,10 +265,34 @@ class Run:
             f"{self.exit_reason or 'ended'} after {hms(self.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.sps:,.0f} sps; in {self.folder}"
         )
+        console.drain()
         for signum, handler in self._old_handlers.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
         self._lock.close()
-        return told  # any other error keeps its traceback
+        return isinstance(error, TOLD)  # any other error keeps its traceback
+
+    def finish(self, error: BaseException | None) -> None:
+        """Set exit code and reason, and write the last curves, checkpoint and summary; done by the first call only.
+
+        Args:
+            error: what ended the run, if anything did.
+        """
+        if self._finished:
+            return
+        self._finished = True
+        self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
+        if self._failed(error):
+            self.exit_code = 1
+            self.exit_reason = f"error: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        self._attempt("curves", lambda: self._flush(time.monotonic()))
+        if self._saved_steps != self.steps:
+            self._attempt("checkpoint", self.save)
+        self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
+
+    def _failed(self, error: BaseException | None) -> bool:
+        """Whether an error ended the run; once a signal has, workers are lost because they got it too."""
+        over = self.exit_reason is not None and not self.exit_reason.startswith("error: ")
+        return error is not None and not (over and isinstance(error, WorkerError))
 
     def _attempt(self, what: str, write: Callable[[], None]) -> None:
         """One failure at the end of a run (a full disk, a GPU that is gone) must not cost the rest."""
@@ -282,7 +302,8 @@ class Run:
             self.log.warning(f"no {what}: {error}")
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.exit_reason = signal.Signals(signum).name  # what waits looks at it several times a second
+        if not self._finished:
+            self.exit_reason = signal.Signals(signum).name  # what waits looks at it several times a second
 
     # ---- parts
 
@@ -290,7 +311,7 @@ class Run:
         then, steps_then, samples_then = self._flushed
         self._flushed = (now, self.steps, self.samples)
         values = self._means.pop()
-        if not values and not self._events:
+        if not values and not self._games:
             return
         if not math.isfinite(values.get("losses/total", 0.0)):
             raise TrainingError(
@@ -306,8 +327,9 @@ class Run:
         values |= {name: read() for name, read in self.gauges.items()}
         values["time/elapsed_seconds"] = self.wall_seconds
         values |= {f"time/{name}": share for name, share in self.timing.shares().items()}
-        self.event_file.scalars(self._events + [(name, value, self.steps) for name, value in values.items()])
-        self._events = []
+        points = [(name, value, self.steps) for name, value in values.items()]
+        self.event_file.scalars(episode_points(self._games) + points)
+        self._games = []
         self._episode_log.flush()
         lag = values.get("charts/policy_lag", float("nan"))
         mean = f"{self.mean_return:.1f}" if self.returns else "-"

@@ -11,7 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from a3c_mp import tracking
 from a3c_mp.rollout import Episode
-from a3c_mp.tracking import EpisodeLog, EventFile, Means, Timings, hms, open_log
+from a3c_mp.console import console, hms, open_log
+from a3c_mp.tracking import EpisodeLog, EventFile, Means, Timings
 
 
 class Tape(logging.Handler):
@@ -224,6 +225,7 @@ def test_run_log_has_every_line_with_its_level_and_the_console_has_them_too(tmp_
     lines = (tmp_path / "run.log").read_text().splitlines()
     assert lines[0].endswith("INFO resumed from [bold]somewhere[/bold]")
     assert lines[1].endswith("WARNING actor 1 (pid 2) was killed by SIGKILL")
+    assert console.drain()
     assert capsys.readouterr().out.splitlines() == [
         "resumed from [bold]somewhere[/bold]",
         "actor 1 (pid 2) was killed by SIGKILL",
@@ -234,6 +236,7 @@ def test_a_full_disk_costs_lines_of_run_log_only(tmp_path, capsys):
     log = open_log(tmp_path)
     with files_no_longer_than(10):
         log.info("a line that is longer than ten bytes")
+    assert console.drain()
     captured = capsys.readouterr()
     assert "a line that is longer than ten bytes" in captured.out
     assert "Traceback" not in captured.err
