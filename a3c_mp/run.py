@@ -48,6 +48,10 @@ TOLD = (WorkerError, TrainingError)
 """errors whose message says it all; others keep their traceback"""
 
 
+def describe(error: BaseException) -> str:
+    return str(error) if isinstance(error, TOLD) else f"{type(error).__name__}: {error}"
+
+
 class Run:
     """A training run in `runs_dir/run_name`, or the one that `--resume` names.
 
@@ -255,9 +259,8 @@ class Run:
         self._episode_log.close()
         prints.settle()
         self.display.close()
-        if self._failed(error):
-            told = f"{error}" if isinstance(error, TOLD) else f"{type(error).__name__}: {error}"
-            self.log.error(f"error: {told}")
+        if error is not None and self._failed(error):
+            self.log.error(f"error: {describe(error)}")
             if self.last_checkpoint is not None:
                 self.log.error(f"the last checkpoint is {self.last_checkpoint}; go on with --resume {self.folder}")
         mean = f"mean return {self.mean_return:.1f}, " if self.returns else ""
@@ -281,18 +284,18 @@ class Run:
             return
         self._finished = True
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
-        if self._failed(error):
+        if error is not None and self._failed(error):
             self.exit_code = 1
-            self.exit_reason = f"error: {next(iter(str(error).splitlines()), type(error).__name__)}"
+            self.exit_reason = f"error: {describe(error).splitlines()[0]}"
         self._attempt("curves", lambda: self._flush(time.monotonic()))
         if self._saved_steps != self.steps:
             self._attempt("checkpoint", self.save)
         self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
 
-    def _failed(self, error: BaseException | None) -> bool:
+    def _failed(self, error: BaseException) -> bool:
         """Whether an error ended the run; once a signal has, workers are lost because they got it too."""
         over = self.exit_reason is not None and not self.exit_reason.startswith("error: ")
-        return error is not None and not (over and isinstance(error, WorkerError))
+        return not (over and isinstance(error, WorkerError))
 
     def _attempt(self, what: str, write: Callable[[], None]) -> None:
         """One failure at the end of a run (a full disk, a GPU that is gone) must not cost the rest."""
