@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -165,10 +166,14 @@ console = ConsoleThread(Stdout(highlight=False, soft_wrap=True))
 
 
 class Display:
-    """Progress on a terminal as a bar, elsewhere as a line every `LINE_SECONDS`."""
+    """Progress on a terminal as a bar, elsewhere as a line every `LINE_SECONDS`.
+
+    While it is shown, Python's warnings are log lines: on stderr they would tear the bar, and wait for the terminal.
+    """
 
     def __init__(self, total_steps: int, log: logging.Logger):
         self.log = log
+        self._showwarning, warnings.showwarning = warnings.showwarning, self._log_warning  # type: ignore[assignment]
         self.last_line = time.monotonic()
         self.status: Status | None = None
         if sys.stdout.isatty():
@@ -190,6 +195,12 @@ class Display:
         if self.status is not None:
             console.show(self.status._replace(final=True))
             self.status = None
+        warnings.showwarning = self._showwarning  # type: ignore[assignment]
+
+    def _log_warning(
+        self, message: Warning | str, category: type[Warning], filename: str, line: int, *_: object
+    ) -> None:
+        self.log.warning(f"{category.__name__}: {message} ({filename}:{line})")
 
 
 class ConsoleHandler(logging.Handler):

@@ -49,7 +49,8 @@ TOLD = (WorkerError, TrainingError)
 
 
 def describe(error: BaseException) -> str:
-    return str(error) if isinstance(error, TOLD) else f"{type(error).__name__}: {error}"
+    """What run.log, and `exit_reason` in its first line, say of an error."""
+    return str(error) if isinstance(error, TOLD) and str(error) else f"{type(error).__name__}: {error}"
 
 
 class Run:

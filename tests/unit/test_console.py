@@ -4,6 +4,7 @@ import errno
 import io
 import threading
 import time
+import warnings
 
 import pytest
 from rich.console import Console
@@ -167,6 +168,15 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(tmp_path, monkeypatc
     display.close()
     assert module.console.drain(10)
     assert capsys.readouterr().out == "20 steps  return 2  ETA 0:00:05\n"
+
+
+def test_warnings_are_log_lines_while_progress_is_shown(tmp_path):
+    before = warnings.showwarning
+    display = Display(100, module.open_log(tmp_path))
+    warnings.warn("a kernel is slow", UserWarning, stacklevel=1)
+    display.close()
+    assert warnings.showwarning is before
+    assert f"WARNING UserWarning: a kernel is slow ({__file__}:" in (tmp_path / "run.log").read_text()
 
 
 def test_text_that_cannot_be_encoded_is_escaped_in_run_log(tmp_path):
