@@ -195,7 +195,7 @@ class Display:
         if self.status is not None:
             console.show(self.status._replace(final=True))
             self.status = None
-        warnings.showwarning = self._showwarning  # type: ignore[assignment]
+        warnings.showwarning = self._showwarning
 
     def _log_warning(
         self, message: Warning | str, category: type[Warning], filename: str, line: int, *_: object
