@@ -29,7 +29,7 @@ FEW_LINES = 2
 KEPT_LINES = 100
 """newest lines of a child that can still be shown"""
 CRASHES = (b"Fatal Python error", b"Traceback (most recent call last)")
-"""first words of what a crash prints; shown whole once the child has ended"""
+"""first words of what a crash prints; up to `KEPT_LINES` from there on are shown together"""
 PIPE_BYTES = 2**20
 """capacity of a child's pipe, where the system grants it"""
 LINE_BYTES = 2**12
@@ -47,6 +47,7 @@ class Tail:
         self.lines: deque[bytes] = deque(maxlen=KEPT_LINES)
         self.lost = 0  # lines that are not shown at all
         self._rest = b""  # a line that has not ended
+        self._has_crashed = False  # what comes from now on belongs to a crash
 
     def add(self, data: bytes) -> None:
         """Take what was read; splits off whole lines."""
@@ -63,14 +64,19 @@ class Tail:
         self.lines.extend(line[:LINE_BYTES] for line in lines)
 
     def end(self, number: int) -> None:
-        """Nothing more comes: keep what a crash has printed and so many lines before, else so many at the end."""
+        """Nothing more comes: keep so many lines at the end, or all of a crash."""
         if self._rest:
             self.add(b"\n")
-        crash = next((i for i, line in enumerate(self.lines) if line.startswith(CRASHES)), len(self.lines))
-        self.keep(number + len(self.lines) - crash)
+        self.keep(number)
 
     def keep(self, number: int) -> None:
-        """Drop all lines but the newest."""
+        """Drop all lines but the newest, and none from the first line of a crash on."""
+        if self._has_crashed:
+            return
+        for i, line in enumerate(self.lines):
+            if line.startswith(CRASHES):
+                self._has_crashed, number = True, max(number, len(self.lines) - i)
+                break
         while len(self.lines) > number:
             self.lines.popleft()
             self.lost += 1

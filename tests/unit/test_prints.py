@@ -97,8 +97,20 @@ def test_a_crash_is_shown_whole_however_much_was_printed_before(prints, shown, f
     write(crashing, crash)
     crashing.close()
     shown.until(crash[-1])
-    start = shown.index(first)
-    assert shown[start : start + len(crash)] == crash
+    assert [line for line in shown if line in crash] == crash
+
+
+def test_a_crash_of_which_only_the_start_has_come_is_shown_whole():
+    crash = ["Fatal Python error: Aborted", *numbered(LINES_PER_SECOND * 2, "frame")]
+    tail = Tail()
+    for part in (numbered(30), crash[: LINES_PER_SECOND + 1]):
+        tail.add("".join(f"{line}\n" for line in part).encode())
+    tail.keep(FEW_LINES)
+    shown = tail.take()
+    tail.add("".join(f"{line}\n" for line in crash[LINES_PER_SECOND + 1 :]).encode())
+    tail.end(FEW_LINES)
+    assert shown + tail.take() == crash
+    assert tail.lost == 30
 
 
 def test_a_child_that_ends_among_many_lines_shows_few(prints, shown):
