@@ -70,12 +70,12 @@ class Tail:
         self.keep(number)
 
     def keep(self, number: int) -> None:
-        """Drop all lines but the newest, and none from the first line of a crash on."""
+        """Drop all lines but the newest, where there was a crash all but the newest before it."""
         if self._has_crashed:
             return
         for i, line in enumerate(self.lines):
             if line.startswith(CRASHES):
-                self._has_crashed, number = True, max(number, len(self.lines) - i)
+                self._has_crashed, number = True, number + len(self.lines) - i
                 break
         while len(self.lines) > number:
             self.lines.popleft()

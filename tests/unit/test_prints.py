@@ -109,8 +109,8 @@ def test_a_crash_of_which_only_the_start_has_come_is_shown_whole():
     shown = tail.take()
     tail.add("".join(f"{line}\n" for line in crash[LINES_PER_SECOND + 1 :]).encode())
     tail.end(FEW_LINES)
-    assert shown + tail.take() == crash
-    assert tail.lost == 30
+    assert shown + tail.take() == [*numbered(30)[-FEW_LINES:], *crash]
+    assert tail.lost == 30 - FEW_LINES
 
 
 def test_a_child_that_ends_among_many_lines_shows_few(prints, shown):
