@@ -27,6 +27,30 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA st
 
 __version__ = "0.1.0"
 
+IGNORED_AT_START = frozenset(s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN)
+"""signals that are ignored from the start, as nohup does with SIGHUP; environments may ignore more of them later"""
+
+
+def open_standard_streams() -> None:
+    """Put the null device where stdin, stdout or stderr is closed, lest the next file opened gets its number.
+
+    Text that a stream cannot encode is written with backslashes instead of raising.
+    """
+    for fd, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest free number, fd
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
+            setattr(sys, f"__{name}__", getattr(sys, name))
+        if mode == "w":
+            with suppress(AttributeError, ValueError):  # replaced by something without encoding
+                getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+open_standard_streams()
+
 with suppress(OSError, AttributeError):  # a C library other than glibc
     mallopt = ctypes.CDLL(None).mallopt
     # Older versions refuse more than 32 MiB; to set the second one where the first was refused would make things worse.

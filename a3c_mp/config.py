@@ -11,22 +11,23 @@ import sys
 import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import gymnasium
 import torch
 
 import wrappers
-from a3c_mp.children import SIGNALS
+from a3c_mp.ending import Stopped, run_to_end
 from a3c_mp.ranges import Between, ConfigError, Count, Fraction, NonNegative, check_ranges, flag_name, parse_int
 
 A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
+
+FIX_ENV = "fix the environment, or choose another"
 
 
 @dataclass(frozen=True)
@@ -246,30 +247,48 @@ def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Sp
     """(observation space, action space) of an environment, made once to see that it can be.
 
     Raises:
-        ConfigError: it cannot, or its actions are of another kind than the chapter's.
+        ConfigError: it cannot, its actions are of another kind than the chapter's, or it ends the process.
     """
     try:
         env = wrappers.make_env(env_id)
-    except Exception as error:  # an environment of the user's own can raise anything
+    except (KeyboardInterrupt, Stopped):
+        raise
+    except BaseException as error:  # an environment of the user's own can raise anything
         why = _told(error).split(" Did you mean:")[0].rstrip(".")  # gymnasium's guess leaves out the version
         raise ConfigError("env-id", env_id, why, _suggestion(env_id)) from error
-    spaces = env.observation_space, env.action_space
-    if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
-        needed = "Discrete from 0" if actions is gymnasium.spaces.Discrete else actions.__name__
-        fix = "choose another" if actions is gymnasium.spaces.Discrete else "choose another, for instance Pendulum-v1"
-        raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", fix)
     try:
-        wrappers.check_contract(env)
-        env.close()
-    except wrappers.BrokenContract as error:
-        raise ConfigError("env-id", env_id, _told(error), "mend the environment, or choose another") from error
-    except Exception:
-        pass  # what it raises itself an actor will tell of, with the traceback
+        spaces = env.observation_space, env.action_space
+        if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
+            needed = "Discrete from 0" if actions is gymnasium.spaces.Discrete else actions.__name__
+            fix = (
+                "choose another" if actions is gymnasium.spaces.Discrete else "choose another, for instance Pendulum-v1"
+            )
+            raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", fix)
+        _check_contract(env, env_id)
+    finally:
+        with suppress(Exception):
+            env.close()
     return spaces
 
 
-def _told(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+def _check_contract(env: gymnasium.Env, env_id: str) -> None:
+    try:
+        wrappers.check_contract(env)
+    except (KeyboardInterrupt, Stopped):
+        raise
+    except Exception as error:
+        if isinstance(error, wrappers.BrokenContract):
+            raise ConfigError("env-id", env_id, _told(error), FIX_ENV) from error
+        # an actor reports what the environment raises itself, with the traceback
+    except BaseException as error:
+        raise ConfigError("env-id", env_id, _told(error), FIX_ENV) from error
+
+
+def _told(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if not isinstance(error, Exception):  # SystemExit: an environment must not decide about the process
+        return f"it raises {type(error).__name__}({text})"
+    return (text or type(error).__name__).rstrip(".")
 
 
 def _suggestion(env_id: str) -> str:
@@ -294,27 +313,6 @@ def check_device(cuda: bool) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def exit_with(main: Callable[[], int]) -> None:
-    """Run a script's `main` and end the process with its exit code.
-
-    Bad input becomes one line and code 2; a signal, where `main` has nothing to save yet, code 128 + its number.
-    """
-    for signum in SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup does with SIGHUP
-            signal.signal(signum, _leave)
-    try:
-        code = main()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 2
-    _exit(code)
-
-
-def _leave(signum: int, frame: FrameType | None) -> None:
-    _exit(128 + signum)
-
-
-def _exit(code: int) -> NoReturn:
-    for signum in SIGNALS:  # while the interpreter clears up, more of them change nothing
-        signal.signal(signum, signal.SIG_IGN)
-    sys.exit(code)
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Run a script's `main` and end the process with its exit code; bad input becomes one line and code 2."""
+    run_to_end(main, ConfigError)

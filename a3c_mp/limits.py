@@ -14,8 +14,8 @@ from a3c_mp.slots import check_shared_memory
 
 FILES = 64
 """open files of a trainer without actors, generously: it has about 15"""
-FILES_PER_ACTOR = 3
-"""two pipes and a sentinel"""
+FILES_PER_ACTOR = 4
+"""three pipes and a sentinel"""
 ACTOR_BYTES = 150 * MIB
 """memory that an actor shares with nobody once torch is loaded, environments not counted"""
 CONTEXT_BYTES = 300 * MIB

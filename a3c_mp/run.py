@@ -20,18 +20,20 @@ import torch
 from torch import Tensor, nn
 
 import wrappers
-from a3c_mp import checkpoint
+from a3c_mp import IGNORED_AT_START, checkpoint
 from a3c_mp.checkpoint import Stateful
 from a3c_mp.children import SIGNALS
 from a3c_mp.config import CommonArgs, ConfigError
+from a3c_mp.console import Display, console, hms, open_log
 from a3c_mp.episodes import EpisodeLog
 from a3c_mp.folder import claim_folder, describe_run, refuse_unwritable, write_json
 from a3c_mp.limits import check_limits
 from a3c_mp.obs_norm import note_on_inputs
+from a3c_mp.prints import prints
 from a3c_mp.rollout import Episode
 from a3c_mp.schedules import Every
 from a3c_mp.start_order import CountedEpisode, StartOrder
-from a3c_mp.tracking import FLUSH_SECONDS, Display, EventFile, Means, Timings, hms, open_log
+from a3c_mp.tracking import FLUSH_SECONDS, EventFile, Means, Timings, episode_points
 from a3c_mp.workers import Incident, WorkerError
 
 WINDOW = 100
@@ -43,6 +45,15 @@ COUNTERS = ("steps", "updates", "samples", "episodes", "worker_restarts")
 
 class TrainingError(RuntimeError):
     """Learning itself has failed; going on would waste time."""
+
+
+TOLD = (WorkerError, TrainingError)
+"""errors whose message says it all; others keep their traceback"""
+
+
+def describe(error: BaseException) -> str:
+    """What run.log, and `exit_reason` in its first line, say of an error."""
+    return str(error) if isinstance(error, TOLD) and str(error) else f"{type(error).__name__}: {error}"
 
 
 class Run:
@@ -78,6 +89,7 @@ class Run:
         self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
         self.exit_reason: str | None = None
         self.exit_code = 0
+        self._finished = False
 
         check_limits(args, net)
         self.folder, self._lock = claim_folder(args, algorithm)
@@ -96,7 +108,7 @@ class Run:
 
         self.timing = Timings()
         self._means = Means()
-        self._events: list[tuple[str, float, int]] = []
+        self._counted: list[tuple[int, Episode]] = []
         self._flushed = (time.monotonic(), self.steps, self.samples)
         self._saved_at = time.monotonic()
         self._checkpoint_due = Every(args.checkpoint_steps, self.steps) if args.checkpoint_steps else None
@@ -106,8 +118,8 @@ class Run:
     def __enter__(self) -> Run:
         self.event_file = EventFile(self.folder, self.steps + 1 if self.args.resume else None, self.log)
         self.display = Display(self.args.total_steps, self.log)
-        heeded = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores SIGHUP
-        self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in heeded}
+        handled = [signum for signum in SIGNALS if signum not in IGNORED_AT_START]  # nohup ignores SIGHUP
+        self._old_handlers = {signum: signal.signal(signum, self._on_signal) for signum in handled}
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         if note := note_on_inputs(self.net):
             self.log.info(note)
@@ -168,10 +180,7 @@ class Run:
             self._episode_log.add(self.steps, self.wall_seconds, actor, episode)
             self.episodes += 1
             self.returns.append(episode.episode_return)
-            self._events += [
-                ("charts/episodic_return", episode.episode_return, self.steps),
-                ("charts/episodic_length", float(episode.length), self.steps),
-            ]
+            self._counted.append((self.steps, episode))
 
     def observed(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Curves to be averaged."""
@@ -273,24 +282,14 @@ class Run:
     # ---- the end
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
-        # A signal that went to all processes has ended workers too; the run was over before.
-        asked = self.exit_reason is not None and isinstance(error, WorkerError)
-        if kind is not None and not asked:
-            self.exit_code = 1
-            self.exit_reason = f"error: {next(iter(str(error).splitlines()), kind.__name__)}"
-        self._attempt("curves", lambda: self._flush(time.monotonic()))
-        self.display.close()
-        if self._saved_steps != self.steps:
-            self._attempt("checkpoint", self.save)
-        self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
+        self.finish(error)
         self.event_file.close()
         self._episode_log.close()
-        told = isinstance(error, WorkerError | TrainingError)
-        if told and not asked:
-            self.log.error(f"error: {error}")
+        prints.settle()
+        self.display.close()
+        if error is not None and self._failed(error):
+            self.log.error(f"error: {describe(error)}")
         if self._saved_steps != self.steps:
-            self.exit_code = 1
             self.log.error(f"error: the state at {self.steps:,} steps was not saved; see the warning above")
         if self.exit_code == 1 and self.last_checkpoint is not None:
             self.log.error(f"the last checkpoint is {self.last_checkpoint}; go on with --resume {self.folder}")
@@ -299,10 +298,36 @@ class Run:
             f"{self.exit_reason or 'ended'} after {hms(self.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.sps:,.0f} sps; in {self.folder}"
         )
+        console.drain()
         for signum, handler in self._old_handlers.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
         self._lock.close()
-        return told  # any other error keeps its traceback
+        return isinstance(error, TOLD)  # any other error keeps its traceback
+
+    def finish(self, error: BaseException | None) -> None:
+        """Set exit code and reason, and write the last curves, checkpoint and summary; done by the first call only.
+
+        Args:
+            error: what ended the run, if anything did.
+        """
+        if self._finished:
+            return
+        self._finished = True
+        self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
+        if error is not None and self._failed(error):
+            self.exit_code = 1
+            self.exit_reason = f"error: {describe(error).splitlines()[0]}"
+        self._attempt("curves", lambda: self._flush(time.monotonic()))
+        if self._saved_steps != self.steps:
+            self._attempt("checkpoint", self.save)
+        if self._saved_steps != self.steps:
+            self.exit_code = 1
+        self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
+
+    def _failed(self, error: BaseException) -> bool:
+        """Whether an error ended the run; once a signal has, workers are lost because they got it too."""
+        over = self.exit_reason is not None and not self.exit_reason.startswith("error: ")
+        return not (over and isinstance(error, WorkerError))
 
     def _attempt(self, what: str, write: Callable[[], None]) -> None:
         """One failure at the end of a run (a full disk, a GPU that is gone) must not cost the rest."""
@@ -312,7 +337,8 @@ class Run:
             self.log.warning(f"no {what}: {error}")
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.exit_reason = signal.Signals(signum).name  # what waits looks at it several times a second
+        if not self._finished:
+            self.exit_reason = signal.Signals(signum).name  # what waits looks at it several times a second
 
     # ---- parts
 
@@ -320,7 +346,7 @@ class Run:
         then, steps_then, samples_then = self._flushed
         self._flushed = (now, self.steps, self.samples)
         values = self._means.pop()
-        if not values and not self._events:
+        if not values and not self._counted:
             return
         if not math.isfinite(values.get("losses/total", 0.0)):
             raise TrainingError(
@@ -336,8 +362,9 @@ class Run:
         values |= {name: read() for name, read in self.gauges.items()}
         values["time/elapsed_seconds"] = self.wall_seconds
         values |= {f"time/{name}": share for name, share in self.timing.shares().items()}
-        self.event_file.scalars(self._events + [(name, value, self.steps) for name, value in values.items()])
-        self._events = []
+        points = [(name, value, self.steps) for name, value in values.items()]
+        self.event_file.scalars(episode_points(self._counted) + points)
+        self._counted = []
         self._episode_log.flush()
         lag = values.get("charts/policy_lag", float("nan"))
         mean = f"{self.mean_return:.1f}" if self.returns else "-"

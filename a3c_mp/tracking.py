@@ -1,30 +1,29 @@
-"""What a run shows: TensorBoard curves, `run.log`, a progress bar or plain lines, and where the time went."""
+"""What a run records: TensorBoard curves, `episodes.csv`, and where the time went."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
-from rich.text import Text
 from torch import Tensor
+
+from a3c_mp.rollout import Episode
 
 T = TypeVar("T")
 
 FLUSH_SECONDS = 1.0
 """curves are averaged over so long"""
-LINE_SECONDS = 10.0
-"""time between progress lines where there is no terminal"""
+POINTS = 16
+"""most points that one flush adds to the curve of the returns of single games"""
 RETRY_SECONDS = 60.0
 """pause after a failed write before TensorBoard is tried again"""
 
@@ -89,6 +88,25 @@ class EventFile:
             self.retry_at = time.monotonic() + RETRY_SECONDS
 
 
+def episode_points(games: Sequence[tuple[int, Episode]]) -> list[tuple[str, float, int]]:
+    """Points of the curves of single games, at most `POINTS` for each curve: means of consecutive games beyond that.
+
+    Args:
+        games: (agent steps of the run when a game was counted, the game).
+
+    Returns:
+        (name, mean of a group, steps of the group's last game).
+    """
+    number = min(POINTS, len(games))
+    bounds = [len(games) * i // number for i in range(number + 1)] if games else []
+    points: list[tuple[str, float, int]] = []
+    for start, end in pairwise(bounds):
+        steps, group = games[end - 1][0], [game for _, game in games[start:end]]
+        points.append(("charts/episodic_return", fmean(game.episode_return for game in group), steps))
+        points.append(("charts/episodic_length", fmean(game.length for game in group), steps))
+    return points
+
+
 class Timings:
     """Adds up the seconds spent in named sections; `shares()` says what part of all time each took."""
 
@@ -139,85 +157,3 @@ class Means:
         }
         self.values.clear()
         return means
-
-
-class EtaColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"ETA {task.fields['eta']}", style="cyan")
-
-
-class Display:
-    """Progress on a terminal as a bar, elsewhere as a line every `LINE_SECONDS`."""
-
-    def __init__(self, total_steps: int, log: logging.Logger):
-        self.log = log
-        self.last_line = time.monotonic()
-        self.bar: Progress | None = None
-        if sys.stdout.isatty():
-            self.bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.completed:,.0f} steps"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.percentage:.0f}%"),
-                EtaColumn(),
-                TextColumn("{task.fields[line]}"),
-                console=console,
-                refresh_per_second=4,
-            )
-            self.task = self.bar.add_task("", total=total_steps, line="starting actors", eta="-")
-            self.bar.start()
-
-    def show(self, steps: int, line: str, seconds_left: float) -> None:
-        """Say how far a run is, and when its budget will be spent; a stop return may come first."""
-        eta = hms(max(seconds_left, 0)) if math.isfinite(seconds_left) else "-"
-        if self.bar is not None:
-            self.bar.update(self.task, completed=steps, line=line, eta=eta)
-        elif time.monotonic() - self.last_line >= LINE_SECONDS:
-            self.last_line = time.monotonic()
-            self.log.info(f"{steps:,} steps  {line}  ETA {eta}")
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-
-class LastingConsole(Console):
-    """A console on stdout that does without its reader once that has gone (`| head`); rich would end the process."""
-
-    def on_broken_pipe(self) -> None:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-console = LastingConsole(highlight=False, soft_wrap=True)
-
-
-class ConsoleHandler(logging.Handler):
-    """Log lines through rich, so that they do not tear the progress bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        style = "yellow" if record.levelno == logging.WARNING else "red" if record.levelno > logging.WARNING else None
-        with suppress(OSError):  # a terminal that is gone must not end the run
-            console.print(Text(self.format(record), style=style or ""))
-
-
-def open_log(folder: Path) -> logging.Logger:
-    """A logger to the console and to `run.log`; a full disk costs lines of the file, nothing else."""
-    log = logging.getLogger(f"a3c_mp.{folder}")
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    file = QuietFileHandler(folder / "run.log")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.handlers = [ConsoleHandler(), file]
-    return log
-
-
-class QuietFileHandler(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass  # the console has the line; a traceback for each would bury it
-
-
-def hms(seconds: float) -> str:
-    """0:01:05 for 65 seconds."""
-    minutes, second = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"

@@ -120,7 +120,7 @@ class Link:
 
     def fail(self, text: str) -> None:
         """Tell the parent why this worker ends: the tail of a traceback."""
-        tail = text.encode()[-MAX_MESSAGE // 2 :].decode(errors="replace")
+        tail = text.encode(errors="backslashreplace")[-MAX_MESSAGE // 2 :].decode(errors="replace")
         self._results.send(("error", tail, None))
 
     def lose_games(self, text: str) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,16 +53,14 @@ class Scripts:
         self.runs_dir = runs_dir
         self.started: list[subprocess.Popen] = []
 
-    def start(self, script: str, *flags: str, **popen) -> subprocess.Popen:
+    def start(self, script: str, *flags: str, prefix: Sequence[str] = (), **popen) -> subprocess.Popen:
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": _heed_signals, **popen}
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / script), *flags],
+            [*prefix, sys.executable, str(ROOT / script), *flags],
             cwd=self.runs_dir,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=_heed_signals,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "process")])},
-            **popen,
+            **settings,
         )
         self.started.append(process)
         return process

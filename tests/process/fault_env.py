@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from a3c_mp.workers import Link
 
 STEPS = 400
 """of all environments of an actor together, before something happens"""
+CHATTER = 100
+"""lines that a ChattyEnv prints in a step"""
 MISHAPS = "MISHAPS"
 """environment variable: what happens to the actors 0 that follow each other, separated by commas"""
 
@@ -129,3 +132,40 @@ class UnrepeatableEnv(CartPoleEnv):
 
 
 gymnasium.register("Unrepeatable-v0", entry_point=UnrepeatableEnv, max_episode_steps=500)
+
+
+class ThreadEnv(CartPoleEnv):
+    """Leaves a thread behind wherever it is made, and has SIGTERM ignored."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+
+
+class ChattyEnv(CartPoleEnv):
+    """Prints in every step; actor 0 crashes in native code in its 400th."""
+
+    steps = 0
+
+    def step(self, action):
+        ChattyEnv.steps += 1
+        print("\n".join(f"step {ChattyEnv.steps}, line {number}" for number in range(CHATTER)))
+        if in_actor_0() and ChattyEnv.steps == STEPS:
+            os.write(2, b"the emulator crashed\n")
+            os.abort()
+        return super().step(action)
+
+
+class SurrogateEnv(CartPoleEnv):
+    """Raises with a text that no encoding can write, in the trainer's first actor."""
+
+    def step(self, action):
+        if in_actor_0():
+            raise ArithmeticError("a broken name: \udcff")
+        return super().step(action)
+
+
+gymnasium.register("Thread-v0", entry_point=ThreadEnv, max_episode_steps=500)
+gymnasium.register("Chatty-v0", entry_point=ChattyEnv, max_episode_steps=500)
+gymnasium.register("Surrogate-v0", entry_point=SurrogateEnv, max_episode_steps=500)

@@ -40,7 +40,7 @@ def test_a_run_leaves_what_it_promises(scripts, script):
     assert config["args"]["num_envs"] == 4
     curves = scalars(done.folder)
     assert set(curves) >= CURVES | OWN_CURVES[script]
-    assert len(curves["charts/episodic_return"]) == summary["episodes"]
+    assert 0 < len(curves["charts/episodic_return"]) <= summary["episodes"]
     parts = zip(*(curves[f"time/{part}"] for part in ("waiting", "learning", "publishing")), strict=True)
     shares = [sum(event.value for event in at_once) for at_once in parts]  # the last ones are of the shutdown too
     assert 0.5 < max(shares) <= 1.01, "the learner's time is accounted for"

@@ -4,7 +4,10 @@ import dataclasses
 import json
 import math
 import shutil
+import signal
+import sys
 import typing
+from contextlib import suppress
 
 import gymnasium
 import numpy as np
@@ -20,7 +23,7 @@ import train_apex
 import train_impala
 from a3c_mp import ddpg, dqn
 from a3c_mp.actor_critic import make_optimizer
-from a3c_mp.config import ConfigError, check_ranges, flag_name, parse_args
+from a3c_mp.config import ConfigError, check_ranges, exit_with, flag_name, parse_args
 from a3c_mp.nets import make_actor_critic
 from a3c_mp.ranges import bounds_of
 from a3c_mp.rollout import Episode
@@ -277,6 +280,53 @@ def test_an_environment_that_keeps_the_contract_passes(register):
     sloppy = {"obs": [0.0, 0.5, 1.0], "rest": (np.float64(1.0), np.bool_(False), 0, {})}
     for changes in ({}, sloppy):
         assert check_env(register(Env, changes), Discrete)[1] == Discrete(2)
+
+
+def leave(self, *args, **kwargs):
+    sys.exit("licence expired")
+
+
+@pytest.mark.parametrize("where", ["__init__", "reset", "step"])
+def test_an_environment_that_ends_the_process_is_named(where, register, refused):
+    line = refused(train_a3c_data.main, ["--env-id", register(Env, {where: leave})])
+    assert "env-id=Custom-v0: it raises SystemExit(licence expired); " in line
+
+
+def test_a_module_of_environments_that_ends_the_process_is_named(tmp_path, monkeypatch, refused):
+    (tmp_path / "leaving_env.py").write_text("import sys\nsys.exit()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = refused(train_a3c_data.main, ["--env-id", "leaving_env:Env-v0"])
+    assert "env-id=leaving_env:Env-v0: it raises SystemExit(); " in line
+
+
+@pytest.mark.parametrize("where", ["__init__", "reset", "step"])
+def test_a_signal_while_an_environment_is_tried_out_keeps_its_code(where, register, monkeypatch):
+    def interrupted(self, *args, **kwargs):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("sys.argv", ["script.py", "--env-id", register(Env, {where: interrupted})])
+    with pytest.raises(SystemExit) as end:
+        exit_with(train_a3c_data.main)
+    assert end.value.code == 128 + signal.SIGTERM
+
+
+CLOSED = {
+    "as it should be": {},
+    "actions of the wrong kind": {"action_space": Box(-1.0, 1.0, (1,), np.float32)},
+    "a broken contract": {"rest": (0.0, False, {})},
+    "an error of its own": {"step": lambda self, action: 1 / 0},
+    "an exit": {"step": leave},
+}
+
+
+@pytest.mark.parametrize("changes", CLOSED.values(), ids=CLOSED)
+def test_the_environment_that_is_tried_out_is_closed_in_every_case(changes, register):
+    from a3c_mp.config import check_env
+
+    closed = []
+    with suppress(ConfigError):
+        check_env(register(Env, {**changes, "close": lambda self: closed.append(True)}), Discrete)
+    assert closed == [True]
 
 
 def test_what_an_environment_raises_itself_is_left_for_the_actor_to_tell(register):

@@ -306,7 +306,8 @@ def test_too_little_memory_and_too_few_open_files_are_found_before_the_start(cha
     assert message in refused(chapter.module.main, flags)
     monkeypatch.setattr(limits, "free_memory", lambda: 2**40)
     monkeypatch.setattr(limits.resource, "getrlimit", lambda what: (200, 300))
-    message = "num-actors=100: that takes 364 open files, 300 are allowed; lower it, or raise the limit"
+    needed = limits.FILES + 100 * limits.FILES_PER_ACTOR
+    message = f"num-actors=100: that takes {needed} open files, 300 are allowed; lower it, or raise the limit"
     assert message in refused(chapter.module.main, flags)
 
 

@@ -12,6 +12,8 @@ from a3c_mp.limits import check_limits, check_open_files
 from a3c_mp.memory import free_memory
 
 GIB = 2**30
+NEEDED = limits.FILES + 20 * limits.FILES_PER_ACTOR
+"""open files of a run with 20 actors"""
 
 
 @pytest.fixture
@@ -42,19 +44,22 @@ def test_where_the_kernel_says_nothing_there_is_no_limit(machine):
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "then"), [(1024, 4096, 1024), (100, 4096, 124), (100, -1, 124), (-1, -1, -1), (124, 124, 124)]
+    ("soft", "hard", "then"),
+    [(1024, 4096, 1024), (100, 4096, NEEDED), (100, -1, NEEDED), (-1, -1, -1), (NEEDED, NEEDED, NEEDED)],
 )
 def test_the_limit_of_open_files_is_raised_as_far_as_needed(soft, hard, then, monkeypatch):
     limit = [(soft, hard)]
     monkeypatch.setattr(limits.resource, "getrlimit", lambda what: limit[0])
     monkeypatch.setattr(limits.resource, "setrlimit", lambda what, pair: limit.__setitem__(0, pair))
-    check_open_files(20)  # 64 and 3 for each actor
+    check_open_files(20)
     assert limit == [(then, hard)]
 
 
 def test_where_it_may_not_be_raised_so_far_the_figure_needed_is_told(monkeypatch):
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda what: (100, 123))
-    with pytest.raises(ConfigError, match=r"num-actors=20: that takes 124 open files, 123 are allowed; lower it"):
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda what: (100, NEEDED - 1))
+    with pytest.raises(
+        ConfigError, match=f"num-actors=20: that takes {NEEDED} open files, {NEEDED - 1} are allowed; lower it"
+    ):
         check_open_files(20)
 
 

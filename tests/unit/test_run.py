@@ -1,5 +1,8 @@
 """A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
 
+import os
+import signal
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -9,8 +12,8 @@ from torch import nn
 from a3c_mp.checkpoint import list_checkpoints
 from a3c_mp.config import CommonArgs, ConfigError, LearningArgs
 from a3c_mp.rollout import Episode
-from a3c_mp.run import Run
-from a3c_mp.workers import Incident
+from a3c_mp.run import Run, TrainingError
+from a3c_mp.workers import Incident, WorkerError
 
 
 class Part:
@@ -130,6 +133,54 @@ def test_another_optimizer_is_bad_input(args, tmp_path):
     other = torch.optim.RMSprop([{"params": [net.weight]}, {"params": [net.bias]}])
     with pytest.raises(ConfigError, match="it holds the state of another optimizer"):
         Run(replace(args, resume=tmp_path / "r"), "test", net, other)
+
+
+# ---- the end
+
+
+ENDS: dict[str, tuple[BaseException, str]] = {
+    "an error of its own": (KeyError("no such key"), "error: KeyError: 'no such key'"),
+    "an exit": (SystemExit(3), "error: SystemExit: 3"),
+    "a lost worker": (WorkerError("actor 0 (pid 1) is lost"), "error: actor 0 (pid 1) is lost"),
+    "failed learning": (TrainingError("the loss became nan"), "error: the loss became nan"),
+}
+
+
+@pytest.mark.parametrize(("error", "line"), ENDS.values(), ids=ENDS)
+def test_whatever_ends_a_run_is_told_in_run_log(args, error, line):
+    with suppress(KeyError, SystemExit), a_run(args) as run:
+        run.consumed(10, [], 0, 0)
+        raise error
+    lines = (run.folder / "run.log").read_text().splitlines()
+    assert any(written.endswith(f" ERROR {line}") for written in lines)
+    assert any(f"the last checkpoint is {run.last_checkpoint}" in written for written in lines)
+    assert run.exit_code == 1
+    assert run.summary()["exit_reason"] == line
+
+
+def test_a_run_is_finished_once(args, tmp_path):
+    with a_run(args) as run:
+        run.consumed(10, [], 0, 0)
+        run.exit_reason = "SIGINT"
+        run.finish(None)
+        written = (run.folder / "summary.json").stat().st_mtime_ns
+        os.kill(os.getpid(), signal.SIGTERM)
+        run.finish(KeyError("late"))
+    assert (run.exit_code, run.exit_reason) == (130, "SIGINT")
+    assert (run.folder / "summary.json").stat().st_mtime_ns == written
+    assert run.last_checkpoint is not None
+
+
+def test_a_run_handles_signals_that_an_environment_ignores_but_not_those_ignored_from_the_start(args, monkeypatch):
+    monkeypatch.setattr("a3c_mp.run.IGNORED_AT_START", {signal.SIGHUP})
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with a_run(args) as run:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not run.should_stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert run.should_stop()
+    assert run.exit_code == 143
 
 
 # ---- checkpoints by the clock and by steps, and what else a deterministic run keeps

@@ -5,11 +5,15 @@ from contextlib import suppress
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support import files_no_longer_than
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from a3c_mp import tracking
-from a3c_mp.tracking import EventFile, Means, Timings, hms, open_log
+from a3c_mp.console import console, hms, open_log
+from a3c_mp.rollout import Episode
+from a3c_mp.tracking import POINTS, EventFile, Means, Timings, episode_points
 
 
 def read_curve(folder, name):
@@ -95,6 +99,7 @@ def test_run_log_has_every_line_with_its_level_and_the_console_has_them_too(tmp_
     lines = (tmp_path / "run.log").read_text().splitlines()
     assert lines[0].endswith("INFO resumed from [bold]somewhere[/bold]")
     assert lines[1].endswith("WARNING actor 1 (pid 2) was killed by SIGKILL")
+    assert console.drain()
     assert capsys.readouterr().out.splitlines() == [
         "resumed from [bold]somewhere[/bold]",
         "actor 1 (pid 2) was killed by SIGKILL",
@@ -105,9 +110,35 @@ def test_a_full_disk_costs_lines_of_run_log_only(tmp_path, capsys):
     log = open_log(tmp_path)
     with files_no_longer_than(10):
         log.info("a line that is longer than ten bytes")
+    assert console.drain()
     captured = capsys.readouterr()
     assert "a line that is longer than ten bytes" in captured.out
     assert "Traceback" not in captured.err
+
+
+# ---- curves of single games
+
+
+def test_up_to_so_many_games_are_a_point_each():
+    games = [(8 * i, Episode(float(i), i + 1)) for i in range(POINTS)]
+    points = episode_points(games)
+    assert points[::2] == [("charts/episodic_return", game.episode_return, steps) for steps, game in games]
+    assert points[1::2] == [("charts/episodic_length", game.length, steps) for steps, game in games]
+    assert episode_points([]) == []
+
+
+@given(st.lists(st.floats(-100, 100), min_size=POINTS + 1, max_size=50 * POINTS))
+def test_of_more_games_a_point_is_the_mean_of_a_group(returns):
+    games = [(i, Episode(value, i)) for i, value in enumerate(returns)]
+    points = [point for point in episode_points(games) if point[0] == "charts/episodic_return"]
+    assert len(points) == POINTS
+    start, sizes = 0, []
+    for _, mean, steps in points:
+        assert mean == pytest.approx(sum(returns[start : steps + 1]) / (steps + 1 - start), abs=1e-9)
+        sizes.append(steps + 1 - start)
+        start = steps + 1
+    assert start == len(games), "no game is left out"
+    assert max(sizes) - min(sizes) <= 1
 
 
 # ---- where the time went

@@ -1,0 +1,139 @@
+"""What children print: nothing is held up, the newest lines are shown at a limited pace, crashes whole."""
+
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a3c_mp import prints as module
+from a3c_mp.prints import FEW_LINES, KEPT_LINES, LINE_BYTES, LINES_PER_SECOND, Prints, Tail
+
+
+class Shown(list):
+    """Lines, in the order in which they were shown."""
+
+    def until(self, text):
+        deadline = time.monotonic() + 20
+        while not any(text in line for line in self):
+            assert time.monotonic() < deadline, list(self)
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def shown():
+    return Shown()
+
+
+@pytest.fixture
+def prints(shown):
+    return Prints(shown.append)
+
+
+def numbered(count, text="line"):
+    return [f"{text} {i}" for i in range(count)]
+
+
+def write(pipe, lines):
+    os.write(pipe.fileno(), "".join(f"{line}\n" for line in lines).encode())
+
+
+@given(st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=300), st.data())
+def test_lines_are_put_together_from_whatever_pieces_they_come_in(lines, data):
+    text = b"".join(line + b"\n" for line in lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    tail = Tail()
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        tail.add(text[start:end])
+    assert list(tail.lines) == lines[-KEPT_LINES:]
+    assert tail.lost == max(0, len(lines) - KEPT_LINES)
+
+
+def test_a_line_without_end_is_cut():
+    tail = Tail()
+    for _ in range(5):
+        tail.add(b"x" * LINE_BYTES)
+    assert {len(line) for line in tail.lines} == {LINE_BYTES}
+
+
+def test_few_lines_are_shown_soon_and_whole(prints, shown):
+    pipe = prints.open_pipe()
+    write(pipe, numbered(LINES_PER_SECOND))
+    shown.until(numbered(LINES_PER_SECOND)[-1])
+    assert shown == numbered(LINES_PER_SECOND)
+
+
+def test_of_many_lines_the_newest_are_shown_and_the_others_counted(prints, shown):
+    pipe, started = prints.open_pipe(), time.monotonic()
+    for _ in range(50):
+        write(pipe, numbered(LINES_PER_SECOND * 10))
+        time.sleep(0.005)
+    write(pipe, ["the last"])
+    shown.until("the last")
+    seconds = time.monotonic() - started
+    counts = [int(line.split()[0].replace(",", "")) for line in shown if line.endswith("printed lines left out")]
+    lines = [line for line in shown if not line.endswith("printed lines left out")]
+    assert len(lines) <= LINES_PER_SECOND * (seconds + 2)
+    assert sum(counts) + len(lines) == 50 * LINES_PER_SECOND * 10 + 1
+
+
+def test_the_writer_is_never_held_up(prints, monkeypatch):
+    """The pipe is read also where what was read is not shown at all."""
+    monkeypatch.setattr(module, "PIPE_BYTES", 2**12)
+    pipe, started = prints.open_pipe(), time.monotonic()
+    for _ in range(100):
+        os.write(pipe.fileno(), b"x" * 63 + b"\n" + b"x" * 2**10)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("first", ["Fatal Python error: Segmentation fault", "Traceback (most recent call last):"])
+def test_a_crash_is_shown_whole_however_much_was_printed_before(prints, shown, first):
+    chatty, crashing = prints.open_pipe(), prints.open_pipe()
+    crash = [first, *numbered(LINES_PER_SECOND * 2, "frame")]
+    for _ in range(3):
+        write(chatty, numbered(1000))
+        write(crashing, numbered(1000))
+    write(crashing, crash)
+    crashing.close()
+    shown.until(crash[-1])
+    assert [line for line in shown if line in crash] == crash
+
+
+def test_a_crash_of_which_only_the_start_has_come_is_shown_whole():
+    crash = ["Fatal Python error: Aborted", *numbered(LINES_PER_SECOND * 2, "frame")]
+    tail = Tail()
+    for part in (numbered(30), crash[: LINES_PER_SECOND + 1]):
+        tail.add("".join(f"{line}\n" for line in part).encode())
+    tail.keep(FEW_LINES)
+    shown = tail.take()
+    tail.add("".join(f"{line}\n" for line in crash[LINES_PER_SECOND + 1 :]).encode())
+    tail.end(FEW_LINES)
+    assert shown + tail.take() == [*numbered(30)[-FEW_LINES:], *crash]
+    assert tail.lost == 30 - FEW_LINES
+
+
+def test_a_child_that_ends_among_many_lines_shows_few(prints, shown):
+    first, second = prints.open_pipe(), prints.open_pipe()
+    for pipe in (first, second):
+        write(pipe, numbered(10 * LINES_PER_SECOND))
+    shown.until("left out")
+    write(second, [*numbered(10 * LINES_PER_SECOND, "more"), "the end"])
+    second.close()
+    shown.until("the end")
+    assert len([line for line in shown if line.startswith("more")]) == FEW_LINES - 1
+
+
+def test_settling_shows_what_was_printed_before(prints, shown):
+    prints.settle()  # nothing is open
+    pipe = prints.open_pipe()
+    write(pipe, numbered(10 * LINES_PER_SECOND))
+    prints.settle(10)
+    write(pipe, ["the last"])
+    prints.settle(10)
+    assert shown[-1] == "the last"
+
+
+def test_a_child_of_a_child_inherits_its_pipe(prints, monkeypatch):
+    monkeypatch.setattr(module, "parent_process", object)
+    assert prints.open_pipe() is None
