@@ -169,3 +169,34 @@ class SurrogateEnv(CartPoleEnv):
 gymnasium.register("Thread-v0", entry_point=ThreadEnv, max_episode_steps=500)
 gymnasium.register("Chatty-v0", entry_point=ChattyEnv, max_episode_steps=500)
 gymnasium.register("Surrogate-v0", entry_point=SurrogateEnv, max_episode_steps=500)
+
+
+class LengthsEnv(CartPoleEnv):
+    """Games of random length, 20 to 400 steps, whatever is done; their return is 400 - length: 190 on average."""
+
+    def reset(self, **kwargs):
+        result = super().reset(**kwargs)
+        self.left = self.length = int(self.np_random.integers(20, 401))
+        return result
+
+    def step(self, action):
+        obs, *_ = super().step(action)
+        self.left -= 1
+        return obs, float(400 - self.length) * (self.left == 0), self.left == 0, False, {}
+
+
+class HundredEnv(CartPoleEnv):
+    """Games of 100 steps, whatever is done."""
+
+    def reset(self, **kwargs):
+        self.t = 0
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        obs, *_ = super().step(action)
+        self.t += 1
+        return obs, 1.0, self.t == 100, False, {}
+
+
+gymnasium.register("Lengths-v0", entry_point=LengthsEnv)
+gymnasium.register("Hundred-v0", entry_point=HundredEnv)
