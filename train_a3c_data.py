@@ -49,7 +49,7 @@ PRESETS = actor_critic.PRESETS | CARTPOLES
 def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
     """Spawned process: fill slots with rollouts until the learner ends it."""
     env_seed, action_seed = derive_seeds(args.seed, link.start, link.worker, link.generation)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    env = link.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed))
     net = make_actor_critic(env.single_observation_space, env.single_action_space)
     net.to(weights.buffers.device, weights.buffers.dtype)
     collector = Collector(env, net, action_seed, args.deterministic, link.beat)

@@ -66,7 +66,7 @@ def settle(args: Args) -> Args:
 def actor(link: Link, args: Args, slots: Slots, weights: Weights) -> None:
     """Spawned process: collect rollouts and fill slots with gradients until the learner ends it."""
     env_seed, action_seed = derive_seeds(args.seed, link.start, link.worker, link.generation)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    env = link.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed))
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
     dtype = compute_dtype(args.precision, device, is_image(spaces[0]))
     net = make_actor_critic(*spaces).to(device)  # float32: gradients are taken here

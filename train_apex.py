@@ -43,7 +43,7 @@ ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}
 def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, first: int) -> None:
     """Spawned process: append to its shard, a block of steps for each token, until its learner ends it."""
     env_seed, action_seed = derive_seeds(args.seed, link.start, first + link.worker, link.generation)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    env = link.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed))
     net = ALGORITHMS[args.algo].make_net(env.single_observation_space, env.single_action_space)
     net.to(weights.buffers.device, weights.buffers.dtype)
     collector = BlockCollector(args, env, Writer(shards, link.worker, args.n_step, args.gamma), link.beat)

@@ -44,7 +44,7 @@ from wrappers import make_vec_env
 def actor(link: Link, args: Args, slots: Slots, weights: Weights, first: int) -> None:
     """Spawned process: fill slots with unrolls until its learner, whose actors are numbered from `first`, ends it."""
     env_seed, action_seed = derive_seeds(args.seed, link.start, first + link.worker, link.generation)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
+    env = link.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed))
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
     net.to(weights.buffers.device, weights.buffers.dtype)
     collector = Collector(env, net, action_seed, args.deterministic, link.beat)

@@ -36,6 +36,9 @@ class InlineLink:
     def beat(self):
         pass
 
+    def closing(self, resource):
+        return resource
+
 
 class InlineWorkers:
     """Stands in for `Workers`: the same calls, threads instead of processes, nobody supervised."""

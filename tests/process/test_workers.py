@@ -153,7 +153,10 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monk
     now, incidents = 1000.0, []
     monkeypatch.setattr("a3c_mp.workers.time.monotonic", lambda: now)
     workers = Workers(count, 1, hang_seconds=12.0)
-    process, tape = SimpleNamespace(pid=7, kill=lambda: tape.append("kill"), join=lambda: tape.append("join")), []
+    process, tape = (
+        SimpleNamespace(pid=7, exitcode=None, kill=lambda: tape.append("kill"), join=lambda: tape.append("join")),
+        [],
+    )
     workers._processes, workers._start = [process], lambda worker: tape.append(f"start {worker}")
     workers.on_restart = incidents.append
     workers._seen_beats = [(0, 0.0, 12.0)]
@@ -168,7 +171,9 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monk
     assert not incidents, "it has been heard of meanwhile"
     now += 6
     workers._check_heartbeats()
-    assert incidents == ["actor 0 (pid 7) gave no sign of life for 12 s and was killed; restart 1 of 5"]
+    assert incidents == [
+        "actor 0 (pid 7) gave no sign of life for 12 s and was killed (--hang-seconds); restart 1 of 5"
+    ]
     assert tape == ["kill", "join", "start 0"]
 
 
