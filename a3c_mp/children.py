@@ -32,6 +32,12 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
+def refused(name: str, flag: str, error: OSError) -> str:
+    """What to say of a process that the machine, or a limit of the user's, does not allow."""
+    fix = f"lower {flag}, or raise the limit on processes (ulimit -u) or the memory"
+    return f"{name} cannot be started: {error.strerror or error}; {fix}"
+
+
 def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bool, group: bool = False) -> Any:
     """Spawn a process that runs `main(*args)`; call it from the main thread, whose end would be the child's too.
 

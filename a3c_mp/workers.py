@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 import torch.multiprocessing as mp
 
-from a3c_mp.children import signal_name, start_child
+from a3c_mp.children import refused, signal_name, start_child
 
 MAX_MESSAGE = 4096 - 4
 """bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
@@ -280,9 +280,7 @@ class Workers:
         try:
             process = self._spawn(worker)
         except OSError as error:  # EAGAIN, ENOMEM, EMFILE
-            name, why = f"actor {self.first_actor + worker}", error.strerror or error
-            fix = "lower --num-actors, or raise the limits on processes (ulimit -u) and memory"
-            raise WorkerError(f"{name} cannot be started: {why}; {fix}") from error
+            raise WorkerError(refused(f"actor {self.first_actor + worker}", "--num-actors", error)) from error
         first = worker * self.slots_per_worker
         for slot in range(first, first + self.slots_per_worker):
             if slot not in self._held:
