@@ -103,7 +103,7 @@ class HelperEnv(MishapEnv):
     def __init__(self, **kwargs):
         self.ended_by_close = None
         super().__init__(**kwargs)
-        if multiprocessing.current_process().name == "MainProcess":
+        if not multiprocessing.current_process().name.startswith("worker-"):
             return
         self.ended_by_close, program = (subprocess.Popen(["sleep", "120"]) for _ in range(2))
         if (fork := os.fork()) == 0:
