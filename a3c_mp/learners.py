@@ -44,8 +44,8 @@ LOOPBACK = "lo"
 NCCL_SETTINGS = {
     "TORCH_NCCL_BLOCKING_WAIT": "1",  # a lost peer raises; by default it aborts the process
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # `Team.abort` does that (see `_abort_process_group`)
-    "TORCH_NCCL_ENABLE_MONITORING": "0",  # no thread that kills or holds up a process which takes long to end,
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # or asks the store of learner 0 for the state of others
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # no thread that kills or holds up a process which takes long to end
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
 """of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, 2.13; not run on GPUs"""
 
@@ -130,10 +130,7 @@ class Team:
         self.average([torch.zeros(1, device=f"cuda:{self.rank}" if cuda else "cpu")])  # connects; may fail
 
     def abort(self) -> None:
-        """NCCL: end what is queued on the GPU (ncclCommAbort), so that waiting for it raises; from any thread.
-
-        With gloo closed connections do that. Not run on GPUs.
-        """
+        """NCCL: end what is queued on the GPU (ncclCommAbort), so that waiting for it raises (not run on GPUs)."""
         if self._cuda and dist.is_initialized():
             with suppress(RuntimeError):  # aborted already
                 dist.distributed_c10d._get_default_group().abort()
@@ -141,9 +138,8 @@ class Team:
     def leave(self) -> None:
         """End the connections. No collective call, as `destroy_process_group` is with NCCL: others may be gone."""
         if self.size > 1 and dist.is_initialized():
-            with suppress(RuntimeError):
-                leave = dist.distributed_c10d._abort_process_group if self._cuda else dist.destroy_process_group
-                leave()  # NCCL: not run on GPUs
+            with suppress(RuntimeError):  # NCCL's: not run on GPUs
+                (dist.distributed_c10d._abort_process_group if self._cuda else dist.destroy_process_group)()
 
 
 @contextmanager
@@ -165,8 +161,7 @@ class Learners:
         hang_seconds: how long an actor of another learner may hang before it is replaced.
         peer_seconds: a learner that lets the others wait longer than that besides is given up.
         should_stop: asked while the others start.
-        finish: called once at the end, with the error if there is one, before the others are ended: what is to be
-            saved is saved even if ending them takes long.
+        finish: called at the end with the error, if any, before the others are ended: saves what is to be saved.
 
     Raises:
         PeerLost: another learner has died or gives no answer; says which, and why.
@@ -206,18 +201,17 @@ class Learners:
         signal.set_wakeup_fd(self._signals_in.fileno())
         threading.Thread(target=self._cut_short, args=(signals,), daemon=True).start()
         try:
-            # A file without a name goes with this process, however it ends. It stays open until then: torch opens it
-            # by this path again at any time, last in a destructor, and must not find another file there.
+            # Nothing is left of this file when the process ends. Open until then: torch's destructors use the path.
             meeting_point = f"/proc/{os.getpid()}/fd/{os.memfd_create('a3c_mp-learners')}"
             for rank in range(1, self.team.size):
                 self._start(rank, meeting_point)
             self._wait_until_ready()
             threading.Thread(target=self._watch, args=(self.team.abort,), daemon=True).start()
             self.team._connect(meeting_point, self.cuda, self.peer_seconds)
+            return self.team
         except BaseException as error:
             self._end(error)
             raise
-        return self.team
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._end(error)
@@ -241,11 +235,10 @@ class Learners:
     def _watch(self, abort: Callable[[], None]) -> None:
         """A thread: with NCCL nothing else tells this process, while it waits for a learner, that it has died."""
         sentinels = [process.sentinel for process in self._processes]
-        while not self._leaving.is_set():
-            if connection.wait(sentinels, POLL_SECONDS):
-                if not self._leaving.wait(GLOO_SECONDS):
-                    abort()
-                return
+        while not self._leaving.is_set() and not connection.wait(sentinels, POLL_SECONDS):
+            pass
+        if not self._leaving.wait(GLOO_SECONDS):
+            abort()
 
     def _cut_short(self, signals: socket.socket) -> None:
         """A thread: Python heeds no signal while torch waits for another learner, so end what it waits for."""
@@ -316,11 +309,10 @@ class Learners:
 
     def _stop(self) -> None:
         """End the other learners, and with them their actors; those that do not end are killed."""
-        self._leaving.set()
         for process in self._processes:
             process.terminate()
         self.team.leave()  # with gloo, the closed connections end what others wait for
-        deadline, alive = time.monotonic() + END_SECONDS, list(self._processes)
+        deadline, alive = time.monotonic() + END_SECONDS, self._processes
         while (alive := [process for process in alive if process.exitcode is None]) and time.monotonic() < deadline:
             connection.wait([process.sentinel for process in alive], POLL_SECONDS)
         for process in alive:
@@ -330,7 +322,6 @@ class Learners:
         if self._signals_in is not None:
             signal.set_wakeup_fd(-1)
             self._signals_in.close()  # and with it the thread ends
-            self._signals_in = None
 
 
 def _unwind(signum: int, frame: FrameType | None) -> None:
