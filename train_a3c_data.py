@@ -50,7 +50,7 @@ PRESETS = actor_critic.PRESETS | CARTPOLES
 def actor(link: Link, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
     """Spawned process: fill slots with rollouts until the learner ends it."""
     env_seed, _ = derive_seeds(args.seed, *link.entropy)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
+    env = link.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic))
     net = make_actor_critic(env.single_observation_space, env.single_action_space)
     net.to(weights.buffers.device, weights.buffers.dtype)
     collector = Collector(args, env, net, link)

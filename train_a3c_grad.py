@@ -68,7 +68,7 @@ def settle(args: Args) -> Args:
 def actor(link: Link, args: Args, slots: Slots, weights: Weights, acting_weights: Weights, states: ActorStates) -> None:
     """Spawned process: collect rollouts and fill slots with gradients until the learner ends it."""
     env_seed, _ = derive_seeds(args.seed, *link.entropy)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
+    env = link.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic))
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
     dtype = compute_dtype(args.precision, device, is_image(spaces[0]))
     net = make_actor_critic(*spaces).to(device)  # float32: gradients are taken here

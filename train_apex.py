@@ -44,7 +44,7 @@ ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}
 def actor(link: Link, args: Args, shards: Shards, blocks: Slots, weights: Weights, states: ActorStates) -> None:
     """Spawned process: append to its shard, a block of steps for each token, until its learner ends it."""
     env_seed, _ = derive_seeds(args.seed, *link.entropy)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
+    env = link.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic))
     algo, space = ALGORITHMS[args.algo], env.single_action_space
     net = algo.make_net(env.single_observation_space, space)
     net.to(weights.buffers.device, weights.buffers.dtype)

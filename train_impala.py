@@ -57,7 +57,7 @@ class Parts(NamedTuple):
 def actor(link: Link, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
     """Spawned process: fill slots with unrolls until its learner ends it."""
     env_seed, _ = derive_seeds(args.seed, *link.entropy)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
+    env = link.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic))
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
     net.to(weights.buffers.device, weights.buffers.dtype)
     collector = Collector(args, env, net, link)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from a3c_mp.config import CommonArgs, ConfigError, check_device
+
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
@@ -31,6 +34,15 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
     if cuda and num_learners > max(1, torch.cuda.device_count()):
         why = f"each needs a GPU to itself, there are {torch.cuda.device_count()}"
         raise ConfigError("num-learners", num_learners, why, "lower it, or leave --cuda out")
+    if num_learners > 1:
+        try:
+            with socket.create_server((LOOPBACK_ADDRESS, 0)) as server:
+                socket.create_connection(server.getsockname(), 2.0).close()
+        except OSError as error:
+            why = f"learners speak over the loopback interface, which is not there ({error.strerror})"
+            raise ConfigError(
+                "num-learners", num_learners, why, "enable it (ip link set lo up), or lower it"
+            ) from error
 
 
 def make_deterministic() -> None:

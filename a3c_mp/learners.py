@@ -10,7 +10,6 @@ import io
 import os
 import signal
 import socket
-import tempfile
 import threading
 import time
 import traceback
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import connection
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -25,18 +25,29 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from a3c_mp.children import SIGNALS, start_child
-from a3c_mp.workers import POLL_SECONDS, START_SECONDS, WorkerError
+from a3c_mp.children import SIGNALS, refused, signal_name, start_child
+from a3c_mp.workers import POLL_SECONDS, START_SECONDS, Terminated, WorkerError
 
 PEER_SECONDS = 120.0
 """longest time that a learner waits for the others, besides the time that an actor of theirs may hang"""
+GLOO_SECONDS = 0.5
+"""from the end of a learner to the end of the wait for it, where no closed connection ends that"""
 DEATH_SECONDS = 2.0
 """from a broken connection to the end of the process behind it"""
 STOP_SECONDS = 4.0
 """from a signal to the end of the wait for another learner"""
 LOST_PEER = 3
 """exit code of a learner that ends because another one has"""
+END_SECONDS = 3.0
+"""longest time in which the other learners end their actors, before they are killed"""
 LOOPBACK = "lo"
+NCCL_SETTINGS = {
+    "TORCH_NCCL_BLOCKING_WAIT": "1",  # a lost peer raises; by default it aborts the process
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # `Team.abort` does that (see `_abort_process_group`)
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # no thread that kills or holds up a process which takes long to end
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+"""of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, 2.13; not run on GPUs"""
 
 
 class Books(Protocol):
@@ -66,7 +77,7 @@ class Team:
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._cuda = rank, size, False
 
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their means over the learners, in one exchange."""
@@ -113,7 +124,8 @@ class Team:
 
     def _connect(self, meeting_point: str, cuda: bool, seconds: float) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a lost peer raises; the default aborts the process
+        os.environ |= NCCL_SETTINGS
+        self._cuda = cuda
         with _losing_peers():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -122,8 +134,19 @@ class Team:
                 world_size=self.size,
                 timeout=timedelta(seconds=seconds),
             )
-        # Once this is through, everybody has met everybody, and the file that they met through may go.
-        self.average([torch.zeros(1, device=f"cuda:{self.rank}" if cuda else "cpu")])
+        self.average([torch.zeros(1, device=f"cuda:{self.rank}" if cuda else "cpu")])  # connects; may fail
+
+    def abort(self) -> None:
+        """NCCL: end what is queued on the GPU (ncclCommAbort), so that waiting for it raises (not run on GPUs)."""
+        if self._cuda and dist.is_initialized():
+            with suppress(RuntimeError):  # aborted already
+                dist.distributed_c10d._get_default_group().abort()
+
+    def leave(self) -> None:
+        """End the connections. No collective call, as `destroy_process_group` is with NCCL: others may be gone."""
+        if self.size > 1 and dist.is_initialized():
+            with suppress(RuntimeError):  # NCCL's: not run on GPUs
+                (dist.distributed_c10d._abort_process_group if self._cuda else dist.destroy_process_group)()
 
 
 @contextmanager
@@ -145,6 +168,7 @@ class Learners:
         hang_seconds: how long an actor of another learner may hang before it is replaced.
         peer_seconds: a learner that lets the others wait longer than that besides is given up.
         should_stop: asked while the others start.
+        finish: called at the end with the error, if any, before the others are ended: saves what is to be saved.
 
     Raises:
         PeerLost: another learner has died or gives no answer; says which, and why.
@@ -153,10 +177,11 @@ class Learners:
     def __init__(
         self, num_learners: int, target: Callable[..., None], args: tuple, *, cuda: bool = False,
         hang_seconds: float = 0.0, peer_seconds: float = PEER_SECONDS, should_stop: Callable[[], bool] = lambda: False,
+        finish: Callable[[BaseException | None], None] = lambda error: None,
     ):  # fmt: skip
         self.team = Team(0, num_learners)
         self.target, self.args, self.cuda = target, args, cuda
-        self.peer_seconds, self.should_stop = hang_seconds + peer_seconds, should_stop
+        self.peer_seconds, self.should_stop, self.finish = hang_seconds + peer_seconds, should_stop, finish
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
         self._signals_in: socket.socket | None = None
@@ -167,7 +192,7 @@ class Learners:
         """Learners that go on from where a run is, each with `target(team, args, steps, updates)`."""
         return cls(
             num_learners, target, (args, run.steps, run.updates), cuda=args.cuda, hang_seconds=args.hang_seconds,
-            should_stop=run.should_stop,
+            should_stop=run.should_stop, finish=getattr(run, "finish", lambda error: None),
         )  # fmt: skip
 
     @property
@@ -183,29 +208,44 @@ class Learners:
         signal.set_wakeup_fd(self._signals_in.fileno())
         threading.Thread(target=self._cut_short, args=(signals,), daemon=True).start()
         try:
-            with tempfile.TemporaryDirectory(prefix="a3c_mp-") as folder:
-                for rank in range(1, self.team.size):
-                    self._start(rank, f"{folder}/learners")
-                self._wait_until_ready()
-                self.team._connect(f"{folder}/learners", self.cuda, self.peer_seconds)
-        except PeerLost as error:
-            self._await_deaths()
-            lost = self._blame(error)
-            self._stop()
-            raise lost from None
-        except BaseException:
-            self._stop()
+            # Nothing is left of this file when the process ends. Open until then: torch's destructors use the path.
+            meeting_point = f"/proc/{os.getpid()}/fd/{os.memfd_create('a3c_mp-learners')}"
+            for rank in range(1, self.team.size):
+                self._start(rank, meeting_point)
+            self._wait_until_ready()
+            threading.Thread(target=self._watch, args=(self.team.abort,), daemon=True).start()
+            self.team._connect(meeting_point, self.cuda, self.peer_seconds)
+            return self.team
+        except BaseException as error:
+            self._end(error)
             raise
-        return self.team
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Find out who was lost, save, end the others. Raises PeerLost where one was, with its name."""
+        self._leaving.set()
         lost = None
-        if isinstance(error, PeerLost):
-            self._await_deaths()
-            lost = self._blame(error)
-        self._stop()
+        try:
+            if isinstance(error, PeerLost):
+                self.team.abort()  # what waits on the GPU for a lost learner would hold up the saving
+                self._await_deaths()
+                lost = self._blame(error)
+            if self.team.size > 1:
+                self.finish(lost or error)
+        finally:
+            self._stop()
         if lost is not None:
             raise lost from None
+
+    def _watch(self, abort: Callable[[], None]) -> None:
+        """A thread: with NCCL nothing else tells this process, while it waits for a learner, that it has died."""
+        sentinels = [process.sentinel for process in self._processes]
+        while not self._leaving.is_set() and not connection.wait(sentinels, POLL_SECONDS):
+            pass
+        if not self._leaving.wait(GLOO_SECONDS):
+            abort()
 
     def _cut_short(self, signals: socket.socket) -> None:
         """A thread: Python heeds no signal while torch waits for another learner, so end what it waits for."""
@@ -222,8 +262,11 @@ class Learners:
         pipe, child_end = mp.get_context("spawn").Pipe(duplex=False)
         team = Team(rank, self.team.size)
         args = (self.target, team, self.args, child_end, meeting_point, self.cuda, self.peer_seconds)
-        process = start_child(_main, args, name=f"learner-{rank}", daemon=False)
-        child_end.close()
+        with child_end:
+            try:
+                process = start_child(_main, args, name=f"learner-{rank}", daemon=False)
+            except OSError as error:  # EAGAIN, ENOMEM
+                raise WorkerError(refused(f"learner {rank}", "--num-learners", error)) from error
         self._processes.append(process)
         self._pipes.append(pipe)
 
@@ -263,7 +306,7 @@ class Learners:
             if text is not None:
                 told.append(f"{name} failed:\n{text}")
             elif code is not None and code < 0:
-                told.append(f"{name} was killed by {signal.Signals(-code).name}")
+                told.append(f"{name} was killed by {signal_name(-code)}")
             elif code not in (None, LOST_PEER):
                 told.append(f"{name} ended with exit code {code}")
             elif code is None:
@@ -272,18 +315,25 @@ class Learners:
         return PeerLost("; ".join(why) + "; the others cannot go on without it")
 
     def _stop(self) -> None:
-        """End the other learners, and with them their actors. They hold nothing worth saving, so nobody asks them."""
-        self._leaving.set()
+        """End the other learners, and with them their actors; those that do not end are killed."""
         for process in self._processes:
+            process.terminate()
+        self.team.leave()  # with gloo, the closed connections end what others wait for
+        deadline, alive = time.monotonic() + END_SECONDS, self._processes
+        while (alive := [process for process in alive if process.exitcode is None]) and time.monotonic() < deadline:
+            connection.wait([process.sentinel for process in alive], POLL_SECONDS)
+        for process in alive:
             process.kill()
         for process in self._processes:
             process.join()
-        if self.team.size > 1 and dist.is_initialized():
-            with suppress(RuntimeError):
-                dist.destroy_process_group()
         if self._signals_in is not None:
             signal.set_wakeup_fd(-1)
             self._signals_in.close()  # and with it the thread ends
+
+
+def _unwind(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signum, signal.SIG_IGN)
+    raise Terminated
 
 
 def _main(
@@ -291,12 +341,16 @@ def _main(
     seconds: float,
 ) -> None:  # fmt: skip
     """What a learner other than the first does."""
+    signal.signal(signal.SIGTERM, _unwind)
     try:
         pipe.send(None)  # ready
         team._connect(meeting_point, cuda, seconds)
         target(team, *args)
     except PeerLost:
         os._exit(LOST_PEER)  # at once: a process group that has lost a member may wait for it in its destructor
-    except Exception:
+    except Terminated:  # its actors are gone by now
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException:
         pipe.send(traceback.format_exc()[-2000:])
         os._exit(1)

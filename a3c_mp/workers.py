@@ -17,18 +17,23 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import connection
-from typing import Any, NamedTuple, Protocol
+from types import FrameType
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.multiprocessing as mp
 
-from a3c_mp.children import start_child
+from a3c_mp.children import refused, signal_name, start_child
 from a3c_mp.slots import shared_counters
 
 MAX_MESSAGE = 4096 - 4
 """bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
+END_SECONDS = 0.05
+"""longest wait for the end of workers before a look at exit codes: a fork of a worker may hold its sentinel open"""
+QUIET_SECONDS = 1.0
+"""silence of a worker after which the parent looks at its exit code, for the same reason"""
 POLL_SECONDS = 0.1
 """longest wait of the parent before it looks whether it should stop"""
 BEAT_SECONDS = 0.25
@@ -38,11 +43,24 @@ NICENESS = 5
 PAUSE_SECONDS = 5.0
 """most that counts as a worker's silence between two looks: the parent may have been stopped, and the worker with it"""
 START_SECONDS = 120.0
-"""longest time from the start of a worker to its first heartbeat"""
+"""longest time from the start of a worker to its first heartbeat, where it has a core to itself"""
+CLOSE_SECONDS = 2.0
+"""longest time from a worker's end to that of its environments, before it is killed"""
 
 
 class WorkerError(RuntimeError):
     """A worker failed in a way that restarting it does not mend."""
+
+
+class Terminated(BaseException):
+    """Unwinds a worker that has received SIGTERM; no `except Exception` of an environment stops it."""
+
+
+class HasClose(Protocol):
+    def close(self) -> Any: ...
+
+
+Closable = TypeVar("Closable", bound=HasClose)
 
 
 class Token(NamedTuple):
@@ -97,6 +115,8 @@ class Link:
         self._tokens = tokens
         self._results = results
         self._beats = beats
+        self._open: list[Any] = []
+        self._terminated = False
 
     def take(self) -> Token:
         """Wait for a token to fill a slot; ends the process when the parent is gone."""
@@ -106,7 +126,7 @@ class Link:
                 self.beat()
             return self._tokens.recv()
         except (EOFError, ConnectionResetError):
-            sys.exit(0)
+            raise Terminated from None
 
     def send(self, slot: int, payload: Any) -> None:
         """Hand a filled slot to the parent, with statistics of a few hundred bytes."""
@@ -116,12 +136,32 @@ class Link:
 
     def beat(self) -> None:
         """Show that the worker is alive; called at least once for each environment step."""
+        if self._terminated:  # again: an environment may have caught the first one
+            raise Terminated
         self._beats[self.worker] += 1
 
+    def closing(self, resource: Closable) -> Closable:
+        """Have the argument, such as a vector environment, closed however the worker ends; returns it."""
+        self._open.append(resource)
+        return resource
+
+    def close(self) -> None:
+        """Close what `closing` was given, the latest first. What goes wrong there stops nothing."""
+        while self._open:
+            with suppress(BaseException):
+                self._open.pop().close()
+
+    def unwind(self, signum: int, frame: FrameType | None) -> None:
+        """Handler of SIGTERM: leave the target, so that what is open can be closed."""
+        signal.signal(signum, signal.SIG_IGN)  # a second one does not interrupt the closing
+        self._terminated = True
+        raise Terminated
+
     def fail(self, text: str) -> None:
-        """Tell the parent why this worker ends: the tail of a traceback."""
+        """Send the parent the reason why this worker ends: the tail of a traceback."""
         tail = text.encode(errors="backslashreplace")[-MAX_MESSAGE // 2 :].decode(errors="replace")
-        self._results.send(("error", tail, None))
+        with suppress(OSError):  # the parent is gone
+            self._results.send(("error", tail, None))
 
     def lose_games(self, text: str) -> None:
         """Tell the parent that the games in progress could not be rebuilt, and others are played instead."""
@@ -165,11 +205,15 @@ class Workers:
         self.in_order, self.on_incident, self.first_actor = in_order, on_incident, first_actor
         self.restarts = 0
         self._context = mp.get_context("spawn")
+        cores = len(os.sched_getaffinity(0))
+        self._start_seconds = START_SECONDS * max(1.0, num_workers / cores)
         self._beats = shared_counters(num_workers)
         self._processes: list[Any] = [None] * num_workers
         self._tokens: list[Any] = [None] * num_workers
         self._results: list[Any] = [None] * num_workers
-        self._seen_beats = [(0, 0.0, START_SECONDS)] * num_workers  # last count, seconds of silence, how many it may be
+        self._seen_beats = [
+            (0, 0.0, self._start_seconds)
+        ] * num_workers  # last count, seconds of silence, how many it may be
         self._checked = time.monotonic()  # when heartbeats were last looked at
         self._has_filled = [False] * num_workers
         # Tokens given to each worker, whose slots the caller has not got yet: its successor is given them once more.
@@ -222,32 +266,45 @@ class Workers:
             self._tokens[worker].send(token)
 
     def stop(self) -> None:
-        """End every worker. They hold nothing worth saving, so they are not asked twice."""
-        started = [process for process in self._processes if process is not None]
-        for process in started:
+        """End every worker: they close their environments, and those that take too long are killed."""
+        alive = [process for process in self._processes if process is not None and process.is_alive()]
+        for process in alive:
             process.terminate()
-        deadline = time.monotonic() + 2.0
-        for process in started:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():  # stopped (SIGSTOP), or deaf to SIGTERM
-                process.kill()
-                process.join()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while alive and time.monotonic() < deadline:
+            connection.wait([process.sentinel for process in alive], END_SECONDS)
+            alive = [process for process in alive if process.is_alive()]
+        for process in alive:  # stopped (SIGSTOP), or something in its environments takes long
+            process.kill()
+        for process in alive:
+            process.join()
 
     def _start(self, worker: int) -> None:
-        take_end, self._tokens[worker] = self._context.Pipe(duplex=False)
-        self._results[worker], send_end = self._context.Pipe(duplex=False)
-        actor = self.first_actor + worker
-        restored = None if self.states is None else self.states.of(actor)
-        restarts = 0 if restored is not None else self.restarts
-        entropy = (0 if self.states is None else self.states.start, actor, restarts)
-        link = Link(worker, actor, entropy, restored, take_end, send_end, self._beats)
-        process = start_child(_main, (self.target, link, self.args), name=f"worker-{worker}", daemon=True)
-        take_end.close()  # the child has its own copies; with these closed, its death reads as an end of file
-        send_end.close()
+        try:
+            process = self._spawn(worker)
+        except OSError as error:  # EAGAIN, ENOMEM, EMFILE
+            raise WorkerError(refused(f"actor {self.first_actor + worker}", "--num-actors", error)) from error
         for token in self._given[worker]:
             self._give(worker, token)
         self._processes[worker] = process
-        self._seen_beats[worker] = (int(self._beats[worker]), 0.0, max(START_SECONDS, self.hang_seconds))
+        self._seen_beats[worker] = (int(self._beats[worker]), 0.0, max(self._start_seconds, self.hang_seconds))
+
+    def _spawn(self, worker: int) -> Any:
+        """The process of a worker, with the pipes to it."""
+        with (
+            ExitStack() as child_ends
+        ):  # the child has its own copies; without these, its death reads as an end of file
+            take_end, self._tokens[worker] = self._context.Pipe(duplex=False)
+            child_ends.enter_context(take_end)
+            self._results[worker], send_end = self._context.Pipe(duplex=False)
+            child_ends.enter_context(send_end)
+            actor = self.first_actor + worker
+            restored = None if self.states is None else self.states.of(actor)
+            restarts = 0 if restored is not None else self.restarts
+            entropy = (0 if self.states is None else self.states.start, actor, restarts)
+            link = Link(worker, actor, entropy, restored, take_end, send_end, self._beats)
+            args = (self.target, link, self.args)
+            return start_child(_main, args, name=f"worker-{worker}", daemon=True, group=True)
 
     def _next_round(self, size: int) -> list[Filled]:
         if self.in_order:
@@ -292,13 +349,17 @@ class Workers:
 
     def _fail(self, worker: int, text: str) -> None:
         process = self._processes[worker]
-        process.join(0.5)
-        if process.is_alive():  # something keeps it from ending; its successor needs the slots
-            process.kill()
-            process.join()
+        self._await_end(process)  # it may only be closing its environments; its successor needs the slots
         if not self._has_filled[worker]:
             raise WorkerError(f"{self._name(worker)} failed before its first rollout:\n{text}")
         self._restart(worker, "raised an exception", "\n" + text.rstrip())
+
+    def _await_end(self, process: Any) -> None:
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while process.is_alive() and time.monotonic() < deadline:
+            connection.wait([process.sentinel], END_SECONDS)
+        process.kill()
+        process.join()
 
     def _bury(self, worker: int) -> None:
         process = self._processes[worker]
@@ -307,8 +368,8 @@ class Workers:
         self._receive(worker)  # what it still managed to send
         if self._processes[worker] is process:
             code = process.exitcode
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            if code > 0 and not self._has_filled[worker]:  # it failed before it could say why, but not silently
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+            if code >= 0 and not self._has_filled[worker]:  # it failed before it could say why, but not silently
                 raise WorkerError(f"{self._name(worker)} {how} before its first rollout; see above")
             self._restart(worker, how)
 
@@ -319,12 +380,17 @@ class Workers:
             beats = int(self._beats[worker])
             if beats != count:
                 self._seen_beats[worker] = (beats, 0.0, self.hang_seconds)
+            elif silence >= QUIET_SECONDS and self._processes[worker].exitcode is not None:
+                self._bury(worker)
             elif silence + passed <= limit:
                 self._seen_beats[worker] = (beats, silence + passed, limit)
             else:
                 self._processes[worker].kill()
                 self._processes[worker].join()
-                self._restart(worker, f"gave no sign of life for {limit:.0f} s and was killed")
+                how = f"gave no sign of life for {limit:.0f} s and was killed (--hang-seconds)"
+                if limit > self.hang_seconds:  # it has not shown any yet
+                    how = f"took longer than {limit:.0f} s to start and was killed (lower --num-actors)"
+                self._restart(worker, how)
 
     def _name(self, worker: int) -> str:
         return f"actor {self.first_actor + worker} (pid {self._processes[worker].pid})"
@@ -351,8 +417,18 @@ def _main(target: Callable[..., None], link: Link, args: tuple) -> None:
     """What a worker process does."""
     torch.set_num_threads(1)
     os.nice(NICENESS)
+    signal.signal(signal.SIGTERM, link.unwind)
+    code = 0
     try:
         target(link, *args)
-    except Exception:
+    except Terminated:
+        code = -signal.SIGTERM
+    except BaseException:  # an environment's SystemExit too
         link.fail(traceback.format_exc())
-        sys.exit(1)
+        code = 1
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link.close()
+    if code < 0:  # to the parent, and to whoever sent it, it ends as any other program does
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    sys.exit(code)

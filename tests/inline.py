@@ -36,6 +36,9 @@ class InlineLink:
     def beat(self):
         pass
 
+    def closing(self, resource):
+        return resource
+
 
 def link_to_nobody(actor=0):
     """A link for a collector that no learner waits for."""

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -94,6 +95,36 @@ class UnmakeableEnv(CartPoleEnv):
 
 gymnasium.register("Mishap-v0", entry_point=MishapEnv, max_episode_steps=500)
 gymnasium.register("Unmakeable-v0", entry_point=UnmakeableEnv, max_episode_steps=500)
+
+
+class HelperEnv(MishapEnv):
+    """In an actor it has three helper processes: one that `close()` ends, and two that it leaves: a program, a fork.
+
+    Each has a file `helpers/ACTOR-PID`; `close()` leaves `closed/ACTOR`.
+    """
+
+    def __init__(self, **kwargs):
+        self.ended_by_close = None
+        super().__init__(**kwargs)
+        if not multiprocessing.current_process().name.startswith("worker-"):
+            return
+        self.ended_by_close, program = (subprocess.Popen(["sleep", "120"]) for _ in range(2))
+        if (fork := os.fork()) == 0:
+            time.sleep(120)
+            os._exit(0)
+        for folder in ("helpers", "closed"):
+            Path(folder).mkdir(exist_ok=True)
+        for pid in (self.ended_by_close.pid, program.pid, fork):
+            note(f"helpers/{os.getpid()}-{pid}")
+
+    def close(self):
+        if self.ended_by_close is not None:
+            self.ended_by_close.terminate()
+            self.ended_by_close.wait()
+            note(f"closed/{os.getpid()}")
+
+
+gymnasium.register("Helper-v0", entry_point=HelperEnv, max_episode_steps=500)
 
 
 class NotFiniteEnv(CartPoleEnv):

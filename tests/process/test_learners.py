@@ -1,5 +1,6 @@
 """Learners in parallel: one gradient for all, one address for all, and a clear end for all when one is lost."""
 
+import errno
 import os
 import signal
 import threading
@@ -11,10 +12,13 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from a3c_mp import impala
+from a3c_mp.config import ConfigError
+from a3c_mp.device import check_learners
 from a3c_mp.impala import ImpalaArgs
-from a3c_mp.learners import Learners, PeerLost
+from a3c_mp.learners import DEATH_SECONDS, END_SECONDS, GLOO_SECONDS, Learners, PeerLost
 from a3c_mp.nets import make_actor_critic
 from a3c_mp.rollout import Rollout, rollout_spec
+from a3c_mp.workers import POLL_SECONDS
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
 ARGS = ImpalaArgs(num_learners=2, num_actors=2, reward_clip=False, clip_grad=1e9)
@@ -184,3 +188,55 @@ def test_one_learner_needs_no_other_process():
         assert team.exchange("alone") == ["alone"]
         assert torch.equal(team.gather(tensor), tensor)
         assert not torch.distributed.is_initialized()
+
+
+def sleep_for_ever(team):
+    team.exchange(os.getpid())
+    time.sleep(600)
+
+
+def test_a_learner_killed_while_the_first_one_waits_is_noticed_in_seconds_and_the_run_is_saved_before_others_end():
+    killed_at, finished = [], []
+    learners = Learners(3, sleep_for_ever, ())
+    learners.finish = lambda error: finished.append((str(error), psutil.Process(learners.pids[1]).status()))
+
+    def kill():
+        killed_at.append(time.monotonic())
+        os.kill(learners.pids[0], signal.SIGKILL)
+
+    with pytest.raises(PeerLost) as lost:
+        exchange_until_lost(learners, lambda pids: threading.Timer(1.0, kill).start())
+    assert time.monotonic() - killed_at[0] < DEATH_SECONDS + END_SECONDS + 2
+    assert f"learner 1 (pid {learners.pids[0]}) was killed by SIGKILL" in str(lost.value)
+    [(error, status)] = finished
+    assert error == str(lost.value)
+    assert status == psutil.STATUS_SLEEPING
+    assert not any(psutil.pid_exists(pid) for pid in learners.pids)
+
+
+def test_the_death_of_a_learner_aborts_what_nccl_would_wait_for(monkeypatch):
+    """The thread alone, as gloo notices by itself. What the abort does with NCCL has not been run."""
+    aborted = threading.Event()
+    learners = Learners(2, sleep_for_ever, ())
+    monkeypatch.setattr(learners.team, "abort", aborted.set)
+    with learners as team:
+        team.exchange(os.getpid())
+        assert not aborted.wait(2 * POLL_SECONDS)
+        os.kill(learners.pids[0], signal.SIGKILL)
+        assert aborted.wait(GLOO_SECONDS + 2.0)
+
+
+def test_a_peer_killed_by_a_signal_without_a_name_is_named():
+    with pytest.raises(PeerLost, match=r"learner 1 \(pid \d+\) was killed by signal 40"):
+        exchange_until_lost(Learners(2, count_for_ever, ()), lambda pids: os.kill(pids[0], 40))
+
+
+def test_a_machine_without_a_loopback_interface_is_an_error_at_once(monkeypatch):
+    def down(address, timeout):
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    check_learners(2, 2, False)
+    monkeypatch.setattr("socket.create_connection", down)
+    check_learners(1, 2, False)
+    with pytest.raises(ConfigError, match=r"loopback interface, which is not there \(Network is unreachable\)"):
+        check_learners(2, 2, False)

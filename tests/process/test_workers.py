@@ -1,5 +1,8 @@
 """Workers that die, hang or raise: named, replaced, and never in the way of the others."""
 
+import errno
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -13,7 +16,7 @@ import pytest
 import torch
 
 from a3c_mp.slots import Slots
-from a3c_mp.workers import Incident, WorkerError, Workers
+from a3c_mp.workers import PAUSE_SECONDS, START_SECONDS, Incident, WorkerError, Workers
 
 SPEC = {"count": ((1,), torch.int64)}
 
@@ -168,7 +171,10 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monk
     now, incidents = 1000.0, []
     monkeypatch.setattr("a3c_mp.workers.time.monotonic", lambda: now)
     workers = Workers(count, 1, hang_seconds=12.0)
-    process, tape = SimpleNamespace(pid=7, kill=lambda: tape.append("kill"), join=lambda: tape.append("join")), []
+    process, tape = (
+        SimpleNamespace(pid=7, exitcode=None, kill=lambda: tape.append("kill"), join=lambda: tape.append("join")),
+        [],
+    )
     workers._processes, workers._start = [process], lambda worker: tape.append(f"start {worker}")
     workers.on_incident = incidents.append
     workers._seen_beats = [(0, 0.0, 12.0)]
@@ -183,7 +189,8 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monk
     assert not incidents, "it has been heard of meanwhile"
     now += 6
     workers._check_heartbeats()
-    assert incidents == [Incident(0, "actor 0 (pid 7) gave no sign of life for 12 s and was killed; restart 1 of 5")]
+    text = "actor 0 (pid 7) gave no sign of life for 12 s and was killed (--hang-seconds); restart 1 of 5"
+    assert incidents == [Incident(0, text)]
     assert tape == ["kill", "join", "start 0"]
 
 
@@ -324,3 +331,79 @@ def test_a_worker_that_cannot_be_rebuilt_says_so_before_anything_else(slots):
     text = f"actor 3 (pid {pid}) cannot be rebuilt: a coin was missing; it starts new games"
     assert incidents == [Incident(3, text, replaced=False)]
     assert states.lost == [3]
+
+
+def end_with_system_exit(link, slots):
+    sys.exit(0)
+
+
+def end_with_exit_code_0(link, slots):
+    os._exit(0)
+
+
+def end_by_a_nameless_signal(link, slots):
+    if link.entropy[-1] == 0:
+        os.kill(os.getpid(), 40)
+    count(link, slots)
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (end_with_system_exit, r"failed before its first rollout:\n(?s:.*)end_with_system_exit(?s:.*)SystemExit: 0"),
+        (end_with_exit_code_0, "ended with exit code 0 before its first rollout"),
+    ],
+)
+def test_an_end_before_the_first_rollout_is_an_error_whatever_the_exit_code(slots, target, reason):
+    with Workers(target, 1, (slots,)) as workers, pytest.raises(WorkerError, match=reason):
+        fill(workers, slots, 1)
+
+
+def test_a_signal_without_a_name_is_reported_by_its_number(slots):
+    incidents = []
+    with Workers(end_by_a_nameless_signal, 1, (slots,), on_incident=incidents.append) as workers:
+        fill(workers, slots, 2)
+    assert len(incidents) == 1
+    assert "was killed by signal 40; restart 1 of 5" in incidents[0].text
+
+
+def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started(slots, monkeypatch):
+    spawn, pids = multiprocessing.util.spawnv_passfds, []
+
+    def refuse_the_second(*args):
+        if pids:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        pids.append(spawn(*args))
+        return pids[-1]
+
+    multiprocessing.resource_tracker.ensure_running()
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse_the_second)
+    with pytest.raises(WorkerError) as refused, Workers(count, 2, (slots,)):
+        pass
+    assert str(refused.value).startswith("actor 1 cannot be started: Resource temporarily unavailable; lower")
+    assert "--num-actors" in str(refused.value)
+    assert "ulimit -u" in str(refused.value)
+    assert len(pids) == 1
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_many_actors_on_few_cores_may_take_long_to_start(monkeypatch):
+    now, incidents = 1000.0, []
+    monkeypatch.setattr("a3c_mp.workers.time.monotonic", lambda: now)
+    monkeypatch.setattr("a3c_mp.workers.os.sched_getaffinity", lambda pid: {0, 1})
+    workers = Workers(count, 8, hang_seconds=12.0, on_incident=incidents.append)
+    nothing = SimpleNamespace(pid=7, exitcode=None, kill=lambda: None, join=lambda: None)
+    monkeypatch.setattr(workers, "_spawn", lambda worker: nothing)
+    monkeypatch.setattr(workers, "_give", lambda worker, slot: None)
+    workers.max_restarts = workers.num_workers
+    for worker in range(workers.num_workers):
+        workers._start(worker)
+    limit = START_SECONDS * workers.num_workers / 2
+    while not incidents:
+        now += PAUSE_SECONDS
+        workers._check_heartbeats()
+    assert now - 1000.0 == pytest.approx(limit, abs=2 * PAUSE_SECONDS)
+    assert (
+        f"actor 0 (pid 7) took longer than {limit:.0f} s to start and was killed (lower --num-actors)"
+        in incidents[0].text
+    )

@@ -1,0 +1,83 @@
+"""How an actor ends: its environments are closed, and their helper processes do not outlive it."""
+
+import os
+import re
+import signal
+import time
+
+import psutil
+import pytest
+from fault_env import MISHAPS
+from support import CHAPTERS, actors_of, still_alive
+
+HELPER = ["--env-id", "fault_env:Helper-v0", "--stop-return", "501"]
+
+
+def helpers(scripts, actor="*"):
+    """The helper processes of an actor's environments, or of all so far, that have not ended."""
+    pids = [int(path.name.split("-")[1]) for path in (scripts.runs_dir / "helpers").glob(f"{actor}-*")]
+    return still_alive([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
+
+
+def left_of(scripts, actor="*", seconds=3.0):
+    """Those that are still there a little later."""
+    deadline = time.monotonic() + seconds
+    while (left := helpers(scripts, actor)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def closed(scripts):
+    """The actors whose environments have been closed."""
+    return {int(path.name) for path in (scripts.runs_dir / "closed").glob("*")}
+
+
+def actors_with_helpers(scripts):
+    return {int(path.name.split("-")[0]) for path in (scripts.runs_dir / "helpers").glob("*")}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "way"),
+    [
+        ("a3c_data", "total_steps"),
+        ("apex_dqn", signal.SIGTERM),
+        ("impala", signal.SIGINT),
+        ("a3c_data", signal.SIGKILL),
+        ("impala", signal.SIGKILL),
+    ],
+)
+def test_no_helper_process_of_an_environment_outlives_the_run(scripts, algorithm, way):
+    script, flags = CHAPTERS[algorithm]
+    learners = ["--num-learners", "2"] if algorithm == "impala" else []
+    trainer = scripts.train("r", *HELPER, *flags, *learners, "--total-steps", "6000", script=script)
+    scripts.wait_for("r", "episodes.csv:,1,", trainer)
+    scripts.wait_until(lambda: len(actors_with_helpers(scripts)) == 2, trainer)
+    actors = actors_with_helpers(scripts)
+    if way != "total_steps":
+        trainer.send_signal(way)
+    trainer.wait(60)  # not for the end of its output, which a helper may hold
+    assert not left_of(scripts)
+    assert closed(scripts) == (actors if way != signal.SIGKILL else set())
+
+
+def test_no_helper_process_of_an_environment_outlives_its_actor(scripts, monkeypatch):
+    """Actor 0 is killed, then its successor raises, then the next one is terminated."""
+    monkeypatch.setenv(MISHAPS, "killed in a step,raised")
+    script, flags = CHAPTERS["a3c_data"]
+    trainer = scripts.train("r", *HELPER, *flags, script=script)
+    scripts.wait_for("r", "run.log:restart 2 of", trainer)
+    episodes = scripts.runs_dir / "runs/r/episodes.csv"
+    before = len(episodes.read_text().splitlines())
+    scripts.wait_until(lambda: ",0," in "".join(episodes.read_text().splitlines()[before:]), trainer)
+    os.kill(newest(trainer), signal.SIGTERM)
+    log = scripts.wait_for("r", "run.log:restart 3 of", trainer)
+    killed, raised, terminated = (int(pid) for pid in re.findall(r"actor 0 \(pid (\d+)\)", log))
+    assert re.search(rf"\(pid {terminated}\) was killed by SIGTERM;", log)
+    for actor in (killed, raised, terminated):
+        assert not left_of(scripts, actor)
+    assert closed(scripts) == {raised, terminated}
+    trainer.kill()
+
+
+def newest(trainer):
+    return max(actors_of(trainer.pid), key=lambda actor: actor.create_time()).pid
