@@ -27,6 +27,7 @@ from a3c_mp.config import Between, ConfigError, Count, check_env, exit_with, par
 from a3c_mp.device import set_up_torch
 from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, episodes_of, gradient_spec, write_gradient
 from a3c_mp.guard import merge_moments
+from a3c_mp.link import Link
 from a3c_mp.nets import is_image, make_actor_critic
 from a3c_mp.precision import compute_dtype
 from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
@@ -35,7 +36,7 @@ from a3c_mp.schedules import linear
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Link, Workers
+from a3c_mp.workers import Workers
 from wrappers import make_vec_env
 
 

@@ -27,6 +27,7 @@ from a3c_mp.config import exit_with, parse_args
 from a3c_mp.follower import Follower
 from a3c_mp.guard import Guard, update_norm
 from a3c_mp.learners import Learners, Team
+from a3c_mp.link import Link
 from a3c_mp.news import News, tell
 from a3c_mp.precision import compute_dtype
 from a3c_mp.replay import Batch, Prefetch, Shards, importance_weights
@@ -35,7 +36,7 @@ from a3c_mp.schedules import linear
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Incident, Link, Workers
+from a3c_mp.workers import Incident, Workers
 from wrappers import make_vec_env
 
 ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}

@@ -32,6 +32,7 @@ from a3c_mp.guard import Guard, update_norm
 from a3c_mp.impala import PRESETS, DelayLine, UnrollReplay
 from a3c_mp.impala import ImpalaArgs as Args
 from a3c_mp.learners import Learners, Team
+from a3c_mp.link import Link
 from a3c_mp.nets import ActorCritic, make_actor_critic
 from a3c_mp.news import News, tell
 from a3c_mp.precision import compute_dtype
@@ -41,7 +42,7 @@ from a3c_mp.schedules import linear
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Incident, Link, Workers
+from a3c_mp.workers import Incident, Workers
 from wrappers import make_vec_env
 
 

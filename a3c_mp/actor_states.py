@@ -19,9 +19,10 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.config import CommonArgs
+from a3c_mp.link import Link
 from a3c_mp.rollout import EpisodeStats
 from a3c_mp.slots import Slots, Spec
-from a3c_mp.workers import Filled, Link
+from a3c_mp.workers import Filled
 from wrappers import GameLog, obs_hashes, seeding_of
 
 

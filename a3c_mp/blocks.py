@@ -14,11 +14,11 @@ from torch import Tensor
 
 from a3c_mp.actor_states import Games
 from a3c_mp.config import LearningArgs
+from a3c_mp.link import Link
 from a3c_mp.replay import Shards, Writer
 from a3c_mp.rollout import Episode, EpisodeStats, episodes_at
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Spec
-from a3c_mp.workers import Link
 
 
 class Policy(Protocol):

@@ -13,11 +13,11 @@ from torch import Tensor
 from a3c_mp.actor_states import Games
 from a3c_mp.config import CommonArgs
 from a3c_mp.device import acting_forward
+from a3c_mp.link import Link
 from a3c_mp.nets import ActorCritic, initial_state, reset_state
 from a3c_mp.rollout import Rollout, sample_actions, write_step
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Spec
-from a3c_mp.workers import Link
 
 
 def carried_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:

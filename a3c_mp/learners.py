@@ -26,7 +26,8 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from a3c_mp.children import SIGNALS, refused, signal_name, start_child
-from a3c_mp.workers import POLL_SECONDS, START_SECONDS, Terminated, WorkerError
+from a3c_mp.link import Terminated
+from a3c_mp.workers import POLL_SECONDS, START_SECONDS, WorkerError
 
 PEER_SECONDS = 120.0
 """longest time that a learner waits for the others, besides the time that an actor of theirs may hang"""

@@ -11,35 +11,25 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import signal
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing import connection
-from types import FrameType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-import torch
 import torch.multiprocessing as mp
 
 from a3c_mp.children import refused, signal_name, start_child
+from a3c_mp.link import Link, Token, run_worker
 from a3c_mp.slots import shared_counters
 
-MAX_MESSAGE = 4096 - 4
-"""bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
 END_SECONDS = 0.05
 """longest wait for the end of workers before a look at exit codes: a fork of a worker may hold its sentinel open"""
 QUIET_SECONDS = 1.0
 """silence of a worker after which the parent looks at its exit code, for the same reason"""
 POLL_SECONDS = 0.1
 """longest wait of the parent before it looks whether it should stop"""
-BEAT_SECONDS = 0.25
-"""between two heartbeats of a worker that waits for a token"""
-NICENESS = 5
-"""where cores are short the learner goes first: rollouts are learned from while fresh, instead of queueing"""
 PAUSE_SECONDS = 5.0
 """most that counts as a worker's silence between two looks: the parent may have been stopped, and the worker with it"""
 START_SECONDS = 120.0
@@ -50,24 +40,6 @@ CLOSE_SECONDS = 2.0
 
 class WorkerError(RuntimeError):
     """A worker failed in a way that restarting it does not mend."""
-
-
-class Terminated(BaseException):
-    """Unwinds a worker that has received SIGTERM; no `except Exception` of an environment stops it."""
-
-
-class HasClose(Protocol):
-    def close(self) -> Any: ...
-
-
-Closable = TypeVar("Closable", bound=HasClose)
-
-
-class Token(NamedTuple):
-    """Leave to fill a slot."""
-
-    slot: int
-    version: int  # weights version to act with, where the run is deterministic; else the newest is taken
 
 
 class Filled(NamedTuple):
@@ -93,79 +65,6 @@ class ActorSource(Protocol):
 
     def of(self, actor: int) -> Any: ...
     def start_new_games(self, actor: int) -> None: ...
-
-
-class Link:
-    """A worker's end: tokens in, filled slots out. Made by `Workers`, passed to the target."""
-
-    def __init__(
-        self,
-        worker: int,
-        actor: int,
-        entropy: tuple[int, ...],
-        restored: Any,
-        tokens: connection.Connection,
-        results: connection.Connection,
-        beats: torch.Tensor,
-    ):
-        self.worker = worker  # 0, 1, ... of this learner
-        self.actor = actor  # 0, 1, ... of the whole run
-        self.entropy = entropy  # for seeds; others after an asynchronous restart or resume, so that no games repeat
-        self.restored = restored  # what it is rebuilt from; None: nothing
-        self._tokens = tokens
-        self._results = results
-        self._beats = beats
-        self._open: list[Any] = []
-        self._terminated = False
-
-    def take(self) -> Token:
-        """Wait for a token to fill a slot; ends the process when the parent is gone."""
-        self.beat()
-        try:
-            while not self._tokens.poll(BEAT_SECONDS):
-                self.beat()
-            return self._tokens.recv()
-        except (EOFError, ConnectionResetError):
-            raise Terminated from None
-
-    def send(self, slot: int, payload: Any) -> None:
-        """Hand a filled slot to the parent, with statistics of a few hundred bytes."""
-        message = pickle.dumps(("filled", slot, payload))
-        assert len(message) <= MAX_MESSAGE, "the statistics of one slot must fit into 4 KiB"
-        self._results.send_bytes(message)
-
-    def beat(self) -> None:
-        """Show that the worker is alive; called at least once for each environment step."""
-        if self._terminated:  # again: an environment may have caught the first one
-            raise Terminated
-        self._beats[self.worker] += 1
-
-    def closing(self, resource: Closable) -> Closable:
-        """Have the argument, such as a vector environment, closed however the worker ends; returns it."""
-        self._open.append(resource)
-        return resource
-
-    def close(self) -> None:
-        """Close what `closing` was given, the latest first. What goes wrong there stops nothing."""
-        while self._open:
-            with suppress(BaseException):
-                self._open.pop().close()
-
-    def unwind(self, signum: int, frame: FrameType | None) -> None:
-        """Handler of SIGTERM: leave the target, so that what is open can be closed."""
-        signal.signal(signum, signal.SIG_IGN)  # a second one does not interrupt the closing
-        self._terminated = True
-        raise Terminated
-
-    def fail(self, text: str) -> None:
-        """Send the parent the reason why this worker ends: the tail of a traceback."""
-        tail = text.encode(errors="backslashreplace")[-MAX_MESSAGE // 2 :].decode(errors="replace")
-        with suppress(OSError):  # the parent is gone
-            self._results.send(("error", tail, None))
-
-    def lose_games(self, text: str) -> None:
-        """Tell the parent that the games in progress could not be rebuilt, and others are played instead."""
-        self._results.send(("games lost", text, None))
 
 
 class Workers:
@@ -304,7 +203,7 @@ class Workers:
             entropy = (0 if self.states is None else self.states.start, actor, restarts)
             link = Link(worker, actor, entropy, restored, take_end, send_end, self._beats)
             args = (self.target, link, self.args)
-            return start_child(_main, args, name=f"worker-{worker}", daemon=True, group=True)
+            return start_child(run_worker, args, name=f"worker-{worker}", daemon=True, group=True)
 
     def _next_round(self, size: int) -> list[Filled]:
         if self.in_order:
@@ -411,24 +310,3 @@ class Workers:
         self.states.start_new_games(self.first_actor + worker)
         text = f"{self._name(worker)} cannot be rebuilt: {why}; it starts new games"
         self.on_incident(Incident(self.first_actor + worker, text, replaced=False))
-
-
-def _main(target: Callable[..., None], link: Link, args: tuple) -> None:
-    """What a worker process does."""
-    torch.set_num_threads(1)
-    os.nice(NICENESS)
-    signal.signal(signal.SIGTERM, link.unwind)
-    code = 0
-    try:
-        target(link, *args)
-    except Terminated:
-        code = -signal.SIGTERM
-    except BaseException:  # an environment's SystemExit too
-        link.fail(traceback.format_exc())
-        code = 1
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    link.close()
-    if code < 0:  # to the parent, and to whoever sent it, it ends as any other program does
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-    sys.exit(code)

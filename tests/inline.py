@@ -5,7 +5,8 @@ import threading
 from contextlib import suppress
 from types import SimpleNamespace
 
-from a3c_mp.workers import Filled, Token
+from a3c_mp.link import Token
+from a3c_mp.workers import Filled
 
 
 class Ended(Exception):

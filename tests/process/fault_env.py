@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from a3c_mp.workers import Link
+from a3c_mp.link import Link
 
 STEPS = 400
 """of all environments of an actor together, before something happens"""

@@ -9,7 +9,8 @@ import pytest
 from inline import InlineWorkers
 
 import train_a3c_grad
-from a3c_mp.workers import Link, Workers
+from a3c_mp.link import Link
+from a3c_mp.workers import Workers
 
 
 def killed_before_it_sends(link: Link, *args):
