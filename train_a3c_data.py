@@ -34,7 +34,6 @@ from a3c_mp.schedules import linear
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Workers
 from wrappers import make_vec_env
 
 
@@ -93,15 +92,12 @@ def main() -> int:
 
     with Run(args, "a3c_data", net, optimizer) as run:
         weights = Weights(net, dtype)
-        carried = carried_spec(args.num_envs, action_space)
-        states = ActorStates(args, action_space, args.unroll_length, carried, start=run.steps, slots=len(slots))
-        run.keep(actors=states, weights=weights)
-        workers = Workers(
-            actor, args.num_actors, (args, slots, weights, states), states=states,
-            slots_per_worker=args.slots_per_actor, versions=weights.versions_in_flight(args.slots_per_actor),
-            in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
-            on_incident=run.on_incident,
+        states = ActorStates(
+            args, action_space, args.unroll_length, carried_spec(args.num_envs, action_space), start=run.steps,
+            slots_per_actor=args.slots_per_actor,
         )  # fmt: skip
+        run.keep(actors=states, weights=weights)
+        workers = states.workers(actor, (slots, weights), weights, run.on_incident)
         rollout_guard, grad_guard = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
         with workers:  # a round is one rollout, or in a deterministic run one of every actor, in order
             for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):

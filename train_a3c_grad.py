@@ -36,7 +36,6 @@ from a3c_mp.schedules import linear
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Workers
 from wrappers import make_vec_env
 
 
@@ -121,15 +120,10 @@ def main() -> int:
         grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)
         states = ActorStates(
             args, action_space, args.unroll_length, carried_spec(args.num_envs, action_space), start=run.steps,
-            slots=len(slots), messages=grads_per_rollout,
+            slots_per_actor=args.slots_per_actor, messages=grads_per_rollout,
         )  # fmt: skip
         run.keep(actors=states, weights=weights, acting_weights=acting_weights)
-        workers = Workers(
-            actor, args.num_actors, (args, slots, weights, acting_weights, states), states=states,
-            slots_per_worker=args.slots_per_actor, versions=weights.versions_in_flight(args.slots_per_actor),
-            in_order=args.sync, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
-            on_incident=run.on_incident,
-        )  # fmt: skip
+        workers = states.workers(actor, (slots, weights, acting_weights), weights, run.on_incident, in_order=args.sync)
         mean, inspector = MeanGradient(net), Inspector(run, args.max_lag, grads_per_rollout)
         with workers:  # a round is one gradient, or with --sync one of every actor, in order
             for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):

@@ -36,7 +36,7 @@ from a3c_mp.schedules import linear
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Incident, Workers
+from a3c_mp.workers import Incident
 from wrappers import make_vec_env
 
 ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}
@@ -92,12 +92,12 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
     device = next(net.parameters()).device
     dtype = compute_dtype(args.precision, device, net.norm.image)
     weights = Weights(net, dtype, untrained=run.updates == 0)
-    shards = replay.shards
-    first = team.rank * shards.num_shards
+    own = team.share(args.num_actors)
     carried = apex.carried_spec(args, ALGORITHMS[args.algo], action_space)
     states = ActorStates(
-        args, action_space, args.block_length, carried, start=run.steps, slots=len(blocks), first=first
-    )
+        args, action_space, args.block_length, carried, start=run.steps, own=own,
+        slots_per_actor=apex.blocks_under_way(args),
+    )  # fmt: skip
     limiter = apex.RateLimiter(args.replay_ratio)
     if args.save_replay:  # without it, actors start new games when the run is resumed
         run.keep(actors=states, weights=weights, limiter=limiter)
@@ -106,15 +106,10 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
 
     def on_incident(incident: Incident) -> None:
         incidents.append(incident)
-        apex.prepare_successor(args, replay, incident, first)
+        apex.prepare_successor(args, replay, incident, own.start)
 
     apex.make_room(args, replay)  # one that was restored may be full
-    workers = Workers(
-        actor, shards.num_shards, (args, shards, blocks, weights, states), states=states,
-        slots_per_worker=apex.blocks_under_way(args), versions=weights.versions_in_flight(apex.blocks_under_way(args)),
-        in_order=args.deterministic, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
-        on_incident=on_incident, first_actor=first,
-    )  # fmt: skip
+    workers = states.workers(actor, (replay.shards, blocks, weights), weights, on_incident)
     steps = args.block_length * args.num_envs
     block_guard = Guard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
     grad_guard = Guard(run, "grads_not_finite")
@@ -122,7 +117,7 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
     with batches, workers:  # a round is one block, or in a deterministic run one of every actor, in order
         for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):
             news = [
-                News(steps, finished_episodes(blocks[slot]), first + worker, weights.version - version,
+                News(steps, finished_episodes(blocks[slot]), own[worker], weights.version - version,
                      apex.take_in(replay, worker)) for worker, slot, version in filled
             ]  # fmt: skip
             with run.timing("waiting"):

@@ -42,7 +42,7 @@ from a3c_mp.schedules import linear
 from a3c_mp.seeds import derive_seeds
 from a3c_mp.slots import Slots
 from a3c_mp.weights import Weights
-from a3c_mp.workers import Incident, Workers
+from a3c_mp.workers import Incident
 from wrappers import make_vec_env
 
 
@@ -91,34 +91,28 @@ def learn(
 
 def train(args: Args, run: Run | Follower, team: Team, parts: Parts) -> None:
     """What every learner does: take unrolls from its own actors, and every gradient step together with the others."""
-    net, optimizer, slots, action_space = parts
+    net, optimizer, slots = parts.net, parts.optimizer, parts.slots
     device = next(net.parameters()).device
     dtype = compute_dtype(args.precision, device, net.norm.image)
     replay = UnrollReplay(slots.spec, args.replay_size if args.replay_proportion else 0, device)
     delayed = DelayLine(args.force_lag)
     weights = Weights(delayed(net), dtype)
-    num_actors = args.num_actors // team.size
-    first = team.rank * num_actors
-    carried = carried_spec(args.num_envs, action_space, net.core_size)
+    own = team.share(args.num_actors)
     states = ActorStates(
-        args, action_space, args.unroll_length, carried, start=run.steps, slots=len(slots), first=first
-    )
+        args, parts.action_space, args.unroll_length, carried_spec(args.num_envs, parts.action_space, net.core_size),
+        start=run.steps, own=own, slots_per_actor=args.slots_per_actor,
+    )  # fmt: skip
     run.keep(actors=states, weights=weights, delayed=delayed, replay=replay)
     team.synchronize(net, optimizer, states, weights, delayed)
     incidents: list[Incident] = []
-    workers = Workers(
-        actor, num_actors, (args, slots, weights, states), states=states, slots_per_worker=args.slots_per_actor,
-        versions=weights.versions_in_flight(args.slots_per_actor), in_order=args.deterministic,
-        max_restarts=args.max_restarts, hang_seconds=args.hang_seconds, on_incident=incidents.append,
-        first_actor=first,
-    )  # fmt: skip
+    workers = states.workers(actor, (slots, weights), weights, incidents.append)
     rollout_guard, grad_guard = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
     with workers:  # a round is what a batch takes, oldest first, or in a deterministic run one unroll of every actor
         rounds = workers.rounds(run.should_stop, impala.rollouts_per_batch(args))
         for filled in run.timing.each("waiting", rounds):
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]
             news = [
-                News(rollout.action.numel(), finished_episodes(rollout), first + worker,
+                News(rollout.action.numel(), finished_episodes(rollout), own[worker],
                      weights.version - version + min(version, args.force_lag), is_finite(rollout))
                 for (worker, _, version), rollout in zip(filled, rollouts, strict=True)
             ]  # fmt: skip

@@ -22,7 +22,8 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.link import Link
 from a3c_mp.rollout import EpisodeStats
 from a3c_mp.slots import Slots, Spec
-from a3c_mp.workers import Filled
+from a3c_mp.weights import Weights
+from a3c_mp.workers import Filled, Incident, Workers
 from wrappers import GameLog, obs_hashes, seeding_of
 
 
@@ -48,16 +49,18 @@ class ActorStates:
         steps: T, of one rollout or block.
         carried: shapes and dtypes of what else a successor needs.
         start: agent steps of the run when its actors start; seeds of environments and sampling follow from it.
-        slots: for the messages of this learner's actors; those of several learners share the states, not the slots.
-        first: number of this learner's first actor.
+        own: the actors of this learner; several learners share the states, but not the slots.
+        slots_per_actor: messages of an actor in flight.
         messages: that an actor sends of each rollout.
     """
 
     def __init__(
-        self, args: CommonArgs, action_space: gymnasium.Space, steps: int, carried: Spec, *, start: int, slots: int,
-        first: int = 0, messages: int = 1,
+        self, args: CommonArgs, action_space: gymnasium.Space, steps: int, carried: Spec, *, start: int,
+        own: range | None = None, slots_per_actor: int = 1, messages: int = 1,
     ):  # fmt: skip
-        self.start, self.first, self.messages = start, first, messages
+        self.args, self.start, self.slots_per_actor, self.messages = args, start, slots_per_actor, messages
+        self.own = range(args.num_actors) if own is None else own
+        self.first = self.own.start
         self.slots: Slots | None = None
         self._sent = dict.fromkeys(range(args.num_actors), 0)  # messages of its rollout that were taken
         self._rollouts = dict.fromkeys(range(args.num_actors), 0)
@@ -65,7 +68,7 @@ class ActorStates:
         self._games: list[GameLog] = []
         if args.deterministic:
             seeding, num_envs = seeding_of(args.env_id), args.num_envs
-            self.slots = Slots(_spec(num_envs, action_space, steps) | carried, slots)
+            self.slots = Slots(_spec(num_envs, action_space, steps) | carried, len(self.own) * slots_per_actor)
             self._games = [GameLog(num_envs, seeding, keep_actions=True) for _ in range(args.num_actors)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,6 +85,28 @@ class ActorStates:
                 place.copy_(torch.as_tensor(fields[name]))
 
     # ---- what the learner calls
+
+    def workers(
+        self, target: Callable[..., None], shared: tuple, weights: Weights, on_incident: Callable[[Incident], None],
+        in_order: bool | None = None,
+    ) -> Workers:  # fmt: skip
+        """The supervised processes of this learner's actors, each running `target(link, args, *shared, states)`.
+
+        With `in_order`, the default of a deterministic run, rounds have one slot of every actor.
+        """
+        return Workers(
+            target,
+            len(self.own),
+            (self.args, *shared, self),
+            states=self,
+            slots_per_worker=self.slots_per_actor,
+            max_restarts=self.args.max_restarts,
+            hang_seconds=self.args.hang_seconds,
+            in_order=self.args.deterministic if in_order is None else in_order,
+            versions=weights.versions_in_flight(self.slots_per_actor),
+            on_incident=on_incident,
+            first_actor=self.first,
+        )
 
     def read(self, filled: Sequence[Filled]) -> list[Report]:
         """What the actors of this learner sent beside a round of slots, copied, where it completes a rollout."""

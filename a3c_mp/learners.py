@@ -112,6 +112,11 @@ class Team:
                 dist.all_gather_object(messages, message)
         return messages
 
+    def share(self, num_actors: int) -> range:
+        """The numbers of this learner's actors, out of those of all."""
+        own = num_actors // self.size
+        return range(self.rank * own, (self.rank + 1) * own)
+
     def synchronize(self, *parts: Stateful) -> None:
         """Have everyone go on from learner 0's state of these: weights, moments, actors."""
         buffer = io.BytesIO()  # as bytes: unpickled tensors would lie on learner 0's GPU

@@ -78,19 +78,20 @@ class TellWhere(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, env_id: str, seed: int | None):
         super().__init__(env)
         self.env_id, self.seed, self.steps = env_id, seed, 0
+        self.space = env.observation_space  # gymnasium's property asks wrapper after wrapper, at each step
 
     def reset(self, **kwargs: Any):
         if kwargs.get("seed") is not None:
             self.seed, self.steps = kwargs["seed"], 0
         try:
-            return check_reset(self.env.reset(**kwargs), self.observation_space)
+            return check_reset(self.env.reset(**kwargs), self.space)
         except Exception as error:
             add_place(error, "reset()", self.env_id, self.seed, self.steps)
             raise
 
     def step(self, action):
         try:
-            result = check_step(self.env.step(action), self.observation_space)
+            result = check_step(self.env.step(action), self.space)
         except Exception as error:
             add_place(error, "step()", self.env_id, self.seed, self.steps)
             raise

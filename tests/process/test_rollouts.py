@@ -24,7 +24,7 @@ def rollouts():
     args = Args(env_id="counting_env:Count-v0", num_actors=ACTORS, num_envs=B, unroll_length=T)
     net = make_actor_critic(*SPACES)
     slots, weights = Slots(rollout_spec(T, B, *SPACES), 2 * ACTORS), Weights(net)
-    states = ActorStates(args, SPACES[1], T, {}, start=0, slots=len(slots))
+    states = ActorStates(args, SPACES[1], T, {}, start=0)
     seen: dict[int, list[Rollout]] = {worker: [] for worker in range(ACTORS)}
     with Workers(actor, ACTORS, (args, slots, weights, states)) as workers:
         for filled in workers.rounds(lambda: all(len(found) >= 8 for found in seen.values())):

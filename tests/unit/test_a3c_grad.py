@@ -38,7 +38,7 @@ def train(tmp_path, monkeypatch):
         code = train_a3c_grad.main()
         return code, tmp_path / name
 
-    monkeypatch.setattr(train_a3c_grad, "Workers", InlineWorkers)
+    monkeypatch.setattr("a3c_mp.actor_states.Workers", InlineWorkers)
     return run
 
 

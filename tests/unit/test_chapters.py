@@ -39,7 +39,7 @@ class Chapter:
         self.monkeypatch, self.folder = monkeypatch, Path("runs/r")
         script, self.flags = CHAPTERS[algorithm]
         self.module = importlib.import_module(Path(script).stem)
-        monkeypatch.setattr(self.module, "Workers", InlineWorkers)
+        monkeypatch.setattr("a3c_mp.actor_states.Workers", InlineWorkers)
         self.origin = {"algorithm": algorithm, "env_id": "CartPole-v1"}
 
     def main(self, *flags):

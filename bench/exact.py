@@ -1,0 +1,164 @@
+"""Whether the bits of a deterministic run survive: two left alone, one with a killed trainer, one with killed actors.
+
+All four end after as many steps; one `weights_sha256` is what they must have. Flags that are not listed here are the
+trainer's. The time that it takes to rebuild the games of the last checkpoint is measured as well.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import common
+import psutil
+import torch
+import torch.multiprocessing as mp
+
+from a3c_mp.checkpoint import list_checkpoints
+from a3c_mp.config import Count, check_ranges, exit_with
+from a3c_mp.seeds import derive_seeds
+from wrappers import make_vec_env
+
+FIGURES = ("weights_sha256", "steps", "updates", "episodes", "mean_return_100")
+"""what all runs must have in common"""
+
+
+@dataclass(frozen=True)
+class Args:
+    chapter: common.ChapterName = "a3c_data"  # type: ignore[valid-type]
+    """what to train"""
+    steps: Count = 150_000
+    """agent steps of each run"""
+    trainer_kills: Count = 3
+    """times that the trainer of the third run is killed and resumed"""
+    actor_kills: Count = 5
+    """actors of the fourth run that are killed"""
+    runs_dir: Path = Path("runs")
+    """where run folders are made"""
+    results: Path = common.RESULTS
+    """folder of the result file"""
+
+
+def start(command: list[str], log: Path) -> subprocess.Popen:
+    """A trainer as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(common.ROOT / command[0]), *command[1:]], stdout=log.open("a"), stderr=subprocess.STDOUT
+    )
+
+
+def actors(trainer: subprocess.Popen) -> list[psutil.Process]:
+    """The spawned actors of a trainer."""
+    children = psutil.Process(trainer.pid).children()
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+
+def steps_of(folder: Path) -> int:
+    """Agent steps at the newest checkpoint of a run."""
+    found = list_checkpoints(folder / "checkpoints")
+    return int(found[0].stem[len("step_") :]) if found else 0
+
+
+def killed_trainer(args: Args, command: list[str], folder: Path, log: Path) -> int:
+    """Kill a trainer at random moments of its run and resume it each time; returns how often."""
+    rng = random.Random(0)
+    trainer = start(command, log)
+    for part in range(args.trainer_kills):
+        goal = args.steps * (part + rng.uniform(0.3, 0.9)) / args.trainer_kills
+        while steps_of(folder) < goal and trainer.poll() is None:
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0, 5))  # somewhere between two checkpoints
+        if trainer.poll() is not None:
+            return part
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
+        trainer = start([command[0], "--resume", str(folder)], log)
+    assert trainer.wait() == 0, log.read_text()
+    return args.trainer_kills
+
+
+def killed_actors(args: Args, command: list[str], folder: Path, log: Path) -> int:
+    """Kill actors at random moments of a run; returns how many."""
+    rng = random.Random(0)
+    trainer, kills = start(command, log), 0
+    for part in range(args.actor_kills):
+        goal = args.steps * (part + rng.uniform(0.2, 0.8)) / args.actor_kills
+        while steps_of(folder) < goal and trainer.poll() is None:
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0, 3))
+        if trainer.poll() is None and (alive := actors(trainer)):
+            rng.choice(alive).send_signal(signal.SIGKILL)
+            kills += 1
+    assert trainer.wait() == 0, log.read_text()
+    return kills
+
+
+def rebuild(settings: Any, start_steps: int, job: tuple[int, dict[str, Any]]) -> tuple[float, int]:
+    """Rebuild the games of one actor: (seconds, steps that were repeated)."""
+    actor, games = job
+    seed, _ = derive_seeds(settings.seed, start_steps, actor, 0)
+    env = make_vec_env(settings.env_id, settings.num_envs, seed=seed, rebuildable=True)
+    began = time.perf_counter()
+    env.rebuild({"actions": None, **games})  # type: ignore[attr-defined]
+    seconds = time.perf_counter() - began
+    env.close()
+    return seconds, int(games["now"]) - int(games["start"].min())
+
+
+def rebuild_seconds(settings: Any, folder: Path) -> dict[str, Any]:
+    """How long the games of a run's last checkpoint take to rebuild, all actors at once."""
+    saved = torch.load(list_checkpoints(folder / "checkpoints")[0], weights_only=True)["extra"]["actors"]
+    games = [{name: field.numpy() for name, field in actor["games"].items()} for actor in saved["actors"]]
+    began = time.perf_counter()
+    with mp.get_context("spawn").Pool(settings.num_actors) as pool:
+        found = pool.map(partial(rebuild, settings, saved["start"]), enumerate(games))
+    return {
+        "environments": settings.num_actors * settings.num_envs,
+        "seconds_each_actor": [round(seconds, 1) for seconds, _ in found],
+        "steps_repeated": [steps for _, steps in found],
+        "seconds_with_the_start_of_processes": round(time.perf_counter() - began, 1),
+    }
+
+
+def main() -> int:
+    args, flags = common.cli(Args, __doc__)
+    check_ranges(args)
+    base = [*common.CHAPTERS[args.chapter], *flags, "--deterministic", f"--total-steps={args.steps}"]
+    settings = common.trainer_settings(base)
+    result = common.begin("exact", args, settings.env_id) | {"runs": {}}
+    path = common.result_path(args.results, result, with_env=True)
+    stamp = re.sub(r"\D", "", result["date"])
+    args.runs_dir.mkdir(parents=True, exist_ok=True)
+    kinds = {"left alone": None, "repeated": None, "trainer killed": killed_trainer, "actors killed": killed_actors}
+    for kind, disturb in kinds.items():
+        name = f"exact-{args.chapter}-{stamp}-{kind.replace(' ', '-')}"
+        folder, log = args.runs_dir / name, args.runs_dir / f"{name}.log"
+        command = [*base, f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
+        if disturb is None:
+            kills = 0
+            assert start(command, log).wait() == 0, log.read_text()
+        else:
+            # For more moments to kill at; when checkpoints are written changes no bit.
+            kills = disturb(args, [*command, "--checkpoint-seconds=5"], folder, log)
+        summary = json.loads((folder / "summary.json").read_text())
+        figures = {name: summary[name] for name in (*FIGURES, "worker_restarts", "wall_seconds")}
+        result["runs"][kind] = figures | {"kills": kills}
+        print(kind, result["runs"][kind], flush=True)
+    result["rebuilding"] = rebuild_seconds(settings, folder)
+    result["identical"] = len({tuple(run[name] for name in FIGURES) for run in result["runs"].values()}) == 1
+    common.save(path, result)
+    print(result["rebuilding"])
+    print("identical" if result["identical"] else "NOT identical", path)
+    return 0 if result["identical"] else 1
+
+
+if __name__ == "__main__":
+    exit_with(main)
