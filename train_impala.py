@@ -103,6 +103,8 @@ def train(args: Args, run: Run | Follower, team: Team, parts: Parts) -> None:
         start=run.steps, own=own, slots_per_actor=args.slots_per_actor,
     )  # fmt: skip
     run.keep(actors=states, weights=weights, delayed=delayed, replay=replay)
+    if args.deterministic and run.steps and replay.capacity and team.size > 1:
+        run.log.warning("replayed unrolls of learners 1, 2, ... are in no checkpoint: bits differ from here on")
     team.synchronize(net, optimizer, states, weights, delayed)
     incidents: list[Incident] = []
     workers = states.workers(actor, (slots, weights), weights, incidents.append)
