@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import common
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
+
 import psutil
 import torch
 import torch.multiprocessing as mp
@@ -26,6 +27,7 @@ import torch.multiprocessing as mp
 from a3c_mp.checkpoint import list_checkpoints
 from a3c_mp.config import Count, check_ranges, exit_with
 from a3c_mp.seeds import derive_seeds
+from bench import common
 from wrappers import make_vec_env
 
 FIGURES = ("weights_sha256", "steps", "updates", "episodes", "mean_return_100")

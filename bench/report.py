@@ -41,10 +41,10 @@ class Args:
 
 
 def newest(results: Iterable[Result], kind: str, rule: str | None = None) -> dict[Key, Result]:
-    """The newest result of a kind for each chapter, game and machine."""
+    """The newest result of a kind for each chapter, game and machine, deterministic runs left out."""
     chosen: dict[Key, Result] = {}
     for result in sorted(results, key=lambda result: result["date"]):
-        if result["kind"] == kind and result.get("rule") == rule:
+        if result["kind"] == kind and result.get("rule") == rule and "--deterministic" not in result["command"]:
             chosen[result["chapter"], result["env_id"], result["machine"]["name"]] = result
     return chosen
 
