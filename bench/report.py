@@ -44,7 +44,7 @@ def newest(results: Iterable[Result], kind: str, rule: str | None = None) -> dic
     """The newest result of a kind for each chapter, game and machine, deterministic runs left out."""
     chosen: dict[Key, Result] = {}
     for result in sorted(results, key=lambda result: result["date"]):
-        if result["kind"] == kind and result.get("rule") == rule and "--deterministic" not in result["command"]:
+        if result["kind"] == kind and result.get("rule") == rule and "--deterministic" not in result.get("command", ()):
             chosen[result["chapter"], result["env_id"], result["machine"]["name"]] = result
     return chosen
 
