@@ -105,7 +105,7 @@ def main() -> int:
                     rollout = Rollout(**slots[slot])
                     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
                     run.consumed(rollout.action.numel(), finished_episodes(rollout), worker, weights.version - version)
-                    if rollout_guard.accepts(is_finite(rollout), f"actor {worker}", f"a rollout of actor {worker}"):
+                    if rollout_guard.accepts(is_finite(rollout), f"actor {worker}", f"rollout from actor {worker}"):
                         with run.timing("learning"):
                             rollout = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
                             if args.normalize_obs:

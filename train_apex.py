@@ -28,7 +28,7 @@ from a3c_mp.follower import Follower
 from a3c_mp.guard import Guard, update_norm
 from a3c_mp.learners import Learners, Team
 from a3c_mp.link import Link
-from a3c_mp.news import News, tell
+from a3c_mp.news import News, logged_at_the_end, tell
 from a3c_mp.precision import compute_dtype
 from a3c_mp.replay import Batch, Prefetch, Shards, importance_weights
 from a3c_mp.run import Run
@@ -91,6 +91,7 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
     net, target_net, optimizer, replay, blocks, action_space = parts
     device = next(net.parameters()).device
     dtype = compute_dtype(args.precision, device, net.norm.image)
+    team.synchronize(net, target_net, optimizer)
     weights = Weights(net, dtype, untrained=run.updates == 0)
     own = team.share(args.num_actors)
     carried = apex.carried_spec(args, ALGORITHMS[args.algo], action_space)
@@ -101,7 +102,6 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
     limiter = apex.RateLimiter(args.replay_ratio)
     if args.save_replay:  # without it, actors start new games when the run is resumed
         run.keep(actors=states, weights=weights, limiter=limiter)
-    team.synchronize(net, target_net, optimizer)
     incidents: list[Incident] = []
 
     def on_incident(incident: Incident) -> None:
@@ -114,7 +114,11 @@ def train(args: Args, run: Run | Follower, team: Team, parts: apex.Parts) -> Non
     block_guard = Guard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
     grad_guard = Guard(run, "grads_not_finite")
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
-    with batches, workers:  # a round is one block, or in a deterministic run one of every actor, in order
+    with (
+        batches,
+        logged_at_the_end(run, incidents),
+        workers,
+    ):  # a round is one block, or in a deterministic run one of every actor, in order
         for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):
             news = [
                 News(steps, finished_episodes(blocks[slot]), own[worker], weights.version - version,

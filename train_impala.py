@@ -34,7 +34,7 @@ from a3c_mp.impala import ImpalaArgs as Args
 from a3c_mp.learners import Learners, Team
 from a3c_mp.link import Link
 from a3c_mp.nets import ActorCritic, make_actor_critic
-from a3c_mp.news import News, tell
+from a3c_mp.news import News, logged_at_the_end, tell
 from a3c_mp.precision import compute_dtype
 from a3c_mp.rollout import Rollout, finished_episodes, is_finite, join, rollout_spec
 from a3c_mp.run import Run
@@ -109,7 +109,10 @@ def train(args: Args, run: Run | Follower, team: Team, parts: Parts) -> None:
     incidents: list[Incident] = []
     workers = states.workers(actor, (slots, weights), weights, incidents.append)
     rollout_guard, grad_guard = Guard(run, "rollouts_not_finite"), Guard(run, "grads_not_finite")
-    with workers:  # a round is what a batch takes, oldest first, or in a deterministic run one unroll of every actor
+    with (
+        logged_at_the_end(run, incidents),
+        workers,
+    ):  # a round is what a batch takes, oldest first, or in a deterministic run one unroll of every actor
         rounds = workers.rounds(run.should_stop, impala.rollouts_per_batch(args))
         for filled in run.timing.each("waiting", rounds):
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]

@@ -54,7 +54,7 @@ class ActorCriticArgs(RolloutArgs):
     n_step: Count = 4
     """rewards in a return of --returns nstep"""
     clip_ratio: NonNegative = 0.2
-    """a sample stops pushing once the policy's ratio to the one that acted is this far from 1"""
+    """PPO clip range: ratios beyond 1 +- this give no gradient"""
 
 
 CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}

@@ -1,4 +1,4 @@
-"""What each actor had reached with its last message, so that a deterministic run rebuilds actors bit for bit.
+"""State from which a deterministic run rebuilds each actor, bit for bit: its action log and what else it carries.
 
 A deterministic actor sends, in a slot beside that of its data, the actions it took, which games ended, and what else
 its successor cannot repeat (`carried`: the logits of the next action, incomplete n-step returns, ...). The learner
@@ -18,7 +18,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from a3c_mp.config import CommonArgs
+from a3c_mp.config import CommonArgs, ConfigError
 from a3c_mp.link import Link
 from a3c_mp.rollout import EpisodeStats
 from a3c_mp.slots import Slots, Spec
@@ -36,7 +36,7 @@ class ActorState(NamedTuple):
     messages: int  # taken of the rollout in progress, where a rollout makes several
 
 
-Report = tuple[int, dict[str, Tensor]]
+ActorReport = tuple[int, dict[str, Tensor]]
 """actor, fields of its slot"""
 
 
@@ -52,6 +52,9 @@ class ActorStates:
         own: the actors of this learner; several learners share the states, but not the slots.
         slots_per_actor: messages of an actor in flight.
         messages: that an actor sends of each rollout.
+
+    Raises:
+        ConfigError: there is too little memory.
     """
 
     def __init__(
@@ -68,7 +71,10 @@ class ActorStates:
         self._games: list[GameLog] = []
         if args.deterministic:
             seeding, num_envs = seeding_of(args.env_id), args.num_envs
-            self.slots = Slots(_spec(num_envs, action_space, steps) | carried, len(self.own) * slots_per_actor)
+            try:
+                self.slots = Slots(_spec(num_envs, action_space, steps) | carried, len(self.own) * slots_per_actor)
+            except MemoryError as error:
+                raise ConfigError("num-envs", num_envs, str(error), "lower it, or --num-actors") from error
             self._games = [GameLog(num_envs, seeding, keep_actions=True) for _ in range(args.num_actors)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,7 +114,7 @@ class ActorStates:
             first_actor=self.first,
         )
 
-    def read(self, filled: Sequence[Filled]) -> list[Report]:
+    def read(self, filled: Sequence[Filled]) -> list[ActorReport]:
         """What the actors of this learner sent beside a round of slots, copied, where it completes a rollout."""
         found = []
         for worker, slot, _ in filled:
@@ -118,7 +124,7 @@ class ActorStates:
                 found.append((actor, {name: field.clone() for name, field in self.slots[slot].items()}))
         return found
 
-    def advance(self, reports: Iterable[Report]) -> None:
+    def advance(self, reports: Iterable[ActorReport]) -> None:
         """Take in what actors sent; also those of other learners."""
         for actor, fields in reports:
             self._games[actor].extend(fields.pop("action").numpy(), fields.pop("done").numpy())
@@ -133,6 +139,7 @@ class ActorStates:
     def of(self, actor: int) -> ActorState | None:
         """What an actor is to be rebuilt from; None if the run is not deterministic."""
         if self.slots is None:
+            self._sent[actor] = 0  # it starts with a rollout of its own
             return None
         games = self._games[actor].state_dict()
         carried = {name: field.numpy() for name, field in self._carried.get(actor, {}).items()}
@@ -141,6 +148,7 @@ class ActorStates:
     def start_new_games(self, actor: int) -> None:
         """The games of an actor could not be rebuilt: it has left them and plays others."""
         self._games[actor].start_new_games()
+        self._sent[actor] = 0
         self._carried.pop(actor, None)
 
     # ---- checkpoints
@@ -197,7 +205,7 @@ class Games:
             return
         differing = np.flatnonzero(obs_hashes(self.obs) != self.carried["obs_hash"])
         if len(differing):
-            self.obs, self.carried = env.start_new_games(), {}  # type: ignore[attr-defined]
+            self.obs, self.carried, self.messages = env.start_new_games(), {}, 0  # type: ignore[attr-defined]
             link.lose_games(f"its environment {differing[0]} does not repeat a game from its seed and its actions")
         else:
             self.stats.restore(self.carried)

@@ -50,13 +50,13 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
     Raises:
         OSError: the machine, or a limit of the user's, allows no further process.
     """
-    pipe = prints.open_pipe()
-    kind = GroupLeader if group else SpawnProcess
-    process = kind(target=_main, args=(os.getpid(), pipe, main, args, group), name=name, daemon=daemon)
     # The first child would start the resource tracker, and that unblocks the SIGINT that is blocked here.
     resource_tracker.ensure_running()
     if group:
         _watchdog.ensure_running()
+    pipe = prints.open_pipe()
+    kind = GroupLeader if group else SpawnProcess
+    process = kind(target=_main, args=(os.getpid(), pipe, main, args, group), name=name, daemon=daemon)
     # A blocked SIGINT stays blocked in the child from its first instruction on, through all its imports.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ[PARENT_VARIABLE] = str(os.getpid())
@@ -101,9 +101,12 @@ class _Popen(popen_spawn_posix.Popen):
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None:
-            with suppress(ChildProcessError):
+            try:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flag) is None:
                     return None
+            except ChildProcessError:  # collected by somebody else: its id may be another's by now
+                _watchdog.discard(self.pid)
+                return super().poll(flag)
             with suppress(ProcessLookupError, PermissionError):  # it ended before it led a group
                 os.killpg(self.pid, signal.SIGKILL)
             _watchdog.discard(self.pid)

@@ -228,7 +228,7 @@ def _parse_error(printed: str, argv: list[str]) -> ConfigError:
     if match := re.search(r"Unrecognized options: (\S+?)(?:,|$| )", text):
         name = match[1]
         if not name.startswith("-"):
-            return ConfigError("arguments", name, "no argument stands alone here, only flags and their values")
+            return ConfigError("arguments", name, "unexpected positional argument")
         fix = f"perhaps you meant {hint[1]}" if hint else "see --help"
         return ConfigError(name.lstrip("-"), _peek(argv, name) or "", "there is no such flag", fix)
     if match := re.search(r"Error parsing --([\w-]+): (.*?)(?: Argument helptext| For full|$)", text):

@@ -91,7 +91,8 @@ class ConsoleThread:
         self._waiting.append(item)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._write_all, name="console", daemon=True)
-            self._thread.start()
+            with suppress(RuntimeError):  # no further thread is allowed; `run.log` has the line
+                self._thread.start()
         self._changed.notify_all()
 
     def _write_all(self) -> None:

@@ -1,4 +1,4 @@
-"""What is not finite stays out of the weights: skipped, counted, named, and after a few in a row the end of the run."""
+"""Checks rollouts, gradients and moments of observations for NaN and inf: these are skipped, counted and logged."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from a3c_mp.follower import Follower
 from a3c_mp.obs_norm import OUTLIER, Moments, ObsNorm
 from a3c_mp.run import Run, TrainingError
+from a3c_mp.schedules import passes_power_of_two
 
 BAD_IN_A_ROW = 5
 """pieces of data or gradients, where each that is not finite has a reason of its own"""
@@ -49,8 +50,8 @@ class Guard:
         if self.bad_in_a_row[source] == self.in_a_row:
             fix = "lower --learning-rate, or look for such rewards and observations"
             raise TrainingError(f"{what} is not finite, the {self.in_a_row}th of {source} in a row; {fix}")
-        if _is_worth_a_line(total - 1, total):
-            self.run.log.warning(f"{what} is not finite; skipped, as {total - 1} before it")
+        if passes_power_of_two(total - 1, total):
+            self.run.log.warning(f"{what} contains NaN or inf; skipped ({total} so far)")
         return False
 
 
@@ -73,17 +74,12 @@ def merge_moments(run: Run | Follower, norm: ObsNorm, moments: Moments, clipped:
         return
     before = run.counters["obs_values_clipped"]
     run.counters.update(obs_values_clipped=clipped, obs_moments_not_finite=0)  # adds: there from the start
-    if _is_worth_a_line(before, before + clipped):
+    if passes_power_of_two(before, before + clipped):
         text = f"{clipped} values more than {OUTLIER:g} deviations from the mean; clipped"
         run.log.warning(f"observations from {source}: {text} ({before + clipped} so far)")
     if not norm.merge(moments):
         run.counters["obs_moments_not_finite"] += 1
         total = run.counters["obs_moments_not_finite"]
-        if _is_worth_a_line(total - 1, total):
+        if passes_power_of_two(total - 1, total):
             text = "mean or variance is not finite; left out of the running moments"
             run.log.warning(f"observations from {source}: {text} ({total} so far)")
-
-
-def _is_worth_a_line(before: int, after: int) -> bool:
-    """Whether a count has passed 1, 2, 4, 8, ...: a log that can be read in the morning."""
-    return before.bit_length() < after.bit_length()

@@ -31,7 +31,7 @@ class ImpalaArgs(RolloutArgs):
     lstm: bool = False
     """let the net remember earlier observations of the episode"""
     vtrace: bool = True
-    """correct for the policy that acted having been another; without, its data are taken for the learner's own"""
+    """apply V-trace; without it, data is treated as on-policy"""
     clip_rho: NonNegative = 1.0
     """rho-bar: largest importance weight of a TD error"""
     clip_c: NonNegative = 1.0
@@ -112,10 +112,13 @@ class UnrollReplay:
     def state_dict(self) -> dict[str, Any]:
         """All unrolls that are held."""
         held = min(self.added, self.capacity)
-        return {"added": self.added, **{name: field[:, :held] for name, field in self.unrolls._asdict().items()}}
+        kept = {"added": self.added, "capacity": self.capacity}
+        return {**kept, **{name: field[:, :held] for name, field in self.unrolls._asdict().items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`. Raises RuntimeError for unrolls of another shape, or too many."""
+        """Go on from a `state_dict`. Raises ValueError for another capacity, RuntimeError for other shapes."""
+        if state["capacity"] != self.capacity:
+            raise ValueError(f"it has room for {state['capacity']} unrolls, not {self.capacity}")
         for name, field in self.unrolls._asdict().items():
             field[:, : state[name].shape[1]] = state[name]
         self.added = state["added"]

@@ -35,7 +35,7 @@ Closable = TypeVar("Closable", bound=HasClose)
 
 
 class Token(NamedTuple):
-    """Leave to fill a slot."""
+    """A slot to fill, and the weights version to act with."""
 
     slot: int
     version: int  # weights version to act with, where the run is deterministic; else the newest is taken
@@ -110,7 +110,7 @@ class Link:
             self._results.send(("error", tail, None))
 
     def lose_games(self, text: str) -> None:
-        """Tell the parent that the games in progress could not be rebuilt, and others are played instead."""
+        """Send the parent the reason why the games in progress could not be rebuilt; others are played instead."""
         self._results.send(("games lost", text, None))
 
 
@@ -121,12 +121,15 @@ def run_worker(target: Callable[..., None], link: Link, args: tuple) -> None:
     signal.signal(signal.SIGTERM, link.unwind)
     code = 0
     try:
-        target(link, *args)
-    except Terminated:
+        try:
+            target(link, *args)
+        except Terminated:
+            raise
+        except BaseException:  # an environment's SystemExit too
+            code = 1
+            link.fail(traceback.format_exc())
+    except Terminated:  # also while the reason is sent
         code = -signal.SIGTERM
-    except BaseException:  # an environment's SystemExit too
-        link.fail(traceback.format_exc())
-        code = 1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link.close()
     if code < 0:  # to the parent, and to whoever sent it, it ends as any other program does

@@ -1,11 +1,12 @@
-"""What actors have brought, told to every learner: all keep the same books and come to the same decisions."""
+"""Share actor statistics among learners, so that all keep identical counters and take identical decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from a3c_mp.actor_states import ActorStates, Report
+from a3c_mp.actor_states import ActorReport, ActorStates
 from a3c_mp.follower import Follower
 from a3c_mp.guard import Guard
 from a3c_mp.learners import Team
@@ -24,9 +25,19 @@ class News(NamedTuple):
     finite: bool | None  # whether all of it can be learned from; None if it brought nothing new
 
 
+@contextmanager
+def logged_at_the_end(run: Run | Follower, incidents: list[Incident]) -> Iterator[None]:
+    """Pass on incidents after the last `tell`: what led to the end of a run is the most interesting of all."""
+    try:
+        yield
+    finally:
+        for incident in incidents:
+            run.on_incident(incident)
+
+
 def tell(
     team: Team, run: Run | Follower, guard: Guard, news: Sequence[News], incidents: list[Incident],
-    states: ActorStates, reports: list[Report], also: Any = None,
+    states: ActorStates, reports: list[ActorReport], also: Any = None,
 ) -> tuple[bool, list[Any]]:  # fmt: skip
     """Let the books of every learner take in what the actors of all have brought, and which were replaced.
 
@@ -53,7 +64,7 @@ def tell(
         for steps, episodes, actor, policy_lag, finite in their_news:
             run.consumed(steps, episodes, actor, policy_lag)
             if finite is not None:
-                verdicts.append(guard.accepts(finite, f"actor {actor}", f"a message of actor {actor}"))
+                verdicts.append(guard.accepts(finite, f"actor {actor}", f"message from actor {actor}"))
         states.advance(their_reports)
     incidents.clear()
     return all(verdicts), [their_also for *_, their_also in everything]

@@ -7,6 +7,7 @@ newest lines of each child, at most `LINES_PER_SECOND` in all, and counts the ot
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import selectors
@@ -105,7 +106,11 @@ class Prints:
         self._asked, self._settled = threading.Event(), threading.Event()
 
     def open_pipe(self) -> connection.Connection | None:
-        """The end of a pipe for a child to print into; None in a child, whose own children inherit the one it has."""
+        """The end of a pipe for a child to print into; None in a child, whose own children inherit the one it has.
+
+        Raises:
+            OSError: the machine, or a limit of the user's, allows no further pipe or thread.
+        """
         if parent_process() is not None:
             return None
         reader, writer = Pipe(duplex=False)
@@ -113,8 +118,12 @@ class Prints:
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._new.append(reader)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._read_all, name="prints", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._read_all, name="prints", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # "can't start new thread"
+                raise OSError(errno.EAGAIN, str(error)) from error
+            self._thread = thread
         return writer
 
     def settle(self, seconds: float = SETTLE_SECONDS) -> None:

@@ -31,7 +31,7 @@ from a3c_mp.limits import check_limits
 from a3c_mp.obs_norm import note_on_inputs
 from a3c_mp.prints import prints
 from a3c_mp.rollout import Episode
-from a3c_mp.schedules import Every
+from a3c_mp.schedules import Every, passes_power_of_two
 from a3c_mp.start_order import CountedEpisode, StartOrder
 from a3c_mp.tracking import FLUSH_SECONDS, EventFile, Means, Timings, episode_points
 from a3c_mp.workers import Incident, WorkerError
@@ -97,6 +97,7 @@ class Run:
         self.started = time.monotonic()
         self._learning_since: tuple[float, int] | None = None  # when the first rollout came, steps before it
         self._saved_steps: int | None = None
+        self.unsaved = False  # the last state could not be saved
         self._resumed: dict[str, Any] | None = None  # parts of the checkpoint of a deterministic run, until `keep`
         self.last_checkpoint: Path | None = None
         with refuse_unwritable(args, self.folder):
@@ -111,7 +112,8 @@ class Run:
         self._counted: list[tuple[int, Episode]] = []
         self._flushed = (time.monotonic(), self.steps, self.samples)
         self._saved_at = time.monotonic()
-        self._checkpoint_due = Every(args.checkpoint_steps, self.steps) if args.checkpoint_steps else None
+        self._checkpoint_due = Every(args.checkpoint_steps, self.steps)
+        self._whole_rounds = self.steps  # steps up to the last tick: between two, a state has half-learned rounds
 
     # ---- what a chapter calls
 
@@ -147,16 +149,22 @@ class Run:
         """Put into the checkpoints what a deterministic run needs besides, and fill it from the one that it resumes."""
         if not self.args.deterministic:
             return
+        parts["games"] = self.games
         self.extra |= parts
-        if self._resumed is None:
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
             return
-        try:
-            for name, part in parts.items():
-                part.load_state_dict(self._resumed.pop(name))
-        except (KeyError, ValueError, RuntimeError):
-            why = "the checkpoint is of other actors, or of a run without --deterministic"
-            self.log.warning(f"{why}: actors start new games; the run differs from one that was never interrupted")
-            self._resumed = {}
+        differs = "the run differs from one that was never interrupted"
+        if "actors" not in resumed:
+            self.log.warning(f"the checkpoint is of a run without --deterministic: actors start new games; {differs}")
+            return
+        for name, part in parts.items():
+            try:
+                part.load_state_dict(resumed[name])
+            except (LookupError, ValueError, RuntimeError, TypeError) as error:
+                self.log.warning(f"the checkpoint's {name} do not fit these settings ({error}); {differs}")
+                if name == "actors":  # they start new games, with weights of version 0 and an order of their own
+                    return
 
     def consumed(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
         """Count what goes into learning: agent steps, episodes that ended in them, age of their policy in versions."""
@@ -168,7 +176,7 @@ class Run:
         self._means.add({"charts/policy_lag": float(policy_lag)})
         passed_over = self.games.passed_over
         self._count(self.games.end(actor, episodes))
-        if (number := self.games.passed_over) > passed_over and number & (number - 1) == 0:
+        if passes_power_of_two(passed_over, number := self.games.passed_over):
             what = f"{number} games have not ended while {self.games.limit:,} later ones did"
             self.log.warning(f"{what}; the mean return no longer waits for them")
 
@@ -206,11 +214,10 @@ class Run:
 
     def tick(self) -> None:
         """Write curves, progress and checkpoints, each when it is due; called before slots are given back."""
-        now = time.monotonic()
+        now, self._whole_rounds = time.monotonic(), self.steps
         if now - self._flushed[0] >= FLUSH_SECONDS:
             self._flush(now)
-        due = self._checkpoint_due is not None and self._checkpoint_due(self.steps)
-        if due or now - self._saved_at >= self.args.checkpoint_seconds:
+        if self._checkpoint_due(self.steps) or now - self._saved_at >= self.args.checkpoint_seconds:
             self._flush(now)  # what the checkpoint counts, the files have
             self.save()
 
@@ -230,7 +237,6 @@ class Run:
             "wall_seconds": self.wall_seconds,
             "policy_lag": [self.lag_sum, self.lag_count],
             "counters": dict(self.counters),
-            "games": self.games.state_dict() if self.args.deterministic else None,
             "extra": {name: part.state_dict() for name, part in self.extra.items()},
         }
         try:
@@ -289,7 +295,7 @@ class Run:
         self.display.close()
         if error is not None and self._failed(error):
             self.log.error(f"error: {describe(error)}")
-        if self._saved_steps != self.steps:
+        if self.unsaved:
             self.log.error(f"error: the state at {self.steps:,} steps was not saved; see the warning above")
         if self.exit_code == 1 and self.last_checkpoint is not None:
             self.log.error(f"the last checkpoint is {self.last_checkpoint}; go on with --resume {self.folder}")
@@ -318,9 +324,12 @@ class Run:
             self.exit_code = 1
             self.exit_reason = f"error: {describe(error).splitlines()[0]}"
         self._attempt("curves", lambda: self._flush(time.monotonic()))
-        if self._saved_steps != self.steps:
+        if self.args.deterministic and self.steps != self._whole_rounds:
+            self.log.warning("the round in progress is not saved: bits are exact between two rounds only")
+        elif self._saved_steps != self.steps:
             self._attempt("checkpoint", self.save)
-        if self._saved_steps != self.steps:
+            self.unsaved = self._saved_steps != self.steps
+        if self.unsaved:
             self.exit_code = 1
         self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
 
@@ -402,8 +411,4 @@ class Run:
         self.returns = deque(state["returns"], maxlen=WINDOW)
         self.counters = Counter(state.get("counters", {}))
         if self.args.deterministic:
-            self._resumed = dict(state.get("extra", {}))
-            try:
-                self.games.load_state_dict(state.get("games") or {"sizes": None})
-            except ValueError:
-                self._resumed = {}  # of other actors, or not deterministic: `keep` says so
+            self._resumed = {n: part for n, part in state.get("extra", {}).items() if n not in self.extra}

@@ -24,3 +24,8 @@ class Every:
             return False
         before, self.multiple = self.multiple, count // self.period
         return self.multiple > before
+
+
+def passes_power_of_two(before: int, after: int) -> bool:
+    """Whether a count has reached or passed 1, 2, 4, 8, ...: what is logged then stays readable."""
+    return before.bit_length() < after.bit_length()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 LEARNER = 2**32 - 1
-"""stands last among the numbers that a learner's seeds are derived from, where an actor's have its generation"""
+"""stands last among the numbers that a learner's seeds are derived from, where an actor's have its restart count"""
 
 
 def derive_seeds(*entropy: int) -> tuple[int, int]:

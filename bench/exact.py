@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,8 +60,11 @@ def start(command: list[str], log: Path) -> subprocess.Popen:
 
 def actors(trainer: subprocess.Popen) -> list[psutil.Process]:
     """The spawned actors of a trainer."""
-    children = psutil.Process(trainer.pid).children()
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process(trainer.pid).children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found += [child] * ("spawn_main" in " ".join(child.cmdline()))
+    return found
 
 
 def steps_of(folder: Path) -> int:
@@ -152,6 +156,8 @@ def main() -> int:
             kills = disturb(args, [*command, "--checkpoint-seconds=5"], folder, log)
         summary = json.loads((folder / "summary.json").read_text())
         figures = {name: summary[name] for name in (*FIGURES, "worker_restarts", "wall_seconds")}
+        wanted = {"trainer killed": args.trainer_kills, "actors killed": args.actor_kills}.get(kind, 0)
+        assert kills == wanted, f"{kills} of {wanted} kills: the run was over before; raise --steps"
         result["runs"][kind] = figures | {"kills": kills}
         print(kind, result["runs"][kind], flush=True)
     result["rebuilding"] = rebuild_seconds(settings, folder)

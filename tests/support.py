@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,7 +112,13 @@ def episode_steps(folder: Path) -> list[int]:
 
 def actors_of(pid: int) -> list[psutil.Process]:
     """The spawned actors of a trainer, without the resource tracker."""
-    return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process(pid).children() if "spawn_main" in _command_line(child)]
+
+
+def _command_line(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):  # it has ended, perhaps just now
+        return " ".join(process.cmdline())
+    return ""
 
 
 def family_of(pid: int) -> list[psutil.Process]:

@@ -26,7 +26,7 @@ ATARI_GAMES, STICKY_STEPS = 32, 4_000
 class Seeding(NamedTuple):
     """When an environment is seeded again: at the end of a game, once so many games and steps have passed since.
 
-    Rare seeding makes rebuilding long, frequent seeding costs time: on Atari each loads the ROM again, 0.15 s.
+    Rare seeding makes rebuilding long, frequent seeding costs time: on Atari each loads the ROM again, about 0.1 s.
     """
 
     games: int
@@ -82,6 +82,7 @@ class GameLog:
 
     def extend(self, actions: np.ndarray, done: np.ndarray) -> None:
         """Take in actions [T, N, ...] and ends of games, bool [T, N]; forget the actions that no rebuilding needs."""
+        assert actions.shape[:2] == done.shape, (actions.shape, done.shape)
         for ended in done:
             self.step(ended)
         self.actions.append(actions)
@@ -107,7 +108,7 @@ class GameLog:
                 raise ValueError(f"it is of {len(state[name])} environments, not {len(self.games)}")
             setattr(self, name, np.array(state[name]))
         self.now = int(state["now"])
-        self.actions = [state["actions"]] if self.keep_actions and state["actions"] is not None else []
+        self.actions = [np.array(state["actions"])] if self.keep_actions and state["actions"] is not None else []
 
 
 def game_seed(seed: int, env: int, seedings: int) -> int:

@@ -12,7 +12,7 @@ import random
 
 import pytest
 import torch
-from support import family_of
+from support import actors_of, family_of
 
 from a3c_mp import run as run_module
 from a3c_mp.checkpoint import list_checkpoints
@@ -25,9 +25,9 @@ LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
 REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
 KINDS = {
-    "data": ("train_a3c_data", 2000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
-    "grad": ("train_a3c_grad", 2000, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
-    "impala": ("train_impala", 2000, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
+    "data": ("train_a3c_data", 6000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
+    "grad": ("train_a3c_grad", 4000, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
+    "impala": ("train_impala", 4000, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
     "dqn": ("train_apex", 1200, APEX),
 }
 SLOW = {
@@ -92,8 +92,7 @@ class Killer:
             tick(run)
             self.rounds += 1
             if self.rounds in self.times:
-                learners = family_of(os.getpid())
-                actors = [process for process in learners if not process.children()]
+                actors = [process for process in family_of(os.getpid()) if not actors_of(process.pid)]
                 actors[self.rounds % len(actors)].kill()
                 self.killed += 1
 

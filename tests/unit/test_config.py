@@ -179,8 +179,8 @@ def test_help_is_printed_and_no_error(capsys):
         (["--fast"], "fast", "no such flag"),
         (["--fast", "--cuda", "--num-envs", "8"], "fast", "no such flag"),
         (["--fast=yes"], "fast=yes", "no such flag"),
-        (["CartPole-v1"], "arguments=CartPole-v1", "no argument stands alone"),
-        (["--cuda", "yes"], "arguments=yes", "no argument stands alone"),
+        (["CartPole-v1"], "arguments=CartPole-v1", "unexpected positional argument"),
+        (["--cuda", "yes"], "arguments=yes", "unexpected positional argument"),
     ],
     ids=lambda value: " ".join(value).replace("\n", " ") if isinstance(value, list) else "",
 )
