@@ -149,7 +149,7 @@ class Run:
         """Put into the checkpoints what a deterministic run needs besides, and fill it from the one that it resumes."""
         if not self.args.deterministic:
             return
-        parts["games"] = self.games
+        parts = {"games": self.games, **parts}
         self.extra |= parts
         resumed, self._resumed = self._resumed, None
         if resumed is None:
@@ -163,7 +163,8 @@ class Run:
                 part.load_state_dict(resumed[name])
             except (LookupError, ValueError, RuntimeError, TypeError) as error:
                 self.log.warning(f"the checkpoint's {name} do not fit these settings ({error}); {differs}")
-                if name == "actors":  # they start new games, with weights of version 0 and an order of their own
+                if name in ("games", "actors"):  # new games, in an order of their own, with weights of version 0
+                    self.games = self.extra["games"] = StartOrder(self.args.num_actors, self.args.num_envs)
                     return
 
     def consumed(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
