@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import resource
 import subprocess
 import sys
