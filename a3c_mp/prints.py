@@ -36,7 +36,9 @@ PIPE_BYTES = 2**20
 LINE_BYTES = 2**12
 """longest line"""
 PAUSE_SECONDS = 0.02
-"""between two looks into the pipes: a child that prints all the time costs the trainer little"""
+"""between two looks into pipes that are in use: a child that prints all the time costs the trainer little"""
+IDLE_SECONDS = 0.1
+"""longest wait for something to read: a thread that wakes up takes Python's lock from the learner"""
 SETTLE_SECONDS = 0.3
 """longest wait for a last look"""
 
@@ -140,7 +142,7 @@ class Prints:
                 pipe = self._new.popleft()
                 self._selector.register(pipe, selectors.EVENT_READ)
                 self._tails[pipe] = Tail()
-            ready = self._selector.select(PAUSE_SECONDS)
+            ready = self._selector.select(IDLE_SECONDS)
             for key, _ in ready:
                 self._read(cast(connection.Connection, key.fileobj))
             self._show_newest(asked)
