@@ -8,9 +8,10 @@ import time
 import psutil
 import pytest
 from fault_env import MISHAPS
-from support import CHAPTERS, actors_of, still_alive
+from support import CHAPTERS, SMALL, actors_of, still_alive
 
 HELPER = ["--env-id", "fault_env:Helper-v0", "--stop-return", "501"]
+NUM_ENVS = int(SMALL[SMALL.index("--num-envs") + 1])
 
 
 def helpers(scripts, actor="*"):
@@ -66,7 +67,9 @@ def test_no_helper_process_of_an_environment_outlives_its_actor(scripts, monkeyp
     script, flags = CHAPTERS["a3c_data"]
     trainer = scripts.train("r", *HELPER, *flags, script=script)
     scripts.wait_for("r", "run.log:restart 2 of", trainer)
-    episodes = scripts.runs_dir / "runs/r/episodes.csv"
+    helpers, episodes = scripts.runs_dir / "helpers", scripts.runs_dir / "runs/r/episodes.csv"
+    scripts.wait_until(lambda: len(list(helpers.glob(f"{newest(trainer)}-*"))) == 3 * NUM_ENVS, trainer)
+    # Games of actor 0 that it finished before count when its unfinished ones are lost; those that come now are new.
     before = len(episodes.read_text().splitlines())
     scripts.wait_until(lambda: ",0," in "".join(episodes.read_text().splitlines()[before:]), trainer)
     os.kill(newest(trainer), signal.SIGTERM)

@@ -33,7 +33,7 @@ def test_a_run_leaves_what_it_promises(scripts, script):
     summary = done.summary
     assert summary["exit_reason"] == "total_steps"
     assert summary["steps"] == summary["frames"] >= 4000
-    assert summary["episodes"] == len(episode_steps(done.folder)) > 50
+    assert summary["episodes"] == len(episode_steps(done.folder)) > 20
     assert not summary["solved"]
     assert summary["worker_restarts"] == 0
     config = json.loads((done.folder / "config.json").read_text())
