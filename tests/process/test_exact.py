@@ -12,6 +12,7 @@ import random
 
 import pytest
 import torch
+from fault_env import MISHAPS
 from support import actors_of, family_of
 
 from a3c_mp import run as run_module
@@ -165,3 +166,16 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
     assert "determinism is lost for the rest of this run" in done.out
     assert done.summary["worker_restarts"] == 0
     assert done.summary["episodes"] > 10
+
+
+def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(scripts, monkeypatch):
+    flags = ["--env-id", "fault_env:Mishap-v0", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
+    flags += ["--deterministic", "--stop-return", "501", "--total-steps", "6000", "--hang-seconds", "3"]
+    expected = scripts.run("whole", *flags)
+    assert expected.code == 0, expected.err
+    monkeypatch.setenv(MISHAPS, "killed in a step,raised,hung")
+    done = scripts.run("disturbed", *flags)
+    assert done.code == 0, done.out + done.err
+    assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 3)
+    assert done.out.count("rebuilt to where it was") == 3
+    assert differing(state_of(done.folder), state_of(expected.folder)) == []
