@@ -156,7 +156,8 @@ class Run:
             return
         differs = "the run differs from one that was never interrupted"
         if "actors" not in resumed:
-            self.log.warning(f"the checkpoint is of a run without --deterministic: actors start new games; {differs}")
+            whose = "it is of a run without --deterministic, or of an older version"
+            self.log.warning(f"the checkpoint holds no games ({whose}): actors start new ones; {differs}")
             return
         for name, part in parts.items():
             try:
