@@ -22,7 +22,7 @@ from a3c_mp.episodes import read_episodes
 
 GRID = 200
 """points at which runs of a group are compared"""
-NOT_SETTINGS = {"seed", "run_name", "runs_dir", "resume"}
+NOT_SETTINGS = {"seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps"}
 """in which runs of one group may differ"""
 
 
@@ -69,7 +69,7 @@ def draw(axis, groups: dict[str, list[Curve]], x_name: str) -> None:
         xs = [getattr(curve, x_name) for curve in curves]
         grid = np.linspace(max(x[0] for x in xs), min(x[-1] for x in xs), GRID) if len(curves) > 1 else xs[0]
         ys = np.stack([np.interp(grid, x, curve.mean_return) for x, curve in zip(xs, curves, strict=True)])
-        name = label if len(curves) == 1 else f"{label} ({len(curves)} seeds)"
+        name = label if len(curves) == 1 else f"{label} ({len(curves)} runs)"
         (line,) = axis.plot(grid, ys.mean(axis=0), label=name)
         if len(curves) > 1:
             axis.fill_between(grid, ys.min(axis=0), ys.max(axis=0), alpha=0.2, color=line.get_color())

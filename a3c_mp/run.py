@@ -111,7 +111,8 @@ class Run:
         self._means = Means()
         self._counted: list[tuple[int, Episode]] = []
         self._flushed = (time.monotonic(), self.steps, self.samples)
-        self._saved_at = time.monotonic()
+        # A new run saves after its first round: whatever happens to it then, it can be resumed.
+        self._saved_at = time.monotonic() if args.resume is not None else -math.inf
         self._checkpoint_due = Every(args.checkpoint_steps, self.steps)
         self._whole_rounds = self.steps  # steps up to the last tick: between two, a state has half-learned rounds
 
@@ -306,6 +307,8 @@ class Run:
             f"{self.exit_reason or 'ended'} after {hms(self.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.sps:,.0f} sps; in {self.folder}"
         )
+        if self.exit_code > 128 and self.last_checkpoint is not None:
+            self.log.info(f"continue with --resume {self.folder}")
         console.drain()
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)  # None: not set by Python

@@ -7,13 +7,14 @@ time to start one.
 import csv
 import importlib
 import json
-import os
+import multiprocessing
 import random
 
+import psutil
 import pytest
 import torch
 from fault_env import MISHAPS
-from support import actors_of, family_of
+from support import actors_of
 
 from a3c_mp import run as run_module
 from a3c_mp.checkpoint import list_checkpoints
@@ -38,7 +39,17 @@ SLOW = {
     "impala, two learners": (
         "train_impala",
         2000,
-        [*ROLLOUTS, *LSTM, "--replay-proportion", "0", "--num-learners", "2", "--slots-per-actor", "2"],
+        [
+            *ROLLOUTS,
+            "--batch-unrolls",
+            "2",
+            "--replay-proportion",
+            "0",
+            "--num-learners",
+            "2",
+            "--slots-per-actor",
+            "2",
+        ],
     ),
     "ddpg": ("train_apex", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
@@ -82,6 +93,14 @@ def summary_of(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
+def own_actors():
+    """The actors of this process, which is learner 0, and of the learners that it has started."""
+    children = multiprocessing.active_children()
+    actors = [psutil.Process(child.pid) for child in children if child.name.startswith("worker-")]
+    learners = [child.pid for child in children if child.name.startswith("learner-")]
+    return actors + [actor for pid in learners for actor in actors_of(pid)]
+
+
 class Killer:
     """Kills an actor at some of the learner's rounds."""
 
@@ -93,7 +112,7 @@ class Killer:
             tick(run)
             self.rounds += 1
             if self.rounds in self.times:
-                actors = [process for process in family_of(os.getpid()) if not actors_of(process.pid)]
+                actors = own_actors()
                 actors[self.rounds % len(actors)].kill()
                 self.killed += 1
 

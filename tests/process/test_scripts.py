@@ -45,7 +45,7 @@ def test_a_run_leaves_what_it_promises(scripts, script):
     shares = [sum(event.value for event in at_once) for at_once in parts]  # the last ones are of the shutdown too
     assert 0.5 < max(shares) <= 1.01, "the learner's time is accounted for"
     assert "total_steps" in (done.folder / "run.log").read_text()
-    assert len(list_checkpoints(done.folder / "checkpoints")) == 1
+    assert len(list_checkpoints(done.folder / "checkpoints")) == 2, "after the first round, and at the end"
     drawn = scripts.finish(scripts.start("plot.py", "runs/r", "--out", "r.png"), "r")
     assert (drawn.code, drawn.err) == (0, "")
     assert (scripts.runs_dir / "r.png").exists()

@@ -188,12 +188,13 @@ def test_a_run_handles_signals_that_an_environment_ignores_but_not_those_ignored
 
 def test_checkpoints_are_written_by_the_clock(args, monkeypatch):
     with a_run(replace(args, checkpoint_seconds=60)) as run:
-        run.consumed(100, [], 0, 0)
-        run.tick()
-        assert run.last_checkpoint is None
-        monkeypatch.setattr("time.monotonic", lambda now=run.started + 61.0: now)
-        run.tick()
-        assert run.last_checkpoint is not None
+        saved = []
+        for seconds in (1.0, 30.0, 62.0, 90.0):
+            run.consumed(100, [], 0, 0)
+            monkeypatch.setattr("time.monotonic", lambda now=run.started + seconds: now)
+            run.tick()
+            saved.append(run._saved_steps)
+        assert saved == [100, 100, 300, 300], "after the first round, and every 60 s from then on"
 
 
 def test_checkpoints_are_also_written_by_steps_where_asked(args, tmp_path):
