@@ -133,7 +133,9 @@ def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
     assert lr == pytest.approx(0.1 / 2), "halfway to the last step"
     np.testing.assert_allclose(flat(after), flat(before) - lr * expected, atol=1e-6 * lr)
 
-    state = checkpoint.load(next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id=args.env_id)
+    state = checkpoint.load(
+        checkpoint.list_checkpoints(folder / "checkpoints")[0], algorithm="a3c_grad", env_id=args.env_id
+    )
     steps = actor_critic.NORM_STEPS if env is PONG else args.unroll_length
     assert state["net"]["norm.count"] == 2 * num_actors * steps * args.num_envs
     assert torch.equal(flat(p for name, p in state["net"].items() if "norm" not in name), flat(tape[-1][3]))
@@ -219,7 +221,7 @@ def test_gradients_that_are_not_finite_are_dropped_counted_and_named(train, tape
         "gradient of actor 1 at weights 0 contains NaN or inf; skipped (1 so far)" in (folder / "run.log").read_text()
     )
     state = checkpoint.load(
-        next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id="CartPole-v1"
+        checkpoint.list_checkpoints(folder / "checkpoints")[0], algorithm="a3c_grad", env_id="CartPole-v1"
     )
     assert all(t.isfinite().all() for t in state["net"].values())
     assert state["net"]["norm.count"] == 15, "20 gradients less the 5: their moments were dropped with them"
@@ -235,7 +237,7 @@ def test_a_few_in_a_row_end_the_run_with_the_last_good_weights(train, tape, monk
     )
     assert (found["updates"], found["grads_not_finite"]) == (2, 5)
     state = checkpoint.load(
-        next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id="CartPole-v1"
+        checkpoint.list_checkpoints(folder / "checkpoints")[0], algorithm="a3c_grad", env_id="CartPole-v1"
     )
     assert torch.equal(flat(p for name, p in state["net"].items() if "norm" not in name), flat(tape[-1][3]))
 
@@ -285,7 +287,7 @@ def test_obs_norm_of_the_run_is_that_of_the_actors_observations(train):
     norm.update(torch.cat([collected(args, net, worker).obs[1:].flatten(0, 1) for worker in range(2)]))
     _, folder = train(*flags)
     state = checkpoint.load(
-        next((folder / "checkpoints").glob("step_*.pt")), algorithm="a3c_grad", env_id="CartPole-v1"
+        checkpoint.list_checkpoints(folder / "checkpoints")[0], algorithm="a3c_grad", env_id="CartPole-v1"
     )
     for name in ("count", "mean", "variance"):
         torch.testing.assert_close(state["net"][f"norm.{name}"], norm.state_dict()[name])
