@@ -269,7 +269,7 @@ def carried_spec(args: ApexArgs, algo: Any, action_space: gymnasium.Space) -> Sp
 
 
 class RateLimiter:
-    """Keeps samples in proportion to insertions (Cassirer et al. 2021, "Reverb", section 3.3): whoever is ahead waits.
+    """Keeps samples in proportion to insertions (Cassirer et al. 2021, "Reverb", section 3.3): the side ahead waits.
 
     Args:
         samples_per_insert: samples that may be learned for each inserted step.

@@ -1,6 +1,6 @@
 """The console: log lines and a progress bar, written by a thread of its own.
 
-A terminal that is stopped (Ctrl-S, a pager) or a pipe that is not read blocks whoever writes to it. Here only the
+A terminal that is stopped (Ctrl-S, a pager) or a pipe that is not read blocks its writer. Here only the
 console's thread waits; callers put lines into a queue, and lines that do not fit are dropped and counted.
 """
 

@@ -132,7 +132,7 @@ def run_worker(target: Callable[..., None], link: Link, args: tuple) -> None:
         code = -signal.SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link.close()
-    if code < 0:  # to the parent, and to whoever sent it, it ends as any other program does
+    if code < 0:  # to the parent, and to the sender, it ends as any other program does
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     sys.exit(code)
