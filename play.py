@@ -17,10 +17,15 @@ import tyro
 from gymnasium.spaces import Discrete
 from rich.progress import track
 
-from a3c_mp import checkpoint, ddpg, dqn
-from a3c_mp.config import Between, ConfigError, Count, Fraction, check_env, exit_with, parse_plain
-from a3c_mp.evaluate import Policy, make_policy, play_episodes, record_episode, with_random_actions
-from a3c_mp.nets import make_actor_critic
+from a3c_mp.algorithms import ddpg, dqn
+from a3c_mp.cli import parse_plain
+from a3c_mp.config import Between, Count, Fraction
+from a3c_mp.errors import ConfigError
+from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.run import checkpoint
+from a3c_mp.run.evaluate import Policy, make_policy, play_episodes, record_episode, with_random_actions
+from a3c_mp.run.preflight import check_env
+from a3c_mp.run.script import exit_with
 
 APEX = {"apex_dqn": dqn, "apex_ddpg": ddpg}
 

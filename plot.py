@@ -17,8 +17,11 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from a3c_mp.config import ConfigError, Count, exit_with, parse_plain
-from a3c_mp.episodes import read_episodes
+from a3c_mp.cli import parse_plain
+from a3c_mp.config import Count
+from a3c_mp.errors import ConfigError
+from a3c_mp.run.episode_log import read_episodes
+from a3c_mp.run.script import exit_with
 
 GRID = 200
 """points at which runs of a group are compared"""

@@ -19,23 +19,35 @@ from typing import Annotated
 import torch
 from gymnasium.spaces import Discrete
 
-from a3c_mp import actor_critic
-from a3c_mp.actor_critic import ActorCriticArgs, allocate
-from a3c_mp.actor_states import ActorStates
-from a3c_mp.collect import Collector, carried_spec
-from a3c_mp.config import Between, ConfigError, Count, check_env, exit_with, parse_args
-from a3c_mp.device import set_up_torch
-from a3c_mp.gradients import Gradient, Inspector, MeanGradient, Report, episodes_of, gradient_spec, write_gradient
-from a3c_mp.guard import merge_moments
-from a3c_mp.link import Link
-from a3c_mp.nets import is_image, make_actor_critic
-from a3c_mp.precision import compute_dtype
-from a3c_mp.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
-from a3c_mp.run import Run
-from a3c_mp.schedules import linear
+from a3c_mp.algorithms import actor_critic
+from a3c_mp.algorithms.actor_critic import ActorCriticArgs, allocate
+from a3c_mp.algorithms.gradients import (
+    Gradient,
+    GradientFilter,
+    MeanGradient,
+    Report,
+    episodes_of,
+    gradient_spec,
+    write_gradient,
+)
+from a3c_mp.cli import parse_args
+from a3c_mp.config import Between, Count
+from a3c_mp.data.actor_states import ActorStates
+from a3c_mp.data.collector import RolloutCollector, carried_spec
+from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
+from a3c_mp.errors import ConfigError
+from a3c_mp.maths.schedules import linear
+from a3c_mp.nets.actor_critic import is_image, make_actor_critic
+from a3c_mp.nets.precision import compute_dtype
+from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.weights import Weights
+from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.guard import merge_moments
+from a3c_mp.run.preflight import check_env
+from a3c_mp.run.run import Run
+from a3c_mp.run.script import exit_with
 from a3c_mp.seeds import derive_seeds
-from a3c_mp.slots import Slots
-from a3c_mp.weights import Weights
 from wrappers import make_vec_env
 
 
@@ -65,19 +77,21 @@ def settle(args: Args) -> Args:
     return replace(args, sync=True, slots_per_actor=1)
 
 
-def actor(link: Link, args: Args, slots: Slots, weights: Weights, acting_weights: Weights, states: ActorStates) -> None:
+def actor(
+    channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, acting_weights: Weights, states: ActorStates
+) -> None:
     """Spawned process: collect rollouts and fill slots with gradients until the learner ends it."""
-    env_seed, _ = derive_seeds(args.seed, *link.entropy)
-    env = link.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic))
+    env_seed, _ = derive_seeds(args.seed, *channel.entropy)
+    env = channel.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic))
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
     dtype = compute_dtype(args.precision, device, is_image(spaces[0]))
     net = make_actor_critic(*spaces).to(device)  # float32: gradients are taken here
     acting_net = deepcopy(net).to(dtype)
-    collector = Collector(args, env, acting_net, link)
+    collector = RolloutCollector(args, env, acting_net, channel)
     rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
     rng, sent_before = torch.Generator(), collector.games.messages  # by a predecessor, of the first rollout
 
-    slot, version = link.take()
+    slot, version = channel.take()
     while True:
         rng.manual_seed(collector.rollout_seeds()[0])
         acting_weights.load(acting_net)
@@ -87,21 +101,21 @@ def actor(link: Link, args: Args, slots: Slots, weights: Weights, acting_weights
         on_device = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
         moments, clipped = None, 0
         if args.normalize_obs:
-            obs = actor_critic.for_moments(on_device.obs, net.norm.image)
+            obs = actor_critic.obs_for_stats(on_device.obs, net.norm.image)
             moments, clipped = acting_net.norm.clipped_moments(obs)  # its norm is float32 too where it can clip
         samples = actor_critic.to_samples(args, on_device)
         for number, indices in enumerate(minibatches(len(samples[0]), args.batch_size, 1, rng, device)):
             if number >= sent_before:
                 version = weights.load(net, version if args.sync else None)
                 batch = [field.index_select(0, indices) for field in samples]
-                loss, curves = actor_critic.loss(args, net, batch, dtype)
+                loss, metrics = actor_critic.loss(args, net, batch, dtype)
                 net.zero_grad(set_to_none=True)
                 loss.backward()
-                finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, curves)
+                finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, metrics)
                 states.write(slot, collector.to_write, rollout)
                 finite &= rollout_is_finite
-                link.send(slot, Report(version, len(indices), len(episodes), clipped, finite, means))
-                slot, version = link.take()
+                channel.send(slot, Report(version, len(indices), len(episodes), clipped, finite, means))
+                slot, version = channel.take()
             moments, episodes, clipped = None, [], 0  # sent once for each rollout
         sent_before = 0
 
@@ -123,30 +137,30 @@ def main() -> int:
             slots_per_actor=args.slots_per_actor, messages=grads_per_rollout,
         )  # fmt: skip
         run.keep(actors=states, weights=weights, acting_weights=acting_weights)
-        workers = states.workers(actor, (slots, weights, acting_weights), weights, run.on_incident, in_order=args.sync)
-        mean, inspector = MeanGradient(net), Inspector(run, args.max_lag, grads_per_rollout)
+        workers = states.workers(actor, (slots, weights, acting_weights), weights, run.on_restart, in_order=args.sync)
+        mean, gradient_filter = MeanGradient(net), GradientFilter(run, args.max_lag, grads_per_rollout)
         with workers:  # a round is one gradient, or with --sync one of every actor, in order
             for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):
                 for worker, slot, report in filled:
                     gradient, lag = Gradient(**slots[slot]), weights.version - report.version
-                    run.consumed(report.steps, episodes_of(gradient, report.num_episodes), worker, lag)
+                    run.record_rollout(report.steps, episodes_of(gradient, report.num_episodes), worker, lag)
                     with run.timing("learning"):
-                        if inspector.accepts(report, worker, lag):
+                        if gradient_filter.check(report, worker, lag):
                             if gradient.obs_num > 0:
                                 merge_moments(run, net.norm, gradient.moments, report.clipped, f"actor {worker}")
                             mean.add(gradient.vector)  # waits for the GPU: from here on the slot has been read
-                            run.observed(report.curves)
+                            run.record_metrics(report.metrics)
                 if mean.count >= (1 if args.sync else args.grads_per_step):
                     with run.timing("learning"):
                         optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
                         grad_norm = mean.finish(args.clip_grad)
                         optimizer.step()
-                        run.learned({"losses/grad_norm": grad_norm})
+                        run.record_update({"losses/grad_norm": grad_norm})
                     with run.timing("publishing"):
                         weights.publish(net)
                 if states.take(filled) and args.sync:  # the next rollout begins
                     acting_weights.publish(net)
-                run.tick()
+                run.end_round()
                 workers.release(filled, weights.version)
     return run.exit_code
 

@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeVar
 import torch
 import tyro
 
-from a3c_mp.config import parse_args
-from a3c_mp.folder import git_commit
-from a3c_mp.run import WINDOW
+from a3c_mp.cli import parse_args
+from a3c_mp.run.run import WINDOW
+from a3c_mp.run.run_dir import git_commit
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"

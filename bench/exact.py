@@ -25,8 +25,9 @@ import psutil
 import torch
 import torch.multiprocessing as mp
 
-from a3c_mp.checkpoint import list_checkpoints
-from a3c_mp.config import Count, check_ranges, exit_with
+from a3c_mp.config import Count, check_ranges
+from a3c_mp.run.checkpoint import list_checkpoints
+from a3c_mp.run.script import exit_with
 from a3c_mp.seeds import derive_seeds
 from bench import common
 from wrappers import make_vec_env

@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import numpy as np
 
-from a3c_mp.config import Between, Count, check_ranges, exit_with
-from a3c_mp.episodes import read_episodes
+from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.run.episode_log import read_episodes
+from a3c_mp.run.script import exit_with
 from bench import common
 from bench.solve import outcome
 

@@ -27,8 +27,10 @@ import torch
 import torch.multiprocessing as mp
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp.config import Between, ConfigError, Count, NonNegative, check_ranges, exit_with
+from a3c_mp.config import Between, Count, NonNegative, check_ranges
+from a3c_mp.errors import ConfigError
 from a3c_mp.replay import Prefetch, Replay, Shards, Writer, importance_weights
+from a3c_mp.run.script import exit_with
 from bench import common
 
 STACK, SIDE, N_STEP, GAMMA, ALPHA, BETA = 4, 84, 3, 0.99, 0.6, 0.4
@@ -116,7 +118,7 @@ def ours(args: Args, size: int) -> Rates:
             replay.make_room(shard, 2 * BLOCK)
             for _ in range(BLOCK):
                 writer.step(*environments.step())
-            replay.announce(shard)
+            replay.ingest(shard)
         return 2 * BLOCK * args.num_envs
 
     out = replay.allocate(args.batch_size)
@@ -143,7 +145,7 @@ def ours(args: Args, size: int) -> Rates:
             importance_weights(batch.probability, BETA)
             replay.update(batch.ids, priorities)
             replay.make_room(0, 2 * 2 * BLOCK)
-            replay.announce(0)
+            replay.ingest(0)
             return args.batch_size
 
         rates |= together(learn, progress, args.seconds)
@@ -157,7 +159,7 @@ def insert_ours(progress: torch.Tensor, shards: Shards) -> None:
     """Spawned: write wherever the learner has made room."""
     writer, environments = Writer(shards, 0, N_STEP, GAMMA), Environments(shards.num_envs)
     while True:
-        while (shards.limit[: shards.num_envs] - writer.row).min() < 2 * BLOCK:
+        while (shards.writable_until[: shards.num_envs] - writer.row).min() < 2 * BLOCK:
             time.sleep(1e-4)
         for _ in range(BLOCK):
             writer.step(*environments.step())

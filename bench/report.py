@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import tyro
 
-from a3c_mp.config import ConfigError, exit_with
+from a3c_mp.errors import ConfigError
+from a3c_mp.run.script import exit_with
 from bench import common
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"

@@ -1,6 +1,6 @@
 """Stable-Baselines3's A2C on Atari, for `bench/throughput.py --compare sb3`: prints (seconds, steps) pairs as JSON.
 
-The net is that of `a3c_mp.nets.AtariA2C`: shared convolutions, then 512 units each for policy and value. Environments,
+The net is that of `ConvActorCritic`: shared convolutions, then 512 units each for policy and value. Environments,
 optimizer and everything else are as Stable-Baselines3 has them. It imports nothing of a3c_mp, which would limit OpenMP
 to one thread.
 """

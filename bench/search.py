@@ -21,7 +21,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-from a3c_mp.config import ConfigError, Count, check_ranges, exit_with
+from a3c_mp.config import Count, check_ranges
+from a3c_mp.errors import ConfigError
+from a3c_mp.run.script import exit_with
 from bench import common
 from bench.solve import outcome
 

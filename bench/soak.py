@@ -29,7 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import numpy as np
 import psutil
 
-from a3c_mp.config import Between, ConfigError, check_ranges, exit_with
+from a3c_mp.config import Between, check_ranges
+from a3c_mp.errors import ConfigError
+from a3c_mp.run.script import exit_with
 from bench import common
 
 MIB = 2**20

@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import numpy as np
 
-from a3c_mp.config import Between, Count, check_ranges, exit_with
-from a3c_mp.episodes import EpisodeRow, read_episodes
-from a3c_mp.run import MIN_EPISODES, WINDOW
+from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.run.episode_log import EpisodeRow, read_episodes
+from a3c_mp.run.run import MIN_EPISODES, WINDOW
+from a3c_mp.run.script import exit_with
 from bench import common
 
 MACHIN_FLAGS = {"--env-id": "CartPole-v0", "--stop-return": "199.5", "--total-steps": "1_000_000"}

@@ -17,11 +17,11 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from a3c_mp import actor_critic, apex, ddpg, dqn, impala
-from a3c_mp.collect import Collector
-from a3c_mp.nets import make_actor_critic
+from a3c_mp.algorithms import actor_critic, apex, ddpg, dqn, impala
+from a3c_mp.data.collector import RolloutCollector
+from a3c_mp.data.rollout import Rollout, empty_rollout, minibatches, rollout_spec, sample_actions, write_step
+from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.replay import Batch
-from a3c_mp.rollout import Rollout, empty_rollout, minibatches, rollout_spec, sample_actions, write_step
 from wrappers import make_vec_env
 
 Stages = dict[str, tuple[Callable[[], Any], int]]
@@ -88,7 +88,7 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
     env = make_vec_env(args.env_id, args.num_envs, seed=args.seed)
     spaces = env.single_observation_space, env.single_action_space
     acting_net = make_actor_critic(*spaces, args.net, args.lstm).to(device, dtype)
-    collector = Collector(args, env, acting_net, SimpleNamespace(entropy=(0,), restored=None, beat=lambda: None))
+    collector = RolloutCollector(args, env, acting_net, SimpleNamespace(entropy=(0,), restored=None, beat=lambda: None))
     spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, acting_net.core_size)
     rollout = empty_rollout(spec)
     collector.collect(rollout)

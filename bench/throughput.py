@@ -25,9 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import gymnasium
 
-from a3c_mp.config import Between, ConfigError, Count, check_device, check_env, check_ranges, exit_with
-from a3c_mp.nets import is_image
-from a3c_mp.precision import compute_dtype
+from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.errors import ConfigError
+from a3c_mp.nets.actor_critic import is_image
+from a3c_mp.nets.precision import compute_dtype
+from a3c_mp.run.preflight import check_device, check_env
+from a3c_mp.run.script import exit_with
 from bench import common
 from bench.stages import bound, learning_threads, measure, measure_on_all_cores
 from wrappers import is_atari

@@ -9,8 +9,8 @@ import pytest
 from inline import InlineWorkers
 from support import Finished, Scripts
 
-from a3c_mp.children import SIGNALS
-from a3c_mp.config import exit_with
+from a3c_mp.processes.spawn import SIGNALS
+from a3c_mp.run.script import exit_with
 
 
 class Tape(logging.Handler):
@@ -55,7 +55,7 @@ def run_inline(tmp_path, monkeypatch, capsys):
         named = ["--run-name", "r"] if script.startswith("train_") and "--resume" not in flags else []
         module = importlib.import_module(Path(script).stem)
         if script.startswith("train_"):
-            monkeypatch.setattr("a3c_mp.actor_states.Workers", InlineWorkers)
+            monkeypatch.setattr("a3c_mp.data.actor_states.Workers", InlineWorkers)
         monkeypatch.setattr("sys.argv", [script, *named, *flags])
         code = module.main()
         return Finished(code, *capsys.readouterr(), tmp_path / "runs" / "r")
@@ -79,7 +79,9 @@ def refused(tmp_path, monkeypatch, capfd):
     def run(main, flags):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("sys.argv", ["script.py", *flags])
-        monkeypatch.setattr("a3c_mp.workers.Workers.__enter__", lambda self: pytest.fail("a process was started"))
+        monkeypatch.setattr(
+            "a3c_mp.processes.workers.Workers.__enter__", lambda self: pytest.fail("a process was started")
+        )
         with pytest.raises(SystemExit) as end:
             exit_with(main)
         printed = capfd.readouterr()

@@ -5,8 +5,8 @@ import threading
 from contextlib import suppress
 from types import SimpleNamespace
 
-from a3c_mp.link import Token
-from a3c_mp.workers import Filled
+from a3c_mp.processes.channel import Token
+from a3c_mp.processes.workers import Filled
 
 
 class Ended(Exception):
@@ -18,8 +18,8 @@ def run_quietly(target, *args):
         target(*args)
 
 
-class InlineLink:
-    """Stands in for `Link`."""
+class InlineChannel:
+    """Stands in for `WorkerChannel`."""
 
     def __init__(self, worker, first_actor, states, results):
         self.worker, self.actor, self.results, self.tokens = worker, first_actor + worker, results, queue.Queue()
@@ -41,8 +41,8 @@ class InlineLink:
         return resource
 
 
-def link_to_nobody(actor=0):
-    """A link for a collector that no learner waits for."""
+def unconnected_channel(actor=0):
+    """A channel for a collector that no learner waits for."""
     return SimpleNamespace(worker=actor, actor=actor, entropy=(0, actor, 0), restored=None, beat=lambda: None)
 
 
@@ -52,9 +52,10 @@ class InlineWorkers:
     def __init__(self, target, num_workers, args, *, states, slots_per_worker, in_order, versions, first_actor=0, **_):
         self.in_order, self.slots_per_worker = in_order, slots_per_worker
         results = [queue.Queue() for _ in range(num_workers)] if in_order else [queue.Queue()] * num_workers
-        self.links = [InlineLink(worker, first_actor, states, results[worker]) for worker in range(num_workers)]
+        self.channels = [InlineChannel(worker, first_actor, states, results[worker]) for worker in range(num_workers)]
         self.threads = [
-            threading.Thread(target=run_quietly, args=(target, link, *args), daemon=True) for link in self.links
+            threading.Thread(target=run_quietly, args=(target, channel, *args), daemon=True)
+            for channel in self.channels
         ]
         for slot in range(num_workers * slots_per_worker):
             worker, number = divmod(slot, slots_per_worker)
@@ -66,16 +67,16 @@ class InlineWorkers:
         return self
 
     def __exit__(self, *exc):
-        for link in self.links:
-            link.tokens.put(None)
+        for channel in self.channels:
+            channel.tokens.put(None)
         for thread in self.threads:
             thread.join(60)
 
     def rounds(self, should_stop, size=1):
         while not should_stop():
-            links = self.links if self.in_order else self.links[:1] * size
-            yield [link.results.get(timeout=60) for link in links]
+            channels = self.channels if self.in_order else self.channels[:1] * size
+            yield [channel.results.get(timeout=60) for channel in channels]
 
     def release(self, filled, version):
         for worker, slot, _ in filled:
-            self.links[worker].tokens.put(Token(slot, version))
+            self.channels[worker].tokens.put(Token(slot, version))

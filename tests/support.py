@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
 
-from a3c_mp.episodes import read_episodes
+from a3c_mp.run.episode_log import read_episodes
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--num-actors", "2", "--num-envs", "4", "--unroll-length", "8", "--batch-size", "32"]

@@ -1,7 +1,7 @@
 """Prioritised replay in shards: every actor writes into its own, the learner samples from all of them as from one.
 
 memory = Shards(num_actors, num_envs, rows, obs_space, action_space, stack)  # parent, before the actors start
-writer = Writer(memory, link.worker, n_step, gamma)                          # actor
+writer = Writer(memory, channel.worker, n_step, gamma)                          # actor
 replay = Replay(memory, priority_exponent, seed)                             # learner
 with Prefetch(replay, batch_size) as batches: batches.next()
 """

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from a3c_mp.slots import Spec
+from a3c_mp.processes.slots import Spec
 
 
 class Transitions(NamedTuple):
@@ -18,7 +18,7 @@ class Transitions(NamedTuple):
     age: np.ndarray  # [M] int64, how many steps ago it began; 0 began with this very step
     reward: np.ndarray  # [M] float64, sum of gamma^i r_{t+i}, i < m
     discount: np.ndarray  # [M] float64, gamma^m, or 0 where the return was cut
-    ahead: np.ndarray  # [M] int64, m, the steps to the observation it leads to; 0 where discount is 0
+    bootstrap_offset: np.ndarray  # [M] int64, m, the steps to the observation it leads to; 0 where discount is 0
     td_error: np.ndarray  # [M] float64, reward + discount * bootstrap value - q
 
 
@@ -58,7 +58,7 @@ class NStep:
         self.q = np.zeros((n, num_envs))
         self.pending = np.zeros((n, num_envs), np.bool_)
         self.powers = gamma ** np.arange(n)
-        self.discounts = np.array([0.0, *(gamma ** np.arange(1, n + 1))])  # of a transition m steps ahead
+        self.discounts = np.array([0.0, *(gamma ** np.arange(1, n + 1))])  # of a transition over m steps
 
     def fields(self) -> dict[str, np.ndarray]:
         """Everything that `step` changes, by the names that `restore` takes."""
@@ -113,10 +113,15 @@ class NStep:
         return found
 
     def _complete(
-        self, place: np.ndarray, env: np.ndarray, ahead: np.ndarray, age: int | np.ndarray, values: np.ndarray | None
+        self,
+        place: np.ndarray,
+        env: np.ndarray,
+        bootstrap_offset: np.ndarray,
+        age: int | np.ndarray,
+        values: np.ndarray | None,
     ) -> Transitions:
-        """The transitions in (place, env), which lead `ahead` steps to `values[env]`, or nowhere if that is 0."""
-        reward, discount = self.returns[place, env], self.discounts[ahead]
-        bootstrap = 0.0 if values is None else np.where(ahead > 0, values[env], 0.0)
+        """Transitions that begin in (place, env) and bootstrap from `values[env]`, or end there if the offset is 0."""
+        reward, discount = self.returns[place, env], self.discounts[bootstrap_offset]
+        bootstrap = 0.0 if values is None else np.where(bootstrap_offset > 0, values[env], 0.0)
         td_error = reward + discount * bootstrap - self.q[place, env]
-        return Transitions(env, env * 0 + age, reward, discount, ahead, td_error)
+        return Transitions(env, env * 0 + age, reward, discount, bootstrap_offset, td_error)

@@ -67,18 +67,18 @@ class Replay:
         self.size = self.dropped = self.rejected = 0
         self._lock = threading.Lock()  # of the tree and the two counters; gathering does without
 
-    def announce(self, shard: int) -> int:
-        """Take in what the shard's writer has made ready since the last call.
+    def ingest(self, shard: int) -> int:
+        """Take in what the shard's writer has committed since the last call.
 
         Returns:
             the number of new transitions (at a deterministic run's call the writer must be idle).
         """
         lanes = self.shards.lanes(shard)
         with self._lock:
-            ready = self.shards.ready[lanes].copy()  # read before the rows that it speaks for
+            committed = self.shards.committed[lanes].copy()  # read before the rows that it speaks for
             self.written[lanes] = self.shards.written[lanes]
-            lane, row = _spread(lanes, np.maximum(self.seen[lanes], self.tail[lanes]), ready)
-            self.seen[lanes] = ready
+            lane, row = _spread(lanes, np.maximum(self.seen[lanes], self.tail[lanes]), committed)
+            self.seen[lanes] = committed
             priority = self.shards.priority[lane, row % self.shards.rows]
             usable = (priority >= 0) & (priority < np.inf)  # false for NaN too
             priority = np.where(usable, priority, 0.0)  # what is not finite in a transition shows in its TD error
@@ -112,16 +112,16 @@ class Replay:
             self._set(lane, row, np.zeros(len(row)))
             self.size -= retired
             self.tail[lanes] = tail
-            shards.limit[lanes] = np.maximum(shards.limit[lanes], free_from + shards.rows)
+            shards.writable_until[lanes] = np.maximum(shards.writable_until[lanes], free_from + shards.rows)
         return retired
 
     def roll_back(self, shard: int) -> None:
-        """Forget what a shard's dead writer has written since the last `announce`: its successor writes it again.
+        """Forget what a shard's dead writer has written since the last `ingest`: its successor writes it again.
 
         Only where the writer was idle then, and its incomplete transitions are known (see `Writer.fields`).
         """
         lanes = self.shards.lanes(shard)
-        self.shards.written[lanes], self.shards.ready[lanes] = self.written[lanes], self.seen[lanes]
+        self.shards.written[lanes], self.shards.committed[lanes] = self.written[lanes], self.seen[lanes]
 
     def allocate(self, batch_size: int, pin: bool = False) -> Batch:
         """Memory for `sample` to fill, page-locked if `pin`."""
@@ -179,7 +179,7 @@ class Replay:
         for name in ("action", "reward", "discount"):
             torch.index_select(self.fields[name], 0, at, out=getattr(out, name))
         self._gather(lane, place, out.obs)
-        self._gather(lane, place + self.fields["ahead"][at].numpy(), out.next_obs)
+        self._gather(lane, place + self.fields["bootstrap_offset"][at].numpy(), out.next_obs)
         return lane, row
 
     def _gather(self, lane: np.ndarray, place: np.ndarray, out: Tensor) -> None:
@@ -229,7 +229,10 @@ class Replay:
         been saved.
         """
         with self._lock:
-            counters = {"ready": torch.from_numpy(self.seen.copy()), "written": torch.from_numpy(self.written.copy())}
+            counters = {
+                "committed": torch.from_numpy(self.seen.copy()),
+                "written": torch.from_numpy(self.written.copy()),
+            }
             used = int(counters["written"].max())
             used = used if used < self.shards.rows // 2 else self.shards.rows
             fields = {name: field[:, :used] for name, field in self.shards.fields().items()}
@@ -260,10 +263,10 @@ class Replay:
         shards, used = self.shards, state["leaves"].shape[1]
         for name, saved in {"frame": state["frame"], **state["fields"]}.items():
             shards.fields()[name][:, :used] = saved
-        for name in ("ready", "written"):
+        for name in ("committed", "written"):
             getattr(shards, name)[:] = state[name].numpy()
-        shards.limit[:] = np.maximum(shards.written, shards.rows)
-        self.seen[:], self.written[:] = state["ready"].numpy(), state["written"].numpy()
+        shards.writable_until[:] = np.maximum(shards.written, shards.rows)
+        self.seen[:], self.written[:] = state["committed"].numpy(), state["written"].numpy()
         self.tail[:] = state["tail"].numpy()
         leaves = np.arange(len(self.tree.leaves)).reshape(shards.num_lanes, shards.rows)[:, :used]
         self.tree[leaves.ravel()] = state["leaves"].numpy().ravel()

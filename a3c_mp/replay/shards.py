@@ -10,9 +10,9 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
-from a3c_mp.slots import Slots, Spec, layout
+from a3c_mp.processes.slots import Slots, Spec, layout
 
-COUNTERS = ("written", "ready", "limit")
+COUNTERS = ("written", "committed", "writable_until")
 
 
 class Shards:
@@ -24,11 +24,11 @@ class Shards:
     if `step[r]` is 1 or more. An episode that was truncated has a row more, for its final observation.
 
     Three counters for each lane keep the processes apart without a lock. Only the lane's writer raises `written` and
-    `ready`, only the learner raises `limit`, and each is raised after what it stands for has been done:
+    `committed`, only the learner raises `writable_until`, and each is raised after what it stands for has been done:
 
-        written  rows below it are filled; a writer that takes over goes on here
-        ready    the transitions that begin in rows below it are complete
-        limit    rows below it may be written: what they overwrite is no longer sampled
+        written         rows below it are filled; a writer that takes over goes on here
+        committed       the transitions that begin in rows below it are complete
+        writable_until  rows below it may be written: what they overwrite is no longer sampled
 
     Args:
         num_shards: actors.
@@ -48,13 +48,13 @@ class Shards:
     action: np.ndarray  # int64, or float32 [A]
     reward: np.ndarray  # float32, sum of gamma^i r_{t+i} over the m rewards of the transition, m <= n
     discount: np.ndarray  # float32, gamma^m, or 0 if the return was cut by a termination
-    ahead: np.ndarray  # int32, m: the transition leads to the observation of row r + m; 0 if nothing follows
+    bootstrap_offset: np.ndarray  # int32, m: the transition leads to the observation of row r + m; 0 if nothing follows
     step: np.ndarray  # int32, agent steps since the episode's start
     priority: np.ndarray  # float32, |TD error| as the actor saw it, or 0: no transition begins here
     # and the counters, int64 [lanes]:
     written: np.ndarray
-    ready: np.ndarray
-    limit: np.ndarray
+    committed: np.ndarray
+    writable_until: np.ndarray
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Shards:
         self.num_lanes = num_shards * num_envs
         self.slots = Slots(_spec(num_shards * num_envs, rows, obs_space, action_space, stack), 1)
         self._attach()
-        self.limit[:] = rows
+        self.writable_until[:] = rows
 
     @staticmethod
     def bytes_needed(
@@ -128,7 +128,7 @@ def _spec(num_lanes: int, rows: int, obs_space: gymnasium.Space, action_space: g
         "action": ((*ring, *action_shape), torch.int64 if discrete else torch.float32),
         "reward": (ring, torch.float32),
         "discount": (ring, torch.float32),
-        "ahead": (ring, torch.int32),
+        "bootstrap_offset": (ring, torch.int32),
         "step": (ring, torch.int32),
         "priority": (ring, torch.float32),
         **dict.fromkeys(COUNTERS, ((num_lanes,), torch.int64)),

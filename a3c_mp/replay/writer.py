@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from a3c_mp.processes.slots import Spec
 from a3c_mp.replay.nstep import NStep, nstep_spec
 from a3c_mp.replay.shards import Shards
-from a3c_mp.slots import Spec
 
 MIN_PRIORITY = 1e-6
 """what is added to every |TD error|, so that each transition can be drawn (Schaul et al. 2016, section 3.3)"""
@@ -23,9 +23,9 @@ def carried_spec(num_envs: int, n_step: int) -> Spec:
 class Writer:
     """Appends the steps of B environments to a shard, and works out priorities from values the actor has already.
 
-    A writer waits for nobody and can be killed at any instant: what it has not made ready is seen by nobody, and the
-    next writer of the shard goes on behind it. Environments must stand at an episode's start when a writer is made, or
-    be rebuilt to where `restored` was taken.
+    A writer waits for nobody and can be killed at any instant: what it has not committed is seen by nobody, and
+    the next writer of the shard goes on behind it. Environments must stand at an episode's start when a writer is made,
+    or be rebuilt to where `restored` was taken.
 
     Args:
         shards: the memory.
@@ -41,9 +41,17 @@ class Writer:
         lanes = shards.lanes(shard)
         self.rows, self.stack = shards.rows, shards.stack
         self.frame, self.action, self.episode_step = shards.frame[lanes], shards.action[lanes], shards.step[lanes]
-        self.reward, self.discount, self.ahead = shards.reward[lanes], shards.discount[lanes], shards.ahead[lanes]
+        self.reward, self.discount, self.bootstrap_offset = (
+            shards.reward[lanes],
+            shards.discount[lanes],
+            shards.bootstrap_offset[lanes],
+        )
         self.priority = shards.priority[lanes]
-        self.written, self.ready, self.limit = shards.written[lanes], shards.ready[lanes], shards.limit[lanes]
+        self.written, self.committed, self.writable_until = (
+            shards.written[lanes],
+            shards.committed[lanes],
+            shards.writable_until[lanes],
+        )
 
         self.nstep = NStep(shards.num_envs, n_step, gamma)
         self.env = np.arange(shards.num_envs)
@@ -54,7 +62,7 @@ class Writer:
             self.t = restored["writer_t"].copy()
             return
         for env in self.env:  # transitions that a killed writer had begun, and which will never be complete
-            self.priority[env, np.arange(self.ready[env], self.written[env]) % self.rows] = 0.0
+            self.priority[env, np.arange(self.committed[env], self.written[env]) % self.rows] = 0.0
 
     def fields(self) -> dict[str, np.ndarray]:
         """What a writer needs that goes on from here, besides what the shard holds."""
@@ -77,7 +85,7 @@ class Writer:
         """Append one step of every environment: `action`, chosen at `obs`, earned `reward`.
 
         Called once for each step of the vector environment, after it. A transition's n-step return bootstraps from the
-        `value` of a later call, so it is ready n calls later, or when its episode ends.
+        `value` of a later call, so it is committed n calls later, or when its episode ends.
 
         Args:
             obs: [B, *obs_shape], what the action was chosen at (not what came after).
@@ -111,14 +119,20 @@ class Writer:
             final_value = _where_finite(final_obs, final_value)
         done = self.nstep.step(reward, cut, bootstrapped, q, value, final_value)
         at = done.env, (row[done.env] - done.age) % self.rows
-        self.reward[at], self.discount[at], self.ahead[at] = done.reward, done.discount, done.ahead
+        self.reward[at], self.discount[at], self.bootstrap_offset[at] = (
+            done.reward,
+            done.discount,
+            done.bootstrap_offset,
+        )
         self.priority[at] = np.abs(done.td_error) + MIN_PRIORITY
-        self.ready[:] = self.row - self.nstep.waiting
+        self.committed[:] = self.row - self.nstep.waiting
         self.t[terminated | truncated] = 0
 
     def _check(self, obs: np.ndarray, bootstrapped: np.ndarray) -> None:
-        if (self.row + 1 + bootstrapped > self.limit).any():
-            raise RuntimeError(f"no room in the replay: rows {self.row}, limits {self.limit}; make_room before")
+        if (self.row + 1 + bootstrapped > self.writable_until).any():
+            raise RuntimeError(
+                f"no room in the replay: rows {self.row}, limits {self.writable_until}; make_room before"
+            )
         if self.stack > 1 and not self.t.all() and obs[self.t == 0, :-1].any():
             raise ValueError(f"an episode must begin with {self.stack - 1} frames of zeros before its first")
 

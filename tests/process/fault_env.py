@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from a3c_mp.link import Link
+from a3c_mp.processes.channel import WorkerChannel
 
 STEPS = 400
 """of all environments of an actor together, before something happens"""
@@ -38,10 +38,10 @@ def note(mishap):
     Path(mishap).touch()
 
 
-def send_half(link, slot, payload):
-    """Instead of `Link.send`: the length of a message and half of it, then the end."""
+def send_half(channel, slot, payload):
+    """Instead of `WorkerChannel.send`: the length of a message and half of it, then the end."""
     note("killed while sending")
-    os.write(link._results.fileno(), b"\0\0\0\x30" + 20 * b"x")
+    os.write(channel._results.fileno(), b"\0\0\0\x30" + 20 * b"x")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -59,7 +59,7 @@ class MishapEnv(CartPoleEnv):
                 note(MishapEnv.mishap)
                 os.kill(os.getpid(), signal.SIGKILL)
             if MishapEnv.mishap == "killed while sending":
-                Link.send = send_half
+                WorkerChannel.send = send_half
 
     def step(self, action):
         MishapEnv.steps += 1

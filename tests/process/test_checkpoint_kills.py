@@ -10,8 +10,8 @@ import torch
 import torch.multiprocessing as mp
 from support import CARTPOLE, CHAPTERS
 
-from a3c_mp import checkpoint
-from a3c_mp.checkpoint import list_checkpoints
+from a3c_mp.run import checkpoint
+from a3c_mp.run.checkpoint import list_checkpoints
 
 ORIGIN = {"algorithm": "a3c_data", "env_id": "CartPole-v1"}
 KILLS = 50
@@ -30,7 +30,7 @@ def save_without_end(folder, steps, done):
 @pytest.mark.parametrize("kills", [15, pytest.param(KILLS, marks=pytest.mark.slow)])
 def test_a_save_killed_at_any_moment_costs_that_one_save(tmp_path, kills):
     context = mp.get_context("forkserver")  # no time for fifty imports of torch
-    context.set_forkserver_preload(["torch", "a3c_mp.checkpoint", "test_checkpoint_kills"])
+    context.set_forkserver_preload(["torch", "a3c_mp.run.checkpoint", "test_checkpoint_kills"])
     rng, folder, steps, in_the_middle = random.Random(0), tmp_path / "checkpoints", 0, 0
     for _ in range(kills):
         receiver, sender = context.Pipe(duplex=False)

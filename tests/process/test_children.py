@@ -8,8 +8,8 @@ import sys
 import termios
 import time
 
-from a3c_mp import watchdog
-from a3c_mp.children import start_child
+from a3c_mp.processes import watchdog
+from a3c_mp.processes.spawn import start_child
 
 
 def write_to_the_terminal():

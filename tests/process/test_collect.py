@@ -1,16 +1,16 @@
-"""The Collector on an environment that counts: the memory of a net with a core, over rollouts and ends."""
+"""The RolloutCollector on an environment that counts: the memory of a net with a core, over rollouts and ends."""
 
 import numpy as np
 import pytest
 import torch
 from counting_env import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
-from inline import link_to_nobody
+from inline import unconnected_channel
 
-from a3c_mp.collect import Collector
 from a3c_mp.config import CommonArgs
-from a3c_mp.nets import initial_state, make_actor_critic, unroll
-from a3c_mp.rollout import Rollout, episode_starts, rollout_spec
+from a3c_mp.data.collector import RolloutCollector
+from a3c_mp.data.rollout import Rollout, episode_starts, rollout_spec
+from a3c_mp.nets.actor_critic import initial_state, make_actor_critic, unroll
 from wrappers import make_vec_env
 
 T, B, ROLLOUTS = 5, 3, 8
@@ -24,7 +24,7 @@ def collected():
     net = make_actor_critic(*SPACES, lstm=True)
     torch.nn.init.normal_(net.policy[-1].weight)
     env = make_vec_env("counting_env:Count-v0", B, seed=0)
-    collector = Collector(CommonArgs(env_id="counting_env:Count-v0", seed=0), env, net, link_to_nobody())
+    collector = RolloutCollector(CommonArgs(env_id="counting_env:Count-v0", seed=0), env, net, unconnected_channel())
     rollouts = []
     for _ in range(ROLLOUTS):
         spec = rollout_spec(T, B, *SPACES, net.core_size)

@@ -10,9 +10,9 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from support import CHAPTERS
 
-from a3c_mp.device import GraphedForward
-from a3c_mp.nets import make_actor_critic
-from a3c_mp.weights import Weights
+from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.cuda_graph import GraphedForward
+from a3c_mp.processes.weights import Weights
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

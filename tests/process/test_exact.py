@@ -16,8 +16,8 @@ import torch
 from fault_env import MISHAPS
 from support import actors_of
 
-from a3c_mp import run as run_module
-from a3c_mp.checkpoint import list_checkpoints
+from a3c_mp.run import run as run_module
+from a3c_mp.run.checkpoint import list_checkpoints
 
 SMALL = ["--num-actors", "2", "--num-envs", "2"]
 CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
@@ -106,7 +106,7 @@ class Killer:
 
     def __init__(self, monkeypatch, times):
         self.rounds, self.times, self.killed = 0, times, 0
-        tick = run_module.Run.tick
+        tick = run_module.Run.end_round
 
         def tick_and_kill(run):
             tick(run)
@@ -116,7 +116,7 @@ class Killer:
                 actors[self.rounds % len(actors)].kill()
                 self.killed += 1
 
-        monkeypatch.setattr(run_module.Run, "tick", tick_and_kill)
+        monkeypatch.setattr(run_module.Run, "end_round", tick_and_kill)
 
 
 @ALL_KINDS

@@ -16,7 +16,7 @@ from inline import InlineWorkers
 from support import CARTPOLE, CHAPTERS, actors_of, family_of, scalars, still_alive
 
 import train_a3c_data
-from a3c_mp.checkpoint import list_checkpoints
+from a3c_mp.run.checkpoint import list_checkpoints
 
 HANG_SECONDS = 10
 TWO_LEARNERS = ["--num-learners", "2"]
@@ -65,8 +65,8 @@ def check_mishaps(scripts, monkeypatch, algorithm, mishaps):
     (scripts.runs_dir / "enough").touch()
     done = scripts.finish(trainer, "r")
 
-    incidents = [line for line in log.splitlines() if "restart" in line]
-    for number, (line, mishap) in enumerate(zip(incidents, mishaps, strict=True), start=1):
+    restart_messages = [line for line in log.splitlines() if "restart" in line]
+    for number, (line, mishap) in enumerate(zip(restart_messages, mishaps, strict=True), start=1):
         assert line.endswith(f"restart {number} of {restarts}")
         assert re.search(rf"actor 0 \(pid \d+\) {WAYS[mishap]}; restart", line)
         happened, told = (scripts.runs_dir / mishap).stat().st_mtime, said_at(log, line)
@@ -256,7 +256,7 @@ def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, algorithm)
 @pytest.mark.parametrize(("signum", "times"), [(INT, 2), (TERM, 1)])
 def test_signals_end_an_evaluation_without_a_word(scripts, monkeypatch, signum, times):
     monkeypatch.chdir(scripts.runs_dir)
-    monkeypatch.setattr("a3c_mp.actor_states.Workers", InlineWorkers)
+    monkeypatch.setattr("a3c_mp.data.actor_states.Workers", InlineWorkers)
     flags = ["--run-name", "r", "--total-steps", "200"]
     monkeypatch.setattr("sys.argv", ["", *CARTPOLE, *CHAPTERS["a3c_data"][1], *flags])
     assert train_a3c_data.main() == 0

@@ -9,15 +9,15 @@ import pytest
 from inline import InlineWorkers
 
 import train_a3c_grad
-from a3c_mp.link import Link
-from a3c_mp.workers import Workers
+from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.workers import Workers
 
 
-def killed_before_it_sends(link: Link, *args):
+def killed_before_it_sends(channel: WorkerChannel, *args):
     """The chapter's actor 1, killed once; its successor is rebuilt to the beginning of the lost rollout."""
-    if link.worker == 1 and not Path("killed").exists():
-        link.send = lambda slot, payload: (Path("killed").touch(), os.kill(os.getpid(), signal.SIGKILL))
-    train_a3c_grad.actor(link, *args)
+    if channel.worker == 1 and not Path("killed").exists():
+        channel.send = lambda slot, payload: (Path("killed").touch(), os.kill(os.getpid(), signal.SIGKILL))
+    train_a3c_grad.actor(channel, *args)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def train(tmp_path, monkeypatch):
         flags += ["--deterministic", "--total-steps", "1280", "--runs-dir", str(tmp_path), "--run-name", name]
         monkeypatch.setattr("sys.argv", ["", *flags])
         monkeypatch.setattr(train_a3c_grad, "actor", actor)
-        monkeypatch.setattr("a3c_mp.actor_states.Workers", workers)
+        monkeypatch.setattr("a3c_mp.data.actor_states.Workers", workers)
         assert train_a3c_grad.main() == 0
         return json.loads((tmp_path / name / "summary.json").read_text())
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp import impala
-from a3c_mp.config import ConfigError
-from a3c_mp.device import check_learners
-from a3c_mp.impala import ImpalaArgs
-from a3c_mp.learners import DEATH_SECONDS, END_SECONDS, GLOO_SECONDS, Learners, PeerLost
-from a3c_mp.nets import make_actor_critic
-from a3c_mp.rollout import Rollout, rollout_spec
-from a3c_mp.workers import POLL_SECONDS
+from a3c_mp.algorithms import impala
+from a3c_mp.algorithms.impala import ImpalaArgs
+from a3c_mp.data.rollout import Rollout, rollout_spec
+from a3c_mp.errors import ConfigError, PeerLost
+from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.processes.learners import DEATH_SECONDS, END_SECONDS, GLOO_SECONDS, Learners
+from a3c_mp.processes.workers import POLL_SECONDS
+from a3c_mp.run.preflight import check_learners
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
 ARGS = ImpalaArgs(num_learners=2, num_actors=2, reward_clip=False, clip_grad=1e9)
@@ -51,25 +51,25 @@ def gradient(net, unrolls, average=lambda tensors: None):
     return [*(parameter.grad for parameter in net.parameters()), loss]
 
 
-def learn_together(team):
+def learn_together(group):
     """Two steps on this learner's half of the unrolls; the weights after it, and the last gradient and loss."""
-    net, optimizer = make_net(seed=team.rank)  # the others' weights are not the first one's until they synchronize
-    team.synchronize(net, optimizer)
-    mine = torch.arange(team.rank * UNROLLS, (team.rank + 1) * UNROLLS)
+    net, optimizer = make_net(seed=group.rank)  # the others' weights are not the first one's until they synchronize
+    group.broadcast_state(net, optimizer)
+    mine = torch.arange(group.rank * UNROLLS, (group.rank + 1) * UNROLLS)
     unrolls = impala.select(some_unrolls(), mine)
     for _ in range(2):
-        net.norm.update(team.gather(unrolls.obs.flatten(0, 1)))
-        *grads, loss = gradient(net, unrolls, team.average)
-        team.average_gradients(net, loss)
+        net.norm.update(group.all_gather(unrolls.obs.flatten(0, 1)))
+        *grads, loss = gradient(net, unrolls, group.all_reduce_mean)
+        group.all_reduce_gradients(net, loss)
         optimizer.step()
     return net, [*grads, loss]
 
 
-def follow_together(team):
-    net, _ = learn_together(team)
-    team.exchange([parameter.detach() for parameter in net.parameters()])
+def follow_together(group):
+    net, _ = learn_together(group)
+    group.all_gather_object([parameter.detach() for parameter in net.parameters()])
     listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
-    team.exchange(listening)
+    group.all_gather_object(listening)
 
 
 def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
@@ -78,40 +78,40 @@ def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
         net.norm.update(some_unrolls().obs.flatten(0, 1))
         expected = gradient(net, some_unrolls())
         optimizer.step()
-    with Learners(2, follow_together, ()) as team:
-        together, found = learn_together(team)
+    with Learners(2, follow_together, ()) as group:
+        together, found = learn_together(group)
         for x, y in zip(found, expected, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
         for x, y in zip(together.parameters(), net.parameters(), strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-        first, second = team.exchange([parameter.detach() for parameter in together.parameters()])
+        first, second = group.all_gather_object([parameter.detach() for parameter in together.parameters()])
         for x, y in zip(first, second, strict=True):
             assert torch.equal(x, y), "the learners' weights do not drift apart"
         mine = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
-        addresses = {address for listening in team.exchange(mine) for address in listening}
+        addresses = {address for listening in group.all_gather_object(mine) for address in listening}
     assert addresses == {"127.0.0.1"}, "nobody else can reach them"
 
 
-def count_for_ever(team):
+def count_for_ever(group):
     while True:
-        team.exchange(os.getpid())
+        group.all_gather_object(os.getpid())
 
 
-def fail_in_the_third(team):
+def fail_in_the_third(group):
     for _ in range(2):
-        team.exchange(os.getpid())
+        group.all_gather_object(os.getpid())
     raise ArithmeticError("the gradient caught fire")
 
 
 def exchange_until_lost(learners, act=lambda pids: None):
     """Exchange messages, `act` on the others once they run; seconds from there to the error."""
-    with learners as team:
-        team.exchange(os.getpid())
+    with learners as group:
+        group.all_gather_object(os.getpid())
         act(learners.pids)
         since = time.monotonic()
         while time.monotonic() - since < 60:
             try:
-                team.exchange(os.getpid())
+                group.all_gather_object(os.getpid())
             finally:
                 waited = time.monotonic() - since
     return waited
@@ -161,7 +161,7 @@ def test_a_signal_ends_the_wait_for_a_frozen_learner():
     assert signal.set_wakeup_fd(-1) == -1, "nothing is left of it"
 
 
-def die_at_once(team):
+def die_at_once(group):
     raise AssertionError("never reached")
 
 
@@ -182,16 +182,16 @@ class Unloadable:
 
 
 def test_one_learner_needs_no_other_process():
-    with Learners(1, count_for_ever, ()) as team:
+    with Learners(1, count_for_ever, ()) as group:
         tensor = torch.ones(2)
-        team.average([tensor])
-        assert team.exchange("alone") == ["alone"]
-        assert torch.equal(team.gather(tensor), tensor)
+        group.all_reduce_mean([tensor])
+        assert group.all_gather_object("alone") == ["alone"]
+        assert torch.equal(group.all_gather(tensor), tensor)
         assert not torch.distributed.is_initialized()
 
 
-def sleep_for_ever(team):
-    team.exchange(os.getpid())
+def sleep_for_ever(group):
+    group.all_gather_object(os.getpid())
     time.sleep(600)
 
 
@@ -218,9 +218,9 @@ def test_the_death_of_a_learner_aborts_what_nccl_would_wait_for(monkeypatch):
     """The thread alone, as gloo notices by itself. What the abort does with NCCL has not been run."""
     aborted = threading.Event()
     learners = Learners(2, sleep_for_ever, ())
-    monkeypatch.setattr(learners.team, "abort", aborted.set)
-    with learners as team:
-        team.exchange(os.getpid())
+    monkeypatch.setattr(learners.group, "abort", aborted.set)
+    with learners as group:
+        group.all_gather_object(os.getpid())
         assert not aborted.wait(2 * POLL_SECONDS)
         os.kill(learners.pids[0], signal.SIGKILL)
         assert aborted.wait(GLOO_SECONDS + 2.0)

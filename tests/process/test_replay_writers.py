@@ -97,7 +97,7 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
         while done.acquire(block=False):
             replay.make_room(shard, room)
             leave.release()
-        replay.announce(shard)
+        replay.ingest(shard)
 
     steady = start(1, 0)
     lives, processes = set(), [steady[0]]
@@ -109,10 +109,10 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
                 assert life < 200, "the lanes do not wrap around"
                 process, *permit = start(0, life)
                 processes.append(process)
-                born, seen = time.monotonic(), int(shards.ready[:B].min())
+                born, seen = time.monotonic(), int(shards.committed[:B].min())
                 ends = born + rng.uniform(0.0, 0.1)
                 # every other life may end with its first rows, the rest once something of theirs has been drawn
-                while time.monotonic() < ends or shards.ready[:B].min() == seen or (life % 2 and life not in lives):
+                while time.monotonic() < ends or shards.committed[:B].min() == seen or (life % 2 and life not in lives):
                     assert time.monotonic() < born + 30, "the successor does not get on"
                     serve(0, *permit)
                     serve(1, *steady[1:])
@@ -122,7 +122,7 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
                 process.join()
                 assert process.exitcode == -signal.SIGKILL, "it has not failed by itself"
         assert steady[0].is_alive()
-        replay.announce(0)
+        replay.ingest(0)
         for _ in range(50):
             lives |= set(check(replay.sample(64)))
     finally:
@@ -146,6 +146,6 @@ def test_a_spawned_actor_writes_what_the_learner_reads():
     child.join()
     assert child.exitcode == 0
     replay = Replay(shards, 0.6, 0)
-    assert replay.announce(0) == 0
-    assert replay.announce(1) == 4 * B
+    assert replay.ingest(0) == 0
+    assert replay.ingest(1) == 4 * B
     assert sorted(torch.unique(replay.sample(64).action).tolist()) == [0, 1, 2, 3]

@@ -6,12 +6,12 @@ import torch
 from counting_env import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp.actor_states import ActorStates
-from a3c_mp.nets import make_actor_critic
-from a3c_mp.rollout import Rollout, finished_episodes, rollout_spec
-from a3c_mp.slots import Slots
-from a3c_mp.weights import Weights
-from a3c_mp.workers import Workers
+from a3c_mp.data.actor_states import ActorStates
+from a3c_mp.data.rollout import Rollout, finished_episodes, rollout_spec
+from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.weights import Weights
+from a3c_mp.processes.workers import Workers
 from train_a3c_data import Args, actor
 
 T, B, ACTORS = 5, 3, 2

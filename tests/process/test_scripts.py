@@ -7,8 +7,8 @@ import time
 import pytest
 from support import CARTPOLE, CHAPTERS, SMALL, actors_of, episode_steps, scalars, still_alive
 
-from a3c_mp import checkpoint
-from a3c_mp.checkpoint import list_checkpoints
+from a3c_mp.run import checkpoint
+from a3c_mp.run.checkpoint import list_checkpoints
 
 SMALL_CARTPOLE = [*CARTPOLE, *SMALL]
 PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL]

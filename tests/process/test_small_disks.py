@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support import CARTPOLE, CHAPTERS, ROOT
 
-from a3c_mp.checkpoint import list_checkpoints, load
+from a3c_mp.run.checkpoint import list_checkpoints, load
 
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-euc"]
 FULL_DISK = """

@@ -11,7 +11,7 @@ import time
 from fault_env import CHATTER, STEPS
 from support import CARTPOLE, SMALL, actors_of
 
-from a3c_mp.checkpoint import list_checkpoints
+from a3c_mp.run.checkpoint import list_checkpoints
 
 FLAGS = [*CARTPOLE, *SMALL]
 END_SECONDS = 10

@@ -15,51 +15,52 @@ import psutil
 import pytest
 import torch
 
-from a3c_mp.slots import Slots
-from a3c_mp.workers import PAUSE_SECONDS, START_SECONDS, Incident, WorkerError, Workers
+from a3c_mp.errors import WorkerError
+from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.workers import PAUSE_SECONDS, START_SECONDS, RestartMessage, Workers
 
 SPEC = {"count": ((1,), torch.int64)}
 
 
-def count(link, slots):
+def count(channel, slots):
     """Fill slots with 0, 1, 2, ..."""
     number = 0
     while True:
-        slot, _ = link.take()
+        slot, _ = channel.take()
         slots[slot]["count"].fill_(number)
-        link.beat()
-        link.send(slot, os.getpid())
+        channel.beat()
+        channel.send(slot, os.getpid())
         number += 1
 
 
-def show_state(link, slots):
+def show_state(channel, slots):
     """Fill slots with 0, 1, 2, ..., each with the version of its token and what the worker was rebuilt from."""
-    if link.restored == "lost":
-        link.lose_games("a coin was missing")
+    if channel.restored == "lost":
+        channel.lose_games("a coin was missing")
     for number in range(1000):
-        slot, version = link.take()
+        slot, version = channel.take()
         slots[slot]["count"].fill_(number)
-        link.send(slot, (os.getpid(), version, link.entropy, link.restored))
+        channel.send(slot, (os.getpid(), version, channel.entropy, channel.restored))
 
 
-def fail_at_start(link, slots):
+def fail_at_start(channel, slots):
     raise ArithmeticError("cannot begin")
 
 
-def fail_in_the_third(link, slots):
+def fail_in_the_third(channel, slots):
     for _ in range(2):
-        slot, _ = link.take()
-        link.send(slot, os.getpid())
+        slot, _ = channel.take()
+        channel.send(slot, os.getpid())
     raise ArithmeticError("cannot go on")
 
 
-def freeze_in_the_third(link, slots):
+def freeze_in_the_third(channel, slots):
     for _ in range(2):
-        slot, _ = link.take()
-        link.send(slot, os.getpid())
-    if link.entropy[-1] == 0:  # restarts
+        slot, _ = channel.take()
+        channel.send(slot, os.getpid())
+    if channel.entropy[-1] == 0:  # restarts
         os.kill(os.getpid(), signal.SIGSTOP)
-    count(link, slots)
+    count(channel, slots)
 
 
 def fill(workers, slots, number):
@@ -109,8 +110,8 @@ def test_a_round_has_as_many_slots_as_asked_for(slots):
     "signum", [signal.SIGKILL, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGTERM, signal.SIGSEGV))]
 )
 def test_a_killed_worker_is_named_and_replaced_and_the_others_go_on(slots, signum):
-    incidents = []
-    with Workers(count, 2, (slots,), on_incident=incidents.append) as workers:
+    restart_messages = []
+    with Workers(count, 2, (slots,), on_restart=restart_messages.append) as workers:
         fill(workers, slots, 10)
         victim, survivor = workers.pids
         os.kill(victim, signum)
@@ -119,14 +120,16 @@ def test_a_killed_worker_is_named_and_replaced_and_the_others_go_on(slots, signu
             found += fill(workers, slots, 100)
         assert workers.pids[1] == survivor
         assert workers.pids[0] != victim
-    assert incidents == [Incident(0, f"actor 0 (pid {victim}) was killed by {signum.name}; restart 1 of 5")]
+    assert restart_messages == [
+        RestartMessage(0, f"actor 0 (pid {victim}) was killed by {signum.name}; restart 1 of 5")
+    ]
     new = [number for worker, pid, number in found if worker == 0 and pid != victim]
     assert new
     assert new == list(range(len(new))), "the new worker has its slots to itself"
 
 
 def test_a_slot_held_by_the_learner_is_not_given_to_the_new_worker(slots):
-    with Workers(count, 1, (slots,), on_incident=lambda incident: None) as workers:
+    with Workers(count, 1, (slots,), on_restart=lambda message: None) as workers:
         [held] = next(iter(workers.rounds(lambda: False)))
         os.kill(workers.pids[0], signal.SIGKILL)
         seen = []
@@ -147,7 +150,7 @@ def take_slots(workers, number):
 
 
 def test_a_spent_restart_budget_ends_the_run(slots):
-    with Workers(fail_in_the_third, 1, (slots,), max_restarts=2, on_incident=lambda incident: None) as workers:
+    with Workers(fail_in_the_third, 1, (slots,), max_restarts=2, on_restart=lambda message: None) as workers:
         with pytest.raises(WorkerError, match="restart budget of 2 spent"):
             fill(workers, slots, 100)
         assert workers.restarts == 2
@@ -162,61 +165,61 @@ def test_an_exception_at_start_is_fatal_at_once_with_its_traceback(slots):
 
 
 def test_a_frozen_worker_is_noticed_and_replaced(slots):
-    incidents = []
-    with Workers(freeze_in_the_third, 1, (slots,), hang_seconds=1.5, on_incident=incidents.append) as workers:
+    restart_messages = []
+    with Workers(freeze_in_the_third, 1, (slots,), hang_seconds=1.5, on_restart=restart_messages.append) as workers:
         fill(workers, slots, 30)
-    assert len(incidents) == 1
-    assert "gave no sign of life" in incidents[0].text
+    assert len(restart_messages) == 1
+    assert "gave no sign of life" in restart_messages[0].text
 
 
 def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monkeypatch):
     """Looks that are 6 s apart count as 5 s of silence each; an hour during which the parent was stopped as 5 s too."""
-    now, incidents = 1000.0, []
-    monkeypatch.setattr("a3c_mp.workers.time.monotonic", lambda: now)
+    now, restart_messages = 1000.0, []
+    monkeypatch.setattr("a3c_mp.processes.workers.time.monotonic", lambda: now)
     workers = Workers(count, 1, hang_seconds=12.0)
     process, tape = (
         SimpleNamespace(pid=7, exitcode=None, kill=lambda: tape.append("kill"), join=lambda: tape.append("join")),
         [],
     )
     workers._processes, workers._start = [process], lambda worker: tape.append(f"start {worker}")
-    workers.on_incident = incidents.append
+    workers.on_restart = restart_messages.append
     workers._seen_beats = [(0, 0.0, 12.0)]
     for seconds in (3600, 6):
         now += seconds
         workers._check_heartbeats()
-    assert not incidents
+    assert not restart_messages
     workers._beats[0] += 1
     for _ in range(3):
         now += 6
         workers._check_heartbeats()
-    assert not incidents, "it has been heard of meanwhile"
+    assert not restart_messages, "it has been heard of meanwhile"
     now += 6
     workers._check_heartbeats()
     text = "actor 0 (pid 7) gave no sign of life for 12 s and was killed (--hang-seconds); restart 1 of 5"
-    assert incidents == [Incident(0, text)]
+    assert restart_messages == [RestartMessage(0, text)]
     assert tape == ["kill", "join", "start 0"]
 
 
 def test_incidents_name_the_actor_by_its_number_in_the_whole_run(slots):
-    incidents = []
-    with Workers(count, 1, (slots,), on_incident=incidents.append, first_actor=6) as workers:
+    restart_messages = []
+    with Workers(count, 1, (slots,), on_restart=restart_messages.append, first_actor=6) as workers:
         fill(workers, slots, 2)
         os.kill(workers.pids[0], signal.SIGKILL)
         fill(workers, slots, 4)
-    assert incidents[0].actor == 6
-    assert incidents[0].text.startswith("actor 6 (pid ")
+    assert restart_messages[0].actor == 6
+    assert restart_messages[0].text.startswith("actor 6 (pid ")
 
 
 def test_nobody_is_replaced_once_the_run_is_to_stop(slots):
-    incidents, stopping = [], []
-    with Workers(count, 2, (slots,), on_incident=incidents.append) as workers:
+    restart_messages, stopping = [], []
+    with Workers(count, 2, (slots,), on_restart=restart_messages.append) as workers:
         fill(workers, slots, 4)
         for pid in workers.pids:
             os.kill(pid, signal.SIGTERM)
         stopping.append(True)
         psutil.wait_procs([psutil.Process(pid) for pid in workers.pids], timeout=20)
         assert not list(workers.rounds(lambda: bool(stopping)))
-    assert not incidents
+    assert not restart_messages
 
 
 def test_no_worker_hears_ctrl_c(slots):
@@ -253,8 +256,8 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         textwrap.dedent("""
         import sys
         from test_workers import SPEC, count
-        from a3c_mp.slots import Slots
-        from a3c_mp.workers import Workers
+        from a3c_mp.processes.slots import Slots
+        from a3c_mp.processes.workers import Workers
         if __name__ == "__main__":
             slots = Slots(SPEC, 4)
             with Workers(count, 2, (slots,)) as workers:
@@ -294,7 +297,7 @@ class States:
 def test_a_successor_is_given_what_it_is_rebuilt_from_and_the_tokens_of_the_dead_one():
     """Its versions too, and those of slots that it had filled, but that the caller had not got."""
     slots, states = Slots(SPEC, 2), States("a state")
-    with Workers(show_state, 1, (slots,), states=states, versions=[4, 5], on_incident=lambda incident: None) as workers:
+    with Workers(show_state, 1, (slots,), states=states, versions=[4, 5], on_restart=lambda message: None) as workers:
         rounds = workers.rounds(lambda: False)
         [first] = next(rounds)
         pid, version, entropy, restored = first.payload
@@ -316,7 +319,7 @@ def test_a_successor_is_given_what_it_is_rebuilt_from_and_the_tokens_of_the_dead
 def test_without_a_state_a_successor_has_other_seeds():
     slots = Slots(SPEC, 1)
     with Workers(
-        show_state, 1, (slots,), states=States(None), slots_per_worker=1, on_incident=lambda incident: None
+        show_state, 1, (slots,), states=States(None), slots_per_worker=1, on_restart=lambda message: None
     ) as workers:
         rounds = workers.rounds(lambda: False)
         [first] = next(rounds)
@@ -327,27 +330,27 @@ def test_without_a_state_a_successor_has_other_seeds():
 
 
 def test_a_worker_that_cannot_be_rebuilt_says_so_before_anything_else(slots):
-    incidents, states = [], States("lost")
-    with Workers(show_state, 1, (slots,), states=states, on_incident=incidents.append, first_actor=3) as workers:
+    restart_messages, states = [], States("lost")
+    with Workers(show_state, 1, (slots,), states=states, on_restart=restart_messages.append, first_actor=3) as workers:
         next(iter(workers.rounds(lambda: False)))
         pid = workers.pids[0]
     text = f"actor 3 (pid {pid}) cannot be rebuilt: a coin was missing; it starts new games"
-    assert incidents == [Incident(3, text, replaced=False)]
+    assert restart_messages == [RestartMessage(3, text, replaced=False)]
     assert states.lost == [3]
 
 
-def end_with_system_exit(link, slots):
+def end_with_system_exit(channel, slots):
     sys.exit(0)
 
 
-def end_with_exit_code_0(link, slots):
+def end_with_exit_code_0(channel, slots):
     os._exit(0)
 
 
-def end_by_a_nameless_signal(link, slots):
-    if link.entropy[-1] == 0:
+def end_by_a_nameless_signal(channel, slots):
+    if channel.entropy[-1] == 0:
         os.kill(os.getpid(), 40)
-    count(link, slots)
+    count(channel, slots)
 
 
 @pytest.mark.parametrize(
@@ -363,11 +366,11 @@ def test_an_end_before_the_first_rollout_is_an_error_whatever_the_exit_code(slot
 
 
 def test_a_signal_without_a_name_is_reported_by_its_number(slots):
-    incidents = []
-    with Workers(end_by_a_nameless_signal, 1, (slots,), on_incident=incidents.append) as workers:
+    restart_messages = []
+    with Workers(end_by_a_nameless_signal, 1, (slots,), on_restart=restart_messages.append) as workers:
         fill(workers, slots, 2)
-    assert len(incidents) == 1
-    assert "was killed by signal 40; restart 1 of 5" in incidents[0].text
+    assert len(restart_messages) == 1
+    assert "was killed by signal 40; restart 1 of 5" in restart_messages[0].text
 
 
 def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started(slots, monkeypatch):
@@ -391,10 +394,10 @@ def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_s
 
 
 def test_many_actors_on_few_cores_may_take_long_to_start(monkeypatch):
-    now, incidents = 1000.0, []
-    monkeypatch.setattr("a3c_mp.workers.time.monotonic", lambda: now)
-    monkeypatch.setattr("a3c_mp.workers.os.sched_getaffinity", lambda pid: {0, 1})
-    workers = Workers(count, 8, hang_seconds=12.0, on_incident=incidents.append)
+    now, restart_messages = 1000.0, []
+    monkeypatch.setattr("a3c_mp.processes.workers.time.monotonic", lambda: now)
+    monkeypatch.setattr("a3c_mp.processes.workers.os.sched_getaffinity", lambda pid: {0, 1})
+    workers = Workers(count, 8, hang_seconds=12.0, on_restart=restart_messages.append)
     nothing = SimpleNamespace(pid=7, exitcode=None, kill=lambda: None, join=lambda: None)
     monkeypatch.setattr(workers, "_spawn", lambda worker: nothing)
     monkeypatch.setattr(workers, "_give", lambda worker, slot: None)
@@ -402,11 +405,11 @@ def test_many_actors_on_few_cores_may_take_long_to_start(monkeypatch):
     for worker in range(workers.num_workers):
         workers._start(worker)
     limit = START_SECONDS * workers.num_workers / 2
-    while not incidents:
+    while not restart_messages:
         now += PAUSE_SECONDS
         workers._check_heartbeats()
     assert now - 1000.0 == pytest.approx(limit, abs=2 * PAUSE_SECONDS)
     assert (
         f"actor 0 (pid 7) took longer than {limit:.0f} s to start and was killed (lower --num-actors)"
-        in incidents[0].text
+        in restart_messages[0].text
     )

@@ -7,18 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from inline import InlineWorkers, link_to_nobody
+from inline import InlineWorkers, unconnected_channel
 from support import ROOT
 
 import train_a3c_grad
-from a3c_mp import actor_critic, checkpoint
-from a3c_mp.actor_critic import to_samples
-from a3c_mp.collect import Collector
-from a3c_mp.config import ConfigError, parse_args
-from a3c_mp.gradients import Gradient, MeanGradient, Report
-from a3c_mp.nets import make_actor_critic
-from a3c_mp.obs_norm import ObsNorm
-from a3c_mp.rollout import Rollout, empty_rollout, rollout_spec
+from a3c_mp.algorithms import actor_critic
+from a3c_mp.algorithms.actor_critic import to_samples
+from a3c_mp.algorithms.gradients import Gradient, MeanGradient, Report
+from a3c_mp.cli import parse_args
+from a3c_mp.data.collector import RolloutCollector
+from a3c_mp.data.rollout import Rollout, empty_rollout, rollout_spec
+from a3c_mp.errors import ConfigError
+from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.obs_norm import ObsNorm
+from a3c_mp.run import checkpoint
 from a3c_mp.seeds import derive_seeds
 from wrappers import make_vec_env
 
@@ -38,7 +40,7 @@ def train(tmp_path, monkeypatch):
         code = train_a3c_grad.main()
         return code, tmp_path / name
 
-    monkeypatch.setattr("a3c_mp.actor_states.Workers", InlineWorkers)
+    monkeypatch.setattr("a3c_mp.data.actor_states.Workers", InlineWorkers)
     return run
 
 
@@ -72,12 +74,12 @@ def flat(tensors):
 
 def collected(args, net, worker):
     """The first rollout of an actor, collected again."""
-    link = link_to_nobody(worker)
-    env_seed, _ = derive_seeds(args.seed, *link.entropy)
+    channel = unconnected_channel(worker)
+    env_seed, _ = derive_seeds(args.seed, *channel.entropy)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
     spec = rollout_spec(args.unroll_length, args.num_envs, env.single_observation_space, env.single_action_space)
     rollout = empty_rollout(spec)
-    Collector(args, env, copy.deepcopy(net), link).collect(rollout)
+    RolloutCollector(args, env, copy.deepcopy(net), channel).collect(rollout)
     return rollout
 
 
@@ -164,17 +166,17 @@ def test_two_deterministic_runs_end_bit_identical(train):
 def scripted(*script):
     """An actor that sends gradients (value of every entry, updates it claims to be old), then fine ones of 1."""
 
-    def actor(link, args, slots, weights, *_):
-        entries = iter(script if link.worker == args.num_actors - 1 else ())
+    def actor(channel, args, slots, weights, *_):
+        entries = iter(script if channel.worker == args.num_actors - 1 else ())
         while True:
-            slot, _ = link.take()
+            slot, _ = channel.take()
             value, age = next(entries, (1.0, 0))
             gradient = Gradient(**slots[slot])
             gradient.vector.fill_(value)
             gradient.obs_num.fill_(1.0)
             gradient.obs_mean.fill_(value)
-            curves = {"losses/total": value}
-            link.send(slot, Report(weights.version - age, 10, 0, 0, bool(np.isfinite(value)), curves))
+            metrics = {"losses/total": value}
+            channel.send(slot, Report(weights.version - age, 10, 0, 0, bool(np.isfinite(value)), metrics))
 
     return actor
 

@@ -6,11 +6,19 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp import losses, returns
-from a3c_mp.actor_critic import PRESETS, ActorCriticArgs, for_moments, loss, make_optimizer, targets, to_samples
+from a3c_mp.algorithms.actor_critic import (
+    PRESETS,
+    ActorCriticArgs,
+    loss,
+    make_optimizer,
+    obs_for_stats,
+    targets,
+    to_samples,
+)
 from a3c_mp.config import check_ranges
-from a3c_mp.nets import MLPA2C
-from a3c_mp.rollout import Rollout, rollout_spec
+from a3c_mp.data.rollout import Rollout, rollout_spec
+from a3c_mp.maths import losses, returns
+from a3c_mp.nets.actor_critic import MLPActorCritic
 
 ARGS = ActorCriticArgs(
     gamma=0.5, returns="nstep", n_step=1, reward_clip=False, life_loss_terminal=False, normalize_advantages=False
@@ -83,29 +91,29 @@ def test_samples_keep_what_belongs_together():
 
 
 def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter():
-    net = MLPA2C((3,), 2)
+    net = MLPActorCritic((3,), 2)
     samples = to_samples(ARGS, a_rollout(8, 2))
     totals = []
     for dtype in (torch.float32, torch.bfloat16):
         net.zero_grad()
-        total, curves = loss(ARGS, net, samples, dtype)
+        total, metrics = loss(ARGS, net, samples, dtype)
         total.backward()
         assert total.dtype == torch.float32
-        rounded = curves["values/baseline"].bfloat16().float()
-        assert torch.equal(curves["values/baseline"], rounded) == (dtype == torch.bfloat16)
+        rounded = metrics["values/baseline"].bfloat16().float()
+        assert torch.equal(metrics["values/baseline"], rounded) == (dtype == torch.bfloat16)
         assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
         totals.append(total.item())
     assert totals[1] == pytest.approx(totals[0], rel=0.05)
 
 
 def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
-    net, rollout = MLPA2C((3,), 2), a_rollout(8, 2)
+    net, rollout = MLPActorCritic((3,), 2), a_rollout(8, 2)
     advantages, value_targets = (field.flatten() for field in targets(ARGS, rollout))
     for normalize, expected in [(False, advantages), (True, losses.normalize(advantages))]:
         args = replace(ARGS, normalize_advantages=normalize)
-        _, curves = loss(args, net, to_samples(args, rollout), torch.float32)
-        torch.testing.assert_close(curves["values/advantage"], expected)
-        assert torch.equal(curves["values/target"], value_targets)
+        _, metrics = loss(args, net, to_samples(args, rollout), torch.float32)
+        torch.testing.assert_close(metrics["values/advantage"], expected)
+        assert torch.equal(metrics["values/target"], value_targets)
     assert not torch.equal(advantages, losses.normalize(advantages))
 
 
@@ -126,5 +134,7 @@ def test_both_optimizers_move_against_the_gradient(name):
 
 def test_moments_take_in_every_new_vector_but_not_every_image():
     obs = torch.arange(5 * 3).view(5, 3, 1)
-    assert for_moments(obs, image=False).flatten().tolist() == list(range(3, 15)), "row 0 came with the rollout before"
-    assert for_moments(obs, image=True).flatten().tolist() == list(range(9, 15))
+    assert obs_for_stats(obs, image=False).flatten().tolist() == list(range(3, 15)), (
+        "row 0 came with the rollout before"
+    )
+    assert obs_for_stats(obs, image=True).flatten().tolist() == list(range(9, 15))

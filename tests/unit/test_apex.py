@@ -16,15 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_apex
-from a3c_mp import apex, ddpg, dqn, losses
-from a3c_mp.apex import PRESETS, ApexArgs
-from a3c_mp.blocks import block_spec, finished_episodes, reward_to_learn, write_stats
-from a3c_mp.config import ConfigError, check_ranges
-from a3c_mp.guard import Guard
-from a3c_mp.learners import Team
+from a3c_mp.algorithms import apex, ddpg, dqn
+from a3c_mp.algorithms.apex import PRESETS, ApexArgs
+from a3c_mp.config import check_ranges
+from a3c_mp.data.episodes import Episode, EpisodeStats
+from a3c_mp.data.transitions import block_spec, finished_episodes, reward_to_learn, write_stats
+from a3c_mp.errors import ConfigError, TrainingError
+from a3c_mp.maths import losses
+from a3c_mp.processes.learners import LearnerGroup
 from a3c_mp.replay import Batch
-from a3c_mp.rollout import Episode, EpisodeStats
-from a3c_mp.run import TrainingError
+from a3c_mp.run.guard import FiniteGuard
 
 N = 7
 VECTOR = Box(-1.0, 1.0, (3,))
@@ -79,7 +80,7 @@ def test_dqn_loss_is_that_of_each_transition_alone():
     net, target_net = two_nets(dqn, Discrete(4))
     batch = a_batch(torch.tensor([0, 1, 2, 3, 0, 1, 2]))
     weights = torch.linspace(0.1, 1.0, N)
-    loss, td_error, curves = dqn.loss(ARGS, net, target_net, batch, weights, torch.float32)
+    loss, td_error, metrics = dqn.loss(ARGS, net, target_net, batch, weights, torch.float32)
     expected = []
     for i in range(N):
         row = slice(i, i + 1)
@@ -90,7 +91,7 @@ def test_dqn_loss_is_that_of_each_transition_alone():
     torch.testing.assert_close(td_error, expected.detach())
     literal = sum(w * (e**2 / 2 if abs(e) <= 1 else abs(e) - 0.5) for w, e in zip(weights, expected, strict=True)) / N
     assert loss.item() == pytest.approx(literal.item(), rel=1e-5)
-    assert curves["losses/total"] is loss
+    assert metrics["losses/total"] is loss
     for found, wanted in zip(
         gradients(loss, net.parameters()), gradients(literal, net.parameters()), strict=True
     ):  # none through the target
@@ -101,15 +102,15 @@ def test_ddpg_critic_and_actor_get_their_own_gradients_and_no_others():
     net, target_net = two_nets(ddpg, TORQUE)
     batch = a_batch(torch.rand(N, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1)
     weights = torch.linspace(0.1, 1.0, N)
-    loss, td_error, curves = ddpg.loss(ARGS, net, target_net, batch, weights, torch.float32)
+    loss, td_error, metrics = ddpg.loss(ARGS, net, target_net, batch, weights, torch.float32)
 
     next_value = target_net.q(batch.next_obs, target_net(batch.next_obs)[0])
     errors = batch.reward + batch.discount * next_value - net.q(batch.obs, batch.action)
     torch.testing.assert_close(td_error, errors.detach())
     value_loss = losses.huber(errors, weights)
     policy_loss = -net.q(batch.obs, net(batch.obs)[0]).mean()
-    assert curves["losses/value"].item() == pytest.approx(value_loss.item())
-    assert curves["losses/policy"].mean().item() == pytest.approx(policy_loss.item())
+    assert metrics["losses/value"].item() == pytest.approx(value_loss.item())
+    assert metrics["losses/policy"].mean().item() == pytest.approx(policy_loss.item())
     for part, literal in ((net.critic, value_loss), (net.actor, policy_loss)):
         found = (
             gradients(loss, part.parameters())
@@ -236,17 +237,17 @@ def test_actions_are_stretched_to_the_bounds_and_never_beyond(bounds, action):
 # ---- learners in parallel
 
 
-class Half(Team):
+class Half(LearnerGroup):
     """One of two learners, in one process: told beforehand what all have to show, in the order it asks."""
 
     def __init__(self, *gathered):
         super().__init__(0, 2)
         self.gathered = list(gathered)
 
-    def gather(self, tensor):
+    def all_gather(self, tensor):
         return self.gathered.pop(0)
 
-    def average_gradients(self, net, loss):
+    def all_reduce_gradients(self, net, loss):
         pass
 
 
@@ -261,17 +262,17 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(algo):
         action=action, probability=torch.rand(8).double() + 0.1
     )
     halves = [Batch(*(field[part] for field in whole)) for part in (slice(4), slice(4, 8))]
-    guard = SimpleNamespace(accepts=lambda *_: True)
-    run = SimpleNamespace(steps=0, updates=1, counters=Counter(), learned=lambda curves, samples: None)
+    guard = SimpleNamespace(check=lambda *_: True)
+    run = SimpleNamespace(steps=0, updates=1, counters=Counter(), record_update=lambda metrics, samples: None)
 
-    def gradient(team, batch):
+    def gradient(group, batch):
         online = copy.deepcopy(net)
         train_apex.learn(
-            args, run, team, online, target_net, algo.make_optimizer(args, online), batch, torch.float32, guard
+            args, run, group, online, target_net, algo.make_optimizer(args, online), batch, torch.float32, guard
         )
         return [parameter.grad for parameter in online.parameters()]
 
-    expected = gradient(Team(), whole)
+    expected = gradient(LearnerGroup(), whole)
     found = [gradient(Half(whole.probability, whole.obs), half) for half in halves]
     for x, a, b in zip(expected, *found, strict=True):
         torch.testing.assert_close((a + b) / 2, x, rtol=1e-5, atol=1e-7)
@@ -289,7 +290,15 @@ def test_a_batch_with_a_td_error_that_is_not_finite_changes_nothing(algo, bad):
     before = copy.deepcopy(net.state_dict())
     args = replace(ARGS, algo=algo.__name__.rpartition(".")[2], normalize_obs=False)
     found = train_apex.learn(
-        args, run, Team(), net, target_net, algo.make_optimizer(args, net), batch, torch.float32, Guard(run, "bad")
+        args,
+        run,
+        LearnerGroup(),
+        net,
+        target_net,
+        algo.make_optimizer(args, net),
+        batch,
+        torch.float32,
+        FiniteGuard(run, "bad"),
     )
     assert found is None
     assert run.counters["bad"] == 1
@@ -301,11 +310,11 @@ def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_leng
     """n steps lie in up to ceil(n / block) + 1 blocks, one after the other."""
     run = SimpleNamespace(counters=Counter(), log=logging.Logger("quiet", logging.CRITICAL))
     args = replace(ARGS, n_step=n_step, block_length=block_length)
-    guard = Guard(run, "bad", apex.bad_blocks_in_a_row(args))
-    assert not any(guard.accepts(False, "actor 0", "a message") for _ in range(patience - 1))
+    guard = FiniteGuard(run, "bad", apex.bad_blocks_in_a_row(args))
+    assert not any(guard.check(False, "actor 0", "a message") for _ in range(patience - 1))
     assert patience - 1 > math.ceil(n_step / block_length) + 1
     with pytest.raises(TrainingError, match=f"the {patience}th of actor 0 in a row"):
-        guard.accepts(False, "actor 0", "a message")
+        guard.check(False, "actor 0", "a message")
 
 
 # ---- what is written of steps, and settings

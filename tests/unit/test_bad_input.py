@@ -21,13 +21,15 @@ import train_a3c_data
 import train_a3c_grad
 import train_apex
 import train_impala
-from a3c_mp import ddpg, dqn
-from a3c_mp.actor_critic import make_optimizer
-from a3c_mp.config import ConfigError, check_ranges, exit_with, flag_name, parse_args
-from a3c_mp.nets import make_actor_critic
-from a3c_mp.ranges import bounds_of
-from a3c_mp.rollout import Episode
-from a3c_mp.run import Run
+from a3c_mp.algorithms import ddpg, dqn
+from a3c_mp.algorithms.actor_critic import make_optimizer
+from a3c_mp.cli import parse_args
+from a3c_mp.config import bounds_of, check_ranges, flag_name
+from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import ConfigError
+from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.run.run import Run
+from a3c_mp.run.script import exit_with
 from wrappers import make_env
 
 CHAPTERS = {
@@ -275,7 +277,7 @@ def test_environments_that_ddpg_cannot_use(changes, message, register, refused):
 
 
 def test_an_environment_that_keeps_the_contract_passes(register):
-    from a3c_mp.config import check_env
+    from a3c_mp.run.preflight import check_env
 
     sloppy = {"obs": [0.0, 0.5, 1.0], "rest": (np.float64(1.0), np.bool_(False), 0, {})}
     for changes in ({}, sloppy):
@@ -321,7 +323,7 @@ CLOSED = {
 
 @pytest.mark.parametrize("changes", CLOSED.values(), ids=CLOSED)
 def test_the_environment_that_is_tried_out_is_closed_in_every_case(changes, register):
-    from a3c_mp.config import check_env
+    from a3c_mp.run.preflight import check_env
 
     closed = []
     with suppress(ConfigError):
@@ -330,7 +332,7 @@ def test_the_environment_that_is_tried_out_is_closed_in_every_case(changes, regi
 
 
 def test_what_an_environment_raises_itself_is_left_for_the_actor_to_tell(register):
-    from a3c_mp.config import check_env
+    from a3c_mp.run.preflight import check_env
 
     def step(self, action):
         raise ArithmeticError("the emulator caught fire")
@@ -399,7 +401,7 @@ def finished(tmp_path_factory):
         net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces)
         optimizer = algo.make_optimizer(args, net) if algo else make_optimizer(args, net)
         with Run(args, name, net, optimizer, {"target_net": net} if algo else None) as run:
-            run.consumed(10, [Episode(10.0, 10)], 0, 0)
+            run.record_rollout(10, [Episode(10.0, 10)], 0, 0)
     return old
 
 

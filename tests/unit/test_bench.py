@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from a3c_mp.config import ConfigError
-from a3c_mp.episodes import EpisodeRow, read_episodes
+from a3c_mp.errors import ConfigError
+from a3c_mp.run.episode_log import EpisodeRow, read_episodes
 from bench import common, report, search, solve
 from bench.stages import bound
 from bench.throughput import sb3_flags, steady_sps

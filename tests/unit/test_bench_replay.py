@@ -17,7 +17,7 @@ def test_lanes_are_long_enough_for_the_size_that_is_measured():
             replay.make_room(shard, 2 * bench.BLOCK)
             for _ in range(bench.BLOCK):
                 writer.step(*environments.step())
-            replay.announce(shard)
+            replay.ingest(shard)
     assert size <= replay.size < size + shards.num_lanes * 2 * 2 * bench.BLOCK
     batch = replay.sample(64)
     full = (batch.obs.flatten(2) > 0).any(dim=2).all(dim=1) & (batch.discount > 0)

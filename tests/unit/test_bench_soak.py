@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from a3c_mp.config import ConfigError
+from a3c_mp.errors import ConfigError
 from bench import soak
 from bench.soak import Args, Limit, add_rates, drift, judge
 

@@ -24,11 +24,13 @@ from gymnasium.spaces import Box, Discrete
 from inline import InlineWorkers
 from support import CARTPOLE, CHAPTERS, ROOT
 
-from a3c_mp import apex, checkpoint, limits
-from a3c_mp import run as run_module
-from a3c_mp.checkpoint import list_checkpoints
-from a3c_mp.config import ConfigError
-from a3c_mp.run import Run
+from a3c_mp.algorithms import apex
+from a3c_mp.errors import ConfigError
+from a3c_mp.run import checkpoint
+from a3c_mp.run import preflight as limits
+from a3c_mp.run import run as run_module
+from a3c_mp.run.checkpoint import list_checkpoints
+from a3c_mp.run.run import Run
 
 EVERY_CHAPTER = pytest.mark.parametrize("algorithm", CHAPTERS)
 
@@ -40,7 +42,7 @@ class Chapter:
         self.monkeypatch, self.folder = monkeypatch, Path("runs/r")
         script, self.flags = CHAPTERS[algorithm]
         self.module = importlib.import_module(Path(script).stem)
-        monkeypatch.setattr("a3c_mp.actor_states.Workers", InlineWorkers)
+        monkeypatch.setattr("a3c_mp.data.actor_states.Workers", InlineWorkers)
         self.origin = {"algorithm": algorithm, "env_id": "CartPole-v1"}
 
     def main(self, *flags):
@@ -189,7 +191,7 @@ def test_a_full_disk_costs_warnings_and_the_old_checkpoint_stays(chapter, monkey
     monkeypatch.setattr(logging.Logger, "warning", lambda self, text: warnings.append(text))
     monkeypatch.setattr(run_module, "FLUSH_SECONDS", 0.02)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    tick = Run.tick
+    tick = Run.end_round
 
     def tick_with_little_room(run):
         full = 1000 <= run.steps < 2000
@@ -198,7 +200,7 @@ def test_a_full_disk_costs_warnings_and_the_old_checkpoint_stays(chapter, monkey
         if full:
             during.append((run.steps, chapter.newest()["steps"]))
 
-    monkeypatch.setattr(Run, "tick", tick_with_little_room)
+    monkeypatch.setattr(Run, "end_round", tick_with_little_room)
     try:
         code = chapter.train("--total-steps", "4000", "--checkpoint-seconds", "0.1")
     finally:

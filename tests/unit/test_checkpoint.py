@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from a3c_mp import checkpoint
-from a3c_mp.checkpoint import CheckpointError
+from a3c_mp.errors import CheckpointError
+from a3c_mp.run import checkpoint
 
 IDENTITY = {"algorithm": "a3c_data", "env_id": "CartPole-v1"}
 

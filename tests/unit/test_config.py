@@ -12,21 +12,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp.config import (
-    Between,
-    CommonArgs,
-    ConfigError,
-    Count,
-    Fraction,
-    LearningArgs,
-    check_device,
-    check_env,
-    check_ranges,
-    exit_with,
-    parse_args,
-    parse_int,
-    parse_plain,
-)
+from a3c_mp.cli import parse_args, parse_int, parse_plain
+from a3c_mp.config import Between, CommonArgs, Count, Fraction, LearningArgs, check_ranges
+from a3c_mp.errors import ConfigError
+from a3c_mp.run.preflight import check_device, check_env
+from a3c_mp.run.script import exit_with
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from a3c_mp import console as module
-from a3c_mp.console import QUEUE_LINES, ConsoleThread, Display, Status
+from a3c_mp.processes import console as module
+from a3c_mp.processes.console import QUEUE_LINES, ConsoleThread, Status
+from a3c_mp.run.display import LINE_SECONDS, Display, open_log
 
 WIDTH = 100
 SOON = 0.2  # far longer than a call that does not wait, far shorter than a wait
@@ -160,10 +161,10 @@ def test_states_of_the_bar_do_not_fill_the_queue(terminal, stream):
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(tmp_path, monkeypatch, capsys):
-    log = module.open_log(tmp_path)
+    log = open_log(tmp_path)
     display = Display(100, log)
     display.show(10, "return 1", 5.0)
-    display.last_line -= module.LINE_SECONDS
+    display.last_line -= LINE_SECONDS
     display.show(20, "return 2", 5.0)
     display.close()
     assert module.console.drain(10)
@@ -172,7 +173,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(tmp_path, monkeypatc
 
 def test_warnings_are_log_lines_while_progress_is_shown(tmp_path):
     before = warnings.showwarning
-    display = Display(100, module.open_log(tmp_path))
+    display = Display(100, open_log(tmp_path))
     warnings.warn("a kernel is slow", UserWarning, stacklevel=1)
     display.close()
     assert warnings.showwarning is before
@@ -180,7 +181,7 @@ def test_warnings_are_log_lines_while_progress_is_shown(tmp_path):
 
 
 def test_text_that_cannot_be_encoded_is_escaped_in_run_log(tmp_path):
-    log = module.open_log(tmp_path)
+    log = open_log(tmp_path)
     log.warning("ärger \udcff")
     (line,) = (tmp_path / "run.log").read_text(encoding="utf-8").splitlines()
     assert line.endswith("WARNING ärger " + "\udcff".encode(errors="backslashreplace").decode())

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from a3c_mp import ending
-from a3c_mp.config import exit_with
+from a3c_mp.run import script as ending
+from a3c_mp.run.script import exit_with
 
 
 class EndedAtOnce(BaseException):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support import files_no_longer_than
 
-from a3c_mp.episodes import EpisodeLog, EpisodeRow, read_episodes
-from a3c_mp.rollout import Episode
+from a3c_mp.data.episodes import Episode
+from a3c_mp.run.episode_log import EpisodeLog, EpisodeRow, read_episodes
 
 
 def an_episode_log(path, log, steps):

@@ -11,10 +11,11 @@ import torch
 from support import files_no_longer_than
 from torch import nn
 
-from a3c_mp import folder
-from a3c_mp.config import CommonArgs, ConfigError
-from a3c_mp.rollout import Episode
-from a3c_mp.run import Run
+from a3c_mp.config import CommonArgs
+from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import ConfigError
+from a3c_mp.run import run_dir as folder
+from a3c_mp.run.run import Run
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def a_run(args):
 
 def ten_steps(run):
     with run:
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
     return run
 
 
@@ -118,9 +119,9 @@ def test_what_cannot_be_written_in_a_folder_left_by_a_refused_start_is_named(nam
 def test_a_run_whose_last_state_is_not_saved_has_failed(args, capsys):
     run = a_run(args)
     with run:
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
         run.save()
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
         run.exit_reason = "total_steps"
         block(run.checkpoints)
     assert run.exit_code == 1
@@ -131,9 +132,9 @@ def test_a_run_whose_last_state_is_not_saved_has_failed(args, capsys):
 def test_weights_that_are_not_finite_at_the_end_are_an_error_that_names_the_last_checkpoint(args):
     run = a_run(args)
     with run:
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
         run.save()
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
         run.exit_reason = "total_steps"
         with torch.no_grad():
             run.net.bias.fill_(torch.nan)
@@ -154,10 +155,10 @@ def test_a_run_that_has_saved_its_last_state_ends_well(args):
 def test_a_run_folder_that_is_deleted_is_missed_and_not_made_again(args, capsys):
     run = a_run(args)
     with run:
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
         shutil.rmtree(run.folder)
         run.save()
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
     assert not run.folder.exists()
     assert run.exit_code == 1
     told = capsys.readouterr().out
@@ -175,7 +176,7 @@ def test_what_a_checkpoint_counts_is_on_disk_before_it(args, monkeypatch):
     run = a_run(args)
     with run:
         monkeypatch.setattr(os, "fsync", taped)
-        run.consumed(10, [Episode(1.0, 10)], 0, 0)
+        run.record_rollout(10, [Episode(1.0, 10)], 0, 0)
         run.save()
         assert tape[0] == "episodes.csv"
         assert "10," in (run.folder / "episodes.csv").read_text()

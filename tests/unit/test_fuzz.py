@@ -19,9 +19,10 @@ from support import CHAPTERS
 
 import train_apex
 import train_impala
-from a3c_mp import checkpoint
-from a3c_mp.checkpoint import CheckpointError
-from a3c_mp.config import ConfigError, check_ranges, parse_args
+from a3c_mp.cli import parse_args
+from a3c_mp.config import check_ranges
+from a3c_mp.errors import CheckpointError, ConfigError
+from a3c_mp.run import checkpoint
 
 FUZZ_SECONDS = float(os.environ.get("FUZZ_SECONDS", "600"))
 ORIGIN = {"algorithm": "a3c_data", "env_id": "CartPole-v1"}

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from a3c_mp.gradients import Gradient, MeanGradient, episodes_of, gradient_spec, views_like, write_gradient
-from a3c_mp.nets import AtariA2C
-from a3c_mp.obs_norm import Moments, ObsNorm
-from a3c_mp.rollout import Episode
-from a3c_mp.slots import Slots
+from a3c_mp.algorithms.gradients import Gradient, MeanGradient, episodes_of, gradient_spec, views_like, write_gradient
+from a3c_mp.data.episodes import Episode
+from a3c_mp.nets.actor_critic import ConvActorCritic
+from a3c_mp.nets.obs_norm import Moments, ObsNorm
+from a3c_mp.processes.slots import Slots
 
 IMAGE = (2, 36, 36)  # its convolutions are channels-last: their gradients lie in memory in another order
 EPISODES = [Episode(-21.0, 824), Episode(0.1, 3)]
@@ -22,7 +22,7 @@ def images(num, seed=0):
 
 def a_net_with_gradients(seed=0):
     torch.manual_seed(seed)
-    net = AtariA2C(IMAGE, 3)
+    net = ConvActorCritic(IMAGE, 3)
     logits, values = net(images(8, seed))
     (logits.square().sum() + (values - 1).square().sum()).backward()
     return net
@@ -81,8 +81,8 @@ def test_news_of_a_rollout_arrive_with_the_gradient_once():
     net = a_net_with_gradients()
     gradient = a_slot(net)
     moments = Moments.of(images(6))
-    curves = {"losses/total": torch.tensor(2.0), "values/target": torch.tensor([1.0, 2.0, 6.0])}
-    finite, figures = write_gradient(gradient, net, moments, EPISODES, curves)
+    metrics = {"losses/total": torch.tensor(2.0), "values/target": torch.tensor([1.0, 2.0, 6.0])}
+    finite, figures = write_gradient(gradient, net, moments, EPISODES, metrics)
     assert finite
     assert figures == {"losses/total": 2.0, "values/target": 3.0}
     assert episodes_of(gradient, 2) == [Episode(-21.0, 824), Episode(pytest.approx(0.1), 3)]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from a3c_mp.guard import merge_moments, update_norm
-from a3c_mp.obs_norm import Moments, ObsNorm
+from a3c_mp.nets.obs_norm import Moments, ObsNorm
+from a3c_mp.run.guard import merge_moments, update_norm
 
 HUGE = torch.tensor([[3e38], [0.0]])
 """observations whose variance is no float32"""

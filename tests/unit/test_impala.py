@@ -6,12 +6,14 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp import impala, losses, returns
-from a3c_mp.config import ConfigError, check_ranges
-from a3c_mp.device import check_learners
-from a3c_mp.impala import PRESETS, DelayLine, ImpalaArgs, UnrollReplay, batches, rollouts_per_batch
-from a3c_mp.nets import make_actor_critic, unroll
-from a3c_mp.rollout import Rollout, episode_starts, join, rollout_spec
+from a3c_mp.algorithms import impala
+from a3c_mp.algorithms.impala import PRESETS, DelayLine, ImpalaArgs, UnrollReplay, batches, rollouts_per_batch
+from a3c_mp.config import check_ranges
+from a3c_mp.data.rollout import Rollout, episode_starts, join, rollout_spec
+from a3c_mp.errors import ConfigError
+from a3c_mp.maths import losses, returns
+from a3c_mp.nets.actor_critic import make_actor_critic, unroll
+from a3c_mp.run.preflight import check_learners
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
 CPU = torch.device("cpu")
@@ -95,7 +97,7 @@ def test_learners_share_the_actors_evenly():
 def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm):
     net = make_actor_critic(*SPACES, lstm=lstm)
     batch = some_unrolls(5, core_size=net.core_size)
-    total, curves = impala.loss(ARGS, net, batch, torch.float32)
+    total, metrics = impala.loss(ARGS, net, batch, torch.float32)
     total.backward()
     gradient = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
@@ -114,8 +116,8 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
     for found, parameter in zip(gradient, net.parameters(), strict=True):
         torch.testing.assert_close(found, parameter.grad)
     rhos = (log_pi - log_mu).exp()
-    torch.testing.assert_close(curves["values/rho"].mean(), rhos.mean())
-    torch.testing.assert_close(curves["values/rho_clipped"].mean(), (rhos > 1).float().mean())
+    torch.testing.assert_close(metrics["values/rho"].mean(), rhos.mean())
+    torch.testing.assert_close(metrics["values/rho_clipped"].mean(), (rhos > 1).float().mean())
 
 
 def test_without_vtrace_the_policy_that_acted_plays_no_part():

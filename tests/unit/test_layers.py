@@ -1,4 +1,4 @@
-"""Directions of imports: chapters stand on the library, and no part of the library on what is above or beside it."""
+"""Directions of imports: one table says what each group of files may import, and every file is held to it."""
 
 import ast
 from pathlib import Path
@@ -6,53 +6,63 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = sorted((ROOT / "a3c_mp").rglob("*.py"))
-WRAPPERS = sorted((ROOT / "wrappers").rglob("*.py"))
-CHAPTERS = sorted(ROOT.glob("train_*.py"))
-SCRIPTS = sorted(set(ROOT.glob("*.py")) | set((ROOT / "bench").rglob("*.py")))
+FILES = sorted(
+    path
+    for pattern in ("*.py", "wrappers/**/*.py", "a3c_mp/**/*.py", "bench/**/*.py", "tests/**/*.py")
+    for path in ROOT.glob(pattern)
+)
 
-MATHS = ["returns", "losses", "schedules"]
-PROCESSES = ["memory", "slots", "weights", "children", "workers", "learners"]
-RL = ["returns", "losses", "nets", "rollout", "actor_critic", "impala", "run"]
-ENVIRONMENTS = ["gymnasium", "gym", "ale_py", "wrappers"]
+GROUND = {"a3c_mp", "errors", "seeds"}
+TABLE = {
+    "a3c_mp": {"_bootstrap"},
+    "_bootstrap": set(),
+    "errors": set(),
+    "seeds": set(),
+    "wrappers": set(),
+    "maths": set(),
+    "config": GROUND,
+    "cli": GROUND | {"config", "wrappers"},
+    "nets": GROUND | {"config"},
+    "processes": GROUND | {"_bootstrap", "config"},
+    "replay": GROUND | {"processes", "maths"},
+    "data": GROUND | {"config", "wrappers", "maths", "nets", "processes", "replay"},
+    "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},
+}
+TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run"}
+TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "cli"}
+TABLE["bench"] = TABLE["chapters"] | {"bench"}
+"""group -> groups of this project that its files may import, besides their own"""
+
+MODULES_OF_RL = ("gymnasium", "gym", "ale_py")
+PROCESS_MODULES = ("multiprocessing", "torch.multiprocessing", "torch.distributed", "subprocess")
+FORBIDDEN = {"processes": MODULES_OF_RL, "maths": (*MODULES_OF_RL, *PROCESS_MODULES, "numpy"), "nets": PROCESS_MODULES}
+"""group -> packages from elsewhere that it does without"""
+
+
+def group_of(module: str) -> str | None:
+    """The group that a dotted name of this project belongs to; None for other packages."""
+    first, *rest = module.split(".")
+    if first.startswith("train_"):
+        return "chapters"
+    if first != "a3c_mp":
+        return first if first in TABLE else None
+    return rest[0] if rest and rest[0] in TABLE else "a3c_mp"
 
 
 def imports(source: str, package: str = "") -> set[str]:
-    """Dotted names that a source file imports, anywhere in it; `from a import b` gives both a and a.b."""
+    """Dotted names that a source file imports, anywhere in it; `from a import b` gives a.b."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(filter(None, [package if node.level else "", node.module]))
-            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+            found |= {f"{base}.{alias.name}" for alias in node.names}
     return found
 
 
-def imports_of(path: Path) -> set[str]:
-    return imports(path.read_text(), ".".join(path.relative_to(ROOT).parts[:-1]))
-
-
-def reached_from(module: str) -> set[str]:
-    """What a module of the library imports, itself or through other modules of the library."""
-    reached, todo = set(), [f"a3c_mp.{module}"]
-    while todo:
-        path = ROOT / todo.pop().replace(".", "/")
-        for file in (path.with_suffix(".py"), path / "__init__.py"):
-            if file.exists():  # else it is a name inside a module
-                new = imports_of(file) - reached
-                reached |= new
-                todo += [name for name in new if name.startswith("a3c_mp.")]
-    return reached
-
-
-def offenders(names: set[str], forbidden: list[str]) -> list[str]:
-    """The names that are one of `forbidden`, or inside it."""
-    return sorted(name for name in names for bad in forbidden if name == bad or name.startswith(bad + "."))
-
-
-def in_library(modules: list[str]) -> list[str]:
-    return [f"a3c_mp.{module}" for module in modules]
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def test_imports_are_found_wherever_and_however_they_are_written():
@@ -64,45 +74,31 @@ from .i import j
 def later():
     from k.l import m
 """
-    found = imports(source, package="p")
-    assert found == {"a.b", "d", "d.e", "d.g", "p", "p.h", "p.i", "p.i.j", "k.l", "k.l.m"}
-    assert offenders(found, ["k", "d.e", "a.bc"]) == ["d.e", "k.l", "k.l.m"]
+    assert imports(source, package="p") == {"a.b", "d.e", "d.g", "p.h", "p.i.j", "k.l.m"}
+    assert group_of("a3c_mp.run.run.Run") == "run"
+    assert group_of("a3c_mp.__version__") == "a3c_mp"
+    assert group_of("train_impala") == "chapters"
+    assert group_of("torch.nn") is None
 
 
-def test_imports_are_followed_through_the_library():
-    reached = reached_from("actor_critic")
-    assert {"a3c_mp.rollout", "a3c_mp.slots", "gymnasium"} <= reached, "the last two by way of the first"
+@pytest.mark.parametrize("path", [f for f in FILES if f.parts[-2] != "tests" and "tests" not in f.parts], ids=module_of)
+def test_every_file_imports_only_what_its_group_may(path):
+    module = module_of(path)
+    group = group_of(module)
+    assert group is not None, "the file belongs to no group: add it to the table"
+    names = imports(path.read_text(), module.rpartition(".")[0])
+    foreign = {name for name in names if (other := group_of(name)) and other != group and other not in TABLE[group]}
+    assert not foreign, f"{group} may import {sorted(TABLE[group])}"
+    assert not {name for name in names for bad in FORBIDDEN.get(group, ()) if f"{name}.".startswith(f"{bad}.")}
 
 
-@pytest.mark.parametrize("path", WRAPPERS, ids=lambda path: path.name)
-def test_wrappers_know_nothing_of_the_library(path):
-    assert not offenders(imports_of(path), ["a3c_mp"])
+def test_the_library_imports_no_test():
+    for path in FILES:
+        if "tests" not in path.parts:
+            assert not any(
+                name.split(".")[0] in ("tests", "support", "inline", "fault_env") for name in imports(path.read_text())
+            )
 
 
-@pytest.mark.parametrize("module", MATHS)
-def test_maths_know_neither_environments_nor_processes(module):
-    forbidden = [*ENVIRONMENTS, "multiprocessing", "torch.multiprocessing", *in_library(PROCESSES)]
-    assert not offenders(reached_from(module), forbidden)
-
-
-def test_nets_know_spaces_but_neither_wrappers_nor_processes():
-    forbidden = ["wrappers", "ale_py", "multiprocessing", "torch.multiprocessing", *in_library(PROCESSES)]
-    reached = reached_from("nets")
-    assert not offenders(reached, forbidden)
-    assert not offenders(reached, ["gymnasium.make", "gymnasium.vector", "gymnasium.envs"])
-
-
-@pytest.mark.parametrize("module", PROCESSES)
-def test_processes_know_no_reinforcement_learning(module):
-    assert not offenders(reached_from(module), [*in_library(RL), *ENVIRONMENTS])
-
-
-@pytest.mark.parametrize("path", [*LIBRARY, *WRAPPERS, *SCRIPTS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_imports_a_chapter(path):
-    assert CHAPTERS
-    assert not offenders(imports_of(path), [chapter.stem for chapter in CHAPTERS])
-
-
-@pytest.mark.parametrize("path", [*LIBRARY, *WRAPPERS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_library_imports_no_script(path):
-    assert not offenders(imports_of(path), ["play", "plot", "bench", "tests"])
+def test_the_root_of_the_library_is_short():
+    assert len(list((ROOT / "a3c_mp").glob("*.py"))) <= 6

@@ -6,10 +6,11 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from a3c_mp import limits, memory
-from a3c_mp.config import ConfigError
-from a3c_mp.limits import check_limits, check_open_files
-from a3c_mp.memory import free_memory
+from a3c_mp.errors import ConfigError
+from a3c_mp.processes import memory
+from a3c_mp.processes.memory import free_memory
+from a3c_mp.run import preflight as limits
+from a3c_mp.run.preflight import check_limits, check_open_files
 
 GIB = 2**30
 NEEDED = limits.FILES + 20 * limits.FILES_PER_ACTOR

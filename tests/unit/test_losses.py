@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributions import Categorical
 
-from a3c_mp import losses
+from a3c_mp.maths import losses
 
 B, A = 7, 5
 
@@ -138,19 +138,19 @@ def a_batch(rng):
 
 def test_the_total_is_the_losses_times_their_costs(rng):
     batch = a_batch(rng)
-    total, curves = losses.actor_critic(**batch, value_cost=0.5, entropy_cost=0.01)
-    expected = curves["losses/policy"] + 0.5 * curves["losses/value"] + 0.01 * curves["losses/entropy"]
+    total, metrics = losses.actor_critic(**batch, value_cost=0.5, entropy_cost=0.01)
+    expected = metrics["losses/policy"] + 0.5 * metrics["losses/value"] + 0.01 * metrics["losses/entropy"]
     torch.testing.assert_close(total, expected)
-    assert curves["losses/total"] is total
+    assert metrics["losses/total"] is total
     for curve, field in {"advantage": "advantages", "baseline": "values", "target": "value_targets"}.items():
-        assert torch.equal(curves[f"values/{curve}"], batch[field])
+        assert torch.equal(metrics[f"values/{curve}"], batch[field])
 
 
 def test_a_net_that_computes_in_bfloat16_has_its_losses_in_float32(rng):
     batch = a_batch(rng)
     batch |= {name: batch[name].bfloat16() for name in ("logits", "values")}
-    total, curves = losses.actor_critic(**batch, value_cost=0.5, entropy_cost=0.01)
-    assert {tensor.dtype for tensor in [total, *curves.values()]} == {torch.float32}
+    total, metrics = losses.actor_critic(**batch, value_cost=0.5, entropy_cost=0.01)
+    assert {tensor.dtype for tensor in [total, *metrics.values()]} == {torch.float32}
 
 
 def test_one_sgd_step_is_theta_minus_learning_rate_times_gradient(rng):

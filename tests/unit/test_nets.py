@@ -11,9 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from a3c_mp.nets import MLPA2C, AtariA2C, LSTMCore, initial_state, is_image, make_actor_critic, reset_state, unroll
-from a3c_mp.obs_norm import CLIP, Moments, ObsNorm
-from a3c_mp.weights import Weights
+from a3c_mp.nets.actor_critic import (
+    ConvActorCritic,
+    LSTMCore,
+    MLPActorCritic,
+    initial_state,
+    is_image,
+    make_actor_critic,
+    reset_state,
+    unroll,
+)
+from a3c_mp.nets.obs_norm import CLIP, Moments, ObsNorm
+from a3c_mp.processes.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
 
@@ -188,7 +197,7 @@ def test_updating_the_norm_is_no_part_of_any_gradient():
 @pytest.mark.parametrize("shape", [(4, 84, 84), SMALL_IMAGE, (3, 64, 48)])
 def test_image_nets_give_logits_and_a_value_for_each_observation(shape):
     net = make_actor_critic(Box(0, 255, shape, np.uint8), Discrete(6))
-    assert isinstance(net, AtariA2C)
+    assert isinstance(net, ConvActorCritic)
     logits, values = net(pixels(3, shape))
     assert (logits.shape, values.shape) == ((3, 6), (3,))
 
@@ -196,7 +205,7 @@ def test_image_nets_give_logits_and_a_value_for_each_observation(shape):
 @pytest.mark.parametrize("shape", [(4,), (), (2, 3)])
 def test_vector_nets_give_logits_and_a_value_for_each_observation(shape):
     net = make_actor_critic(Box(-1.0, 1.0, shape, np.float32), Discrete(2))
-    assert isinstance(net, MLPA2C)
+    assert isinstance(net, MLPActorCritic)
     logits, values = net(torch.randn(3, *shape))
     assert (logits.shape, values.shape) == ((3, 2), (3,))
 
@@ -209,7 +218,7 @@ def test_only_boxes_of_three_dimensions_are_images():
 
 def test_each_observation_of_a_batch_is_judged_alone():
     torch.manual_seed(0)
-    net, obs = AtariA2C(SMALL_IMAGE, 6), pixels(3)
+    net, obs = ConvActorCritic(SMALL_IMAGE, 6), pixels(3)
     net.norm.update(obs)
     logits, values = net(obs)
     for i in range(3):
@@ -235,9 +244,9 @@ def convolutions_are_channels_last(net):
 
 
 def test_convolutions_stay_channels_last_all_their_life():
-    net = AtariA2C(SMALL_IMAGE, 6)
+    net = ConvActorCritic(SMALL_IMAGE, 6)
     assert convolutions_are_channels_last(net)
-    actor = AtariA2C(SMALL_IMAGE, 6).bfloat16()
+    actor = ConvActorCritic(SMALL_IMAGE, 6).bfloat16()
     Weights(net, torch.bfloat16).load(actor)
     assert convolutions_are_channels_last(actor)
     plain = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
@@ -252,7 +261,7 @@ def test_convolutions_stay_channels_last_all_their_life():
 def test_nets_do_not_touch_the_observations_they_are_given():
     """They are views of a slot, and will be learned from."""
     vectors = torch.randn(5, 4)
-    for net, obs in [(MLPA2C((4,), 2), vectors), (AtariA2C(SMALL_IMAGE, 6), pixels(5))]:
+    for net, obs in [(MLPActorCritic((4,), 2), vectors), (ConvActorCritic(SMALL_IMAGE, 6), pixels(5))]:
         net.norm.update(obs)
         before = obs.clone()
         net(obs)
@@ -260,7 +269,7 @@ def test_nets_do_not_touch_the_observations_they_are_given():
 
 
 def test_nets_compute_in_the_format_of_their_weights_or_of_autocast():
-    for net, obs in [(MLPA2C((4,), 2), torch.randn(5, 4)), (AtariA2C(SMALL_IMAGE, 6), pixels(5))]:
+    for net, obs in [(MLPActorCritic((4,), 2), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, 6), pixels(5))]:
         assert [out.dtype for out in net(obs)] == [torch.float32] * 2
         with torch.autocast("cpu", torch.bfloat16):
             outputs = net(obs)
@@ -272,7 +281,7 @@ def test_nets_compute_in_the_format_of_their_weights_or_of_autocast():
 
 def test_a_bfloat16_actor_agrees_with_its_float32_learner():
     torch.manual_seed(0)
-    learner, obs = AtariA2C(SMALL_IMAGE, 6), pixels(20)
+    learner, obs = ConvActorCritic(SMALL_IMAGE, 6), pixels(20)
     learner.norm.update(obs)
     actor = copy.deepcopy(learner).bfloat16()
     (logits, values), (actor_logits, actor_values) = learner(obs), actor(obs)
@@ -280,16 +289,16 @@ def test_a_bfloat16_actor_agrees_with_its_float32_learner():
     torch.testing.assert_close(actor_values.float(), values, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("make_net", [lambda: MLPA2C((4,), 6), lambda: AtariA2C(SMALL_IMAGE, 6)])
+@pytest.mark.parametrize("make_net", [lambda: MLPActorCritic((4,), 6), lambda: ConvActorCritic(SMALL_IMAGE, 6)])
 def test_the_first_policy_is_nearly_uniform(make_net):
     net = make_net()
-    obs = torch.randn(64, 4) if isinstance(net, MLPA2C) else pixels(64)
+    obs = torch.randn(64, 4) if isinstance(net, MLPActorCritic) else pixels(64)
     policy = net(obs)[0].softmax(dim=-1)
     assert (policy - 1 / 6).abs().max() < 0.02
 
 
 def test_policy_and_value_have_hidden_layers_of_their_own():
-    for net, obs in [(MLPA2C((4,), 2), torch.randn(5, 4)), (AtariA2C(SMALL_IMAGE, 6), pixels(5))]:
+    for net, obs in [(MLPActorCritic((4,), 2), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, 6), pixels(5))]:
         net(obs)[1].sum().backward()
         assert all(p.grad is None for p in net.policy.parameters())
         assert all(p.grad is not None for p in net.value.parameters())

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from a3c_mp import precision
-from a3c_mp.precision import compute_dtype
+from a3c_mp.nets import precision
+from a3c_mp.nets.precision import compute_dtype
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a3c_mp import prints as module
-from a3c_mp.prints import FEW_LINES, KEPT_LINES, LINE_BYTES, LINES_PER_SECOND, Prints, Tail
+from a3c_mp.processes import prints as module
+from a3c_mp.processes.prints import FEW_LINES, KEPT_LINES, LINE_BYTES, LINES_PER_SECOND, Prints, Tail
 
 
 class Shown(list):

@@ -134,7 +134,7 @@ def run(streams, replay, blocks, restarts=0.0):
                 stream.step()
             if stream.rng.random() < restarts:
                 stream.restart()
-            replay.announce(stream.shard)
+            replay.ingest(stream.shard)
 
 
 def draw_all(replay):
@@ -236,7 +236,7 @@ def test_frequencies_match_priorities_over_all_shards(batch_size):
     uniform = Replay(shards, 0.0, 0)
     uniform.tail[:] = replay.tail
     for shard in range(3):
-        uniform.announce(shard)
+        uniform.ingest(shard)
     assert uniform.size == replay.size
     ids = torch.unique(draw_all(uniform).ids)
     for number in ids:
@@ -300,7 +300,7 @@ def test_rows_retired_while_they_are_gathered_are_replaced(monkeypatch):
         gather(*args)
         if replay.size == before:
             replay.make_room(0, 30)
-            shards.frame[0, np.arange(shards.written[0], shards.limit[0]) % shards.rows] = -1.0  # a fast actor
+            shards.frame[0, np.arange(shards.written[0], shards.writable_until[0]) % shards.rows] = -1.0  # a fast actor
 
     monkeypatch.setattr(replay, "_gather", gather_slowly)
     batch = replay.sample(64)
@@ -322,7 +322,7 @@ def test_a_writer_without_room_says_so_and_spoils_nothing():
     with pytest.raises(RuntimeError, match="make_room"):
         stream.step()
     assert all(torch.equal(before[name], array) for name, array in shards.fields().items())
-    replay.announce(0)
+    replay.ingest(0)
     assert replay.size == 2 * 18
     assert replay.make_room(0, 3) == 2 * 5, "three rows, and the two whose stacks reach into them"
     for _ in range(3):
@@ -370,7 +370,7 @@ def test_a_writer_that_ends_at_any_line_leaves_the_shard_usable(seed):
         stream.mean_length = 1.0  # the step that is cut short is likely to end episodes
         drawn, before = numbers_drawn(replay), stream.numbers_complete()
         crashed = crash_at(line, stream)
-        replay.announce(0)
+        replay.ingest(0)
         still_drawn = numbers_drawn(replay)
         assert drawn <= still_drawn
         stream.lost = stream.numbers_complete() - before - still_drawn
@@ -437,7 +437,7 @@ def test_bad_values_are_refused():
     shards.priority[:] = np.nan
     replay.seen[:] = replay.tail[:] = 0
     size = replay.size
-    assert (replay.announce(0), replay.size, replay.rejected) == (0, size, int(shards.ready.sum()))
+    assert (replay.ingest(0), replay.size, replay.rejected) == (0, size, int(shards.committed.sum()))
     with pytest.raises(ValueError, match="too short"):
         replay.make_room(0, 38)
     with pytest.raises(ValueError, match="frames of zeros"):
@@ -465,7 +465,7 @@ def test_continuous_actions():
     for t in range(5):
         action = np.full((2, 2), t / 10, np.float32)
         writer.step(np.full((2, 3), t), action, *np.zeros((1, 2)), *np.zeros((2, 2), bool), *np.zeros((2, 2)))
-    assert replay.announce(0) == 8
+    assert replay.ingest(0) == 8
     batch = draw_all(replay)
     assert (batch.action.shape, batch.action.dtype) == ((16, 2), torch.float32)
     torch.testing.assert_close(batch.action[:, 0], batch.obs[:, 0] / 10)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3c_mp.returns import cut_truncated, gae, n_step_returns, vtrace
+from a3c_mp.maths.returns import cut_truncated, gae, n_step_returns, vtrace
 
 GAMMA = 0.97
 

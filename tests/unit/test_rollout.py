@@ -7,17 +7,9 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3c_mp.rollout import (
-    Episode,
-    EpisodeStats,
-    Rollout,
-    finished_episodes,
-    minibatches,
-    rollout_spec,
-    sample_actions,
-    write_step,
-)
-from a3c_mp.slots import Slots
+from a3c_mp.data.episodes import Episode, EpisodeStats
+from a3c_mp.data.rollout import Rollout, finished_episodes, minibatches, rollout_spec, sample_actions, write_step
+from a3c_mp.processes.slots import Slots
 
 CPU = torch.device("cpu")
 IMAGES = Box(0, 255, (4, 84, 84), np.uint8)

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from a3c_mp.checkpoint import list_checkpoints
-from a3c_mp.config import CommonArgs, ConfigError, LearningArgs
-from a3c_mp.rollout import Episode
-from a3c_mp.run import Run, TrainingError
-from a3c_mp.workers import Incident, WorkerError
+from a3c_mp.config import CommonArgs, LearningArgs
+from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import ConfigError, TrainingError, WorkerError
+from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.run.checkpoint import list_checkpoints
+from a3c_mp.run.run import Run
 
 
 class Part:
@@ -42,9 +43,9 @@ def a_run(args, **extra):
 
 def test_extra_parts_and_counters_come_back(args, tmp_path):
     with a_run(args, target=Part(3.0), replay=Part(5.0)) as run:
-        run.consumed(10, [], 0, 0)
-        run.learned({}, samples=32)
-        run.learned({}, samples=32)
+        run.record_rollout(10, [], 0, 0)
+        run.record_update({}, samples=32)
+        run.record_update({}, samples=32)
     found = {"target": Part(), "replay": Part()}
     with a_run(replace(args, resume=tmp_path / "r"), **found) as run:
         assert (run.steps, run.updates, run.samples) == (10, 2, 64)
@@ -53,7 +54,7 @@ def test_extra_parts_and_counters_come_back(args, tmp_path):
 
 def test_what_a_checkpoint_does_not_hold_starts_empty_with_a_warning(args, tmp_path):
     with a_run(args, target=Part(3.0)) as run:
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
     found = {"target": Part(), "replay": Part(7.0)}
     with a_run(replace(args, resume=tmp_path / "r"), **found) as run:
         assert run.steps == 10
@@ -67,7 +68,7 @@ def test_a_part_that_does_not_fit_is_bad_input(args, tmp_path):
             raise ValueError("it is of a replay of other sizes")
 
     with a_run(args, replay=Part()) as run:
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
     with pytest.raises(ConfigError, match="does not fit these settings: it is of a replay of other sizes"):
         a_run(replace(args, resume=tmp_path / "r"), replay=Other())
 
@@ -82,7 +83,7 @@ def test_the_log_says_where_rewards_are_clipped(clipped, tmp_path):
 def test_flags_given_on_resume_count_for_each_group_of_parameters(args, tmp_path):
     with a_run(args) as run:
         run.optimizer.param_groups[1]["lr"] = 0.05
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
     with a_run(replace(args, resume=tmp_path / "r")) as run:
         assert [group["lr"] for group in run.optimizer.param_groups] == [0.1, 0.2]
 
@@ -94,10 +95,10 @@ def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch)
             run.event_file, "scalars", lambda rows: shown.update({name: value for name, value, _ in rows})
         )
         run.gauges["replay/size"] = lambda: 123
-        run.consumed(100, [], 0, 0)
-        run.learned({}, samples=400)
+        run.record_rollout(100, [], 0, 0)
+        run.record_update({}, samples=400)
         monkeypatch.setattr("time.monotonic", lambda now=run.started + 10.0: now)
-        run.tick()
+        run.end_round()
         assert shown["replay/size"] == 123
         assert shown["charts/samples_per_second"] == pytest.approx(4 * shown["charts/sps"])
 
@@ -107,7 +108,7 @@ def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch)
 )
 def test_what_an_incident_means_for_a_deterministic_run_stands_before_the_traceback(args, replaced, what):
     with a_run(replace(args, deterministic=True)) as run:
-        run.on_incident(Incident(0, "actor 0 (pid 1) raised; restart 1 of 5\nTraceback:\nValueError", replaced))
+        run.on_restart(RestartMessage(0, "actor 0 (pid 1) raised; restart 1 of 5\nTraceback:\nValueError", replaced))
         assert run.worker_restarts == replaced
     log = (run.folder / "run.log").read_text()
     assert f"restart 1 of 5; {what}\nTraceback:\nValueError\n" in log
@@ -115,12 +116,12 @@ def test_what_an_incident_means_for_a_deterministic_run_stands_before_the_traceb
 
 def test_what_happened_before_a_resume_is_not_forgotten(args, tmp_path):
     with a_run(args) as run:
-        run.consumed(64, [], actor=0, policy_lag=3)
+        run.record_rollout(64, [], actor=0, policy_lag=3)
         run.counters["grads_too_old"] += 2
-        run.on_incident(Incident(0, "actor 0 (pid 1) was killed by SIGKILL"))
+        run.on_restart(RestartMessage(0, "actor 0 (pid 1) was killed by SIGKILL"))
     with a_run(replace(args, resume=tmp_path / "r")) as run:
         run.counters.update(grads_too_old=0, grads_not_finite=0)
-        run.consumed(64, [], actor=0, policy_lag=1)
+        run.record_rollout(64, [], actor=0, policy_lag=1)
         summary = run.summary()
     assert (summary["steps"], summary["worker_restarts"], summary["policy_lag_mean"]) == (128, 1, 2.0)
     assert (summary["grads_too_old"], summary["grads_not_finite"]) == (2, 0)
@@ -128,7 +129,7 @@ def test_what_happened_before_a_resume_is_not_forgotten(args, tmp_path):
 
 def test_another_optimizer_is_bad_input(args, tmp_path):
     with a_run(args) as run:
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
     net = nn.Linear(2, 2)
     other = torch.optim.RMSprop([{"params": [net.weight]}, {"params": [net.bias]}])
     with pytest.raises(ConfigError, match="it holds the state of another optimizer"):
@@ -149,7 +150,7 @@ ENDS: dict[str, tuple[BaseException, str]] = {
 @pytest.mark.parametrize(("error", "line"), ENDS.values(), ids=ENDS)
 def test_whatever_ends_a_run_is_told_in_run_log(args, error, line):
     with suppress(KeyError, SystemExit), a_run(args) as run:
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
         raise error
     lines = (run.folder / "run.log").read_text().splitlines()
     assert any(written.endswith(f" ERROR {line}") for written in lines)
@@ -160,7 +161,7 @@ def test_whatever_ends_a_run_is_told_in_run_log(args, error, line):
 
 def test_a_run_is_finished_once(args, tmp_path):
     with a_run(args) as run:
-        run.consumed(10, [], 0, 0)
+        run.record_rollout(10, [], 0, 0)
         run.exit_reason = "SIGINT"
         run.finish(None)
         written = (run.folder / "summary.json").stat().st_mtime_ns
@@ -172,7 +173,7 @@ def test_a_run_is_finished_once(args, tmp_path):
 
 
 def test_a_run_handles_signals_that_an_environment_ignores_but_not_those_ignored_from_the_start(args, monkeypatch):
-    monkeypatch.setattr("a3c_mp.run.IGNORED_AT_START", {signal.SIGHUP})
+    monkeypatch.setattr("a3c_mp.run.run.IGNORED_AT_START", {signal.SIGHUP})
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with a_run(args) as run:
@@ -190,9 +191,9 @@ def test_checkpoints_are_written_by_the_clock(args, monkeypatch):
     with a_run(replace(args, checkpoint_seconds=60)) as run:
         saved = []
         for seconds in (1.0, 30.0, 62.0, 90.0):
-            run.consumed(100, [], 0, 0)
+            run.record_rollout(100, [], 0, 0)
             monkeypatch.setattr("time.monotonic", lambda now=run.started + seconds: now)
-            run.tick()
+            run.end_round()
             saved.append(run._saved_steps)
         assert saved == [100, 100, 300, 300], "after the first round, and every 60 s from then on"
 
@@ -200,8 +201,8 @@ def test_checkpoints_are_written_by_the_clock(args, monkeypatch):
 def test_checkpoints_are_also_written_by_steps_where_asked(args, tmp_path):
     with a_run(replace(args, checkpoint_steps=100, checkpoint_seconds=3600)) as run:
         for _ in range(10):
-            run.consumed(24, [], 0, 0)
-            run.tick()
+            run.record_rollout(24, [], 0, 0)
+            run.end_round()
     found = [path.stem for path in list_checkpoints(tmp_path / "r" / "checkpoints")]
     assert found == [f"step_{steps:012d}" for steps in (240, 216, 120)], "the last one is that of the end"
 
@@ -210,14 +211,14 @@ def test_what_a_deterministic_run_keeps_comes_back(args, tmp_path):
     args = replace(args, deterministic=True, num_actors=1, num_envs=2)
     with a_run(args) as run:
         run.keep(actors=Part(3.0))
-        run.consumed(10, [Episode(7.0, 5, env=1)], 0, 0)
-        run.tick()
+        run.record_rollout(10, [Episode(7.0, 5, env=1)], 0, 0)
+        run.end_round()
         assert run.mean_return != run.mean_return, "environment 0 is still in its first game"
     found = Part()
     with a_run(replace(args, resume=tmp_path / "r")) as run:
         run.keep(actors=found)
         assert found.value == 3.0
-        run.consumed(10, [Episode(5.0, 9, env=0)], 0, 0)
+        run.record_rollout(10, [Episode(5.0, 9, env=0)], 0, 0)
         assert list(run.returns) == [5.0, 7.0]
     assert "start new games" not in (tmp_path / "r" / "run.log").read_text()
 
@@ -227,12 +228,12 @@ def test_a_checkpoint_of_other_actors_or_of_an_asynchronous_run_is_resumed_with_
     args = replace(args, deterministic=True, num_actors=1, num_envs=2)
     with a_run(replace(args, **change)) as run:
         run.keep(actors=Part(3.0))
-        run.consumed(10, [Episode(7.0, 5, env=1)], 0, 0)
-        run.tick()
+        run.record_rollout(10, [Episode(7.0, 5, env=1)], 0, 0)
+        run.end_round()
     found = Part()
     with a_run(replace(args, resume=tmp_path / "r")) as run:
         run.keep(actors=found)
         assert found.value == 0.0
-        run.consumed(10, [Episode(5.0, 9, env=0)], 0, 0)
+        run.record_rollout(10, [Episode(5.0, 9, env=0)], 0, 0)
         assert list(run.returns) == [5.0], "the game of environment 1 that had ended is lost with the one before it"
     assert "the run differs from one that was never interrupted" in (tmp_path / "r" / "run.log").read_text()

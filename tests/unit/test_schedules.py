@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a3c_mp.schedules import Every, linear
+from a3c_mp.maths.schedules import Every, linear
 
 
 @given(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3), st.integers(1, 10**9))

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import files_no_longer_than
 
-from a3c_mp import slots as slots_module
-from a3c_mp.slots import ALIGNMENT, Slots, check_shared_memory, shared_counters
+from a3c_mp.processes import slots as slots_module
+from a3c_mp.processes.slots import ALIGNMENT, Slots, check_shared_memory, shared_counters
 
 SPEC = {"image": ((3, 5, 7), torch.uint8), "reward": ((3,), torch.float32), "done": ((), torch.bool)}
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a3c_mp.rollout import Episode
-from a3c_mp.start_order import PATIENCE, StartOrder
+from a3c_mp.data.episodes import Episode
+from a3c_mp.run.start_order import PATIENCE, StartOrder
 
 
 def counted(games):

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from support import files_no_longer_than
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from a3c_mp import tracking
-from a3c_mp.console import console, hms, open_log
-from a3c_mp.rollout import Episode
-from a3c_mp.tracking import POINTS, EventFile, Means, Timings, episode_points
+from a3c_mp.data.episodes import Episode
+from a3c_mp.processes.console import console
+from a3c_mp.run import tracking
+from a3c_mp.run.display import hms, open_log
+from a3c_mp.run.tracking import POINTS, EventFile, Means, Timings, episode_points
 
 
 def read_curve(folder, name):

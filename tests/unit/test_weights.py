@@ -7,8 +7,8 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 
-import a3c_mp.weights
-from a3c_mp.weights import Weights
+import a3c_mp.processes.weights
+from a3c_mp.processes.weights import Weights
 
 
 class Constant(nn.Module):
@@ -106,7 +106,7 @@ def test_nets_with_counters_are_refused_rather_than_rounded():
 def test_shared_memory_is_checked_before_it_is_taken(monkeypatch):
     """Two float32 snapshots of a net of 1 + 1 parameters are 16 bytes; two in bfloat16 are 8; two counters 16."""
     asked = []
-    monkeypatch.setattr(a3c_mp.slots, "check_shared_memory", asked.append)
+    monkeypatch.setattr(a3c_mp.processes.slots, "check_shared_memory", asked.append)
     Weights(nn.Linear(1, 1))
     Weights(nn.Linear(1, 1), torch.bfloat16)
     assert asked == [16, 16, 8, 16]

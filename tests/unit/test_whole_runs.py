@@ -8,8 +8,9 @@ import json
 import pytest
 from support import CARTPOLE, CHAPTERS, SMALL, SMALL_REPLAY, episode_steps, scalars
 
-from a3c_mp import dqn, run
-from a3c_mp.config import ConfigError
+from a3c_mp.algorithms import dqn
+from a3c_mp.errors import ConfigError
+from a3c_mp.run import run
 
 CART = [*CARTPOLE, *SMALL]
 APEX_CART = [*CARTPOLE, *CHAPTERS["apex_dqn"][1]]

@@ -1,0 +1,320 @@
+"""What both algorithms of the replay chapter share: settings, presets, exploration ladders, target nets, memory."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
+from a3c_mp.data.transitions import block_spec
+from a3c_mp.errors import ConfigError
+from a3c_mp.processes.memory import free_memory
+from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.replay import Replay, Shards
+from a3c_mp.replay import carried_spec as writer_spec
+from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.guard import BAD_IN_A_ROW
+from a3c_mp.run.preflight import check_env, check_learners
+from a3c_mp.run.run import Run
+from wrappers import is_atari
+
+GIB = 2**30
+NORM_SAMPLES = 8
+"""transitions of a batch that the statistics of observations are taken from: plenty, and cheap"""
+FRAMES = 4
+"""frames of a stacked Atari observation"""
+
+
+@dataclass(frozen=True)
+class ApexArgs(LearningArgs):
+    algo: Literal["dqn", "ddpg"] = "dqn"
+    """Q-learning for discrete actions, deterministic policy gradients for continuous ones"""
+    num_envs: Annotated[int, Between(1, 4096)] = 16
+    """environments in each actor (B)"""
+    block_length: Count = 4
+    """steps of its environments that an actor takes between two messages"""
+    blocks_per_actor: Annotated[int, Between(1, 64)] = 2
+    """blocks of an actor in flight: with 1 it waits while the learner catches up, with 2 it goes on"""
+    replay_size: Count = 200_000
+    """transitions kept; on Atari each takes 7 KB of shared memory"""
+    learning_starts: Count = 20_000
+    """transitions collected before the first update"""
+    replay_ratio: Annotated[float, Between(0.001)] = 4.0
+    """samples learned for each step collected; whoever is ahead waits"""
+    batch_size: Count = 32
+    """transitions in one gradient"""
+    prefetch: Annotated[int, Between(0)] = 2
+    """batches drawn ahead on a thread; 0 draws each when it is needed, as deterministic runs do"""
+    n_step: Count = 3
+    """rewards in a return"""
+    priority_exponent: Fraction = 0.6
+    """alpha: 0 draws all transitions alike, 1 in proportion to their TD errors"""
+    importance_exponent: Fraction = 0.4
+    """beta of the importance weights at the start, rising linearly to 1 at total-steps"""
+    epsilon: Fraction = 0.4
+    """dqn: share of random actions in the first environment of all actors; the others have less"""
+    ladder_exponent: NonNegative = 7.0
+    """dqn: the last environment's epsilon is epsilon ** (1 + this)"""
+    noise: Fraction = 0.4
+    """ddpg: standard deviation of the first environment's noise, 1 being half the range of actions"""
+    noise_exponent: NonNegative = 2.0
+    """ddpg: the last environment's noise is noise ** (1 + this)"""
+    noise_memory: Annotated[float, Between(0, 0.999)] = 0.0
+    """ddpg: correlation of the noise from one step to the next"""
+    learning_rate: NonNegative = 2.5e-4
+    """step size; of the critic in ddpg"""
+    policy_learning_rate: NonNegative = 1e-4
+    """ddpg: step size of the actor"""
+    adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
+    """epsilon of the optimizer, Adam or RMSProp"""
+    clip_grad: NonNegative = 10.0
+    """largest norm of a gradient"""
+    target_period: Count = 2_000
+    """updates between two moves of the target net"""
+    target_rate: Fraction = 1.0
+    """how far each move takes it towards the online net; 1 makes it a copy"""
+    save_replay: bool = False
+    """put the replay into checkpoints; without it, a resumed run fills it anew before it learns on"""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """dqn: rmsprop is the paper's"""
+    num_learners: Annotated[int, Between(1, 64)] = 1
+    """learner processes, each with its share of the actors and of the replay; gradients are averaged over them"""
+
+
+class LearnerState(NamedTuple):
+    """What a learner owns."""
+
+    net: nn.Module
+    target_net: nn.Module
+    optimizer: torch.optim.Optimizer
+    replay: Replay
+    blocks: Slots
+    action_space: gymnasium.Space
+
+
+ATARI: dict[str, Any] = {
+    "learner_threads": 2,  # a step costs twice as much in the learner as in its actor
+    "learning_starts": 10_000,
+    "replay_ratio": 2.0,
+    "batch_size": 128,
+    "n_step": 5,
+    "epsilon": 0.1,
+    "adam_eps": 1e-5,
+    "target_period": 200,
+}
+CARTPOLE: dict[str, Any] = {
+    "total_steps": 500_000,
+    "num_envs": 4,
+    "replay_size": 50_000,
+    "learning_starts": 500,
+    "replay_ratio": 8.0,
+    "batch_size": 64,
+    "n_step": 5,
+    "reward_scale": 0.05,
+    "epsilon": 0.1,
+    "learning_rate": 1e-3,
+    "adam_eps": 1e-5,
+    "target_period": 50,
+}
+CONTINUOUS: dict[str, Any] = {
+    "algo": "ddpg",
+    "num_envs": 4,
+    "replay_size": 100_000,
+    "learning_starts": 1_000,
+    "replay_ratio": 16.0,
+    "batch_size": 128,
+    "learning_rate": 1e-3,
+    "policy_learning_rate": 1e-3,
+    "adam_eps": 1e-8,
+    "target_period": 1,
+    "target_rate": 0.01,
+}
+HILL: dict[str, Any] = {"replay_ratio": 8.0, "noise": 0.9, "noise_exponent": 20.0, "noise_memory": 0.95}
+PRESETS: dict[str, dict[str, Any]] = {
+    "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},
+    "BreakoutNoFrameskip-v4": {**ATARI, "stop_return": 400.0},
+    "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
+    "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
+    "Pendulum-v1": {**CONTINUOUS, "total_steps": 25_000, "stop_return": -200.0, "reward_scale": 0.1},
+    "MountainCarContinuous-v0": {**CONTINUOUS, **HILL, "total_steps": 200_000, "stop_return": 85.0},
+}
+
+
+def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:
+    """[B], base ** (1 + exponent * i / (N - 1)) for the environments i of one actor out of N of all actors.
+
+    Horgan et al. 2018, section 4.1, with one rung for each environment rather than for each actor.
+    """
+    total = num_actors * num_envs
+    i = actor * num_envs + np.arange(num_envs)
+    return base ** (1 + exponent * i / max(total - 1, 1))
+
+
+@torch.no_grad()
+def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
+    """Take every number of the target net by `rate` of the way to the online net: target += rate (online - target)."""
+    torch._foreach_lerp_([*target_net.parameters(), *target_net.buffers()], [*net.parameters(), *net.buffers()], rate)
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
+    """Clip the gradient of each group of parameters to a norm; returns the norm of all before that, []."""
+    norms = [nn.utils.clip_grad_norm_(group["params"], largest) for group in optimizer.param_groups]
+    return torch.stack(norms).norm()
+
+
+def build_learner(args: ApexArgs, algo: Any, rank: int = 0) -> LearnerState:
+    """What learner `rank` needs, with the nets of `algo`, which is `dqn` or `ddpg`.
+
+    Raises:
+        ConfigError: settings that do not go together.
+    """
+    check_learners(args.num_learners, args.num_actors, args.cuda)
+    obs_space, action_space = check_env(args.env_id, algo.ACTIONS)
+    device = set_up_torch(args, rank)
+    net = algo.make_net(obs_space, action_space).to(device)
+    target_net = copy.deepcopy(net).requires_grad_(False)
+    shards, blocks = allocate(args, obs_space, algo.stored_actions(action_space))
+    replay = Replay(shards, args.priority_exponent, args.seed + rank)
+    return LearnerState(net, target_net, algo.make_optimizer(args, net), replay, blocks, action_space)
+
+
+def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
+    """The memory of a learner's replay, in equal parts for all environments of its actors, and slots for their blocks.
+
+    Args:
+        args: the chapter's settings.
+        obs_space, actions: of one environment, the actions as the replay holds them.
+
+    Raises:
+        ConfigError: there is not so much memory, or settings that do not go together.
+    """
+    if args.save_replay and args.num_learners > 1:
+        why = "checkpoints hold the replay of one learner, the others would begin with an empty one"
+        raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
+    rows = -(-args.replay_size // (args.num_actors * args.num_envs))
+    least = 4 * room(args) + args.n_step + FRAMES
+    if rows < least:
+        why = f"each of {args.num_actors} * {args.num_envs} environments has {rows} steps of it, {least} are needed"
+        raise ConfigError("replay-size", args.replay_size, why, "raise it, or lower --num-envs or --block-length")
+    if args.batch_size > args.replay_size:
+        why = f"the replay has room for {args.replay_size}"
+        raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --replay-size")
+    # What a lane holds in the middle of an episode: not the rows that may be overwritten, nor those not yet complete.
+    least_held = args.num_actors * args.num_envs * (rows - room(args) - args.n_step - FRAMES)
+    if args.learning_starts > min(args.replay_size // 2, least_held):
+        why = f"the replay has room for {args.replay_size}"
+        raise ConfigError(
+            "learning-starts", args.learning_starts, why, "use half of it at most, or raise --replay-size"
+        )
+    stack = FRAMES if is_atari(args.env_id) else 1
+    num_actors = args.num_actors // args.num_learners
+    sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
+    needed, free = args.num_learners * Shards.bytes_needed(*sizes), free_memory()
+    if needed > free:
+        rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
+        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
+        raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
+    try:
+        return Shards(*sizes), Slots(block_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args))
+    except MemoryError as error:
+        raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
+
+
+def blocks_under_way(args: ApexArgs) -> int:
+    """Blocks that each actor has tokens for; one where the order of everything is fixed."""
+    return 1 if args.deterministic else args.blocks_per_actor
+
+
+def room(args: ApexArgs) -> int:
+    """Rows of each lane that an actor's blocks in flight can take at most: two a step (see `Replay.make_room`)."""
+    return 2 * args.block_length * blocks_under_way(args)
+
+
+def bad_blocks_in_a_row(args: ApexArgs) -> int:
+    """How many messages of one actor may be not finite: a bad reward spoils all whose returns take it in."""
+    return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
+
+
+def take_in(replay: Replay, shard: int) -> bool | None:
+    """Take in what a shard's writer has made ready; whether all its priorities were finite, as no others are kept.
+
+    None where nothing was new: the message before may have brought the rows of this one as well.
+    """
+    rejected_before = replay.rejected
+    accepted = replay.ingest(shard)
+    rejected = replay.rejected - rejected_before
+    return rejected == 0 if accepted or rejected else None
+
+
+def prepare_successor(args: ApexArgs, replay: Replay, message: RestartMessage, first: int) -> None:
+    """Ready the shard of a dead actor, of those that are numbered from `first`, for its successor.
+
+    A deterministic one writes the lost block once more, any other goes on behind what the dead one wrote of it.
+    """
+    if args.deterministic and message.replaced:
+        replay.roll_back(message.actor - first)
+    elif not args.deterministic:
+        make_room(args, replay)
+
+
+def carried_spec(args: ApexArgs, algo: Any, action_space: gymnasium.Space) -> Spec:
+    """Shapes and dtypes of what the successor of a deterministic actor needs besides its games."""
+    return writer_spec(args.num_envs, args.n_step) | algo.carried_spec(args, action_space)
+
+
+class RateLimiter:
+    """Keeps samples in proportion to insertions (Cassirer et al. 2021, "Reverb", section 3.3): the side ahead waits.
+
+    Args:
+        samples_per_insert: samples that may be learned for each inserted step.
+    """
+
+    def __init__(self, samples_per_insert: float):
+        self.samples_per_insert, self.allowed = samples_per_insert, 0.0
+
+    def insert(self, steps: int) -> None:
+        """Steps were inserted."""
+        self.allowed += self.samples_per_insert * steps
+
+    def can_sample(self, num: int) -> bool:
+        return self.allowed >= num
+
+    def sample(self, num: int) -> None:
+        """Samples were learned."""
+        self.allowed -= num
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"allowed": self.allowed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.allowed = state["allowed"]
+
+
+def make_room(args: ApexArgs, replay: Replay) -> None:
+    """Retire what the blocks in flight of all actors may overwrite."""
+    for shard in range(replay.shards.num_shards):
+        replay.make_room(shard, room(args))
+
+
+def show_replay(run: Run, args: ApexArgs, replay: Replay) -> None:
+    """Have TensorBoard show the learner's replay, and the log say if a resumed run must fill it anew."""
+    if args.resume and not replay.size:
+        run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
+        if args.deterministic:
+            run.log.warning("without --save-replay a resumed run differs from one that was never interrupted")
+    shards = replay.shards
+    capacity = shards.num_lanes * shards.rows
+    run.gauges |= {
+        "replay/size": lambda: replay.size,
+        "replay/dropped_priorities": lambda: replay.dropped,
+        "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,
+        "memory/free_gib": lambda: free_memory() / GIB,
+    }

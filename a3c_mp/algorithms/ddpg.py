@@ -1,0 +1,175 @@
+"""Ape-X DPG (Horgan et al. 2018): deterministic policy gradients, actors on a ladder of noise. Continuous actions.
+
+Nets and replay know actions in [-1, 1]; environments get them stretched to their own bounds. A module of plain
+callables with the same names as in `dqn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+
+from a3c_mp.algorithms.apex import ApexArgs, ladder
+from a3c_mp.errors import ConfigError
+from a3c_mp.maths import losses
+from a3c_mp.nets.actor_critic import is_image
+from a3c_mp.nets.q_values import DDPGNet
+from a3c_mp.processes.slots import Spec
+from a3c_mp.replay import Batch
+
+ACTIONS = Box
+"""the action spaces that this algorithm is for"""
+
+
+def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGNet:
+    """Raises ConfigError for images and for actions without bounds."""
+    assert isinstance(action_space, Box), action_space
+    if is_image(obs_space):
+        raise ConfigError("algo", "ddpg", f"observations are images {obs_space.shape}, it needs vectors", "use dqn")
+    if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
+        raise ConfigError("algo", "ddpg", f"the bounds of {action_space} are not finite", "choose another --env-id")
+    return DDPGNet(obs_space.shape, action_space.shape)  # type: ignore[arg-type]
+
+
+def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
+    """The space of actions as the replay holds them: [-1, 1], as the nets know them."""
+    return Box(-1.0, 1.0, action_space.shape, np.float32)
+
+
+def carried_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
+    """Shapes and dtypes of `Policy.fields`."""
+    return {"noise": ((args.num_envs, *(action_space.shape or ())), torch.float64)}
+
+
+def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
+    if args.optimizer != "adam":
+        raise ConfigError(
+            "optimizer", args.optimizer, "ddpg knows no other than adam", "leave it out, or use --algo dqn"
+        )
+    assert isinstance(net, DDPGNet)
+    groups = [
+        {"params": list(net.critic.parameters()), "lr": args.learning_rate},
+        {"params": list(net.actor.parameters()), "lr": args.policy_learning_rate},
+    ]
+    return torch.optim.Adam(groups, eps=args.adam_eps, fused=True)
+
+
+class Policy:
+    """An actor's noisy choices, each environment with noise of its own size.
+
+    The noise x of an environment has standard deviation sigma and remembers itself: from one step to the next it is
+    m x + sqrt(1 - m^2) sigma N(0, 1), an Ornstein-Uhlenbeck process (Lillicrap et al. 2016). m = 0 makes it white.
+
+    Args:
+        args: the chapter's settings.
+        net: the caller loads new weights into it.
+        action_space: of one environment.
+        example: observations [B, *obs_shape].
+        actor: its number, which decides about the size of its noise.
+        restored: `fields()` of a predecessor.
+    """
+
+    def __init__(
+        self, args: ApexArgs, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
+        restored: Mapping[str, np.ndarray] | None = None,
+    ):  # fmt: skip
+        assert isinstance(net, DDPGNet)
+        self.net, self.space, self.memory = net, action_space, args.noise_memory
+        self.device = next(net.parameters()).device
+        sigmas = ladder(args.noise, args.noise_exponent, actor, args.num_envs, args.num_actors)
+        self.sigmas = sigmas.reshape(-1, *[1] * len(action_space.shape))  # type: ignore[arg-type]
+        self.rng = np.random.default_rng(0)
+        self.noise = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first block
+
+    def start_block(self, seed: int) -> None:
+        """Draw the random numbers of the next block of steps from this seed."""
+        self.rng = np.random.default_rng(seed)
+        if self.noise is None:
+            self.noise = self.sigmas * self._normal(len(self.sigmas))
+
+    def fields(self) -> dict[str, np.ndarray]:
+        """What a successor needs: noise remembers itself."""
+        assert self.noise is not None
+        return {"noise": self.noise}
+
+    @torch.inference_mode()
+    def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(action float32 [B, ...] in [-1, 1], Q(s, a) [B], Q(s, mu(s)) [B]); one pass of either net."""
+        states = torch.from_numpy(obs).to(self.device)
+        best = self.net(states)[0]
+        assert self.noise is not None, "start_block draws the first"
+        self.noise = self.memory * self.noise + (1 - self.memory**2) ** 0.5 * self.sigmas * self._normal(len(obs))
+        action = (best.float().cpu().numpy() + self.noise).clip(-1.0, 1.0).astype(np.float32)
+        action = np.nan_to_num(action, copy=False)  # at an observation that is not finite any will do
+        both = torch.cat([torch.from_numpy(action).to(best), best])
+        q = self.net.q(torch.cat([states, states]), both).float().cpu().numpy()
+        return action, q[: len(obs)], q[len(obs) :]
+
+    @torch.inference_mode()
+    def value(self, obs: np.ndarray) -> np.ndarray:
+        """Q(s, mu(s)) [B], for bootstrapping."""
+        states = torch.from_numpy(obs).to(self.device)
+        return self.net.q(states, self.net(states)[0]).float().cpu().numpy()
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """What the environments are given for an action."""
+        return stretch(action, self.space)
+
+    def _normal(self, num_envs: int) -> np.ndarray:
+        return self.rng.standard_normal((num_envs, *self.space.shape))  # type: ignore[misc]
+
+
+def stretch(action: np.ndarray, space: gymnasium.Space) -> np.ndarray:
+    """Actions in [-1, 1] to the bounds of a Box, without a rounding error beyond them."""
+    assert isinstance(space, Box), space
+    low, high, share = space.low.astype(np.float64), space.high.astype(np.float64), (action + 1.0) / 2.0
+    return ((1.0 - share) * low + share * high).clip(low, high).astype(space.dtype)
+
+
+def policy_gradient_loss(action: Tensor, action_gradient: Tensor) -> Tensor:
+    """A loss whose gradient is the deterministic policy gradient, -dQ/da dmu/dtheta (Silver et al. 2014, theorem 1).
+
+    Args:
+        action: [B, ...], mu(s).
+        action_gradient: [B, ...], dQ(s, a)/da at a = mu(s), a constant.
+    """
+    assert action.shape == action_gradient.shape, (action.shape, action_gradient.shape)
+    return -(action * action_gradient.detach()).sum() / len(action)
+
+
+def loss(
+    args: ApexArgs, net: nn.Module, target_net: nn.Module, batch: Batch, weights: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Loss of critic and actor on a batch with importance weights [N]; neither reaches the parameters of the other.
+
+    Returns:
+        (loss, TD errors [N], metrics for TensorBoard).
+    """
+    assert isinstance(net, DDPGNet), net
+    assert isinstance(target_net, DDPGNet), target_net
+    with torch.autocast(weights.device.type, dtype, enabled=dtype != torch.float32):
+        with torch.no_grad():
+            next_value = target_net.q(batch.next_obs, target_net(batch.next_obs)[0]).float()
+        q = net.q(batch.obs, batch.action).float()
+        best = net(batch.obs)[0]
+        point = best.detach().requires_grad_()
+        value = net.q(batch.obs, point)
+        (action_gradient,) = torch.autograd.grad(value.sum(), point)
+    target = batch.reward + batch.discount * next_value
+    td_error = target - q
+    value_loss = losses.huber(td_error, weights)
+    total = value_loss + policy_gradient_loss(best, action_gradient)
+    metrics = {"losses/total": total, "losses/value": value_loss, "losses/policy": -value.detach()}
+    metrics |= {"values/q": q, "values/target": target, "values/td_error": td_error.abs()}
+    return total, td_error.detach(), metrics
+
+
+def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:
+    """mu(s) [B, ...], as the environment takes it."""
+    with torch.inference_mode():
+        return stretch(net(torch.from_numpy(obs))[0].float().numpy(), action_space)

@@ -1,0 +1,135 @@
+"""Ape-X DQN (Horgan et al. 2018): dueling double Q-learning on n-step transitions, actors on a ladder of epsilons.
+
+A module of plain callables with the same names as in `ddpg`; a chapter picks one of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor, nn
+
+from a3c_mp.algorithms.apex import ApexArgs, ladder
+from a3c_mp.maths import losses
+from a3c_mp.nets.actor_critic import is_image
+from a3c_mp.nets.cuda_graph import acting_forward
+from a3c_mp.nets.q_values import DuelingQ
+from a3c_mp.processes.slots import Spec
+from a3c_mp.replay import Batch
+
+ACTIONS = Discrete
+"""the action spaces that this algorithm is for"""
+
+
+def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DuelingQ:
+    assert isinstance(action_space, Discrete), action_space
+    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space))  # type: ignore[arg-type]
+
+
+def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
+    """The space of actions as the replay holds them: the environment's own."""
+    return action_space
+
+
+def carried_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
+    """Shapes and dtypes of `Policy.fields`."""
+    return {}
+
+
+def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
+    if args.optimizer == "adam":
+        return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.95, eps=args.adam_eps, centered=True)
+
+
+class Policy:
+    """An actor's epsilon-greedy choices, each environment with an epsilon of its own.
+
+    Args:
+        args: the chapter's settings.
+        net: observations -> (q [B, A],); the caller loads new weights into it.
+        action_space: of one environment.
+        example: observations [B, *obs_shape].
+        actor: its number, which decides about its epsilons.
+        restored: `fields()` of a predecessor; here there are none.
+    """
+
+    def __init__(
+        self, args: ApexArgs, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
+        restored: Mapping[str, np.ndarray] | None = None,
+    ):  # fmt: skip
+        self.forward = acting_forward(net, torch.from_numpy(example), deterministic=args.deterministic)
+        self.epsilons = ladder(args.epsilon, args.ladder_exponent, actor, args.num_envs, args.num_actors)
+        self.num_actions = int(action_space.n)  # type: ignore[attr-defined]
+        self.rng = np.random.default_rng(0)
+
+    def start_block(self, seed: int) -> None:
+        """Draw the random numbers of the next block of steps from this seed."""
+        self.rng = np.random.default_rng(seed)
+
+    def fields(self) -> dict[str, np.ndarray]:
+        """What a successor needs: nothing."""
+        return {}
+
+    def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(action int64 [B], Q(s, a) [B], max_a Q(s, a) [B]); in the warm-up, all actions are random."""
+        q = self._q(obs)
+        is_random = self.rng.random(len(q)) < (1.0 if warm_up else self.epsilons)
+        action = np.where(is_random, self.rng.integers(self.num_actions, size=len(q)), q.argmax(axis=1))
+        return action, q[np.arange(len(q)), action], q.max(axis=1)
+
+    def value(self, obs: np.ndarray) -> np.ndarray:
+        """max_a Q(s, a) [B], for bootstrapping."""
+        return self._q(obs).max(axis=1)
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """What the environments are given for an action."""
+        return action
+
+    @torch.inference_mode()
+    def _q(self, obs: np.ndarray) -> np.ndarray:
+        return self.forward(torch.from_numpy(obs))[0].float().cpu().numpy()
+
+
+def double_q_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_target_q: Tensor) -> Tensor:
+    """R + gamma^m Q_target(s', argmax_a Q(s', a)) [B] (van Hasselt et al. 2016; Horgan et al. 2018, section 3.1).
+
+    Args:
+        reward: [B], R, the sum of the m discounted rewards of the transition.
+        discount: [B], gamma^m, or 0 where nothing follows.
+        next_q, next_target_q: [B, A], of the online and of the target net, m steps later.
+    """
+    assert next_q.shape == next_target_q.shape == (*reward.shape, next_q.shape[-1]), (next_q.shape, reward.shape)
+    assert reward.shape == discount.shape, (reward.shape, discount.shape)
+    best = next_q.argmax(dim=1, keepdim=True)
+    return reward + discount * next_target_q.gather(1, best).squeeze(1)
+
+
+def loss(
+    args: ApexArgs, net: nn.Module, target_net: nn.Module, batch: Batch, weights: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Loss of a batch with importance weights [N].
+
+    Returns:
+        (loss, TD errors [N], metrics for TensorBoard).
+    """
+    with torch.autocast(weights.device.type, dtype, enabled=dtype != torch.float32):
+        q = net(batch.obs)[0].float()
+        with torch.no_grad():
+            next_q, next_target_q = net(batch.next_obs)[0].float(), target_net(batch.next_obs)[0].float()
+    target = double_q_target(batch.reward, batch.discount, next_q, next_target_q)
+    q_a = q.gather(1, batch.action[:, None]).squeeze(1)
+    td_error = target - q_a
+    total = losses.huber(td_error, weights)
+    metrics = {"losses/total": total, "values/q": q_a, "values/target": target, "values/td_error": td_error.abs()}
+    return total, td_error.detach(), metrics
+
+
+def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:
+    """The best actions int64 [B], as the environment takes them."""
+    with torch.inference_mode():
+        return net(torch.from_numpy(obs))[0].argmax(dim=1).numpy()

@@ -1,0 +1,222 @@
+"""What makes an actor-critic an IMPALA (Espeholt et al. 2018): settings, batches of unrolls, replay, V-trace loss."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from a3c_mp.algorithms.actor_critic import RolloutArgs, rewards_and_discounts
+from a3c_mp.config import Between, Count, NonNegative
+from a3c_mp.data.rollout import Rollout, episode_starts, minibatches
+from a3c_mp.errors import ConfigError
+from a3c_mp.maths import losses, returns
+from a3c_mp.nets.actor_critic import ActorCritic, is_image, unroll
+from a3c_mp.processes.slots import Spec
+
+
+@dataclass(frozen=True)
+class ImpalaArgs(RolloutArgs):
+    unroll_length: Count = 20
+    """agent steps in one unroll (T)"""
+    batch_unrolls: Count = 16
+    """unrolls in one gradient, each T steps of one environment"""
+    net: Literal["shallow", "deep"] = "shallow"
+    """three convolutions, or the paper's fifteen with residual connections"""
+    lstm: bool = False
+    """let the net remember earlier observations of the episode"""
+    vtrace: bool = True
+    """apply V-trace; without it, data is treated as on-policy"""
+    clip_rho: NonNegative = 1.0
+    """rho-bar: largest importance weight of a TD error"""
+    clip_c: NonNegative = 1.0
+    """c-bar: largest importance weight of the trace; below 1 it acts as the lambda of GAE does"""
+    clip_pg_rho: NonNegative = 1.0
+    """largest importance weight of an advantage"""
+    replay_proportion: Annotated[float, Between(0, 0.99)] = 0.0
+    """share of a batch that is drawn from earlier unrolls"""
+    replay_size: Count = 1000
+    """unrolls kept for that, the newest"""
+    num_learners: Annotated[int, Between(1, 64)] = 1
+    """learner processes, each with its share of the actors; gradients are averaged over them"""
+    force_lag: Annotated[int, Between(0, 1000)] = 0
+    """have actors act with weights published so many times ago, to see what V-trace is good for"""
+
+    @property
+    def fresh_unrolls(self) -> int:
+        """Unrolls in a batch that are new."""
+        return max(1, round(self.batch_unrolls * (1 - self.replay_proportion)))
+
+
+CARTPOLE: dict[str, Any] = {
+    "total_steps": 1_000_000,
+    "replay_proportion": 0.9375,
+    "learning_rate": 1e-3,
+    "reward_scale": 0.05,
+    "normalize_advantages": False,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
+    "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
+    "CartPole-v0": {**CARTPOLE, "num_envs": 1, "stop_return": 195.0},
+    "CartPole-v1": {**CARTPOLE, "num_envs": 4, "stop_return": 475.0},
+}
+
+
+def rollouts_per_batch(args: ImpalaArgs) -> int:
+    """Rollouts, of B unrolls each, that a learner takes together: enough for a batch, or of each of its actors once.
+
+    Raises:
+        ConfigError: a learner's actors do not bring enough new unrolls for a batch, or too many for the replay.
+    """
+    num_actors = args.num_actors // args.num_learners
+    if args.fresh_unrolls > num_actors * args.num_envs:
+        why = f"{args.fresh_unrolls} new unrolls are needed, a learner's actors bring {num_actors} * {args.num_envs}"
+        raise ConfigError("batch-unrolls", args.batch_unrolls, why, "lower it, or raise --num-envs")
+    if args.replay_proportion and args.replay_size < num_actors * args.num_envs:
+        why = f"a learner's actors bring {num_actors} * {args.num_envs} unrolls at a time"
+        raise ConfigError("replay-size", args.replay_size, why, "raise it")
+    return num_actors if args.deterministic else -(-args.fresh_unrolls // args.num_envs)
+
+
+def check_net(args: ImpalaArgs, obs_space: gymnasium.Space) -> None:
+    """Raise ConfigError for `--net deep` where there is nothing to convolve."""
+    if args.net == "deep" and not is_image(obs_space):
+        why = f"observations are of shape {obs_space.shape}, it needs images (uint8, 36 x 36 or more)"
+        raise ConfigError("net", args.net, why, "leave it out")
+
+
+class UnrollReplay:
+    """The newest `capacity` unrolls, for batches that are partly replayed (Espeholt et al. 2018, section 5.2.2).
+
+    Args:
+        spec: of a rollout.
+        capacity: unrolls; 0 keeps none.
+    """
+
+    def __init__(self, spec: Spec, capacity: int, device: torch.device):
+        self.unrolls = Rollout(
+            **{
+                name: torch.zeros(time, capacity, *shape, dtype=dtype, device=device)
+                for name, ((time, _, *shape), dtype) in spec.items()
+            }
+        )
+        self.capacity = capacity
+        self.added = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All unrolls that are held."""
+        held = min(self.added, self.capacity)
+        kept = {"added": self.added, "capacity": self.capacity}
+        return {**kept, **{name: field[:, :held] for name, field in self.unrolls._asdict().items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`. Raises ValueError for another capacity, RuntimeError for other shapes."""
+        if state["capacity"] != self.capacity:
+            raise ValueError(f"it has room for {state['capacity']} unrolls, not {self.capacity}")
+        for name, field in self.unrolls._asdict().items():
+            field[:, : state[name].shape[1]] = state[name]
+        self.added = state["added"]
+
+    def add(self, unrolls: Rollout) -> None:
+        """Store all unrolls of a rollout, over the oldest ones."""
+        num_unrolls = unrolls.action.shape[1]
+        if self.capacity == 0:
+            return
+        assert num_unrolls <= self.capacity, (num_unrolls, self.capacity)
+        places = (self.added + torch.arange(num_unrolls, device=unrolls.action.device)) % self.capacity
+        for stored, new in zip(self.unrolls, unrolls, strict=True):
+            stored[:, places] = new
+        self.added += num_unrolls
+
+    def sample(self, num_unrolls: int, rng: torch.Generator) -> Rollout:
+        """Unrolls drawn uniformly, with replacement."""
+        drawn = torch.randint(min(self.added, self.capacity), (num_unrolls,), generator=rng)
+        return select(self.unrolls, drawn.to(self.unrolls.action.device))
+
+
+def select(unrolls: Rollout, columns: Tensor) -> Rollout:
+    """Some of the unrolls [T, B, ...], by int64 indices into B."""
+    return Rollout(*(field.index_select(1, columns) for field in unrolls))
+
+
+def batches(args: ImpalaArgs, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
+    """Every new unroll once, in batches filled up with replayed ones."""
+    num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
+    replay.add(unrolls)
+    for columns in minibatches(num_unrolls, args.fresh_unrolls, 1, rng, device):
+        batch = select(unrolls, columns)
+        if replay.capacity and args.batch_unrolls > args.fresh_unrolls:
+            old = replay.sample(args.batch_unrolls - args.fresh_unrolls, rng)
+            batch = Rollout(*(torch.cat(fields, 1) for fields in zip(batch, old, strict=True)))
+        yield batch
+
+
+def loss(
+    args: ImpalaArgs,
+    net: ActorCritic,
+    batch: Rollout,
+    dtype: torch.dtype,
+    average: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Forward pass over unrolls, V-trace, and the three losses of Espeholt et al. 2018, section 4.2.
+
+    Args:
+        batch: unrolls side by side.
+        dtype: that the net computes in.
+        average: replaces tensors by their means over all learners, so that these normalise advantages alike.
+
+    Returns:
+        (total loss, metrics for TensorBoard).
+    """
+    rewards, discounts = rewards_and_discounts(args, batch)
+    with torch.autocast(batch.obs.device.type, dtype, enabled=dtype != torch.float32):
+        logits, values = unroll(net, batch.obs, batch.core_state[0], episode_starts(batch))
+    logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
+    log_probs = losses.log_prob(logits, batch.action)
+    log_rhos = log_probs.detach() - losses.log_prob(batch.behaviour_logits, batch.action)
+    vs, advantages = returns.vtrace(
+        log_rhos if args.vtrace else torch.zeros_like(log_rhos), discounts, rewards, values, bootstrap_value,
+        args.clip_rho, args.clip_c, args.clip_pg_rho,
+    )  # fmt: skip
+    if args.normalize_advantages:
+        advantages = losses.normalize(advantages, average)
+    policy = losses.policy_gradient_loss(log_probs, advantages)
+    value = losses.value_loss(values, vs)
+    entropy = losses.entropy_loss(logits)
+    total, metrics = losses.total(
+        policy, value, entropy, advantages, values, vs, args.value_cost, args.entropy_cost
+    )  # fmt: skip
+    rhos = log_rhos.exp()
+    return total, metrics | {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
+
+
+class DelayLine:
+    """A net as it was `delay` calls ago, for `--force-lag`; as it is with a delay of 0."""
+
+    def __init__(self, delay: int):
+        self.past: deque[ActorCritic] = deque(maxlen=delay + 1)
+
+    def __call__(self, net: ActorCritic) -> ActorCritic:
+        if self.past.maxlen == 1:
+            return net
+        self.past.append(copy.deepcopy(net))
+        return self.past[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The nets that are held, oldest first."""
+        return {"past": [net.state_dict() for net in self.past]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`, once called with a net."""
+        nets = [copy.deepcopy(self.past[0]) for _ in state["past"]]
+        for net, saved in zip(nets, state["past"], strict=True):
+            net.load_state_dict(saved)
+        self.past.clear()
+        self.past.extend(nets)

@@ -1,0 +1,112 @@
+"""Collecting rollouts: what an actor does between two messages. (Of chapter 3: `blocks.TransitionCollector`.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.data.actor_states import Games
+from a3c_mp.data.rollout import Rollout, sample_actions, write_step
+from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
+from a3c_mp.nets.cuda_graph import acting_forward
+from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.slots import Spec
+from a3c_mp.seeds import derive_seeds
+
+
+def carried_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:
+    """Shapes and dtypes of what a successor of a `RolloutCollector` needs besides its games."""
+    assert isinstance(action_space, gymnasium.spaces.Discrete), action_space
+    state = ((num_envs, core_size), torch.float32)
+    return {
+        "logits": ((num_envs, int(action_space.n)), torch.float32),  # of the next action
+        "baseline": ((num_envs,), torch.float32),  # with it
+        "entry": state,  # of the core before the newest observation
+        "state": state,  # and after it
+    }
+
+
+class RolloutCollector:
+    """B environments and the net that acts in them, from one rollout to the next.
+
+    Args:
+        args: seed, and whether the run is deterministic.
+        env: from `make_vec_env`.
+        net: observations -> (logits [B, A], baseline [B]), with a core also state [B, S] -> the next state; the caller
+            loads new weights into it between rollouts.
+        channel: to the learner.
+    """
+
+    def __init__(self, args: CommonArgs, env: VectorEnv, net: ActorCritic, channel: WorkerChannel):
+        self.env, self.channel, self.seed = env, channel, args.seed
+        self.rng = torch.Generator(next(net.parameters()).device)
+        self.games = Games(env, channel)
+        self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
+        self.rollouts = self.games.rollouts  # so far, those of predecessors counted
+        self.entry = initial_state(net, env.num_envs)  # the core's state before self.obs
+        self.forward = acting_forward(net, self.obs, *self.entry, deterministic=args.deterministic)
+        self.logits: Tensor | None = None  # of the next action, known before the rollout that it belongs to
+        if carried := {name: torch.from_numpy(part) for name, part in self.games.carried.items()}:
+            device = next(net.parameters()).device
+            self.logits, self.baseline = carried["logits"].to(device), carried["baseline"].to(device)
+            self.state = [carried["state"].to(state) for state in self.entry]
+            self.entry = [carried["entry"].to(state) for state in self.entry]
+
+    @torch.inference_mode()
+    def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """(logits [B, A] float32, baseline [B] float32, next state of the core), for observations on the CPU."""
+        logits, baseline, *state = self.forward(obs, *state)
+        return logits.float(), baseline.float(), state
+
+    def collect(self, rollout: Rollout) -> None:
+        """Fill a rollout with the next T steps of every environment.
+
+        There is one forward pass a step: on obs[t+1] it gives V(obs[t+1]) and the next action. The first action of a
+        rollout therefore comes from the weights of the rollout before; its logits are stored with it, as everywhere.
+        """
+        self.rng.manual_seed(self.rollout_seeds()[1])
+        if self.logits is None:
+            self.logits, self.baseline, self.state = self.act(self.obs, self.entry)
+        write_step(rollout, 0, obs=self.obs, baseline=self.baseline)
+        for state in self.entry:
+            write_step(rollout, 0, core_state=state)
+        rollout.final_baseline.zero_()
+        for t in range(len(rollout.action)):
+            action = sample_actions(self.logits, self.rng).cpu()
+            next_obs, reward, terminated, truncated, infos = self.env.step(action.numpy())
+            self.stats.step(reward, terminated | truncated)
+            write_step(
+                rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
+                life_lost=infos.get("life_lost", False), behaviour_logits=self.logits,
+                episode_return=self.stats.returns, episode_length=self.stats.lengths,
+            )  # fmt: skip
+            if truncated.any():
+                write_step(rollout, t, final_baseline=self.act(torch.from_numpy(infos["final_obs"]), self.state)[1])
+            write_step(rollout, t + 1, obs=next_obs)
+            self.entry = [reset_state(state, self.stats.done) for state in self.state]
+            self.logits, self.baseline, self.state = self.act(rollout.obs[t + 1], self.entry)
+            write_step(rollout, t + 1, baseline=self.baseline)
+            self.channel.beat()
+        self.obs = rollout.obs[-1].clone()  # the slot is the learner's from here on
+        self.rollouts += 1
+
+    def rollout_seeds(self) -> tuple[int, int]:
+        """Two seeds for the next rollout: a function of the run's seed, the actor and the number of the rollout."""
+        return derive_seeds(self.seed, *self.channel.entropy, self.rollouts)
+
+    def to_write(self, rollout: Rollout) -> dict[str, Any]:
+        """What `ActorStates.write` takes after a rollout."""
+        empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
+        done = rollout.terminated | rollout.truncated
+        return self.games.to_write(rollout.action, done, self.obs) | {
+            "logits": self.logits,
+            "baseline": self.baseline,
+            "entry": self.entry[0] if self.entry else empty,
+            "state": self.state[0] if self.entry else empty,
+        }

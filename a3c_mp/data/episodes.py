@@ -1,0 +1,51 @@
+"""Episodes: what is known of a finished game, and running returns and lengths of games in progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Episode(NamedTuple):
+    """A finished episode: the whole game, whatever the learner makes of lost lives."""
+
+    episode_return: float  # sum of raw rewards
+    length: int  # agent steps
+    env: int = 0  # number of the environment inside its actor
+
+
+def episodes_at(done: Tensor, episode_return: Tensor, episode_length: Tensor) -> list[Episode]:
+    """The episodes that ended where `done`, all [T, B], in order of time."""
+    t, b = torch.nonzero(done, as_tuple=True)
+    fields = (episode_return[t, b].tolist(), episode_length[t, b].tolist(), b.tolist())
+    return [Episode(*values) for values in zip(*fields, strict=True)]
+
+
+class EpisodeStats:
+    """Running raw return float32 [N] and length int32 [N] of the episode in each of N environments."""
+
+    def __init__(self, num_envs: int):
+        self.returns = np.zeros(num_envs, dtype=np.float32)
+        self.lengths = np.zeros(num_envs, dtype=np.int32)
+        self.done = np.zeros(num_envs, dtype=np.bool_)
+
+    def step(self, reward: np.ndarray, done: np.ndarray) -> None:
+        """Take one step's rewards [N] and ends bool [N]; an ended episode's figures stay until the next step."""
+        self.returns[self.done] = 0.0
+        self.lengths[self.done] = 0
+        self.returns += reward
+        self.lengths += 1
+        self.done = done
+
+    def fields(self) -> dict[str, np.ndarray]:
+        """Everything, [N] each, by the names that `restore` takes."""
+        return {"episode_return": self.returns, "episode_length": self.lengths, "episode_done": self.done}
+
+    def restore(self, fields: Mapping[str, np.ndarray]) -> None:
+        """Go on from `fields`."""
+        names = ("episode_return", "episode_length", "episode_done")
+        self.returns, self.lengths, self.done = (fields[name].copy() for name in names)

@@ -1,0 +1,115 @@
+"""Rollouts: T steps of B environments, as actors write them and the learner reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from a3c_mp.data.episodes import Episode, episodes_at
+from a3c_mp.processes.slots import Spec
+
+
+class Rollout(NamedTuple):
+    """One unroll of B environments over T steps, time first. In a slot these are views of shared memory.
+
+    Step t: the action chosen at obs[t] earned reward[t] and led to obs[t+1], which is already the next episode's first
+    observation where the episode ended at t.
+    """
+
+    obs: Tensor  # [T+1, B, *obs_shape] uint8 for images, float32 otherwise
+    action: Tensor  # [T, B] int64
+    reward: Tensor  # [T, B] float32, raw
+    terminated: Tensor  # [T, B] bool
+    truncated: Tensor  # [T, B] bool
+    life_lost: Tensor  # [T, B] bool, a life lost while the game goes on
+    behaviour_logits: Tensor  # [T, B, A] float32
+    baseline: Tensor  # [T+1, B] float32, V(obs[t]) from the acting pass
+    final_baseline: Tensor  # [T, B] float32, V of the observation an episode was truncated at; elsewhere undefined
+    episode_return: Tensor  # [T, B] float32, sum of raw rewards of the game so far
+    episode_length: Tensor  # [T, B] int32, agent steps of the game so far
+    core_state: Tensor  # [1, B, S] float32, state of a recurrent net before obs[0]; S = 0 for other nets
+
+
+def rollout_spec(
+    unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, core_size: int = 0
+) -> Spec:
+    """Shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs; Box to Discrete spaces."""
+    assert isinstance(obs_space, Box), obs_space
+    assert isinstance(action_space, Discrete), action_space
+    steps = (unroll_length, num_envs)
+    states = (unroll_length + 1, num_envs)
+    obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
+    return {
+        "obs": ((*states, *obs_space.shape), obs_dtype),
+        "action": (steps, torch.int64),
+        "reward": (steps, torch.float32),
+        "terminated": (steps, torch.bool),
+        "truncated": (steps, torch.bool),
+        "life_lost": (steps, torch.bool),
+        "behaviour_logits": ((*steps, int(action_space.n)), torch.float32),
+        "baseline": (states, torch.float32),
+        "final_baseline": (steps, torch.float32),
+        "episode_return": (steps, torch.float32),
+        "episode_length": (steps, torch.int32),
+        "core_state": ((1, num_envs, core_size), torch.float32),
+    }
+
+
+def empty_rollout(spec: Spec, pin: bool = False) -> Rollout:
+    """A rollout of zeros in the memory of this process; `pin` page-locks it, for copies to the GPU."""
+    return Rollout(**{name: torch.zeros(shape, dtype=dtype, pin_memory=pin) for name, (shape, dtype) in spec.items()})
+
+
+def write_step(rollout: Rollout, t: int, **fields: Tensor | np.ndarray | bool) -> None:
+    """Copy the fields [B, ...] of step t into a rollout, each straight into its place."""
+    for name, value in fields.items():
+        getattr(rollout, name)[t] = torch.as_tensor(value)
+
+
+def join(rollouts: Sequence[Rollout]) -> Rollout:
+    """The unrolls of several rollouts, side by side."""
+    return (
+        rollouts[0] if len(rollouts) == 1 else Rollout(*(torch.cat(field, 1) for field in zip(*rollouts, strict=True)))
+    )
+
+
+def episode_starts(rollout: Rollout) -> Tensor:
+    """bool [T+1, B]: obs[t] is an episode's first, so a core's state begins anew; that before obs[0] has already."""
+    ended = rollout.terminated | rollout.truncated
+    return torch.cat([torch.zeros_like(ended[:1]), ended])
+
+
+def is_finite(rollout: Rollout) -> bool:
+    """Whether every number that is learned from is finite."""
+    fields = [rollout.reward, rollout.baseline, rollout.behaviour_logits, rollout.final_baseline[rollout.truncated]]
+    fields += [rollout.obs, rollout.core_state]
+    return all(bool(torch.isfinite(field).all()) for field in fields if field.is_floating_point())
+
+
+def minibatches(
+    num_samples: int, batch_size: int, passes: int, rng: torch.Generator, device: torch.device
+) -> Iterator[Tensor]:
+    """Index tensors that visit every sample once a pass, in random order, `batch_size` at a time or what is left."""
+    for _ in range(passes):
+        yield from torch.randperm(num_samples, generator=rng).to(device).split(batch_size)
+
+
+def finished_episodes(rollout: Rollout) -> list[Episode]:
+    """The episodes that ended inside a rollout, in order of time."""
+    done = rollout.terminated | rollout.truncated
+    return episodes_at(done, rollout.episode_return, rollout.episode_length)
+
+
+def sample_actions(logits: Tensor, rng: torch.Generator) -> Tensor:
+    """Draw from categorical policies: logits float32 [B, A] -> int64 [B].
+
+    Where logits are not finite any action is as good: what comes of it is not learned from (see `is_finite`).
+    """
+    probabilities = logits.softmax(dim=-1).nan_to_num(nan=1.0)
+    return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)

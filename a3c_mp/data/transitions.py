@@ -1,0 +1,102 @@
+"""Blocks: what an actor of the replay chapter does between two messages, and what it tells of it.
+
+The transitions themselves go to the replay. A block, a slot in shared memory, says which episodes ended meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from a3c_mp.config import LearningArgs
+from a3c_mp.data.actor_states import Games
+from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
+from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.slots import Spec
+from a3c_mp.replay import Shards, Writer
+from a3c_mp.seeds import derive_seeds
+
+
+class Policy(Protocol):
+    """How an actor explores; see `dqn.Policy` and `ddpg.Policy`."""
+
+    def start_block(self, seed: int) -> None: ...
+    def fields(self) -> dict[str, np.ndarray]: ...
+    def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+    def value(self, obs: np.ndarray) -> np.ndarray: ...
+    def to_env(self, action: np.ndarray) -> np.ndarray: ...
+
+
+class TransitionCollector:
+    """B environments of the replay chapter, from one block of steps to the next.
+
+    Args:
+        args: what is learned from.
+        env: from `make_vec_env`.
+        shards: the actor's own is where everything seen goes.
+        n_step: rewards in a return.
+        channel: to the learner.
+    """
+
+    def __init__(self, args: LearningArgs, env: VectorEnv, shards: Shards, n_step: int, channel: WorkerChannel):
+        self.args, self.env, self.channel = args, env, channel
+        self.games = Games(env, channel)
+        self.stats, self.obs, self.blocks = self.games.stats, self.games.obs, self.games.rollouts
+        self.writer = Writer(shards, channel.worker, n_step, args.gamma, self.games.carried)
+
+    def collect(self, block: dict[str, Tensor], policy: Policy, warm_up: bool = False) -> None:
+        """Take a block of steps; the transitions go to the shard, what became of episodes into `block`."""
+        policy.start_block(derive_seeds(self.args.seed, *self.channel.entropy, self.blocks)[1])
+        self.actions = []  # as the environments took them
+        for t in range(len(block["done"])):
+            action, q, value = policy.act(self.obs, warm_up)
+            self.actions.append(policy.to_env(action))
+            next_obs, reward, terminated, truncated, infos = self.env.step(self.actions[-1])
+            final_obs = infos["final_obs"] if truncated.any() else None
+            self.writer.step(
+                self.obs, action, reward_to_learn(self.args, reward), terminated, truncated, q, value,
+                final_obs=final_obs, final_value=None if final_obs is None else policy.value(final_obs),
+                life_lost=infos.get("life_lost") if self.args.life_loss_terminal else None,
+            )  # fmt: skip
+            self.stats.step(reward, terminated | truncated)
+            write_stats(block, t, self.stats)
+            self.obs = next_obs
+            self.channel.beat()
+        self.blocks += 1
+
+    def to_write(self, block: dict[str, Tensor], policy: Policy) -> dict[str, Any]:
+        """What `ActorStates.write` takes after a block."""
+        actions = torch.from_numpy(np.stack(self.actions))
+        games = self.games.to_write(actions, block["done"], torch.from_numpy(self.obs))
+        return {**games, **self.writer.fields(), **policy.fields()}
+
+
+def reward_to_learn(args: LearningArgs, reward: np.ndarray) -> np.ndarray:
+    """The reward [B] as the settings want it learned from."""
+    return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
+
+
+def block_spec(block_length: int, num_envs: int) -> Spec:
+    """Shapes and dtypes of what an actor tells of each step of a block, for `Slots`: episodes that ended."""
+    steps = (block_length, num_envs)
+    return {
+        "done": (steps, torch.bool),
+        "episode_return": (steps, torch.float32),
+        "episode_length": (steps, torch.int32),
+    }
+
+
+def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:
+    """Note in step t of a block which episodes have just ended, and how."""
+    block["done"][t] = torch.from_numpy(stats.done)
+    block["episode_return"][t] = torch.from_numpy(stats.returns)
+    block["episode_length"][t] = torch.from_numpy(stats.lengths)
+
+
+def finished_episodes(block: dict[str, Tensor]) -> list[Episode]:
+    """The episodes that ended inside a block, in order of time."""
+    return episodes_at(block["done"], block["episode_return"], block["episode_length"])

@@ -1,0 +1,44 @@
+"""The errors of this library. Each message says who, what and what to do; scripts print it instead of a traceback."""
+
+from __future__ import annotations
+
+
+class A3CError(Exception):
+    """What a run can fail with for a reason that is known."""
+
+
+class ConfigError(A3CError):
+    """Bad input, found before any process starts: one line for the user, exit code 2.
+
+    Args:
+        what, value: the setting, as its flag is spelled, and what was given.
+        why, fix: what is wrong with it, and what to do.
+    """
+
+    def __init__(self, what: str, value: object, why: str, fix: str = "see --help"):
+        super().__init__(" ".join(f"{what}={value}: {why}; {fix}".split()))
+        self.what, self.value, self.why, self.fix = what, value, why, fix
+
+
+class TrainingError(A3CError):
+    """Learning itself has failed; going on would waste time."""
+
+
+class WorkerError(A3CError):
+    """A worker failed, and restarting it does not help."""
+
+
+class PeerLost(WorkerError):
+    """Another learner has died or does not answer."""
+
+
+class CheckpointError(A3CError):
+    """A checkpoint cannot be used; the message names the file and the reason."""
+
+
+class Terminated(BaseException):
+    """Unwinds a worker that has received SIGTERM; no `except Exception` of an environment stops it."""
+
+
+class Stopped(SystemExit):
+    """A signal ends the process before there is anything to save."""

@@ -1,0 +1,251 @@
+"""Networks: observations in, `(logits [B, A], baseline [B])` out, both in the dtype that the net computes in.
+
+A net with a core, that is a memory, also takes the core's state [B, S] and returns the next one. S is its `core_size`.
+"""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, nn
+
+from a3c_mp.nets.obs_norm import ObsNorm
+
+
+class ConvActorCritic(nn.Module):
+    """Convolutions shared by two heads of their own, policy and value, with 512 hidden units each.
+
+    The convolutions are those of Mnih et al. 2015; the separate heads follow Lapan, "Deep Reinforcement Learning
+    Hands-On", chapter 13.
+
+    Args:
+        obs_shape: [C, H, W] of uint8 images, at least 36 x 36.
+        num_actions: size of the discrete action set (A).
+    """
+
+    core_size = 0
+
+    def __init__(self, obs_shape: tuple[int, ...], num_actions: int, hidden: int = 512):
+        super().__init__()
+        self.norm = ObsNorm(obs_shape, image=True)
+        self.conv = nature_convolutions(obs_shape[0])
+        features = num_outputs(self.conv, obs_shape)
+        self.policy = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, num_actions))
+        self.value = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        init_orthogonal(self)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """obs uint8 [B, C, H, W] -> (logits [B, A], baseline [B])."""
+        features = self.conv(self.norm.convert(obs))
+        return self.policy(features), self.value(features).squeeze(-1)
+
+
+def nature_convolutions(channels: int) -> nn.Sequential:
+    """The convolutions of Mnih et al. 2015: [N, channels, H, W] -> [N, features], H and W at least 36."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, kernel_size=8, stride=4),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=4, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, kernel_size=3, stride=1),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+
+
+@torch.no_grad()
+def num_outputs(module: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """Size of what a module makes of one input, whatever that is."""
+    return module(torch.zeros(1, *input_shape)).shape[1]
+
+
+class MLPActorCritic(nn.Module):
+    """Two tanh layers for the policy and two for the value, for vector observations.
+
+    Args:
+        obs_shape: shape of float32 observations, flattened.
+        num_actions: size of the discrete action set (A).
+    """
+
+    core_size = 0
+
+    def __init__(self, obs_shape: tuple[int, ...], num_actions: int, hidden: int = 64):
+        super().__init__()
+        inputs = int(torch.Size(obs_shape).numel())
+        self.norm = ObsNorm(obs_shape, image=False)
+        self.policy = _mlp(inputs, hidden, num_actions)
+        self.value = _mlp(inputs, hidden, 1)
+        init_orthogonal(self)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """obs float32 or uint8 [B, ...] -> (logits [B, A], baseline [B])."""
+        inputs = self.norm.convert(obs).reshape(len(obs), -1)
+        return self.policy(inputs), self.value(inputs).squeeze(-1)
+
+
+def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, outputs)
+    )
+
+
+class ImpalaNet(nn.Module):
+    """Torso, a hidden layer, perhaps an LSTM, and two linear heads (Espeholt et al. 2018, figure 3).
+
+    Args:
+        obs_shape: of images uint8 [C, H, W], or of vectors.
+        num_actions: size of the discrete action set (A).
+        image: whether observations go through convolutions.
+        deep: the paper's residual convolutions instead of three plain ones.
+        lstm: remember earlier observations of the episode.
+    """
+
+    def __init__(
+        self, obs_shape: tuple[int, ...], num_actions: int, *, image: bool, deep: bool, lstm: bool, hidden: int = 256
+    ):
+        super().__init__()
+        self.norm = ObsNorm(obs_shape, image)
+        torso: nn.Module = nn.Flatten()
+        if image:
+            torso = _residual_convolutions(obs_shape[0]) if deep else nature_convolutions(obs_shape[0])
+        self.torso = nn.Sequential(torso, nn.Linear(num_outputs(torso, obs_shape), hidden), nn.ReLU())
+        self.core = LSTMCore(hidden, hidden) if lstm else None
+        self.core_size = 2 * hidden if lstm else 0
+        self.policy = nn.Sequential(nn.Linear(hidden, num_actions))
+        self.value = nn.Sequential(nn.Linear(hidden, 1))
+        init_orthogonal(self)
+        for module in self.modules():
+            if isinstance(module, ResidualBlock):
+                nn.init.zeros_(module.second.weight)  # begins as the identity: signals neither grow nor fade
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
+        """obs [B, ...] -> (logits [B, A], baseline [B]); with a core, also state [B, S] -> the next state."""
+        if self.core is None:
+            return self._heads(self.torso(self.norm.convert(obs)))
+        assert state is not None
+        starts = torch.zeros(1, len(obs), dtype=torch.bool, device=state.device)
+        logits, values, state = self.unroll(obs[None], state, starts)
+        return logits[0], values[0], state
+
+    def unroll(self, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """obs [T, B, ...], state [B, S] before the first, starts bool [T, B] of episodes -> (logits, values, state)."""
+        assert self.core is not None
+        features = self.torso(self.norm.convert(obs.flatten(0, 1))).unflatten(0, starts.shape)
+        outputs, state = self.core(features, state, starts)
+        logits, values = self._heads(outputs)
+        return logits, values, state
+
+    def _heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(features), self.value(features).squeeze(-1)
+
+
+class LSTMCore(nn.Module):
+    """Hochreiter & Schmidhuber 1997, with forget gates that start open; its state [B, 2 * hidden] is (output, cell)."""
+
+    def __init__(self, inputs: int, hidden: int):
+        super().__init__()
+        self.from_input = nn.Linear(inputs, 4 * hidden)
+        self.from_output = nn.Linear(hidden, 4 * hidden, bias=False)
+
+    def forward(self, inputs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """inputs [T, B, I] -> (outputs [T, B, hidden], next state [B, S]); begun anew where `starts`, bool [T, B]."""
+        from_input = self.from_input(inputs)  # of all steps at once: only the rest has to go step by step
+        outputs = []
+        for t in range(len(inputs)):
+            output, cell = reset_state(state, starts[t]).chunk(2, dim=-1)
+            i, f, g, o = (from_input[t] + self.from_output(output)).chunk(4, dim=-1)
+            cell = (f + 1).sigmoid() * cell + i.sigmoid() * g.tanh()
+            output = o.sigmoid() * cell.tanh()
+            outputs.append(output)
+            state = torch.cat([output, cell], dim=-1)
+        return torch.stack(outputs), state
+
+
+def _residual_convolutions(channels: int) -> nn.Sequential:
+    """Three sections of a convolution, a pooling and two residual blocks (Espeholt et al. 2018, figure 3, right)."""
+    sections: list[nn.Module] = []
+    for inputs, outputs in [(channels, 16), (16, 32), (32, 32)]:
+        sections += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+        sections += [ResidualBlock(outputs), ResidualBlock(outputs)]
+    return nn.Sequential(*sections, nn.ReLU(), nn.Flatten())
+
+
+class ResidualBlock(nn.Module):
+    """x + two convolutions of x, each behind a ReLU (He et al. 2016, "Identity mappings")."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(F.relu(x))))
+
+
+ActorCritic = ConvActorCritic | MLPActorCritic | ImpalaNet
+
+
+def initial_state(net: ActorCritic, num_envs: int) -> list[Tensor]:
+    """What a net is to be passed beside the first observations of B episodes: a state [B, S], or nothing."""
+    like = net.norm.shift
+    return [torch.zeros(num_envs, net.core_size, dtype=like.dtype, device=like.device)] if net.core_size else []
+
+
+def reset_state(state: Tensor, starts: Tensor | np.ndarray) -> Tensor:
+    """state [B, S], begun anew where an episode starts, bool [B]."""
+    return state.masked_fill(torch.as_tensor(starts, device=state.device)[:, None], 0.0)
+
+
+def unroll(net: ActorCritic, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Policy and value at every step of an unroll.
+
+    Args:
+        obs: [T, B, ...].
+        state: [B, S] before obs[0].
+        starts: bool [T, B], where an episode's first observation stands.
+
+    Returns:
+        (logits [T, B, A], values [T, B]).
+    """
+    if isinstance(net, ImpalaNet) and net.core is not None:
+        logits, values, _ = net.unroll(obs, state, starts)
+        return logits, values
+    logits, values = net(obs.flatten(0, 1))
+    return logits.unflatten(0, starts.shape), values.unflatten(0, starts.shape)
+
+
+def init_orthogonal(net: ActorCritic) -> None:
+    """Orthogonal weights with gain sqrt(2), zero biases, and a nearly uniform first policy.
+
+    Engstrom et al. 2020 ("Implementation matters") found both to help policy gradients.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(module.weight, gain=2**0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    nn.init.orthogonal_(net.policy[-1].weight, gain=0.01)  # type: ignore[arg-type]
+    nn.init.orthogonal_(net.value[-1].weight, gain=1.0)  # type: ignore[arg-type]
+
+
+def is_image(space: gymnasium.Space) -> bool:
+    """Whether observations of this space go through convolutions: bytes [C, H, W], at least 36 x 36."""
+    return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3 and min(space.shape[1:]) >= 36
+
+
+def make_actor_critic(
+    obs_space: gymnasium.Space, action_space: gymnasium.Space, net: str = "shallow", lstm: bool = False
+) -> ActorCritic:
+    """The net for these spaces, shallow or deep. Raises ValueError where there is none: actions not 0, 1, ..., A-1."""
+    if not isinstance(action_space, Discrete) or action_space.start != 0:
+        raise ValueError(f"needs discrete actions 0, 1, ..., not {action_space}")
+    assert obs_space.shape is not None
+    image, num_actions = is_image(obs_space), int(action_space.n)
+    if net == "deep" or lstm:
+        return ImpalaNet(obs_space.shape, num_actions, image=image, deep=net == "deep", lstm=lstm)
+    return (ConvActorCritic if image else MLPActorCritic)(obs_space.shape, num_actions)

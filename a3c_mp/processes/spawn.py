@@ -1,0 +1,165 @@
+"""Child processes that leave Ctrl-C to their parent and do not outlive it; what actors and learners have in common.
+
+An actor leads a process group. Whatever an environment has started in it (a simulator, a browser) is killed when the
+actor ends: by the parent, before it collects the actor's exit code, or by the watchdog when the parent itself is gone.
+What an environment puts into a group or session of its own is left to its `close()`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import popen_spawn_posix, resource_tracker, spawn
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from a3c_mp._bootstrap import PARENT_VARIABLE, end_with_parent
+from a3c_mp.processes import watchdog
+from a3c_mp.processes.prints import print_into, prints
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""what a user, a shell or a machine that shuts down ends a script with"""
+
+
+def signal_name(signum: int) -> str:
+    """SIGKILL, ..., or the number of a signal that has no name in Python (most real-time signals)."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def refused(name: str, flag: str, error: OSError) -> str:
+    """What to say of a process that the machine, or a limit of the user's, does not allow."""
+    fix = f"lower {flag}, or raise the limit on processes (ulimit -u) or the memory"
+    return f"{name} cannot be started: {error.strerror or error}; {fix}"
+
+
+def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bool, group: bool = False) -> Any:
+    """Spawn a process that runs `main(*args)`; call it from the main thread, whose end would be the child's too.
+
+    A daemon is ended when this process exits, and may have no children of `multiprocessing` itself. With `group` the
+    child leads a process group, which is killed with it.
+
+    Raises:
+        OSError: the machine, or a limit of the user's, allows no further process.
+    """
+    # The first child would start the resource tracker, and that unblocks the SIGINT that is blocked here.
+    resource_tracker.ensure_running()
+    if group:
+        _watchdog.ensure_running()
+    pipe = prints.open_pipe()
+    kind = GroupLeader if group else SpawnProcess
+    process = kind(target=_main, args=(os.getpid(), pipe, main, args, group), name=name, daemon=daemon)
+    # A blocked SIGINT stays blocked in the child from its first instruction on, through all its imports.
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
+    try:
+        process.start()
+    finally:
+        del os.environ[PARENT_VARIABLE]
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        if pipe is not None:
+            pipe.close()  # the child has its own copy; with this one closed, its end reads as an end of file
+    return process
+
+
+def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], args: tuple, group: bool) -> None:
+    """First code of a child."""
+    if group:
+        os.setpgid(0, 0)
+        for signum in (signal.SIGTTOU, signal.SIGTTIN):  # a background group that uses the terminal would be stopped
+            signal.signal(signum, signal.SIG_IGN)
+    end_with_parent(parent_pid)
+    print_into(pipe)
+    faulthandler.enable()  # a crash in native code names the Python line that led to it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    _keep_pipes()
+    main(*args)
+
+
+def _keep_pipes() -> None:
+    """Pass no pipe to programs that an environment starts: its other end would see no end of file."""
+    with suppress(OSError):  # no /proc
+        for number in (int(name) for name in os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # the one that the list came from
+                os.set_inheritable(number, number <= 2)
+
+
+class _Popen(popen_spawn_posix.Popen):
+    """A child whose process group is killed before the child's exit code is collected, and its id free for others."""
+
+    def _launch(self, process_obj: Any) -> None:
+        super()._launch(process_obj)  # type: ignore[misc]
+        _watchdog.add(self.pid)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None:
+            try:
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flag) is None:
+                    return None
+            except ChildProcessError:  # collected by somebody else: its id may be another's by now
+                _watchdog.discard(self.pid)
+                return super().poll(flag)
+            with suppress(ProcessLookupError, PermissionError):  # it ended before it led a group
+                os.killpg(self.pid, signal.SIGKILL)
+            _watchdog.discard(self.pid)
+        return super().poll(flag)
+
+
+class GroupLeader(SpawnProcess):
+    """A spawned process that leads a process group."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> _Popen:
+        return _Popen(process_obj)
+
+
+class _Watchdog:
+    """The process that kills the groups of this process's children when this process is gone, however it ends."""
+
+    def __init__(self) -> None:
+        self.groups: set[int] = set()
+        self._process: subprocess.Popen | None = None
+        self._socket: socket.socket | None = None
+
+    def ensure_running(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, its_end = socket.socketpair()
+        with its_end:
+            self._process = subprocess.Popen(
+                [os.fsdecode(spawn.get_executable()), "-I", "-S", str(Path(watchdog.__file__)), str(os.getpid())],
+                stdin=its_end.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        for group in self.groups:
+            self._say("+", group)
+
+    def add(self, group: int) -> None:
+        self.groups.add(group)
+        self._say("+", group)
+
+    def discard(self, group: int) -> None:
+        self.groups.discard(group)
+        self._say("-", group)
+
+    def _say(self, what: str, group: int) -> None:
+        assert self._socket is not None
+        with suppress(OSError):  # it has been killed; the next one is given all groups
+            self._socket.send(f"{what}{group}\n".encode(), socket.MSG_NOSIGNAL)
+
+
+_watchdog = _Watchdog()

@@ -1,0 +1,97 @@
+"""Versioned snapshots of a net, published by the learner, loaded by actors, never torn.
+
+There are two buffers. Version v is written to buffer v % 2 while readers still find version v - 1 in the other one.
+A reader copies, then looks whether the learner has begun to overwrite what it copied; if so it takes the newer version.
+No lock is involved, so a process killed at any instant leaves nothing locked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from a3c_mp.processes.slots import shared_bytes, shared_counters
+
+PUBLISHED, WRITING = 0, 1
+
+
+class Weights:
+    """Two snapshots of the parameters and buffers of `net`, in shared memory (on CUDA: in shared GPU memory).
+
+    Args:
+        net: gives shapes, device and the content of version 0.
+        dtype: of floating-point snapshots, for instance bfloat16 where actors compute in it.
+        untrained: whether version 0 comes before the first update of the run.
+    """
+
+    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32, untrained: bool = False):
+        self.untrained = untrained
+        tensors = _tensors(net)
+        assert all(t.is_floating_point() for t in tensors), "snapshots hold floating-point tensors only"
+        self.shapes = [t.shape for t in tensors]
+        self.sizes = [t.numel() for t in tensors]
+        device = tensors[0].device
+        num = sum(self.sizes)
+        if device.type == "cpu":
+            self.buffers = shared_bytes(2 * num * dtype.itemsize).view(dtype).view(2, num)
+        else:
+            self.buffers = torch.zeros(2, num, dtype=dtype, device=device)
+        self.versions = shared_counters(2).fill_(-1)
+        self.publish(net)
+
+    @property
+    def version(self) -> int:
+        """Number of the newest whole snapshot, from 0."""
+        return int(self.versions[PUBLISHED])
+
+    def publish(self, net: nn.Module) -> int:
+        """Write the next version; only the learner calls this. Returns its number."""
+        version = self.version + 1
+        self.versions[WRITING] = version
+        torch._foreach_copy_(self._views(version), _tensors(net))
+        self._wait_for_copies()
+        self.versions[PUBLISHED] = version
+        return version
+
+    def load(self, net: nn.Module, version: int | None = None) -> int:
+        """Copy the newest version, or a certain one, into `net`; returns its number.
+
+        Raises:
+            LookupError: the version asked for is not there, or no longer.
+        """
+        while True:
+            found = self.version if version is None else version
+            if version is not None and not max(int(self.versions[WRITING]) - 1, 0) <= version <= self.version:
+                raise LookupError(f"weights version {version} asked for, {self.version} is the newest of two")
+            torch._foreach_copy_(_tensors(net), self._views(found))
+            self._wait_for_copies()
+            if self.versions[WRITING] < found + 2:  # otherwise the learner began to overwrite it meanwhile
+                return found
+
+    def versions_in_flight(self, rollouts: int) -> list[int]:
+        """Versions for the next rollouts of an actor that got a slot back after each of the latest publications."""
+        return [max(self.version - rollouts + 1 + i, 0) for i in range(rollouts)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both snapshots: after a resume, a deterministic actor acts with the older one where it did before."""
+        return {"buffers": self.buffers.clone(), "version": self.version}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`. Raises RuntimeError for a net of another size."""
+        self.buffers.copy_(state["buffers"])
+        self._wait_for_copies()
+        self.versions[:] = state["version"]
+
+    def _views(self, version: int) -> list[Tensor]:
+        flat = self.buffers[version % 2].split(self.sizes)
+        return [part.view(shape) for part, shape in zip(flat, self.shapes, strict=True)]
+
+    def _wait_for_copies(self) -> None:
+        if self.buffers.is_cuda:  # a version counts as written, or read, once the GPU is done with it
+            torch.cuda.current_stream(self.buffers.device).synchronize()
+
+
+def _tensors(net: nn.Module) -> list[Tensor]:
+    return [t.detach() for t in net.state_dict().values()]

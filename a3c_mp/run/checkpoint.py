@@ -1,0 +1,238 @@
+"""Checkpoints that are whole or not there at all.
+
+`step_<steps>.pt` is written to a temporary file, synced and renamed; then its manifest `step_<steps>.json`, with the
+SHA-256 of the bytes, the same way. A checkpoint exists once its manifest does. The last three are kept, and as
+`best_<steps>.pt` the best one at the time of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import torch
+
+from a3c_mp.errors import CheckpointError
+from a3c_mp.run.run_dir import make_folder, write_atomically
+
+FORMAT = 1
+KEEP = 3
+OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
+"""names of the files that this module writes; it leaves all others alone"""
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold: tensors, numbers, strings and containers of them come out and go in again."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, steps: int, best: bool = False) -> Path:
+    """Write a checkpoint, prune old ones, return its path.
+
+    Args:
+        folder: `checkpoints/` of the run; made if missing, but not the run's own folder above it.
+        state: tensors, numbers, strings and containers of them (what `torch.load(weights_only=True)` reads back).
+        algorithm, env_id: checked on loading.
+        steps: agent steps so far; names the file.
+        best: also keep it as `best_<steps>.pt`; without `state["extra"]`, which only
+            learning on from it needs.
+
+    Raises:
+        CheckpointError: a tensor of `state["net"]` holds NaN or infinity, or the run folder was deleted.
+        OSError: the disk is full or the folder not writable; older checkpoints are untouched.
+    """
+    _check_finite(state["net"], "the weights to be saved")
+    if not folder.parent.is_dir():
+        raise CheckpointError(f"the run folder {folder.parent} was deleted")
+    make_folder(folder)
+    for kind in ["step"] + ["best"] * best:
+        path = folder / f"{kind}_{steps:012d}.pt"
+        digest = hashlib.sha256()
+        kept = state if kind == "step" else {name: part for name, part in state.items() if name != "extra"}
+        write_atomically(path, partial(_write, kept, digest))
+        manifest = {"format": FORMAT, "algorithm": algorithm, "env_id": env_id, "steps": steps}
+        manifest["sha256"] = digest.hexdigest()
+        write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
+    _prune(folder)
+    return folder / f"step_{steps:012d}.pt"
+
+
+def _write(state: dict[str, Any], digest: Any, file: BinaryIO) -> None:
+    """Stream a state into a file: a replay buffer of gigabytes must not be held in memory once more."""
+    stream = _Stream(file, digest)
+    try:
+        torch.save(state, stream)  # type: ignore[arg-type]
+    except RuntimeError as error:  # torch's own words for a write that failed
+        if stream.error is None:
+            raise
+        raise stream.error from error
+
+
+class _Stream:
+    """A file for `torch.save` that hashes what passes, and remembers why a write failed."""
+
+    def __init__(self, file: BinaryIO, digest: Any):
+        self.file, self.digest = file, digest
+        self.error: OSError | None = None
+
+    def write(self, content: memoryview) -> int:
+        self.digest.update(content)
+        try:
+            return self.file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
+    """Checkpoints with a manifest, newest first; of kind "step" or "best"."""
+    return sorted((path.with_suffix(".pt") for path in _ours(folder, f"{kind}_*.json")), reverse=True)
+
+
+def _ours(folder: Path, pattern: str) -> list[Path]:
+    """Files that match a pattern, without those that a user has put beside them."""
+    return [path for path in folder.glob(pattern) if OURS.fullmatch(path.name)]
+
+
+def _steps(path: Path) -> str:
+    """The steps in a checkpoint's name; as text they sort like numbers."""
+    return path.stem[len("step_") :]
+
+
+def _prune(folder: Path) -> None:
+    """Delete all but the newest three, the best as of each of them, and what killed processes left half done."""
+    newest, best = list_checkpoints(folder)[:KEEP], list_checkpoints(folder, "best")
+    kept = set(newest)
+    for path in newest:  # a run may go on from any of them
+        kept |= set([other for other in best if _steps(other) <= _steps(path)][:1])
+    for old in {*list_checkpoints(folder), *best} - kept:
+        old.with_suffix(".json").unlink(missing_ok=True)
+        old.unlink(missing_ok=True)
+    for path in [*_ours(folder, "*.tmp"), *_ours(folder, "*.pt")]:
+        if path not in kept:
+            path.unlink(missing_ok=True)
+
+
+def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
+    """Read one checkpoint, on the CPU, executing nothing.
+
+    Raises:
+        CheckpointError: missing, damaged, foreign, from a newer format, or with weights that are not finite.
+    """
+    try:
+        manifest = json.loads(path.with_suffix(".json").read_text())
+        with path.open("rb") as file:
+            found_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        form, sha256 = manifest["format"], manifest["sha256"]
+        found = {"algorithm": manifest["algorithm"], "env_id": manifest["env_id"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if type(form) is not int or not 1 <= form <= FORMAT:
+        raise CheckpointError(f"{path} has format {form}, this version reads up to {FORMAT}")
+    for name, wanted in {"algorithm": algorithm, "env_id": env_id}.items():
+        if found[name] != wanted:
+            raise CheckpointError(f"{path} was made with {name} {found[name]}, not {wanted}")
+    if found_sha256 != sha256:
+        raise CheckpointError(f"{path} is damaged: its SHA-256 differs from its manifest")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        _check_finite(state["net"], str(path))
+    except CheckpointError:
+        raise
+    except Exception as error:  # bytes that `save` did not write make torch.load raise almost anything
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return state
+
+
+def load_newest(
+    folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None],
+    take: Callable[[dict[str, Any], Path], None] = lambda state, path: None,
+) -> tuple[dict[str, Any], Path]:  # fmt: skip
+    """The newest checkpoint that can be read and taken, and its path; `warn` is told of every newer one that cannot.
+
+    Args:
+        folder: `checkpoints/` of a run.
+        algorithm, env_id: as for `load`.
+        warn: called with a line for each that is passed over.
+        take: called with the state and the path; what it raises says that they do not fit the caller.
+
+    Raises:
+        CheckpointError: there is none. Never a silent fresh start.
+    """
+    paths, skipped = list_checkpoints(folder), []
+    for path in paths:
+        try:
+            state = load(path, algorithm=algorithm, env_id=env_id)
+            try:
+                take(state, path)
+            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                raise CheckpointError(f"{path} does not fit these settings: {reason}") from error
+        except CheckpointError as error:
+            skipped.append(str(error))
+            continue
+        for reason in skipped:
+            warn(f"checkpoint skipped: {reason}")
+        return state, path
+    if skipped:
+        raise CheckpointError("; ".join(skipped))
+    raise CheckpointError(f"{folder} holds no checkpoint")
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Give an optimizer the moments of a saved one; its settings stay as they are now.
+
+    Raises:
+        ValueError: the state is of another kind of optimizer, or of other parameters.
+    """
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    if [set(group) for group in state["param_groups"]] != [{*s, "params"} for s in settings]:
+        raise ValueError("it holds the state of another optimizer")
+    optimizer.load_state_dict(state)
+    for group, now in zip(optimizer.param_groups, settings, strict=True):
+        group.update(now)
+
+
+def set_aside_newer(path: Path) -> None:
+    """Rename the checkpoints newer than the one that a run goes on from, so that they count no more.
+
+    Those that were set aside before are deleted: with a replay in them they are large.
+    """
+    for old in _ours(path.parent, "*.unused"):
+        old.unlink(missing_ok=True)
+    for other in [*list_checkpoints(path.parent), *list_checkpoints(path.parent, "best")]:
+        if _steps(other) > _steps(path):
+            for file in (other.with_suffix(".json"), other):
+                if file.exists():
+                    file.replace(file.with_suffix(file.suffix + ".unused"))
+
+
+def _check_finite(net_state: dict[str, torch.Tensor], name: str) -> None:
+    for key, tensor in net_state.items():
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{name}: {key} holds NaN or infinity")
+
+
+def sha256_of_weights(net_state: dict[str, torch.Tensor]) -> str | None:
+    """SHA-256 over the bytes of all tensors in state_dict order: equal exactly when the weights are bit-identical.
+
+    None if the device that holds them has failed.
+    """
+    digest = hashlib.sha256()
+    try:
+        for tensor in net_state.values():
+            digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    except RuntimeError:
+        return None
+    return digest.hexdigest()

@@ -1,0 +1,116 @@
+"""`episodes.csv`: a line for each finished game, what `plot.py` and the benchmarks read."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from a3c_mp.data.episodes import Episode
+from a3c_mp.run.run_dir import write_atomically
+
+LARGEST = 2**63 - 1
+"""a count beyond it is damage, and no array of numbers holds it"""
+
+
+class EpisodeRow(NamedTuple):
+    """A line of a run's `episodes.csv`."""
+
+    steps: int  # agent steps of the run when the episode was learned from
+    seconds: float  # wall time of the run
+    actor: int
+    episode_return: float  # raw, whole game
+    length: int  # agent steps
+
+
+def read_episodes(path: Path) -> list[EpisodeRow]:
+    """The episodes of a run, in the order they were learned from, without damaged lines.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it has lines, and all are damaged.
+    """
+    found, damaged = _read(path)
+    if damaged and not found:
+        raise ValueError(f"{path}: none of its {damaged} lines can be read")
+    return [row for row, _ in found]
+
+
+def _read(path: Path) -> tuple[list[tuple[EpisodeRow, str]], int]:
+    """The rows of a file, each with its line, and how many lines are damaged."""
+    found, damaged = [], 0
+    # What follows the last line break is still being written, or was torn by a crash.
+    for number, content in enumerate(path.read_bytes().split(b"\n")[:-1]):
+        line = content.decode("ascii", errors="replace").strip()
+        if number == 0 and line == EpisodeLog.HEADER:
+            continue
+        try:
+            found.append((_parse(line), line))
+        except ValueError:
+            damaged += 1
+    return found, damaged
+
+
+def _parse(line: str) -> EpisodeRow:
+    """A line as a row. Raises ValueError for anything that `EpisodeLog` does not write."""
+    steps, seconds, actor, episode_return, length = line.split(",")
+    row = EpisodeRow(int(steps), float(seconds), int(actor), float(episode_return), int(length))
+    if not all(map(math.isfinite, (row.seconds, row.episode_return))):
+        raise ValueError("not finite")
+    if not all(0 <= count <= LARGEST for count in (row.steps, row.actor, row.length)):
+        raise ValueError("out of range")
+    return row
+
+
+class EpisodeLog:
+    """The writer of `episodes.csv`.
+
+    Args:
+        path: of the file; a new run replaces it, a resumed one continues it.
+        steps: agent steps at which the run starts; lines beyond them are dropped, these games are played again.
+        log: where a warning tells of damaged lines, which are dropped too, and of a disk that is full.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+
+    HEADER = "steps,seconds,actor,episode_return,length"
+
+    def __init__(self, path: Path, steps: int, log: logging.Logger):
+        self.log = log
+        kept = [self.HEADER]
+        with suppress(FileNotFoundError):
+            found, damaged = _read(path) if steps else ([], 0)
+            kept += [line for row, line in found if row.steps <= steps]
+            if damaged:
+                log.warning(f"{path}: {damaged} damaged lines dropped")
+        write_atomically(path, ("\n".join(kept) + "\n").encode())
+        self.lines: list[str] = []
+        self.file = path.open("a")
+
+    def add(self, steps: int, seconds: float, actor: int, episode: Episode) -> None:
+        self.lines.append(f"{steps},{seconds:.2f},{actor},{episode.episode_return:.9g},{episode.length}")
+
+    def flush(self, sync: bool = False) -> None:
+        """Write the lines added since the last call; a full disk costs these lines and a warning.
+
+        Args:
+            sync: also wait until they are on disk, as before a checkpoint that counts them.
+        """
+        try:
+            if self.lines:
+                self.file.write("\n".join(self.lines) + "\n")
+                self.file.flush()
+            if sync:
+                os.fsync(self.file.fileno())
+        except OSError as error:
+            self.log.warning(f"{self.file.name} cannot be written: {error}")
+        self.lines = []
+
+    def close(self) -> None:
+        self.flush()
+        with suppress(OSError):  # the file tries again to write what it holds; `flush` has warned of it
+            self.file.close()

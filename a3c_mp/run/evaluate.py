@@ -1,0 +1,111 @@
+"""Play whole games with a trained net: raw scores, and video."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from a3c_mp.data.episodes import Episode, EpisodeStats
+from a3c_mp.data.rollout import sample_actions
+from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
+from wrappers import FRAME_SKIP, is_atari, make_env, make_vec_env
+
+Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""observations [N, *obs_shape], which of them begin an episode [N] -> actions as the environment takes them [N, ...]"""
+
+
+def make_policy(net: ActorCritic, *, greedy: bool, seed: int) -> Policy:
+    """Act with an actor-critic net on the CPU: the likeliest action, or one drawn from the policy."""
+    rng = torch.Generator().manual_seed(seed)
+    state: list[Tensor] = []
+
+    @torch.inference_mode()
+    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        nonlocal state
+        state = initial_state(net, len(obs)) if starts.all() else [reset_state(part, starts) for part in state]
+        logits, _, *state = net(torch.from_numpy(obs), *state)
+        logits = logits.float()
+        return (logits.argmax(dim=-1) if greedy else sample_actions(logits, rng)).numpy()
+
+    return act
+
+
+def with_random_actions(policy: Policy, action_space: gymnasium.Space, share: float, *, seed: int) -> Policy:
+    """The same policy, but for a share of actions that are drawn from the whole action space."""
+    action_space.seed(seed)
+    rng = np.random.default_rng(seed)
+
+    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        actions = policy(obs, starts)
+        for i in np.flatnonzero(rng.random(len(actions)) < share):
+            actions[i] = action_space.sample()
+        return actions
+
+    return act
+
+
+def play_episodes(policy: Policy, env_id: str, episodes: int, *, seed: int, num_envs: int = 8) -> Iterator[Episode]:
+    """Whole games, played in parallel, each yielded as it ends.
+
+    Every environment plays a number of games fixed beforehand: taking the first to finish would favour short games.
+
+    Args:
+        policy: chooses the actions.
+        env_id: gymnasium id.
+        episodes: number of games.
+        seed: environment i is seeded with (seed + i) % 2^31.
+        num_envs: how many are played at once.
+    """
+    num_envs = min(num_envs, episodes)
+    left = np.array([episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)])
+    env = make_vec_env(env_id, num_envs, seed=seed)
+    stats = EpisodeStats(num_envs)
+    obs, _ = env.reset()
+    starts = np.ones(num_envs, dtype=np.bool_)
+    while left.any():
+        obs, reward, terminated, truncated, _ = env.step(policy(obs, starts))
+        starts = terminated | truncated
+        stats.step(reward, starts)
+        for i in np.flatnonzero(stats.done & (left > 0)):
+            left[i] -= 1
+            yield Episode(float(stats.returns[i]), int(stats.lengths[i]))
+    env.close()
+
+
+def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Episode:
+    """Play one game and write it to an mp4 file, at the speed of the console: of its 60 frames a second every 4th.
+
+    Raises:
+        ImportError: the extra `video` is not installed.
+        gymnasium.error.Error: the environment cannot be drawn.
+    """
+    import imageio.v2 as imageio
+
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen, and does not complain of none
+    env = make_env(env_id, render_mode="rgb_array")
+    fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
+    episode_return, length, done = 0.0, 0, False
+    obs, _ = env.reset(seed=seed)
+    first_frame = _frame(env)
+    video: Any = imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
+    with video:
+        video.append_data(first_frame)
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(policy(obs[None], np.array([length == 0]))[0])
+            video.append_data(_frame(env))
+            episode_return, length, done = episode_return + float(reward), length + 1, terminated or truncated
+    env.close()
+    return Episode(episode_return, length)
+
+
+def _frame(env) -> np.ndarray:
+    """What the environment shows, uint8 [H, W, 3]; small screens are doubled so that players do not blur them."""
+    frame = env.render()
+    return frame.repeat(2, axis=0).repeat(2, axis=1) if frame.shape[0] < 300 else frame

@@ -1,0 +1,210 @@
+"""The folder of a run: made, locked, and described in `config.json`; files in it are whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import gymnasium
+import numpy as np
+import torch
+
+import a3c_mp
+from a3c_mp.config import CommonArgs
+from a3c_mp.errors import ConfigError
+
+MAX_NAME = 255
+"""bytes in the name of a folder, on the file systems of Linux"""
+LEFT_BY_REFUSED = {".lock", ".writable", "run.log"}
+"""what may lie in a folder whose run never started, besides an empty folder for checkpoints"""
+START = ("commit", "command", "versions", "machine", "args")
+"""what `config.json` says of each start, and above that of the newest"""
+
+
+def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
+    """The folder that `--resume` or `--run-name` names, made, found writable, and held until the file is closed.
+
+    Raises:
+        ConfigError: it cannot be made or written, another process holds it, or there is a run in it already.
+    """
+    folder = new_folder(args, algorithm) if args.resume is None else args.resume
+    with refuse_unwritable(args, folder):
+        if args.resume is None:
+            refuse_foreign(folder)
+        make_folder(folder)
+        try_writing(folder)
+        lock = (folder / ".lock").open("a+")
+        try:
+            hold(lock, folder, args.resume is not None)
+            if args.resume is None and (folder / "config.json").exists():
+                fix = f"choose another name, or --resume {folder}"
+                raise ConfigError("run-name", folder.name, f"{folder} holds a run already", fix)
+            make_folder(folder / "checkpoints")
+            try_writing(folder / "checkpoints")
+        except BaseException:
+            lock.close()
+            raise
+    return folder, lock
+
+
+def new_folder(args: CommonArgs, algorithm: str) -> Path:
+    """Where a new run belongs. Raises ConfigError for a run name that is no plain folder name."""
+    env = args.env_id.replace("/", "_").replace(":", "_")
+    name = args.run_name
+    if name is None:
+        name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
+        raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
+    return args.runs_dir / name
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise ConfigError if a folder holds files and no run that wrote them."""
+    foreign = {path.name for path in folder.glob("*")} - LEFT_BY_REFUSED
+    if not any((folder / "checkpoints").glob("*")):
+        foreign.discard("checkpoints")
+    if foreign and not (folder / "config.json").exists():
+        why = f"{folder} holds other things ({min(foreign)})"
+        raise ConfigError("run-name", folder.name, why, "choose another name")
+
+
+@contextmanager
+def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
+    """Turn an OSError about a file of the run folder into a ConfigError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        named = str(error.filename).startswith(f"{folder}/")  # else it is above the folder, or a file without its name
+        why = f"{error.filename if named else folder} cannot be written ({error.strerror})"
+        if args.resume is not None:
+            raise ConfigError("resume", folder, why, "make it writable, or resume a copy of it") from error
+        raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and what is missing above it, and sync the folders that hold the new names. Raises OSError."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
+def try_writing(folder: Path) -> None:
+    """Raise OSError if a file in a folder cannot be written, for want of permission or space."""
+    probe = folder / ".writable"
+    try:
+        probe.write_bytes(b"\0")
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
+    """Lock a folder's lock file, and write into it by whom: two writers would tear each other's files."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        why = f"{folder} is in use by process {lock.read()}"
+        if resumed:
+            raise ConfigError("resume", folder, why, "wait for it to end") from None
+        raise ConfigError("run-name", folder.name, why, "wait for it, or choose another name") from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+
+
+def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:
+    """What `config.json` holds: every setting, versions, machine, commit, command line, of each start of the run.
+
+    Args:
+        args: settings of this start.
+        algorithm: name of the chapter.
+        folder: of the run; the starts in its `config.json` come first.
+        steps: agent steps of the run at this start.
+    """
+    settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
+    start = {
+        "args": {**settings, "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)},
+        "versions": {
+            "a3c_mp": a3c_mp.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "gymnasium": gymnasium.__version__,
+            "numpy": np.__version__,
+        },
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
+        "commit": git_commit(),
+        "command": sys.argv,
+    }
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    starts = [*earlier_starts(folder / "config.json"), {"time": now, "steps": steps, **start}]
+    return {"algorithm": algorithm, **start, "starts": starts}
+
+
+def earlier_starts(path: Path) -> list[Any]:
+    """The starts that a `config.json` tells of; one without their list tells of one, at a time not known."""
+    try:
+        content = json.loads(path.read_text())
+        starts = content.get("starts")
+        return starts if isinstance(starts, list) else [{"time": None, **{name: content.get(name) for name in START}}]
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return []
+
+
+def git_commit() -> str | None:
+    """Commit of the source tree, with "+" when it differs from the commit; None outside git."""
+
+    def git(*command: str) -> str:
+        here = Path(__file__).parent
+        return subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file; the one before it stays until the new one is whole. Raises OSError."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write to a temporary file, sync it, rename it into place, sync the folder. Raises OSError.
+
+    What is too large to be held as bytes is written by a function that is given the file.
+    """
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)  # the rename, too, must survive a power cut
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

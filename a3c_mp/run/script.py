@@ -1,0 +1,122 @@
+"""The end of a script's process: output is written, and what an environment left running does not delay it."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from a3c_mp._bootstrap import IGNORED_AT_START
+from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.processes.console import console, discard_output
+from a3c_mp.processes.spawn import SIGNALS
+
+END_SECONDS = 1.0
+"""longest wait for each thing that may delay the end: output, threads, exit functions"""
+
+
+def run_to_end(main: Callable[[], int], bad_input: type[Exception]) -> NoReturn:
+    """Run a script's `main` and end the process with its exit code, whatever an environment has left running.
+
+    Bad input becomes one line and code 2; a signal, where `main` has nothing to save yet, code 128 + its number; any
+    other error a traceback and code 1.
+    """
+    threads = threading.enumerate()
+    for signum in SIGNALS:
+        if signum not in IGNORED_AT_START:  # as nohup does with SIGHUP
+            signal.signal(signum, _leave)
+    code: Any = 1
+    try:
+        code = main()
+    except bad_input as error:
+        console.drain()
+        in_time(partial(print, f"error: {error}", file=sys.stderr))
+        code = 2
+    except SystemExit as error:
+        code = error.code
+    except BaseException as error:
+        console.drain()
+        in_time(partial(sys.excepthook, type(error), error, error.__traceback__))
+    _ignore_signals()
+    end_process(code, threads)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    _ignore_signals()
+    raise Stopped(128 + signum)
+
+
+def _ignore_signals() -> None:
+    """While the process clears up, more signals change nothing."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoReturn:
+    """Raise SystemExit, or end at once where the interpreter's own way out could wait without limit.
+
+    Args:
+        code: as for `sys.exit`.
+        own_threads: those that were there at the start; the interpreter waits for all others that are no daemons.
+    """
+    is_clear = in_time(flush_output) if console.drain() else False
+    is_clear &= threads_have_ended(own_threads)
+    is_clear &= children_have_ended()
+    is_clear &= not (dist.is_available() and dist.is_initialized())  # its destructor may wait for peers
+    if is_clear:
+        sys.exit(code)
+    in_time(atexit._run_exitfuncs)
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> bool:
+    """Run a function on a thread, waiting at most so long (s). Returns whether it ended."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def flush_output() -> None:
+    """Write what stdout and stderr hold; where that fails, drop it, as it would change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            discard_output(stream)
+
+
+def threads_have_ended(own: Collection[threading.Thread]) -> bool:
+    """Wait for threads that would keep the process alive. Returns whether none is left."""
+    deadline = time.monotonic() + END_SECONDS
+    others = [thread for thread in threading.enumerate() if not thread.daemon and thread not in own]
+    for thread in others:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in others)
+
+
+def children_have_ended() -> bool:
+    """End child processes for which the interpreter would wait. Returns whether none is left."""
+    others = [child for child in multiprocessing.active_children() if not child.daemon]
+    for child in others:
+        with suppress(OSError):
+            child.terminate()
+    for child in others:
+        child.join(END_SECONDS)
+    return not any(child.is_alive() for child in others)
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Run a script's `main` and end the process with its exit code; bad input becomes one line and code 2."""
+    run_to_end(main, ConfigError)

@@ -1,0 +1,108 @@
+"""Finished games in the order in which they started, so that short games do not enter the mean return first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from a3c_mp.data.episodes import Episode
+
+PATIENCE = 20
+"""later games for each environment after which an unfinished game is no longer waited for"""
+
+
+class CountedEpisode(NamedTuple):
+    """A finished game whose turn has come."""
+
+    actor: int
+    episode: Episode
+
+
+@dataclass(slots=True)
+class _Game:
+    actor: int
+    env: int
+    episode: Episode | None = None  # once it has ended
+    ended: bool = False  # or was lost with its actor
+    overdue: bool = False  # no longer waited for
+
+
+class StartOrder:
+    """Hands out a finished game once every game that started before it has ended or was lost with its actor.
+
+    The first games of all environments start together, each later one where its environment's last one ended, in the
+    order in which the learner takes in the steps. A window that takes games as they finish is biased: after any common
+    start the short ones come first.
+
+    A game that does not end would block the window for ever: when `PATIENCE` later games for each environment wait
+    behind it, it is passed over. It counts when it ends after all.
+
+    Args:
+        num_actors, num_envs: actors of the run, environments of each.
+    """
+
+    def __init__(self, num_actors: int, num_envs: int):
+        self.num_actors, self.num_envs = num_actors, num_envs
+        self.limit = (1 + PATIENCE) * num_actors * num_envs
+        self.passed_over = 0
+        self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
+        self._playing: list[list[_Game]] = [[] for _ in range(num_actors)]
+        for actor in range(num_actors):
+            self._playing[actor] = [self._start(actor, env) for env in range(num_envs)]
+
+    def _start(self, actor: int, env: int) -> _Game:
+        self._queue.append(game := _Game(actor, env))
+        return game
+
+    def end(self, actor: int, episodes: Sequence[Episode]) -> Iterator[CountedEpisode]:
+        """Take in the games of an actor that ended, in order of time; yields those whose turn has come."""
+        playing = self._playing[actor]
+        for episode in episodes:
+            game = playing[episode.env]
+            game.episode, game.ended = episode, True
+            playing[episode.env] = self._start(actor, episode.env)
+            if game.overdue:
+                yield CountedEpisode(actor, episode)
+        yield from self._release()
+
+    def lose(self, actor: int) -> Iterator[CountedEpisode]:
+        """The games that an actor was playing are lost, and it starts others; yields those that waited for them."""
+        for env, game in enumerate(self._playing[actor]):
+            game.ended = True
+            self._playing[actor][env] = self._start(actor, env)
+        yield from self._release()
+
+    def _release(self) -> Iterator[CountedEpisode]:
+        while self._queue and (self._queue[0].ended or len(self._queue) > self.limit):
+            game = self._queue.popleft()
+            if game.episode is not None:
+                yield CountedEpisode(game.actor, game.episode)
+            elif not game.ended:
+                game.overdue = True
+                self.passed_over += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values: games [actor, env, return, length, ended] by start, overdue ones first."""
+        overdue = [game for games in self._playing for game in games if game.overdue]
+        rows = [
+            [game.actor, game.env, *(game.episode or Episode(0.0, -1))[:2], game.ended]
+            for game in (*overdue, *self._queue)
+        ]
+        sizes = [self.num_actors, self.num_envs]
+        return {"sizes": sizes, "overdue": len(overdue), "games": rows, "passed_over": self.passed_over}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`. Raises ValueError for other numbers of actors or environments."""
+        if state["sizes"] != [self.num_actors, self.num_envs]:
+            raise ValueError(f"it has (actors, environments) {state['sizes']}")
+        self.passed_over = state["passed_over"]
+        self._queue.clear()
+        for number, (actor, env, episode_return, length, ended) in enumerate(state["games"]):
+            episode = Episode(episode_return, length, env) if length >= 0 else None
+            game = _Game(actor, env, episode, ended, overdue=number < state["overdue"])
+            if not ended:
+                self._playing[actor][env] = game
+            if not game.overdue:
+                self._queue.append(game)

@@ -1,0 +1,159 @@
+"""What a run records: TensorBoard curves, `episodes.csv`, and where the time went."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from a3c_mp.data.episodes import Episode
+
+T = TypeVar("T")
+
+FLUSH_SECONDS = 1.0
+"""curves are averaged over so long"""
+POINTS = 16
+"""most points that one flush adds to the curve of the returns of single games"""
+RETRY_SECONDS = 60.0
+"""pause after a failed write before TensorBoard is tried again"""
+
+
+class EventFile:
+    """TensorBoard scalars, written by the caller's own thread.
+
+    tensorboardX's `SummaryWriter` writes on a thread of its own; once that thread dies (disk full), `add_scalar` blocks
+    for ever. The `EventsWriter` underneath raises instead. A failed write costs curves, never the run: it is reported
+    once, and a new file is begun after a pause.
+
+    Args:
+        folder: of the run.
+        purge_step: on resume, events of the earlier process from this step on are hidden.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None, log: logging.Logger):
+        self.folder, self.log = folder, log
+        self.retry_at = 0.0
+        self.writer: Any = None
+        self._open(purge_step)
+
+    def _open(self, purge_step: int | None = None) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        with self._warn_on_failure():
+            self.writer = EventsWriter(str(self.folder / "events"), f".{os.getpid()}.{time.monotonic_ns()}")
+            if purge_step is not None:
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                self.writer.write_event(event_pb2.Event(wall_time=time.time(), step=purge_step, session_log=start))
+
+    def scalars(self, values: list[tuple[str, float, int]]) -> None:
+        """Write (name, value, step) triples and flush them."""
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.summary import scalar
+
+        if self.writer is None and time.monotonic() > self.retry_at:
+            self._open()
+        if self.writer is None:
+            return
+        with self._warn_on_failure():
+            now = time.time()
+            for name, value, step in values:
+                self.writer.write_event(event_pb2.Event(wall_time=now, step=step, summary=scalar(name, value)))
+            self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            with self._warn_on_failure():
+                self.writer.close()
+
+    @contextmanager
+    def _warn_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.log.warning(
+                f"TensorBoard cannot be written ({error}); training goes on without curves for {RETRY_SECONDS:.0f} s"
+            )
+            self.writer = None
+            self.retry_at = time.monotonic() + RETRY_SECONDS
+
+
+def episode_points(games: Sequence[tuple[int, Episode]]) -> list[tuple[str, float, int]]:
+    """Points of the curves of single games, at most `POINTS` for each curve: means of consecutive games beyond that.
+
+    Args:
+        games: (agent steps of the run when a game was counted, the game).
+
+    Returns:
+        (name, mean of a group, steps of the group's last game).
+    """
+    number = min(POINTS, len(games))
+    bounds = [len(games) * i // number for i in range(number + 1)] if games else []
+    points: list[tuple[str, float, int]] = []
+    for start, end in pairwise(bounds):
+        steps, group = games[end - 1][0], [game for _, game in games[start:end]]
+        points.append(("charts/episodic_return", fmean(game.episode_return for game in group), steps))
+        points.append(("charts/episodic_length", fmean(game.length for game in group), steps))
+    return points
+
+
+class Timings:
+    """Adds up the seconds spent in named sections; `shares()` says what part of all time each took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.since = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
+        """Pass items through, counting the time it takes to get them."""
+        iterator = iter(items)
+        while True:
+            with self(name):
+                item = next(iterator, None)
+            if item is None:
+                return
+            yield item
+
+    def shares(self) -> dict[str, float]:
+        now = time.perf_counter()
+        shares = {name: seconds / (now - self.since) for name, seconds in self.seconds.items()}
+        self.seconds.clear()
+        self.since = now
+        return shares
+
+
+class Means:
+    """Means of named figures between flushes; tensors stay on their device until then."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[Tensor | float]] = defaultdict(list)
+
+    def add(self, values: Mapping[str, Tensor | float]) -> None:
+        for name, value in values.items():
+            self.values[name].append(value.detach().float().mean() if isinstance(value, Tensor) else value)
+
+    def pop(self) -> dict[str, float]:
+        means = {
+            name: torch.stack([torch.as_tensor(v) for v in values]).mean().item()
+            for name, values in self.values.items()
+        }
+        self.values.clear()
+        return means
