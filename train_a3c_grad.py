@@ -19,36 +19,27 @@ from typing import Annotated
 import torch
 from gymnasium.spaces import Discrete
 
-from a3c_mp.algorithms import actor_critic
-from a3c_mp.algorithms.actor_critic import ActorCriticArgs, allocate
-from a3c_mp.algorithms.gradients import (
-    Gradient,
-    GradientFilter,
-    MeanGradient,
-    Report,
-    episodes_of,
-    gradient_spec,
-    write_gradient,
-)
+from a3c_mp.algorithms import actor_critic, gradients
+from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples, allocate, rollout_layout
+from a3c_mp.algorithms.gradients import Gradient, GradientFilter, MeanGradient, RolloutStats
 from a3c_mp.cli import parse_args
 from a3c_mp.config import Between, Count
 from a3c_mp.data.actor_states import ActorStates
-from a3c_mp.data.collector import RolloutCollector, carried_spec
-from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
-from a3c_mp.errors import ConfigError
+from a3c_mp.data.collector import RolloutCollector
+from a3c_mp.data.games import make_envs
+from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import is_image, make_actor_critic
-from a3c_mp.nets.precision import compute_dtype
+from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
+from a3c_mp.run.actors import Actors
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import merge_moments
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
-from a3c_mp.seeds import derive_seeds
-from wrappers import make_vec_env
 
 
 @dataclass(frozen=True)
@@ -62,31 +53,23 @@ class Args(ActorCriticArgs):
     sync: bool = False
     """synchronous A2C: in each step one gradient of every actor, all at the same weights; --deterministic implies it"""
 
+    @property
+    def in_order(self) -> bool:
+        return self.sync
+
 
 CARTPOLES = {name: actor_critic.PRESETS[name] | {"batch_size": 32} for name in ("CartPole-v0", "CartPole-v1")}
 PRESETS = actor_critic.PRESETS | CARTPOLES
-
-
-def settle(args: Args) -> Args:
-    """Settings with what follows from others. Raises ConfigError where --sync leaves no choice."""
-    if not (args.sync or args.deterministic):
-        return args
-    if args.grads_per_step not in (1, args.num_actors):
-        why = f"with --sync or --deterministic a step takes one gradient of each of {args.num_actors} actors"
-        raise ConfigError("grads-per-step", args.grads_per_step, why, "leave it out")
-    return replace(args, sync=True, slots_per_actor=1)
 
 
 def actor(
     channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, acting_weights: Weights, states: ActorStates
 ) -> None:
     """Spawned process: collect rollouts and fill slots with gradients until the learner ends it."""
-    env_seed, _ = derive_seeds(args.seed, *channel.entropy)
-    env = channel.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic))
+    env = make_envs(args, channel)
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
-    dtype = compute_dtype(args.precision, device, is_image(spaces[0]))
     net = make_actor_critic(*spaces).to(device)  # float32: gradients are taken here
-    acting_net = deepcopy(net).to(dtype)
+    acting_net = deepcopy(net).to(acting_dtype(args.precision, net))
     collector = RolloutCollector(args, env, acting_net, channel)
     rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
     rng, sent_before = torch.Generator(), collector.games.messages  # by a predecessor, of the first rollout
@@ -96,54 +79,47 @@ def actor(
         rng.manual_seed(collector.rollout_seeds()[0])
         acting_weights.load(acting_net)
         collector.collect(rollout)
-        episodes: list = finished_episodes(rollout)
-        rollout_is_finite = is_finite(rollout)
-        on_device = Rollout(*(field.to(device, non_blocking=True) for field in rollout))
-        moments, clipped = None, 0
-        if args.normalize_obs:
-            obs = actor_critic.obs_for_stats(on_device.obs, net.norm.image)
-            moments, clipped = acting_net.norm.clipped_moments(obs)  # its norm is float32 too where it can clip
-        samples = actor_critic.to_samples(args, on_device)
-        for number, indices in enumerate(minibatches(len(samples[0]), args.batch_size, 1, rng, device)):
+        stats = RolloutStats.of(rollout, acting_net.norm if args.normalize_obs else None)
+        samples = Samples.of(args, rollout.to(device))
+        for number, indices in enumerate(minibatches(len(samples.obs), args.batch_size, 1, rng, device)):
             if number >= sent_before:
                 version = weights.load(net, version if args.sync else None)
-                batch = [field.index_select(0, indices) for field in samples]
-                loss, metrics = actor_critic.loss(args, net, batch, dtype)
+                total, metrics = actor_critic.loss(args, net, samples.select(indices))
                 net.zero_grad(set_to_none=True)
-                loss.backward()
-                finite, means = write_gradient(Gradient(**slots[slot]), net, moments, episodes, metrics)
-                states.write(slot, collector.to_write, rollout)
-                finite &= rollout_is_finite
-                channel.send(slot, Report(version, len(indices), len(episodes), clipped, finite, means))
+                total.backward()
+                gradient = Gradient(**slots[slot])  # the message: one flat vector, and what the learner counts
+                gradients.copy_gradient(net, gradient.vector)
+                gradient.write_stats(stats)
+                states.write(slot, collector.state_fields, rollout)
+                channel.send(slot, gradient.report(version, len(indices), stats, metrics))
                 slot, version = channel.take()
-            moments, episodes, clipped = None, [], 0  # sent once for each rollout
+            stats = stats.once_sent()
         sent_before = 0
 
 
 def main() -> int:
-    args = settle(parse_args(Args, PRESETS, __doc__))
+    args = parse_args(Args, PRESETS, __doc__)
+    if args.sync or args.deterministic:
+        gradients.check_grads_per_step(args.grads_per_step, args.num_actors)
+        args = replace(args, sync=True, slots_per_actor=1)
     obs_space, action_space = check_env(args.env_id, Discrete)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
-    slots = allocate(args, gradient_spec(net, obs_space.shape, args.unroll_length * args.num_envs), device)
+    slots = allocate(args, gradients.gradient_spec(net, obs_space.shape, args.unroll_length * args.num_envs), device)
 
     with Run(args, "a3c_grad", net, optimizer) as run:
         weights = Weights(net)
         acting_weights = Weights(net) if args.sync else weights  # those that a rollout is collected with
         grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)
-        states = ActorStates(
-            args, action_space, args.unroll_length, carried_spec(args.num_envs, action_space), start=run.steps,
-            slots_per_actor=args.slots_per_actor, messages=grads_per_rollout,
-        )  # fmt: skip
+        states = ActorStates(args, rollout_layout(args, action_space, messages=grads_per_rollout), start=run.steps)
         run.keep(actors=states, weights=weights, acting_weights=acting_weights)
-        workers = states.workers(actor, (slots, weights, acting_weights), weights, run.on_restart, in_order=args.sync)
         mean, gradient_filter = MeanGradient(net), GradientFilter(run, args.max_lag, grads_per_rollout)
-        with workers:  # a round is one gradient, or with --sync one of every actor, in order
-            for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):
+        with Actors(actor, (slots, weights, acting_weights), weights, states, run) as actors:
+            for filled in actors.rounds():  # one gradient, or with --sync one of every actor, in order
                 for worker, slot, report in filled:
                     gradient, lag = Gradient(**slots[slot]), weights.version - report.version
-                    run.record_rollout(report.steps, episodes_of(gradient, report.num_episodes), worker, lag)
+                    run.record_rollout(report.steps, gradient.finished_episodes(report), worker, lag)
                     with run.timing("learning"):
                         if gradient_filter.check(report, worker, lag):
                             if gradient.obs_num > 0:
@@ -158,10 +134,9 @@ def main() -> int:
                         run.record_update({"losses/grad_norm": grad_norm})
                     with run.timing("publishing"):
                         weights.publish(net)
-                if states.take(filled) and args.sync:  # the next rollout begins
+                if args.sync and states.completes_rollout(filled):  # the next rollout begins
                     acting_weights.publish(net)
                 run.end_round()
-                workers.release(filled, weights.version)
     return run.exit_code
 
 

@@ -15,163 +15,135 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from a3c_mp.algorithms import apex, ddpg, dqn
-from a3c_mp.algorithms.apex import PRESETS
-from a3c_mp.algorithms.apex import ApexArgs as Args
+from a3c_mp.algorithms.apex import PRESETS, Algorithm, ApexArgs, LearnerState
 from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates
-from a3c_mp.data.transitions import TransitionCollector, finished_episodes
+from a3c_mp.data.games import make_envs
+from a3c_mp.data.transitions import TransitionCollector
+from a3c_mp.maths import losses
+from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.precision import compute_dtype
+from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.learners import LearnerGroup, Learners
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.replay import Batch, Prefetch, Shards, importance_weights
+from a3c_mp.run.actors import Actors
 from a3c_mp.run.guard import FiniteGuard, update_norm
-from a3c_mp.run.message_stats import MessageStats, log_restarts_on_exit, sync_counters
+from a3c_mp.run.progress import RunState
 from a3c_mp.run.replica import ReplicaRun
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
-from a3c_mp.seeds import derive_seeds
-from wrappers import make_vec_env
 
-ALGORITHMS = {"dqn": dqn, "ddpg": ddpg}
+ALGORITHMS: dict[str, Algorithm] = {"dqn": dqn, "ddpg": ddpg}
 
 
 def actor(
-    channel: WorkerChannel, args: Args, shards: Shards, blocks: Slots, weights: Weights, states: ActorStates
+    channel: WorkerChannel, args: ApexArgs, shards: Shards, episode_stats: Slots, weights: Weights, states: ActorStates
 ) -> None:
     """Spawned process: append to its shard, a block of steps for each token, until its learner ends it."""
-    env_seed, _ = derive_seeds(args.seed, *channel.entropy)
-    env = channel.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic))
-    algo, space = ALGORITHMS[args.algo], env.single_action_space
-    net = algo.make_net(env.single_observation_space, space)
-    net.to(weights.buffers.device, weights.buffers.dtype)
+    env, algo = make_envs(args, channel), ALGORITHMS[args.algo]
+    net = algo.make_net(env.single_observation_space, env.single_action_space).to(weights.buffers)
     collector = TransitionCollector(args, env, shards, args.n_step, channel)
-    policy = algo.Policy(args, net, space, collector.obs, channel.actor, collector.games.carried)
+    policy = algo.Policy(args, net, env.single_action_space, collector.obs, channel.actor, collector.games.carried)
     while True:
         slot, version = channel.take()
         version = weights.load(net, version if args.deterministic else None)
         nothing_learned = weights.untrained and version == 0  # dqn acts at random
-        collector.collect(block := blocks[slot], policy, warm_up=nothing_learned)
-        states.write(slot, collector.to_write, block, policy)
+        collector.collect(block := episode_stats[slot], policy, warm_up=nothing_learned)
+        states.write(slot, collector.state_fields, block, policy)
         channel.send(slot, version)
 
 
+def loss(args: ApexArgs, learner: LearnerState, batch: Batch, weights: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+    """(loss with importance weights [N], TD errors [N], metrics) of n-step transitions (Horgan et al. 2018)."""
+    algo, net, target_net = learner.algo, learner.net, learner.target_net
+    with autocast(args.precision, net):
+        q = algo.q_values(net, batch)
+        target = batch.reward + batch.discount * algo.bootstrap_values(net, target_net, batch)
+        policy_loss, metrics = algo.policy_loss(net, batch)  # ddpg's; 0 for dqn
+    td_error = target - q
+    value_loss = losses.huber(td_error, weights)
+    total = value_loss + policy_loss
+    metrics |= {"values/q": q, "values/target": target, "values/td_error": td_error.abs()}
+    return total, td_error.detach(), metrics | {"losses/value": value_loss, "losses/total": total}
+
+
 def learn(
-    args: Args, run: Run | ReplicaRun, group: LearnerGroup, net: nn.Module, target_net: nn.Module,
-    optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype, guard: FiniteGuard,
-) -> Tensor | None:  # fmt: skip
-    """One gradient step on a batch; returns the new priorities of its transitions, None if the gradient was no good."""
+    args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerState, drawn: Batch, guard: FiniteGuard
+) -> None:
+    """Take one gradient step on a batch, and give its transitions new priorities: their absolute TD errors."""
+    net, target_net, optimizer, replay = learner.net, learner.target_net, learner.optimizer, learner.replay
+    batch = drawn.to(next(net.parameters()).device)
     importance_exponent = linear(args.importance_exponent, 1.0, run.steps, args.total_steps)
     smallest = group.all_gather(batch.probability.min()[None]).min()
-    is_weights = importance_weights(batch.probability, importance_exponent, smallest)
+    weights = importance_weights(batch.probability, importance_exponent, smallest)
     if args.normalize_obs:
-        stride = -(-args.batch_size // apex.NORM_SAMPLES)  # from all of the batch, which is in order of lanes
-        update_norm(run, net.norm, group.all_gather(batch.obs[::stride]), "the replay")
-    loss, td_error, metrics = ALGORITHMS[args.algo].loss(args, net, target_net, batch, is_weights, dtype)
+        update_norm(run, net.norm, group.all_gather(apex.obs_for_stats(batch)), "the replay")
+    total, td_error, metrics = loss(args, learner, batch, weights)
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    group.all_reduce_gradients(net, loss)
+    total.backward()
+    group.all_reduce_gradients(net, total)
     metrics["losses/grad_norm"] = norm = apex.clip_gradients(optimizer, args.clip_grad)
-    # Huber's gradient is finite even where a TD error is not: the loss tells.
-    if not guard.check(norm + loss.detach(), "the learners", f"gradient {run.updates + 1}"):
-        return None
-    optimizer.step()
-    run.record_update(metrics, samples=args.batch_size * group.size)
-    if run.updates % args.target_period == 0:
-        apex.move_target(target_net, net, args.target_rate)
-    return td_error.abs()
+    # Huber's gradient is finite even where a TD error is not: the loss shows it.
+    if guard.check(norm + total.detach(), "the learners", f"gradient {run.updates + 1}"):
+        optimizer.step()
+        run.record_update(metrics, samples=args.batch_size * group.size)
+        if run.updates % args.target_period == 0:
+            apex.move_target(target_net, net, args.target_rate)
+        replay.update(drawn.ids, td_error.abs().cpu())
 
 
-def train(args: Args, run: Run | ReplicaRun, group: LearnerGroup, parts: apex.LearnerState) -> None:
+def train(args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerState) -> None:
     """What every learner does: fill a replay from its own actors, and take every gradient step with the others."""
-    net, target_net, optimizer, replay, blocks, action_space = parts
-    device = next(net.parameters()).device
-    dtype = compute_dtype(args.precision, device, net.norm.image)
-    group.broadcast_state(net, target_net, optimizer)
-    weights = Weights(net, dtype, untrained=run.updates == 0)
-    own = group.own_actors(args.num_actors)
-    carried = apex.carried_spec(args, ALGORITHMS[args.algo], action_space)
-    states = ActorStates(
-        args, action_space, args.block_length, carried, start=run.steps, own=own,
-        slots_per_actor=apex.blocks_under_way(args),
-    )  # fmt: skip
-    limiter = apex.RateLimiter(args.replay_ratio)
+    net, replay = learner.net, learner.replay
+    group.broadcast_state(net, learner.target_net, learner.optimizer)
+    weights = Weights(net, acting_dtype(args.precision, net), untrained=run.updates == 0)
+    states = ActorStates(args, apex.actor_layout(args, learner), start=run.steps, group=group)
+    limiter = apex.RateLimiter(args.replay_ratio, args.learning_starts)
     if args.save_replay:  # without it, actors start new games when the run is resumed
         run.keep(actors=states, weights=weights, limiter=limiter)
-    restart_messages: list[RestartMessage] = []
-
-    def on_restart(message: RestartMessage) -> None:
-        restart_messages.append(message)
-        apex.prepare_successor(args, replay, message, own.start)
-
-    apex.make_room(args, replay)  # one that was restored may be full
-    workers = states.workers(actor, (replay.shards, blocks, weights), weights, on_restart)
-    steps = args.block_length * args.num_envs
     block_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
     grad_guard = FiniteGuard(run, "grads_not_finite")
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
-    with (
-        batches,
-        log_restarts_on_exit(run, restart_messages),
-        workers,
-    ):  # a round is one block, or in a deterministic run one of every actor, in order
-        for filled in run.timing.each("waiting", workers.rounds(run.should_stop)):
-            news = [
-                MessageStats(steps, finished_episodes(blocks[slot]), own[worker], weights.version - version,
-                     apex.take_in(replay, worker)) for worker, slot, version in filled
-            ]  # fmt: skip
-            with run.timing("waiting"):
-                reports = states.read(filled)
-                _, sizes = sync_counters(group, run, block_guard, news, restart_messages, states, reports, replay.size)
-            if sum(sizes) >= args.learning_starts and min(sizes) > 0:
-                limiter.insert(steps * len(filled))
+    apex.make_room(args, replay)  # one that was restored may be full
+    prepare = apex.prepare_successor(args, replay, states.own)
+    shared = (replay.shards, learner.episode_stats, weights)
+    with batches, Actors(actor, shared, weights, states, run, prepare) as actors:
+        for filled in actors.rounds():  # one block, or in a deterministic run one of every actor, in order
+            stats = apex.block_stats(args, learner, filled, weights.version)
+            _, sizes = actors.sync_counters(filled, stats, block_guard, replay.size)
+            limiter.insert(sum(block.steps for block in stats), sizes)
             updates_before = run.updates
-            while limiter.can_sample(args.batch_size) and (args.deterministic or not run.should_stop()):
-                with run.timing("drawing"):
-                    batch = batches.next()
+            for batch in limiter.allowed(batches, run):
                 with run.timing("learning"):
-                    on_device = Batch(*(field.to(device, non_blocking=True) for field in batch))
-                    priorities = learn(args, run, group, net, target_net, optimizer, on_device, dtype, grad_guard)
-                    if priorities is not None:
-                        replay.update(batch.ids, priorities.cpu())
-                limiter.sample(args.batch_size)
-            with run.timing("publishing"):
-                published = weights.publish(net) if run.updates > updates_before else weights.version
+                    learn(args, run, group, learner, batch, grad_guard)
+            if run.updates > updates_before:
+                with run.timing("publishing"):
+                    weights.publish(net)
             run.end_round()
-            if run.should_stop():  # the replay is saved as it is now: nobody may append to it any more
+            if run.should_stop():  # the replay is saved as it is now: actors may not append to it
                 break
-            for worker, _, _ in filled:
-                replay.make_room(worker, apex.room(args))
-            workers.release(filled, published)
+            apex.make_room(args, replay, [worker for worker, _, _ in filled])
 
 
-def follow(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
+def follow(group: LearnerGroup, args: ApexArgs, steps: int, updates: int) -> None:
     """Spawned process: a learner besides the first."""
-    train(
-        args,
-        ReplicaRun(args, group.rank, steps, updates),
-        group,
-        apex.build_learner(args, ALGORITHMS[args.algo], group.rank),
-    )
+    learner = apex.build_learner(args, ALGORITHMS[args.algo], group.rank)
+    train(args, ReplicaRun(args, group.rank, steps, updates), group, learner)
 
 
 def main() -> int:
-    args = parse_args(Args, PRESETS, __doc__)
-    parts = apex.build_learner(args, ALGORITHMS[args.algo])
-    extra = {"target_net": parts.target_net, **({"replay": parts.replay} if args.save_replay else {})}
-    with (
-        Run(args, f"apex_{args.algo}", parts.net, parts.optimizer, extra) as run,
-        Learners.of(run, args.num_learners, follow, args) as group,
-    ):
-        apex.show_replay(run, args, parts.replay)
-        train(args, run, group, parts)
+    args = parse_args(ApexArgs, PRESETS, __doc__)
+    learner = apex.build_learner(args, ALGORITHMS[args.algo])
+    also = {"target_net": learner.target_net, **({"replay": learner.replay} if args.save_replay else {})}
+    with Run(args, f"apex_{args.algo}", learner.net, learner.optimizer, also) as run, Learners.of(run, follow) as group:
+        apex.add_replay_metrics(run, args, learner.replay)
+        train(args, run, group, learner)
     return run.exit_code
 
 

@@ -5,7 +5,7 @@ chose every action, into a slot of shared memory. The learner takes the oldest f
 over whole unrolls. Where the two policies differ, truncated importance weights make good for it.
 
     actor 0 --(slot 0)--> \\
-    actor 1 --(slot 1)-->  held, oldest first --> learner --(weights, version)--> its actors
+    actor 1 --(slot 1)--> pending, oldest first --> learner --(weights, version)--> its actors
                                                       | gradients, averaged
                                                    learner 1, 2, ... each with actors of its own
 """
@@ -14,156 +14,130 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
-from typing import NamedTuple
-
-import gymnasium
 import torch
-from gymnasium.spaces import Discrete
-from torch import nn
+from torch import Tensor, nn
 
 from a3c_mp.algorithms import impala
-from a3c_mp.algorithms.actor_critic import allocate_slots, make_optimizer, obs_for_stats
-from a3c_mp.algorithms.impala import PRESETS, DelayLine, UnrollReplay
-from a3c_mp.algorithms.impala import ImpalaArgs as Args
+from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts, rollout_layout
+from a3c_mp.algorithms.impala import PRESETS, DelayLine, ImpalaArgs, LearnerState
 from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates
-from a3c_mp.data.collector import RolloutCollector, carried_spec
-from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, join, rollout_spec
+from a3c_mp.data.collector import RolloutCollector
+from a3c_mp.data.games import make_envs
+from a3c_mp.data.rollout import Rollout, episode_starts, finished_episodes, is_finite, join
+from a3c_mp.maths import losses
+from a3c_mp.maths.losses import Metrics
+from a3c_mp.maths.returns import vtrace
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
-from a3c_mp.nets.precision import compute_dtype
+from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic, unroll
+from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.learners import LearnerGroup, Learners
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import RestartMessage
-from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.actors import Actors, MessageStats
 from a3c_mp.run.guard import FiniteGuard, update_norm
-from a3c_mp.run.message_stats import MessageStats, log_restarts_on_exit, sync_counters
-from a3c_mp.run.preflight import check_env, check_learners
+from a3c_mp.run.progress import RunState
 from a3c_mp.run.replica import ReplicaRun
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
-from a3c_mp.seeds import derive_seeds
-from wrappers import make_vec_env
 
 
-class LearnerState(NamedTuple):
-    """What a learner owns."""
-
-    net: ActorCritic
-    optimizer: torch.optim.Optimizer
-    slots: Slots
-    action_space: gymnasium.Space
-
-
-def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
+def actor(channel: WorkerChannel, args: ImpalaArgs, slots: Slots, weights: Weights, states: ActorStates) -> None:
     """Spawned process: fill slots with unrolls until its learner ends it."""
-    env_seed, _ = derive_seeds(args.seed, *channel.entropy)
-    env = channel.closing(make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic))
+    env = make_envs(args, channel)
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
-    net.to(weights.buffers.device, weights.buffers.dtype)
-    collector = RolloutCollector(args, env, net, channel)
+    collector = RolloutCollector(args, env, net.to(weights.buffers), channel)
     while True:
         slot, version = channel.take()
         version = weights.load(net, version if args.deterministic else None)
         collector.collect(rollout := Rollout(**slots[slot]))
-        states.write(slot, collector.to_write, rollout)
+        states.write(slot, collector.state_fields, rollout)
         channel.send(slot, version)
 
 
+def loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) -> tuple[Tensor, Metrics]:
+    """(IMPALA's loss on V-trace's targets (Espeholt et al. 2018, section 4.2), metrics)."""
+    rewards, discounts = rewards_and_discounts(args, unrolls)
+    with autocast(args.precision, net):
+        logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
+    logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
+    log_probs = losses.log_prob(logits, unrolls.action)
+    log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # pi over mu
+    weights = log_rhos if args.vtrace else torch.zeros_like(log_rhos)
+    clips = args.clip_rho, args.clip_c, args.clip_pg_rho
+    vs, pg_advantages = vtrace(weights, discounts, rewards, values, bootstrap_value, *clips)
+    if args.normalize_advantages:
+        pg_advantages = losses.normalize(pg_advantages, group.all_reduce_mean)
+    policy_loss = losses.policy_gradient_loss(log_probs, pg_advantages)
+    value_loss = losses.value_loss(values, vs)
+    entropy_loss = losses.entropy_loss(logits)
+    total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
+    metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
+    metrics |= {"values/advantage": pg_advantages, "values/baseline": values, "values/target": vs}
+    rhos = log_rhos.exp()
+    metrics |= {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
+    return total, metrics | {"losses/total": total}
+
+
 def learn(
-    args: Args, run: Run | ReplicaRun, group: LearnerGroup, net: ActorCritic, optimizer: torch.optim.Optimizer,
-    unrolls: Rollout,
-    replay: UnrollReplay, dtype: torch.dtype, guard: FiniteGuard,
-) -> None:  # fmt: skip
-    """A gradient step for every batch of new unrolls, filled up with replayed ones."""
+    args: ImpalaArgs, run: RunState, group: LearnerGroup, learner: LearnerState, unrolls: Rollout, guard: FiniteGuard
+) -> None:
+    """Take a gradient step for every batch of new unrolls, filled up with replayed ones."""
+    net, optimizer = learner.net, learner.optimizer
     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
     if args.normalize_obs:
         update_norm(run, net.norm, group.all_gather(obs_for_stats(unrolls.obs, net.norm.image)), "new unrolls")
-    for batch in impala.batches(args, unrolls, replay, run.rng):
-        loss, metrics = impala.loss(args, net, batch, dtype, group.all_reduce_mean)
+    for batch in impala.batches(args, unrolls, learner.replay, run.rng):
+        total, metrics = loss(args, net, batch, group)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        group.all_reduce_gradients(net, loss)
+        total.backward()
+        group.all_reduce_gradients(net, total)
         metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
-        if guard.check(norm + loss.detach(), "the learners", f"gradient {run.updates + 1}"):
+        if guard.check(norm + total.detach(), "the learners", f"gradient {run.updates + 1}"):
             optimizer.step()
             run.record_update(metrics)
 
 
-def train(args: Args, run: Run | ReplicaRun, group: LearnerGroup, parts: LearnerState) -> None:
+def train(args: ImpalaArgs, run: RunState, group: LearnerGroup, learner: LearnerState) -> None:
     """What every learner does: take unrolls from its own actors, and every gradient step together with the others."""
-    net, optimizer, slots = parts.net, parts.optimizer, parts.slots
+    net, optimizer, slots, replay, action_space = learner
     device = next(net.parameters()).device
-    dtype = compute_dtype(args.precision, device, net.norm.image)
-    replay = UnrollReplay(slots.spec, args.replay_size if args.replay_proportion else 0, device)
     delayed = DelayLine(args.force_lag)
-    weights = Weights(delayed(net), dtype)
-    own = group.own_actors(args.num_actors)
-    states = ActorStates(
-        args, parts.action_space, args.unroll_length, carried_spec(args.num_envs, parts.action_space, net.core_size),
-        start=run.steps, own=own, slots_per_actor=args.slots_per_actor,
-    )  # fmt: skip
+    weights = Weights(delayed(net), acting_dtype(args.precision, net))
+    states = ActorStates(args, rollout_layout(args, action_space, net.core_size), start=run.steps, group=group)
     run.keep(actors=states, weights=weights, delayed=delayed, replay=replay)
-    if args.deterministic and run.steps and replay.capacity and group.size > 1:
-        run.log.warning("replayed unrolls of learners 1, 2, ... are in no checkpoint: bits differ from here on")
+    impala.warn_of_lost_unrolls(args, run)
     group.broadcast_state(net, optimizer, states, weights, delayed)
-    restart_messages: list[RestartMessage] = []
-    workers = states.workers(actor, (slots, weights), weights, restart_messages.append)
     rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
-    with (
-        log_restarts_on_exit(run, restart_messages),
-        workers,
-    ):  # a round is what a batch takes, oldest first, or in a deterministic run one unroll of every actor
-        rounds = workers.rounds(run.should_stop, impala.rollouts_per_batch(args))
-        for filled in run.timing.each("waiting", rounds):
+    with Actors(actor, (slots, weights), weights, states, run) as actors:
+        for filled in actors.rounds(impala.rollouts_per_batch(args)):  # what a batch takes, oldest first
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]
-            news = [
-                MessageStats(rollout.action.numel(), finished_episodes(rollout), own[worker],
-                     weights.version - version + min(version, args.force_lag), is_finite(rollout))
-                for (worker, _, version), rollout in zip(filled, rollouts, strict=True)
-            ]  # fmt: skip
-            with run.timing("waiting"):
-                finite, _ = sync_counters(
-                    group, run, rollout_guard, news, restart_messages, states, states.read(filled)
-                )
+            lags = [weights.version - version + min(version, args.force_lag) for _, _, version in filled]
+            stats = [
+                MessageStats(rollout.num_steps, finished_episodes(rollout), lag, is_finite(rollout))
+                for rollout, lag in zip(rollouts, lags, strict=True)
+            ]
+            finite, _ = actors.sync_counters(filled, stats, rollout_guard)
             if finite:  # in every learner, or none learns: they take every step together
                 with run.timing("learning"):
-                    unrolls = join([Rollout(*(f.to(device, non_blocking=True) for f in r)) for r in rollouts])
-                    learn(args, run, group, net, optimizer, unrolls, replay, dtype, grad_guard)
+                    unrolls = join([rollout.to(device) for rollout in rollouts])
+                    learn(args, run, group, learner, unrolls, grad_guard)
             with run.timing("publishing"):
-                published = weights.publish(delayed(net))  # waits for the GPU: from here on the slots have been read
+                weights.publish(delayed(net))  # waits for the GPU: from here on the slots have been read
             run.end_round()
-            workers.release(filled, published)
 
 
-def build_learner(args: Args, rank: int = 0) -> LearnerState:
-    """What a learner owns. Raises ConfigError for settings that do not go together."""
-    check_learners(args.num_learners, args.num_actors, args.cuda)
-    impala.rollouts_per_batch(args)
-    obs_space, action_space = check_env(args.env_id, Discrete)
-    impala.check_net(args, obs_space)
-    device = set_up_torch(args, rank)
-    net = make_actor_critic(obs_space, action_space, args.net, args.lstm).to(device)
-    spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)
-    slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
-    return LearnerState(net, make_optimizer(args, net), slots, action_space)
-
-
-def follow(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
+def follow(group: LearnerGroup, args: ImpalaArgs, steps: int, updates: int) -> None:
     """Spawned process: a learner besides the first."""
-    train(args, ReplicaRun(args, group.rank, steps, updates), group, build_learner(args, group.rank))
+    train(args, ReplicaRun(args, group.rank, steps, updates), group, impala.build_learner(args, group.rank))
 
 
 def main() -> int:
-    args = parse_args(Args, PRESETS, __doc__)
-    parts = build_learner(args)
-    with (
-        Run(args, "impala", parts.net, parts.optimizer) as run,
-        Learners.of(run, args.num_learners, follow, args) as group,
-    ):
-        train(args, run, group, parts)
+    args = parse_args(ImpalaArgs, PRESETS, __doc__)
+    learner = impala.build_learner(args)
+    with Run(args, "impala", learner.net, learner.optimizer) as run, Learners.of(run, follow) as group:
+        train(args, run, group, learner)
     return run.exit_code
 
 

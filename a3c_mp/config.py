@@ -50,6 +50,11 @@ class CommonArgs:
     hang_seconds: Annotated[float, Between(1)] = 60.0
     """an actor that takes no step for so long is killed and replaced (s); until its first step it has 120"""
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the learner takes one message of every actor in each round, in the order of the actors."""
+        return self.deterministic
+
 
 @dataclass(frozen=True)
 class LearningArgs(CommonArgs):

@@ -17,10 +17,14 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+import train_apex
+import train_impala
 from a3c_mp.algorithms import actor_critic, apex, ddpg, dqn, impala
+from a3c_mp.algorithms.actor_critic import Samples
 from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.rollout import Rollout, empty_rollout, minibatches, rollout_spec, sample_actions, write_step
+from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec, sample_actions, write_step
 from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.processes.learners import LearnerGroup
 from a3c_mp.replay import Batch
 from wrappers import make_vec_env
 
@@ -61,14 +65,14 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
 
     net = make_actor_critic(*spaces).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
-    samples = actor_critic.to_samples(args, Rollout(*(field.to(device) for field in rollout)))
-    net.norm.update(samples[0])
-    indices = list(minibatches(len(samples[0]), args.batch_size, 1, torch.Generator().manual_seed(args.seed), device))
+    samples = Samples.of(args, rollout.to(device))
+    net.norm.update(samples.obs)
+    indices = list(minibatches(len(samples.obs), args.batch_size, 1, torch.Generator().manual_seed(args.seed), device))
     whole = [chosen.to(device) for chosen in indices if len(chosen) == len(indices[0])]
-    batches = cycle([[field[chosen] for field in samples] for chosen in whole])
+    batches = cycle([samples.select(chosen) for chosen in whole])
 
     def learn() -> None:
-        loss, _ = actor_critic.loss(args, net, next(batches), dtype)
+        loss, _ = actor_critic.loss(args, net, next(batches))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
@@ -97,12 +101,11 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
     net = make_actor_critic(*spaces, args.net, args.lstm).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     net.norm.update(rollout.obs.flatten(0, 1).to(device))
-    unrolls = Rollout(*(field.to(device) for field in rollout))
     batch_size = args.batch_unrolls if args.replay_proportion else min(args.batch_unrolls, args.num_envs)
-    batch = impala.select(unrolls, torch.arange(batch_size, device=device) % args.num_envs)
+    batch = impala.select(rollout.to(device), torch.arange(batch_size, device=device) % args.num_envs)
 
     def learn() -> None:
-        loss, _ = impala.loss(args, net, batch, dtype)
+        loss, _ = train_impala.loss(args, net, batch, LearnerGroup())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
@@ -144,9 +147,10 @@ def apex_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterator
     net = algo.make_net(*spaces).to(device)
     target_net = copy.deepcopy(net).requires_grad_(False)
     optimizer = algo.make_optimizer(args, net)
+    learner = apex.LearnerState(algo, net, target_net, optimizer, None, None, spaces[1])  # type: ignore[arg-type]
 
     def learn() -> None:
-        loss, _, _ = algo.loss(args, net, target_net, batch, batch.probability.float(), dtype)
+        loss, _, _ = train_apex.loss(args, learner, batch, batch.probability.float())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         apex.clip_gradients(optimizer, args.clip_grad)

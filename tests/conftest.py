@@ -55,7 +55,7 @@ def run_inline(tmp_path, monkeypatch, capsys):
         named = ["--run-name", "r"] if script.startswith("train_") and "--resume" not in flags else []
         module = importlib.import_module(Path(script).stem)
         if script.startswith("train_"):
-            monkeypatch.setattr("a3c_mp.data.actor_states.Workers", InlineWorkers)
+            monkeypatch.setattr("a3c_mp.run.actors.Workers", InlineWorkers)
         monkeypatch.setattr("sys.argv", [script, *named, *flags])
         code = module.main()
         return Finished(code, *capsys.readouterr(), tmp_path / "runs" / "r")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import gymnasium
 import torch
 from torch import Tensor, nn
 
 from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
+from a3c_mp.data.actor_states import ActorLayout
+from a3c_mp.data.collector import acting_state_spec
 from a3c_mp.data.rollout import Rollout
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
+from a3c_mp.nets.precision import autocast
 from a3c_mp.processes.slots import Slots, Spec
 
 NORM_STEPS = 2
@@ -76,6 +80,14 @@ def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
     return obs[-NORM_STEPS if image else 1 :].flatten(0, 1)
 
 
+def rollout_layout(
+    args: RolloutArgs, action_space: gymnasium.Space, core_size: int = 0, messages: int = 1
+) -> ActorLayout:
+    """What actors that collect rollouts send beside them; `messages` for each rollout."""
+    carried = acting_state_spec(args.num_envs, action_space, core_size)
+    return ActorLayout(action_space, args.unroll_length, carried, args.slots_per_actor, messages)
+
+
 def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cpu") -> Slots:
     """The slots of all actors, one arena on `device`; on the CPU it is pinned where the nets are on a GPU.
 
@@ -126,34 +138,39 @@ def targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
     return value_targets - values, value_targets
 
 
-def to_samples(args: ActorCriticArgs, rollout: Rollout) -> list[Tensor]:
-    """[obs, action, behaviour_logits, advantages, value_targets] of every step of a rollout, each [T * B, ...]."""
-    advantages, value_targets = targets(args, rollout)
-    if args.normalize_advantages:
-        advantages = losses.normalize(advantages)
-    fields = (rollout.obs[:-1], rollout.action, rollout.behaviour_logits, advantages, value_targets)
-    return [field.flatten(0, 1) for field in fields]
+class Samples(NamedTuple):
+    """N steps as the learner takes them, in any order."""
+
+    obs: Tensor  # [N, *obs_shape]
+    action: Tensor  # [N] int64
+    behaviour_logits: Tensor  # [N, A] float32, of the policy that acted
+    advantages: Tensor  # [N] float32, constants
+    value_targets: Tensor  # [N] float32, constants
+
+    @classmethod
+    def of(cls, args: ActorCriticArgs, rollout: Rollout) -> Samples:
+        """Every step of a rollout, with advantages and value targets as the settings want them."""
+        advantages, value_targets = targets(args, rollout)
+        if args.normalize_advantages:
+            advantages = losses.normalize(advantages)
+        fields = (rollout.obs[:-1], rollout.action, rollout.behaviour_logits, advantages, value_targets)
+        return cls(*(field.flatten(0, 1) for field in fields))
+
+    def select(self, indices: Tensor) -> Samples:
+        """Some of the samples, by int64 indices [M]."""
+        return Samples(*(field.index_select(0, indices) for field in self))
 
 
-def loss(
-    args: ActorCriticArgs, net: nn.Module, samples: list[Tensor], dtype: torch.dtype
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Forward pass and losses of a batch of samples, in the order of `to_samples`.
-
-    Returns:
-        (total loss, metrics for TensorBoard).
-    """
+def loss(args: ActorCriticArgs, net: nn.Module, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
+    """(A3C's loss as chapter 1 has it, metrics for TensorBoard)."""
     obs, action, behaviour_logits, advantages, value_targets = samples
-    with torch.autocast(obs.device.type, dtype, enabled=dtype != torch.float32):
-        logits, values = net(obs)
-    return losses.actor_critic(
-        logits,
-        values,
-        action,
-        behaviour_logits,
-        advantages,
-        value_targets,
-        clip_ratio=args.clip_ratio,
-        value_cost=args.value_cost,
-        entropy_cost=args.entropy_cost,
-    )
+    with autocast(args.precision, net):
+        logits, values = (output.float() for output in net(obs))
+    log_probs, behaviour_log_probs = losses.log_prob(logits, action), losses.log_prob(behaviour_logits, action)
+    policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
+    value_loss = losses.value_loss(values, value_targets)
+    entropy_loss = losses.entropy_loss(logits)
+    total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
+    metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
+    metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
+    return total, metrics | {"losses/total": total}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -13,16 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
-from a3c_mp.data.transitions import block_spec
+from a3c_mp.data.actor_states import ActorLayout
+from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.memory import free_memory
 from a3c_mp.processes.slots import Slots, Spec
-from a3c_mp.processes.workers import RestartMessage
-from a3c_mp.replay import Replay, Shards
+from a3c_mp.processes.workers import Filled, RestartMessage
+from a3c_mp.replay import Prefetch, Replay, Shards
 from a3c_mp.replay import carried_spec as writer_spec
+from a3c_mp.replay.replay import Batch
+from a3c_mp.run.actors import MessageStats
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.preflight import check_env, check_learners
+from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from wrappers import is_atari
 
@@ -89,14 +94,31 @@ class ApexArgs(LearningArgs):
     """learner processes, each with its share of the actors and of the replay; gradients are averaged over them"""
 
 
-class LearnerState(NamedTuple):
-    """What a learner owns."""
+class Algorithm(Protocol):
+    """What `dqn` and `ddpg`, modules of plain callables, both provide."""
 
+    ACTIONS: type[gymnasium.Space]
+    Policy: Callable[..., Any]
+
+    def make_net(self, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Any: ...
+    def make_optimizer(self, args: ApexArgs, net: Any) -> torch.optim.Optimizer: ...
+    def stored_actions(self, action_space: gymnasium.Space) -> gymnasium.Space: ...
+    def policy_state_spec(self, args: ApexArgs, action_space: gymnasium.Space) -> Spec: ...
+    def q_values(self, net: Any, batch: Batch) -> Tensor: ...
+    def bootstrap_values(self, net: Any, target_net: Any, batch: Batch) -> Tensor: ...
+    def policy_loss(self, net: Any, batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]: ...
+    def act_greedily(self, net: Any, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray: ...
+
+
+class LearnerState(NamedTuple):
+    """What a learner of Ape-X holds."""
+
+    algo: Algorithm
     net: nn.Module
     target_net: nn.Module
     optimizer: torch.optim.Optimizer
     replay: Replay
-    blocks: Slots
+    episode_stats: Slots  # of each block of steps
     action_space: gymnasium.Space
 
 
@@ -170,7 +192,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
     return torch.stack(norms).norm()
 
 
-def build_learner(args: ApexArgs, algo: Any, rank: int = 0) -> LearnerState:
+def build_learner(args: ApexArgs, algo: Algorithm, rank: int = 0) -> LearnerState:
     """What learner `rank` needs, with the nets of `algo`, which is `dqn` or `ddpg`.
 
     Raises:
@@ -181,9 +203,9 @@ def build_learner(args: ApexArgs, algo: Any, rank: int = 0) -> LearnerState:
     device = set_up_torch(args, rank)
     net = algo.make_net(obs_space, action_space).to(device)
     target_net = copy.deepcopy(net).requires_grad_(False)
-    shards, blocks = allocate(args, obs_space, algo.stored_actions(action_space))
+    shards, episode_stats = allocate(args, obs_space, algo.stored_actions(action_space))
     replay = Replay(shards, args.priority_exponent, args.seed + rank)
-    return LearnerState(net, target_net, algo.make_optimizer(args, net), replay, blocks, action_space)
+    return LearnerState(algo, net, target_net, algo.make_optimizer(args, net), replay, episode_stats, action_space)
 
 
 def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
@@ -223,7 +245,9 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
         why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
         raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
     try:
-        return Shards(*sizes), Slots(block_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args))
+        return Shards(*sizes), Slots(
+            episode_stats_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args)
+        )
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
 
@@ -243,10 +267,24 @@ def bad_blocks_in_a_row(args: ApexArgs) -> int:
     return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
 
 
-def take_in(replay: Replay, shard: int) -> bool | None:
-    """Take in what a shard's writer has made ready; whether all its priorities were finite, as no others are kept.
+def block_stats(args: ApexArgs, learner: LearnerState, filled: Sequence[Filled], version: int) -> list[MessageStats]:
+    """Take a round of blocks into the replay; what is counted of each.
 
-    None where nothing was new: the message before may have brought the rows of this one as well.
+    Args:
+        version: newest of the weights; a block's payload is the one that it was acted with.
+    """
+    stats = []
+    for shard, slot, acted_with in filled:
+        episodes = finished_episodes(learner.episode_stats[slot])
+        finite = ingest(learner.replay, shard)
+        stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
+    return stats
+
+
+def ingest(replay: Replay, shard: int) -> bool | None:
+    """Take in what a shard's writer has committed; whether all its priorities were finite, as no others are kept.
+
+    None where nothing was new: the message before may have come with the rows of this one as well.
     """
     rejected_before = replay.rejected
     accepted = replay.ingest(shard)
@@ -254,20 +292,30 @@ def take_in(replay: Replay, shard: int) -> bool | None:
     return rejected == 0 if accepted or rejected else None
 
 
-def prepare_successor(args: ApexArgs, replay: Replay, message: RestartMessage, first: int) -> None:
-    """Ready the shard of a dead actor, of those that are numbered from `first`, for its successor.
+def prepare_successor(args: ApexArgs, replay: Replay, own: range) -> Callable[[RestartMessage], None]:
+    """A function that readies the shard of a dead actor, one of a learner's `own`, for its successor.
 
     A deterministic one writes the lost block once more, any other goes on behind what the dead one wrote of it.
     """
-    if args.deterministic and message.replaced:
-        replay.roll_back(message.actor - first)
-    elif not args.deterministic:
-        make_room(args, replay)
+
+    def prepare(message: RestartMessage) -> None:
+        if args.deterministic and message.replaced:
+            replay.roll_back(message.actor - own.start)
+        elif not args.deterministic:
+            make_room(args, replay)
+
+    return prepare
 
 
-def carried_spec(args: ApexArgs, algo: Any, action_space: gymnasium.Space) -> Spec:
-    """Shapes and dtypes of what the successor of a deterministic actor needs besides its games."""
-    return writer_spec(args.num_envs, args.n_step) | algo.carried_spec(args, action_space)
+def obs_for_stats(batch: Batch) -> Tensor:
+    """[N, *obs_shape]: the observations of a batch, which is in order of lanes, that the running moments take in."""
+    return batch.obs[:: -(-len(batch.obs) // NORM_SAMPLES)]
+
+
+def actor_layout(args: ApexArgs, learner: LearnerState) -> ActorLayout:
+    """What deterministic actors send beside their transitions."""
+    carried = writer_spec(args.num_envs, args.n_step) | learner.algo.policy_state_spec(args, learner.action_space)
+    return ActorLayout(learner.action_space, args.block_length, carried, blocks_under_way(args))
 
 
 class RateLimiter:
@@ -275,36 +323,40 @@ class RateLimiter:
 
     Args:
         samples_per_insert: samples that may be learned for each inserted step.
+        min_size_to_sample: transitions in the replays of all learners before the first sample.
     """
 
-    def __init__(self, samples_per_insert: float):
-        self.samples_per_insert, self.allowed = samples_per_insert, 0.0
+    def __init__(self, samples_per_insert: float, min_size_to_sample: int):
+        self.samples_per_insert, self.min_size_to_sample = samples_per_insert, min_size_to_sample
+        self.samples_allowed = 0.0
 
-    def insert(self, steps: int) -> None:
-        """Steps were inserted."""
-        self.allowed += self.samples_per_insert * steps
+    def insert(self, steps: int, sizes: Sequence[int]) -> None:
+        """Count inserted steps, once the replays of all learners, of these sizes, hold enough and none is empty."""
+        if sum(sizes) >= self.min_size_to_sample and min(sizes) > 0:
+            self.samples_allowed += self.samples_per_insert * steps
 
-    def can_sample(self, num: int) -> bool:
-        return self.allowed >= num
-
-    def sample(self, num: int) -> None:
-        """Samples were learned."""
-        self.allowed -= num
+    def allowed(self, batches: Prefetch, run: RunState) -> Iterator[Batch]:
+        """Draw as many batches as may be learned now; fewer where the run should stop, unless it is deterministic."""
+        while self.samples_allowed >= batches.batch_size and (run.args.deterministic or not run.should_stop()):
+            with run.timing("drawing"):
+                batch = batches.next()
+            yield batch
+            self.samples_allowed -= batches.batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        return {"allowed": self.allowed}
+        return {"allowed": self.samples_allowed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.allowed = state["allowed"]
+        self.samples_allowed = state["allowed"]
 
 
-def make_room(args: ApexArgs, replay: Replay) -> None:
-    """Retire what the blocks in flight of all actors may overwrite."""
-    for shard in range(replay.shards.num_shards):
+def make_room(args: ApexArgs, replay: Replay, shards: Iterable[int] | None = None) -> None:
+    """Retire what the blocks in flight of some actors, by default all, may overwrite."""
+    for shard in range(replay.shards.num_shards) if shards is None else shards:
         replay.make_room(shard, room(args))
 
 
-def show_replay(run: Run, args: ApexArgs, replay: Replay) -> None:
+def add_replay_metrics(run: Run, args: ApexArgs, replay: Replay) -> None:
     """Have TensorBoard show the learner's replay, and the log say if a resumed run must fill it anew."""
     if args.resume and not replay.size:
         run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from a3c_mp.algorithms.apex import ApexArgs, ladder
 from a3c_mp.errors import ConfigError
-from a3c_mp.maths import losses
 from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.nets.q_values import DDPGNet
 from a3c_mp.processes.slots import Spec
@@ -41,7 +40,7 @@ def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
     return Box(-1.0, 1.0, action_space.shape, np.float32)
 
 
-def carried_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
+def policy_state_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
     """Shapes and dtypes of `Policy.fields`."""
     return {"noise": ((args.num_envs, *(action_space.shape or ())), torch.float64)}
 
@@ -142,31 +141,24 @@ def policy_gradient_loss(action: Tensor, action_gradient: Tensor) -> Tensor:
     return -(action * action_gradient.detach()).sum() / len(action)
 
 
-def loss(
-    args: ApexArgs, net: nn.Module, target_net: nn.Module, batch: Batch, weights: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Loss of critic and actor on a batch with importance weights [N]; neither reaches the parameters of the other.
+def q_values(net: DDPGNet, batch: Batch) -> Tensor:
+    """Q(s, a) [N] float32 of the actions that were taken."""
+    return net.q(batch.obs, batch.action).float()
 
-    Returns:
-        (loss, TD errors [N], metrics for TensorBoard).
-    """
-    assert isinstance(net, DDPGNet), net
-    assert isinstance(target_net, DDPGNet), target_net
-    with torch.autocast(weights.device.type, dtype, enabled=dtype != torch.float32):
-        with torch.no_grad():
-            next_value = target_net.q(batch.next_obs, target_net(batch.next_obs)[0]).float()
-        q = net.q(batch.obs, batch.action).float()
-        best = net(batch.obs)[0]
-        point = best.detach().requires_grad_()
-        value = net.q(batch.obs, point)
-        (action_gradient,) = torch.autograd.grad(value.sum(), point)
-    target = batch.reward + batch.discount * next_value
-    td_error = target - q
-    value_loss = losses.huber(td_error, weights)
-    total = value_loss + policy_gradient_loss(best, action_gradient)
-    metrics = {"losses/total": total, "losses/value": value_loss, "losses/policy": -value.detach()}
-    metrics |= {"values/q": q, "values/target": target, "values/td_error": td_error.abs()}
-    return total, td_error.detach(), metrics
+
+@torch.no_grad()
+def bootstrap_values(net: DDPGNet, target_net: DDPGNet, batch: Batch) -> Tensor:
+    """Q_target(s', mu_target(s')) [N] float32, m steps after the transition's start (Lillicrap et al. 2016)."""
+    return target_net.q(batch.next_obs, target_net(batch.next_obs)[0]).float()
+
+
+def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """(loss of the policy mu, metrics); it does not reach the parameters of the critic."""
+    best = net(batch.obs)[0]
+    point = best.detach().requires_grad_()
+    value = net.q(batch.obs, point)
+    (action_gradient,) = torch.autograd.grad(value.sum(), point)
+    return policy_gradient_loss(best, action_gradient), {"losses/policy": -value.detach()}
 
 
 def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:

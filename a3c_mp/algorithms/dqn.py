@@ -14,7 +14,6 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.apex import ApexArgs, ladder
-from a3c_mp.maths import losses
 from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.nets.q_values import DuelingQ
@@ -35,7 +34,7 @@ def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
     return action_space
 
 
-def carried_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
+def policy_state_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
     """Shapes and dtypes of `Policy.fields`."""
     return {}
 
@@ -95,38 +94,25 @@ class Policy:
         return self.forward(torch.from_numpy(obs))[0].float().cpu().numpy()
 
 
-def double_q_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_target_q: Tensor) -> Tensor:
-    """R + gamma^m Q_target(s', argmax_a Q(s', a)) [B] (van Hasselt et al. 2016; Horgan et al. 2018, section 3.1).
+def q_values(net: nn.Module, batch: Batch) -> Tensor:
+    """Q(s, a) [N] float32 of the actions that were taken."""
+    return net(batch.obs)[0].float().gather(1, batch.action[:, None]).squeeze(1)
 
-    Args:
-        reward: [B], R, the sum of the m discounted rewards of the transition.
-        discount: [B], gamma^m, or 0 where nothing follows.
-        next_q, next_target_q: [B, A], of the online and of the target net, m steps later.
+
+@torch.no_grad()
+def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Tensor:
+    """Double Q-learning: Q_target(s', argmax_a Q(s', a)) [N] float32, m steps after the transition's start.
+
+    van Hasselt et al. 2016; Horgan et al. 2018, section 3.1.
     """
-    assert next_q.shape == next_target_q.shape == (*reward.shape, next_q.shape[-1]), (next_q.shape, reward.shape)
-    assert reward.shape == discount.shape, (reward.shape, discount.shape)
-    best = next_q.argmax(dim=1, keepdim=True)
-    return reward + discount * next_target_q.gather(1, best).squeeze(1)
+    next_q, next_target_q = net(batch.next_obs)[0].float(), target_net(batch.next_obs)[0].float()
+    assert next_q.shape == next_target_q.shape == (*batch.reward.shape, next_q.shape[-1]), next_q.shape
+    return next_target_q.gather(1, next_q.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
-def loss(
-    args: ApexArgs, net: nn.Module, target_net: nn.Module, batch: Batch, weights: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Loss of a batch with importance weights [N].
-
-    Returns:
-        (loss, TD errors [N], metrics for TensorBoard).
-    """
-    with torch.autocast(weights.device.type, dtype, enabled=dtype != torch.float32):
-        q = net(batch.obs)[0].float()
-        with torch.no_grad():
-            next_q, next_target_q = net(batch.next_obs)[0].float(), target_net(batch.next_obs)[0].float()
-    target = double_q_target(batch.reward, batch.discount, next_q, next_target_q)
-    q_a = q.gather(1, batch.action[:, None]).squeeze(1)
-    td_error = target - q_a
-    total = losses.huber(td_error, weights)
-    metrics = {"losses/total": total, "values/q": q_a, "values/target": target, "values/td_error": td_error.abs()}
-    return total, td_error.detach(), metrics
+def policy_loss(net: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+    """(0, no metrics): the policy of Q-learning is the argmax, which needs no loss of its own."""
+    return 0.0, {}
 
 
 def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:

@@ -9,25 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from a3c_mp.algorithms.actor_critic import obs_for_stats
 from a3c_mp.data.episodes import Episode
-from a3c_mp.nets.obs_norm import Moments
+from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite
+from a3c_mp.errors import ConfigError
+from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.slots import Spec
 from a3c_mp.run.guard import BAD_IN_A_ROW, FiniteGuard
 from a3c_mp.run.run import Run
-
-
-class Gradient(NamedTuple):
-    """What an actor hands over for one batch of samples. In a slot these are views of shared memory."""
-
-    vector: Tensor  # [P] float32, gradient of the batch's mean loss, laid out as `views_like` does
-    obs_num: Tensor  # [] float32, with the next two the `Moments` of observations; 0 where there are none to tell of
-    obs_mean: Tensor  # [1, *obs_shape] float32
-    obs_variance: Tensor  # [1, *obs_shape] float32
-    episodes: Tensor  # [M, 3] float64, `Episode`s that have finished, in the first rows
-
-    @property
-    def moments(self) -> Moments:
-        return Moments(self.obs_num, self.obs_mean, self.obs_variance)
 
 
 class Report(NamedTuple):
@@ -39,6 +28,71 @@ class Report(NamedTuple):
     clipped: int  # values that entered `Gradient.moments` clipped
     finite: bool  # whether the gradient and the metrics are, and the rollout behind them
     metrics: dict[str, float]  # means over the batch, for TensorBoard
+
+
+class RolloutStats(NamedTuple):
+    """What the learner counts of a rollout; sent with the first of its gradients."""
+
+    episodes: list[Episode]  # that ended in it
+    moments: Moments | None  # of its observations
+    clipped: int  # values that entered the moments clipped
+    finite: bool  # whether all that is learned from is
+
+    @classmethod
+    def of(cls, rollout: Rollout, norm: ObsNorm | None) -> RolloutStats:
+        """Those of a rollout; with the moments of its observations where there is a net's norm to clip them by."""
+        moments, clipped = None, 0
+        if norm is not None:  # float32 too where it can clip
+            obs = obs_for_stats(rollout.obs, norm.image).to(norm.mean.device, non_blocking=True)
+            moments, clipped = norm.clipped_moments(obs)
+        return cls(finished_episodes(rollout), moments, clipped, is_finite(rollout))
+
+    def once_sent(self) -> RolloutStats:
+        """What goes with its other gradients."""
+        return RolloutStats([], None, 0, self.finite)
+
+
+class Gradient(NamedTuple):
+    """The content of a slot: the gradient of one batch. The fields are views of shared memory."""
+
+    vector: Tensor  # [P] float32, gradient of the batch's mean loss, laid out as `views_like` does
+    obs_num: Tensor  # [] float32, with the next two the `Moments` of observations; 0 where there are none
+    obs_mean: Tensor  # [1, *obs_shape] float32
+    obs_variance: Tensor  # [1, *obs_shape] float32
+    episodes: Tensor  # [M, 3] float64, `Episode`s that have finished, in the first rows
+
+    @property
+    def moments(self) -> Moments:
+        return Moments(self.obs_num, self.obs_mean, self.obs_variance)
+
+    def write_stats(self, stats: RolloutStats) -> None:
+        """Write the moments and the episodes."""
+        self.obs_num.zero_()
+        if stats.moments is not None:
+            for field, value in zip(self.moments, stats.moments, strict=True):
+                field.copy_(value)
+        rows = torch.tensor(stats.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
+        self.episodes[: len(rows)] = rows
+
+    def finished_episodes(self, report: Report) -> list[Episode]:
+        """The episodes that came with it."""
+        rows = self.episodes[: report.num_episodes].tolist()
+        return [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
+
+    def report(self, version: int, steps: int, stats: RolloutStats, metrics: dict[str, Tensor]) -> Report:
+        """The message for a slot that is filled; reading the means also waits for the GPU, so it may be sent."""
+        means = [value.detach().float().mean() for value in metrics.values()]
+        *figures, total = torch.stack([*means, self.vector.sum()]).tolist()
+        finite = stats.finite and all(map(math.isfinite, [total, *figures]))
+        named = dict(zip(metrics, figures, strict=True))
+        return Report(version, steps, len(stats.episodes), stats.clipped, finite, named)
+
+
+def check_grads_per_step(grads_per_step: int, num_actors: int) -> None:
+    """Raise ConfigError where a synchronous run leaves no choice."""
+    if grads_per_step not in (1, num_actors):
+        why = f"with --sync or --deterministic a step takes one gradient of each of {num_actors} actors"
+        raise ConfigError("grads-per-step", grads_per_step, why, "leave it out")
 
 
 def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -> Spec:
@@ -63,30 +117,10 @@ def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
     return [part.as_strided(t.shape, t.stride()) for part, t in zip(parts, tensors, strict=True)]
 
 
-def write_gradient(
-    gradient: Gradient, net: nn.Module, moments: Moments | None, episodes: Sequence[Episode], metrics: dict[str, Tensor]
-) -> tuple[bool, dict[str, float]]:
-    """Fill a slot with the gradient that `backward` left in `net`, and with news of the rollout it comes from.
-
-    Returns:
-        (`Report.finite`, `Report.metrics`); reading them back also waits for the GPU, so the slot may be sent.
-    """
+def copy_gradient(net: nn.Module, vector: Tensor) -> None:
+    """Copy the gradient that `backward` left in `net` into a vector [P]."""
     parameters = list(net.parameters())
-    torch._foreach_copy_(views_like(gradient.vector, parameters), [p.grad for p in parameters if p.grad is not None])
-    gradient.obs_num.zero_()
-    if moments is not None:
-        for field, value in zip(gradient.moments, moments, strict=True):
-            field.copy_(value)
-    gradient.episodes[: len(episodes)] = torch.tensor(episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
-    means = [value.detach().float().mean() for value in metrics.values()]
-    *figures, total = torch.stack([*means, gradient.vector.sum()]).tolist()
-    return all(map(math.isfinite, [total, *figures])), dict(zip(metrics, figures, strict=True))
-
-
-def episodes_of(gradient: Gradient, num_episodes: int) -> list[Episode]:
-    """The finished episodes that came with a gradient."""
-    rows = gradient.episodes[:num_episodes].tolist()
-    return [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
+    torch._foreach_copy_(views_like(vector, parameters), [p.grad for p in parameters if p.grad is not None])
 
 
 class GradientFilter:

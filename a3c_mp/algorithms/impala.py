@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium
 import torch
+from gymnasium.spaces import Discrete
 from torch import Tensor
 
-from a3c_mp.algorithms.actor_critic import RolloutArgs, rewards_and_discounts
+from a3c_mp.algorithms.actor_critic import RolloutArgs, allocate_slots, make_optimizer
 from a3c_mp.config import Between, Count, NonNegative
-from a3c_mp.data.rollout import Rollout, episode_starts, minibatches
+from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
 from a3c_mp.errors import ConfigError
-from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import ActorCritic, is_image, unroll
-from a3c_mp.processes.slots import Spec
+from a3c_mp.nets.actor_critic import ActorCritic, is_image, make_actor_critic
+from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.preflight import check_env, check_learners
+from a3c_mp.run.progress import RunState
 
 
 @dataclass(frozen=True)
@@ -158,45 +161,6 @@ def batches(args: ImpalaArgs, unrolls: Rollout, replay: UnrollReplay, rng: torch
         yield batch
 
 
-def loss(
-    args: ImpalaArgs,
-    net: ActorCritic,
-    batch: Rollout,
-    dtype: torch.dtype,
-    average: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Forward pass over unrolls, V-trace, and the three losses of Espeholt et al. 2018, section 4.2.
-
-    Args:
-        batch: unrolls side by side.
-        dtype: that the net computes in.
-        average: replaces tensors by their means over all learners, so that these normalise advantages alike.
-
-    Returns:
-        (total loss, metrics for TensorBoard).
-    """
-    rewards, discounts = rewards_and_discounts(args, batch)
-    with torch.autocast(batch.obs.device.type, dtype, enabled=dtype != torch.float32):
-        logits, values = unroll(net, batch.obs, batch.core_state[0], episode_starts(batch))
-    logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
-    log_probs = losses.log_prob(logits, batch.action)
-    log_rhos = log_probs.detach() - losses.log_prob(batch.behaviour_logits, batch.action)
-    vs, advantages = returns.vtrace(
-        log_rhos if args.vtrace else torch.zeros_like(log_rhos), discounts, rewards, values, bootstrap_value,
-        args.clip_rho, args.clip_c, args.clip_pg_rho,
-    )  # fmt: skip
-    if args.normalize_advantages:
-        advantages = losses.normalize(advantages, average)
-    policy = losses.policy_gradient_loss(log_probs, advantages)
-    value = losses.value_loss(values, vs)
-    entropy = losses.entropy_loss(logits)
-    total, metrics = losses.total(
-        policy, value, entropy, advantages, values, vs, args.value_cost, args.entropy_cost
-    )  # fmt: skip
-    rhos = log_rhos.exp()
-    return total, metrics | {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
-
-
 class DelayLine:
     """A net as it was `delay` calls ago, for `--force-lag`; as it is with a delay of 0."""
 
@@ -220,3 +184,33 @@ class DelayLine:
             net.load_state_dict(saved)
         self.past.clear()
         self.past.extend(nets)
+
+
+def warn_of_lost_unrolls(args: ImpalaArgs, run: RunState) -> None:
+    """Log it where a resumed deterministic run misses the replayed unrolls of learners 1, 2, ..."""
+    if args.deterministic and run.steps and args.replay_proportion and args.num_learners > 1:
+        run.log.warning("replayed unrolls of learners 1, 2, ... are in no checkpoint: bits differ from here on")
+
+
+class LearnerState(NamedTuple):
+    """What a learner of IMPALA holds."""
+
+    net: ActorCritic
+    optimizer: torch.optim.Optimizer
+    slots: Slots
+    replay: UnrollReplay  # of unrolls that were learned from
+    action_space: gymnasium.Space
+
+
+def build_learner(args: ImpalaArgs, rank: int = 0) -> LearnerState:
+    """What learner `rank` holds. Raises ConfigError for settings that do not go together."""
+    check_learners(args.num_learners, args.num_actors, args.cuda)
+    rollouts_per_batch(args)
+    obs_space, action_space = check_env(args.env_id, Discrete)
+    check_net(args, obs_space)
+    device = set_up_torch(args, rank)
+    net = make_actor_critic(obs_space, action_space, args.net, args.lstm).to(device)
+    spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)
+    slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
+    replay = UnrollReplay(spec, args.replay_size if args.replay_proportion else 0, device)
+    return LearnerState(net, make_optimizer(args, net), slots, replay, action_space)

@@ -15,17 +15,14 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Discrete
-from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.config import CommonArgs
-from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.learners import LearnerGroup
 from a3c_mp.processes.slots import Slots, Spec
-from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, RestartMessage, Workers
-from wrappers import GameLog, obs_hashes, seeding_of
+from a3c_mp.processes.workers import Filled
+from wrappers import GameLog, seeding_of
 
 
 class ActorState(NamedTuple):
@@ -41,30 +38,33 @@ ActorReport = tuple[int, dict[str, Tensor]]
 """actor, fields of its slot"""
 
 
+class ActorLayout(NamedTuple):
+    """What the actors of a chapter send in deterministic runs beside their data."""
+
+    action_space: gymnasium.Space  # of one environment, as actions are stored
+    steps: int  # T, of one rollout or block
+    carried: Spec  # shapes and dtypes of what else a successor needs
+    slots_per_actor: int = 1  # messages of an actor in flight
+    messages: int = 1  # that an actor sends for each rollout
+
+
 class ActorStates:
     """The states of all actors of a run; empty, and all calls without effect, unless the run is deterministic.
 
     Args:
         args: settings of the chapter.
-        action_space: of one environment, as actions are stored.
-        steps: T, of one rollout or block.
-        carried: shapes and dtypes of what else a successor needs.
+        layout: what actors send.
         start: agent steps of the run when its actors start; seeds of environments and sampling follow from it.
-        own: the actors of this learner; several learners share the states, but not the slots.
-        slots_per_actor: messages of an actor in flight.
-        messages: that an actor sends of each rollout.
+        group: several learners share the states, but each has slots for its own actors only.
 
     Raises:
         ConfigError: there is too little memory.
     """
 
-    def __init__(
-        self, args: CommonArgs, action_space: gymnasium.Space, steps: int, carried: Spec, *, start: int,
-        own: range | None = None, slots_per_actor: int = 1, messages: int = 1,
-    ):  # fmt: skip
-        self.args, self.start, self.slots_per_actor, self.messages = args, start, slots_per_actor, messages
-        self.own = range(args.num_actors) if own is None else own
-        self.first = self.own.start
+    def __init__(self, args: CommonArgs, layout: ActorLayout, *, start: int, group: LearnerGroup | None = None):
+        self.args, self.layout, self.start = args, layout, start
+        self.group = group or LearnerGroup()
+        self.own = self.group.own_actors(args.num_actors)
         self.slots: Slots | None = None
         self._sent = dict.fromkeys(range(args.num_actors), 0)  # messages of its rollout that were taken
         self._rollouts = dict.fromkeys(range(args.num_actors), 0)
@@ -73,7 +73,7 @@ class ActorStates:
         if args.deterministic:
             seeding, num_envs = seeding_of(args.env_id), args.num_envs
             try:
-                self.slots = Slots(_spec(num_envs, action_space, steps) | carried, len(self.own) * slots_per_actor)
+                self.slots = Slots(_spec(num_envs, layout), len(self.own) * layout.slots_per_actor)
             except MemoryError as error:
                 raise ConfigError("num-envs", num_envs, str(error), "lower it, or --num-actors") from error
             self._games = [GameLog(num_envs, seeding, keep_actions=True) for _ in range(args.num_actors)]
@@ -84,43 +84,21 @@ class ActorStates:
 
     # ---- what an actor calls
 
-    def write(self, slot: int, to_write: Callable[..., dict[str, Any]], *args: Any) -> None:
-        """Put what a successor needs, `to_write(*args)`, beside the data of a slot."""
+    def write(self, slot: int, fields: Callable[..., dict[str, Any]], *args: Any) -> None:
+        """Write what a successor needs, `fields(*args)`, beside the data of a slot."""
         if self.slots is not None:
-            fields = to_write(*args)
+            found = fields(*args)
             for name, place in self.slots[slot].items():
-                place.copy_(torch.as_tensor(fields[name]))
+                place.copy_(torch.as_tensor(found[name]))
 
     # ---- what the learner calls
-
-    def workers(
-        self, target: Callable[..., None], shared: tuple, weights: Weights,
-        on_restart: Callable[[RestartMessage], None], in_order: bool | None = None,
-    ) -> Workers:  # fmt: skip
-        """The supervised processes of this learner's actors, each running `target(channel, args, *shared, states)`.
-
-        With `in_order`, the default of a deterministic run, rounds have one slot of every actor.
-        """
-        return Workers(
-            target,
-            len(self.own),
-            (self.args, *shared, self),
-            states=self,
-            slots_per_worker=self.slots_per_actor,
-            max_restarts=self.args.max_restarts,
-            hang_seconds=self.args.hang_seconds,
-            in_order=self.args.deterministic if in_order is None else in_order,
-            versions=weights.versions_in_flight(self.slots_per_actor),
-            on_restart=on_restart,
-            first_actor=self.first,
-        )
 
     def read(self, filled: Sequence[Filled]) -> list[ActorReport]:
         """What the actors of this learner sent beside a round of slots, copied, where it completes a rollout."""
         found = []
         for worker, slot, _ in filled:
-            actor = self.first + worker
-            self._sent[actor] = (self._sent[actor] + 1) % self.messages
+            actor = self.own[worker]
+            self._sent[actor] = (self._sent[actor] + 1) % self.layout.messages
             if self.slots is not None and self._sent[actor] == 0:
                 found.append((actor, {name: field.clone() for name, field in self.slots[slot].items()}))
         return found
@@ -128,14 +106,13 @@ class ActorStates:
     def advance(self, reports: Iterable[ActorReport]) -> None:
         """Take in what actors sent; also those of other learners."""
         for actor, fields in reports:
-            self._games[actor].extend(fields.pop("action").numpy(), fields.pop("done").numpy())
-            self._carried[actor] = fields
+            self._games[actor].extend(fields["action"].numpy(), fields["done"].numpy())
+            self._carried[actor] = {name: field for name, field in fields.items() if name not in ("action", "done")}
             self._rollouts[actor] += 1
 
-    def take(self, filled: Sequence[Filled]) -> bool:
-        """Read a round of slots and advance; returns whether it completed a rollout of any actor."""
-        self.advance(self.read(filled))
-        return any(self._sent[self.first + worker] == 0 for worker, _, _ in filled)
+    def completes_rollout(self, filled: Sequence[Filled]) -> bool:
+        """Whether a round that was read has the last message of a rollout of any actor."""
+        return any(self._sent[self.own[worker]] == 0 for worker, _, _ in filled)
 
     def of(self, actor: int) -> ActorState | None:
         """What an actor is to be rebuilt from; None if the run is not deterministic."""
@@ -175,42 +152,16 @@ class ActorStates:
                 self._carried[actor] = {name: tensor.clone() for name, tensor in saved["carried"].items()}
 
 
-def _spec(num_envs: int, action_space: gymnasium.Space, steps: int) -> Spec:
+def _spec(num_envs: int, layout: ActorLayout) -> Spec:
     """Shapes and dtypes of what every deterministic actor sends."""
-    dtype = np.dtype(np.uint8) if isinstance(action_space, Discrete) and action_space.n <= 256 else action_space.dtype
+    space, steps = layout.action_space, (layout.steps, num_envs)
+    dtype = np.dtype(np.uint8) if isinstance(space, Discrete) and space.n <= 256 else space.dtype
     return {
-        "action": ((steps, num_envs, *(action_space.shape or ())), torch.from_numpy(np.empty(0, dtype)).dtype),
-        "done": ((steps, num_envs), torch.bool),
+        "action": ((*steps, *(space.shape or ())), torch.from_numpy(np.empty(0, dtype)).dtype),
+        "done": (steps, torch.bool),
         "obs_hash": ((num_envs,), torch.int64),
         "episode_return": ((num_envs,), torch.float32),
         "episode_length": ((num_envs,), torch.int32),
         "episode_done": ((num_envs,), torch.bool),
+        **layout.carried,
     }
-
-
-class Games:
-    """The environments of an actor and the games in them, at their start or rebuilt to where a predecessor stood.
-
-    Args:
-        env: from `make_vec_env`, `rebuildable` in a deterministic run.
-        channel: to the learner.
-    """
-
-    def __init__(self, env: VectorEnv, channel: WorkerChannel):
-        self.env, self.stats = env, EpisodeStats(env.num_envs)
-        state: ActorState | None = channel.restored
-        self.rollouts, self.messages = (state.rollouts, state.messages) if state else (0, 0)
-        self.carried = state.carried if state else {}
-        self.obs: np.ndarray = env.rebuild(state.games, channel.beat) if state else env.reset()[0]  # type: ignore[attr-defined]
-        if not self.carried:
-            return
-        differing = np.flatnonzero(obs_hashes(self.obs) != self.carried["obs_hash"])
-        if len(differing):
-            self.obs, self.carried, self.messages = env.start_new_games(), {}, 0  # type: ignore[attr-defined]
-            channel.lose_games(f"its environment {differing[0]} does not repeat a game from its seed and its actions")
-        else:
-            self.stats.restore(self.carried)
-
-    def to_write(self, action: Tensor, done: Tensor, obs: Tensor) -> dict[str, Any]:
-        """The fields for `ActorStates.write` that all chapters share: of steps [T, B], and the observations after."""
-        return {"action": action, "done": done, "obs_hash": obs_hashes(obs.numpy()), **self.stats.fields()}

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.config import CommonArgs
-from a3c_mp.data.actor_states import Games
+from a3c_mp.data.games import Games
 from a3c_mp.data.rollout import Rollout, sample_actions, write_step
 from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
 from a3c_mp.nets.cuda_graph import acting_forward
@@ -20,7 +20,7 @@ from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import derive_seeds
 
 
-def carried_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:
+def acting_state_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:
     """Shapes and dtypes of what a successor of a `RolloutCollector` needs besides its games."""
     assert isinstance(action_space, gymnasium.spaces.Discrete), action_space
     state = ((num_envs, core_size), torch.float32)
@@ -100,11 +100,11 @@ class RolloutCollector:
         """Two seeds for the next rollout: a function of the run's seed, the actor and the number of the rollout."""
         return derive_seeds(self.seed, *self.channel.entropy, self.rollouts)
 
-    def to_write(self, rollout: Rollout) -> dict[str, Any]:
+    def state_fields(self, rollout: Rollout) -> dict[str, Any]:
         """What `ActorStates.write` takes after a rollout."""
         empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
         done = rollout.terminated | rollout.truncated
-        return self.games.to_write(rollout.action, done, self.obs) | {
+        return self.games.state_fields(rollout.action, done, self.obs) | {
             "logits": self.logits,
             "baseline": self.baseline,
             "entry": self.entry[0] if self.entry else empty,

@@ -35,6 +35,15 @@ class Rollout(NamedTuple):
     episode_length: Tensor  # [T, B] int32, agent steps of the game so far
     core_state: Tensor  # [1, B, S] float32, state of a recurrent net before obs[0]; S = 0 for other nets
 
+    @property
+    def num_steps(self) -> int:
+        """Agent steps, T * B."""
+        return self.action.numel()
+
+    def to(self, device: torch.device) -> Rollout:
+        """The rollout on a device; from pinned memory to a GPU nothing waits for the copies."""
+        return Rollout(*(field.to(device, non_blocking=True) for field in self))
+
 
 def rollout_spec(
     unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, core_size: int = 0

@@ -13,8 +13,8 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.config import LearningArgs
-from a3c_mp.data.actor_states import Games
 from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
+from a3c_mp.data.games import Games
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Shards, Writer
@@ -68,10 +68,10 @@ class TransitionCollector:
             self.channel.beat()
         self.blocks += 1
 
-    def to_write(self, block: dict[str, Tensor], policy: Policy) -> dict[str, Any]:
+    def state_fields(self, block: dict[str, Tensor], policy: Policy) -> dict[str, Any]:
         """What `ActorStates.write` takes after a block."""
         actions = torch.from_numpy(np.stack(self.actions))
-        games = self.games.to_write(actions, block["done"], torch.from_numpy(self.obs))
+        games = self.games.state_fields(actions, block["done"], torch.from_numpy(self.obs))
         return {**games, **self.writer.fields(), **policy.fields()}
 
 
@@ -80,7 +80,7 @@ def reward_to_learn(args: LearningArgs, reward: np.ndarray) -> np.ndarray:
     return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
 
 
-def block_spec(block_length: int, num_envs: int) -> Spec:
+def episode_stats_spec(block_length: int, num_envs: int) -> Spec:
     """Shapes and dtypes of what an actor tells of each step of a block, for `Slots`: episodes that ended."""
     steps = (block_length, num_envs)
     return {

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Metrics = dict[str, Tensor]
+"""names of TensorBoard's curves -> what is averaged for them, of any shape"""
+
 
 def log_prob(logits: Tensor, action: Tensor) -> Tensor:
     """log pi(a|s) of categorical policies: logits [..., A], action int64 [...] -> [...]."""
@@ -35,7 +38,9 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
     return -(log_probs * advantages.detach()).mean()
 
 
-def policy_loss(log_probs: Tensor, behaviour_log_probs: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
+def clipped_policy_loss(
+    log_probs: Tensor, behaviour_log_probs: Tensor, advantages: Tensor, clip_ratio: float
+) -> Tensor:
     """Clipped surrogate policy loss (Schulman et al. 2017, equation 7).
 
     At ratio 1 its gradient is that of A2C, -A grad log pi(a|s). The ratio to the policy that chose the action corrects
@@ -53,66 +58,13 @@ def policy_loss(log_probs: Tensor, behaviour_log_probs: Tensor, advantages: Tens
     return -torch.min(ratio * advantages, clipped * advantages).mean()
 
 
-def actor_critic(
-    logits: Tensor,
-    values: Tensor,
-    action: Tensor,
-    behaviour_logits: Tensor,
-    advantages: Tensor,
-    value_targets: Tensor,
-    *,
-    clip_ratio: float,
-    value_cost: float,
-    entropy_cost: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Policy, value and entropy losses of a batch, added up with their costs.
-
-    Args:
-        logits, values: [B, A] and [B], of the net that learns; any floating-point dtype.
-        action: [B] int64.
-        behaviour_logits: [B, A], of the net that acted.
-        advantages, value_targets: [B], constants.
-
-    Returns:
-        (total loss, metrics for TensorBoard).
-    """
-    logits, values = logits.float(), values.float()
-    policy = policy_loss(log_prob(logits, action), log_prob(behaviour_logits, action), advantages, clip_ratio)
-    value = value_loss(values, value_targets)
-    entropy = entropy_loss(logits)
-    return total(policy, value, entropy, advantages, values, value_targets, value_cost, entropy_cost)
-
-
-def total(
-    policy: Tensor,
-    value: Tensor,
-    entropy: Tensor,
-    advantages: Tensor,
-    values: Tensor,
-    value_targets: Tensor,
-    value_cost: float,
-    entropy_cost: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Three losses added up with their costs, and the metrics that every actor-critic shows."""
-    loss = policy + value_cost * value + entropy_cost * entropy
-    return loss, {
-        "losses/policy": policy,
-        "losses/value": value,
-        "losses/entropy": entropy,
-        "losses/total": loss,
-        "values/advantage": advantages,
-        "values/baseline": values,
-        "values/target": value_targets,
-    }
-
-
-def normalize(advantages: Tensor, average: Callable[[Sequence[Tensor]], None] = lambda tensors: None) -> Tensor:
-    """Mean 0 and variance 1 over all entries; with `average` over those of all learners, each with as many."""
+def normalize(advantages: Tensor, all_reduce_mean: Callable[[Sequence[Tensor]], None] = lambda tensors: None) -> Tensor:
+    """Advantages scaled to mean 0 and variance 1; with `all_reduce_mean`, over those of all learners."""
     mean = advantages.mean()
-    average([mean])
+    all_reduce_mean([mean])
     centred = advantages - mean
     variance = centred.square().mean()
-    average([variance])
+    all_reduce_mean([variance])
     return centred / (variance.sqrt() + 1e-8)
 
 

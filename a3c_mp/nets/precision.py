@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 
 def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dtype:
@@ -14,6 +15,17 @@ def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dt
     """
     wanted = {"auto": has_native_bf16(device), "bf16": True, "fp32": False}[precision]
     return torch.bfloat16 if image and wanted else torch.float32
+
+
+def acting_dtype(precision: str, net: nn.Module) -> torch.dtype:
+    """`compute_dtype` of a net that has an `ObsNorm` as `net.norm`; actors hold their weights in it."""
+    return compute_dtype(precision, next(net.parameters()).device, net.norm.image)  # type: ignore[union-attr, arg-type]
+
+
+def autocast(precision: str, net: nn.Module) -> torch.autocast:
+    """A context in which the learner's net, whose weights stay float32, computes in `acting_dtype`."""
+    dtype = acting_dtype(precision, net)
+    return torch.autocast(next(net.parameters()).device.type, dtype, enabled=dtype != torch.float32)
 
 
 def has_native_bf16(device: torch.device) -> bool:

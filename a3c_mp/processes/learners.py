@@ -54,6 +54,7 @@ NCCL_SETTINGS = {
 class RunState(Protocol):
     """What keeps count of a run."""
 
+    args: Any
     steps: int
     updates: int
 
@@ -190,10 +191,11 @@ class Learners:
         self._leaving = threading.Event()
 
     @classmethod
-    def of(cls, run: RunState, num_learners: int, target: Callable[..., None], args: Any) -> Learners:
+    def of(cls, run: RunState, target: Callable[..., None]) -> Learners:
         """Learners that go on from where a run is, each with `target(group, args, steps, updates)`."""
+        args = run.args
         return cls(
-            num_learners, target, (args, run.steps, run.updates), cuda=args.cuda, hang_seconds=args.hang_seconds,
+            args.num_learners, target, (args, run.steps, run.updates), cuda=args.cuda, hang_seconds=args.hang_seconds,
             should_stop=run.should_stop, finish=getattr(run, "finish", lambda error: None),
         )  # fmt: skip
 

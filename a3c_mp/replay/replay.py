@@ -25,6 +25,10 @@ class Batch(NamedTuple):
     probability: Tensor  # [N] float64, P(i) = p_i^alpha / sum over all shards of this learner, when it was drawn
     ids: Tensor  # [N] int64, for `Replay.update`
 
+    def to(self, device: torch.device) -> Batch:
+        """The batch on a device; from pinned memory to a GPU nothing waits for the copies."""
+        return Batch(*(field.to(device, non_blocking=True) for field in self))
+
 
 def importance_weights(probability: Tensor, importance_exponent: float, smallest: Tensor | None = None) -> Tensor:
     """(N P(i))^-beta, divided by the largest of the batch (Schaul et al. 2016, section 3.4); N, the size, cancels.

@@ -256,7 +256,7 @@ def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, algorithm)
 @pytest.mark.parametrize(("signum", "times"), [(INT, 2), (TERM, 1)])
 def test_signals_end_an_evaluation_without_a_word(scripts, monkeypatch, signum, times):
     monkeypatch.chdir(scripts.runs_dir)
-    monkeypatch.setattr("a3c_mp.data.actor_states.Workers", InlineWorkers)
+    monkeypatch.setattr("a3c_mp.run.actors.Workers", InlineWorkers)
     flags = ["--run-name", "r", "--total-steps", "200"]
     monkeypatch.setattr("sys.argv", ["", *CARTPOLE, *CHAPTERS["a3c_data"][1], *flags])
     assert train_a3c_data.main() == 0

@@ -29,7 +29,7 @@ def train(tmp_path, monkeypatch):
         flags += ["--deterministic", "--total-steps", "1280", "--runs-dir", str(tmp_path), "--run-name", name]
         monkeypatch.setattr("sys.argv", ["", *flags])
         monkeypatch.setattr(train_a3c_grad, "actor", actor)
-        monkeypatch.setattr("a3c_mp.data.actor_states.Workers", workers)
+        monkeypatch.setattr("a3c_mp.run.actors.Workers", workers)
         assert train_a3c_grad.main() == 0
         return json.loads((tmp_path / name / "summary.json").read_text())
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+import train_impala
 from a3c_mp.algorithms import impala
 from a3c_mp.algorithms.impala import ImpalaArgs
 from a3c_mp.data.rollout import Rollout, rollout_spec
 from a3c_mp.errors import ConfigError, PeerLost
 from a3c_mp.nets.actor_critic import make_actor_critic
-from a3c_mp.processes.learners import DEATH_SECONDS, END_SECONDS, GLOO_SECONDS, Learners
+from a3c_mp.processes.learners import DEATH_SECONDS, END_SECONDS, GLOO_SECONDS, LearnerGroup, Learners
 from a3c_mp.processes.workers import POLL_SECONDS
 from a3c_mp.run.preflight import check_learners
 
@@ -44,9 +45,9 @@ def make_net(seed):
     return net, torch.optim.Adam(net.parameters(), lr=0.01)
 
 
-def gradient(net, unrolls, average=lambda tensors: None):
+def gradient(net, unrolls, group):
     net.zero_grad()
-    loss, _ = impala.loss(ARGS, net, unrolls, torch.float32, average)
+    loss, _ = train_impala.loss(ARGS, net, unrolls, group)
     loss.backward()
     return [*(parameter.grad for parameter in net.parameters()), loss]
 
@@ -59,7 +60,7 @@ def learn_together(group):
     unrolls = impala.select(some_unrolls(), mine)
     for _ in range(2):
         net.norm.update(group.all_gather(unrolls.obs.flatten(0, 1)))
-        *grads, loss = gradient(net, unrolls, group.all_reduce_mean)
+        *grads, loss = gradient(net, unrolls, group)
         group.all_reduce_gradients(net, loss)
         optimizer.step()
     return net, [*grads, loss]
@@ -76,7 +77,7 @@ def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
     net, optimizer = make_net(seed=0)
     for _ in range(2):
         net.norm.update(some_unrolls().obs.flatten(0, 1))
-        expected = gradient(net, some_unrolls())
+        expected = gradient(net, some_unrolls(), LearnerGroup())
         optimizer.step()
     with Learners(2, follow_together, ()) as group:
         together, found = learn_together(group)

@@ -12,7 +12,7 @@ from support import ROOT
 
 import train_a3c_grad
 from a3c_mp.algorithms import actor_critic
-from a3c_mp.algorithms.actor_critic import to_samples
+from a3c_mp.algorithms.actor_critic import Samples
 from a3c_mp.algorithms.gradients import Gradient, MeanGradient, Report
 from a3c_mp.cli import parse_args
 from a3c_mp.data.collector import RolloutCollector
@@ -40,7 +40,7 @@ def train(tmp_path, monkeypatch):
         code = train_a3c_grad.main()
         return code, tmp_path / name
 
-    monkeypatch.setattr("a3c_mp.data.actor_states.Workers", InlineWorkers)
+    monkeypatch.setattr("a3c_mp.run.actors.Workers", InlineWorkers)
     return run
 
 
@@ -87,7 +87,7 @@ def reference_gradient(args, net, rollouts):
     """Gradient of the mean loss over all samples of all rollouts, in float64, the losses written out."""
     net = copy.deepcopy(net).double()
     samples = [
-        to_samples(args, Rollout(*(f.double() if f.is_floating_point() else f for f in rollout)))
+        Samples.of(args, Rollout(*(f.double() if f.is_floating_point() else f for f in rollout)))
         for rollout in rollouts
     ]
     obs, action, behaviour_logits, advantages, value_targets = (torch.cat(f) for f in zip(*samples, strict=True))

@@ -9,16 +9,16 @@ from gymnasium.spaces import Box, Discrete
 from a3c_mp.algorithms.actor_critic import (
     PRESETS,
     ActorCriticArgs,
+    Samples,
     loss,
     make_optimizer,
     obs_for_stats,
     targets,
-    to_samples,
 )
 from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, rollout_spec
 from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import MLPActorCritic
+from a3c_mp.nets.actor_critic import ConvActorCritic, MLPActorCritic
 
 ARGS = ActorCriticArgs(
     gamma=0.5, returns="nstep", n_step=1, reward_clip=False, life_loss_terminal=False, normalize_advantages=False
@@ -82,7 +82,7 @@ def test_samples_keep_what_belongs_together():
     """Sample t * B + b is step t of environment b, in every field."""
     rollout = a_rollout(4, 3)
     fields = (rollout.obs, rollout.action, rollout.behaviour_logits, *targets(ARGS, rollout))
-    samples = to_samples(ARGS, rollout)
+    samples = Samples.of(ARGS, rollout)
     assert [len(sample) for sample in samples] == [4 * 3] * 5
     for t in range(4):
         for b in range(3):
@@ -91,16 +91,16 @@ def test_samples_keep_what_belongs_together():
 
 
 def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter():
-    net = MLPActorCritic((3,), 2)
-    samples = to_samples(ARGS, a_rollout(8, 2))
+    net = ConvActorCritic((4, 36, 36), 2)
+    samples = Samples.of(ARGS, a_rollout(8, 2))._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
     totals = []
-    for dtype in (torch.float32, torch.bfloat16):
+    for precision in ("fp32", "bf16"):
         net.zero_grad()
-        total, metrics = loss(ARGS, net, samples, dtype)
+        total, metrics = loss(replace(ARGS, precision=precision), net, samples)
         total.backward()
         assert total.dtype == torch.float32
         rounded = metrics["values/baseline"].bfloat16().float()
-        assert torch.equal(metrics["values/baseline"], rounded) == (dtype == torch.bfloat16)
+        assert torch.equal(metrics["values/baseline"], rounded) == (precision == "bf16")
         assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
         totals.append(total.item())
     assert totals[1] == pytest.approx(totals[0], rel=0.05)
@@ -111,7 +111,7 @@ def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
     advantages, value_targets = (field.flatten() for field in targets(ARGS, rollout))
     for normalize, expected in [(False, advantages), (True, losses.normalize(advantages))]:
         args = replace(ARGS, normalize_advantages=normalize)
-        _, metrics = loss(args, net, to_samples(args, rollout), torch.float32)
+        _, metrics = loss(args, net, Samples.of(args, rollout))
         torch.testing.assert_close(metrics["values/advantage"], expected)
         assert torch.equal(metrics["values/target"], value_targets)
     assert not torch.equal(advantages, losses.normalize(advantages))

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import train_apex
 from a3c_mp.algorithms import apex, ddpg, dqn
-from a3c_mp.algorithms.apex import PRESETS, ApexArgs
+from a3c_mp.algorithms.apex import PRESETS, ApexArgs, LearnerState
 from a3c_mp.config import check_ranges
 from a3c_mp.data.episodes import Episode, EpisodeStats
-from a3c_mp.data.transitions import block_spec, finished_episodes, reward_to_learn, write_stats
+from a3c_mp.data.transitions import episode_stats_spec, finished_episodes, reward_to_learn, write_stats
 from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.maths import losses
 from a3c_mp.processes.learners import LearnerGroup
@@ -58,6 +58,12 @@ def gradients(loss, parameters):
 # ---- losses
 
 
+def learner(algo, net, target_net, args=ARGS, update=lambda priorities: None):
+    """What a learner holds, its replay a function that takes new priorities."""
+    replay = SimpleNamespace(update=lambda ids, priorities: update(priorities))
+    return LearnerState(algo, net, target_net, algo.make_optimizer(args, net), replay, None, None)
+
+
 def test_huber_is_what_the_paper_says_error_by_error():
     errors, weights = torch.tensor([-3.0, -1.0, -0.5, 0.0, 0.2, 4.0]), torch.tensor([1.0, 0.5, 1.0, 0.3, 0.8, 0.25])
     total = 0.0
@@ -68,19 +74,18 @@ def test_huber_is_what_the_paper_says_error_by_error():
 
 def test_double_q_chooses_with_one_net_and_judges_with_the_other():
     rng = torch.Generator().manual_seed(0)
-    next_q, next_target_q = torch.randn(2, 50, 4, generator=rng)
-    reward, discount = torch.randn(2, 50, generator=rng)
-    found = dqn.double_q_target(reward, discount, next_q, next_target_q)
-    for i in range(50):
+    next_q, next_target_q = torch.randn(2, N, 4, generator=rng)
+    found = dqn.bootstrap_values(lambda obs: (next_q,), lambda obs: (next_target_q,), a_batch(torch.arange(N) % 4))
+    for i in range(N):
         best = max(range(4), key=lambda action, i=i: next_q[i, action].item())
-        assert found[i].item() == pytest.approx((reward[i] + discount[i] * next_target_q[i, best]).item())
+        assert found[i].item() == next_target_q[i, best].item()
 
 
 def test_dqn_loss_is_that_of_each_transition_alone():
     net, target_net = two_nets(dqn, Discrete(4))
     batch = a_batch(torch.tensor([0, 1, 2, 3, 0, 1, 2]))
     weights = torch.linspace(0.1, 1.0, N)
-    loss, td_error, metrics = dqn.loss(ARGS, net, target_net, batch, weights, torch.float32)
+    loss, td_error, metrics = train_apex.loss(ARGS, learner(dqn, net, target_net), batch, weights)
     expected = []
     for i in range(N):
         row = slice(i, i + 1)
@@ -102,7 +107,7 @@ def test_ddpg_critic_and_actor_get_their_own_gradients_and_no_others():
     net, target_net = two_nets(ddpg, TORQUE)
     batch = a_batch(torch.rand(N, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1)
     weights = torch.linspace(0.1, 1.0, N)
-    loss, td_error, metrics = ddpg.loss(ARGS, net, target_net, batch, weights, torch.float32)
+    loss, td_error, metrics = train_apex.loss(ARGS, learner(ddpg, net, target_net), batch, weights)
 
     next_value = target_net.q(batch.next_obs, target_net(batch.next_obs)[0])
     errors = batch.reward + batch.discount * next_value - net.q(batch.obs, batch.action)
@@ -125,8 +130,8 @@ def test_one_step_is_theta_minus_rate_times_gradient():
     net, target_net = two_nets(dqn, Discrete(4))
     batch = a_batch(torch.tensor([0, 1, 2, 3, 0, 1, 2]))
     before = [parameter.clone() for parameter in net.parameters()]
-    loss, _, _ = dqn.loss(ARGS, net, target_net, batch, torch.ones(N), torch.float32)
-    grads = gradients(dqn.loss(ARGS, net, target_net, batch, torch.ones(N), torch.float32)[0], net.parameters())
+    loss, _, _ = train_apex.loss(ARGS, learner(dqn, net, target_net), batch, torch.ones(N))
+    grads = gradients(train_apex.loss(ARGS, learner(dqn, net, target_net), batch, torch.ones(N))[0], net.parameters())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     loss.backward()
     optimizer.step()
@@ -267,9 +272,7 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(algo):
 
     def gradient(group, batch):
         online = copy.deepcopy(net)
-        train_apex.learn(
-            args, run, group, online, target_net, algo.make_optimizer(args, online), batch, torch.float32, guard
-        )
+        train_apex.learn(args, run, group, learner(algo, online, target_net, args), batch, guard)
         return [parameter.grad for parameter in online.parameters()]
 
     expected = gradient(LearnerGroup(), whole)
@@ -289,18 +292,10 @@ def test_a_batch_with_a_td_error_that_is_not_finite_changes_nothing(algo, bad):
     run = SimpleNamespace(steps=0, updates=0, counters=Counter(), log=logging.Logger("quiet", logging.CRITICAL))
     before = copy.deepcopy(net.state_dict())
     args = replace(ARGS, algo=algo.__name__.rpartition(".")[2], normalize_obs=False)
-    found = train_apex.learn(
-        args,
-        run,
-        LearnerGroup(),
-        net,
-        target_net,
-        algo.make_optimizer(args, net),
-        batch,
-        torch.float32,
-        FiniteGuard(run, "bad"),
-    )
-    assert found is None
+    updates = []
+    state = learner(algo, net, target_net, args, updates.append)
+    train_apex.learn(args, run, LearnerGroup(), state, batch, FiniteGuard(run, "bad"))
+    assert not updates, "no priorities"
     assert run.counters["bad"] == 1
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
@@ -328,7 +323,7 @@ def test_rewards_are_clipped_before_they_are_scaled():
 
 def test_a_block_tells_of_each_episode_that_ended_in_it_once():
     args = replace(ARGS, num_envs=2, block_length=3)
-    spec = block_spec(args.block_length, args.num_envs)
+    spec = episode_stats_spec(args.block_length, args.num_envs)
     block = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}
     stats = EpisodeStats(2)
     dones = [[False, False], [True, False], [True, True], [False, False], [False, False], [False, True]]

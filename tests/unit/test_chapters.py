@@ -42,7 +42,7 @@ class Chapter:
         self.monkeypatch, self.folder = monkeypatch, Path("runs/r")
         script, self.flags = CHAPTERS[algorithm]
         self.module = importlib.import_module(Path(script).stem)
-        monkeypatch.setattr("a3c_mp.data.actor_states.Workers", InlineWorkers)
+        monkeypatch.setattr("a3c_mp.run.actors.Workers", InlineWorkers)
         self.origin = {"algorithm": algorithm, "env_id": "CartPole-v1"}
 
     def main(self, *flags):

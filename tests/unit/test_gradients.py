@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from a3c_mp.algorithms.gradients import Gradient, MeanGradient, episodes_of, gradient_spec, views_like, write_gradient
+from a3c_mp.algorithms.gradients import (
+    Gradient,
+    MeanGradient,
+    Report,
+    RolloutStats,
+    copy_gradient,
+    gradient_spec,
+    views_like,
+)
 from a3c_mp.data.episodes import Episode
 from a3c_mp.nets.actor_critic import ConvActorCritic
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
@@ -49,7 +57,7 @@ def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(
     net = a_net_with_gradients()
     there = copy.deepcopy(net)
     gradient, mean = a_slot(net), MeanGradient(there)
-    write_gradient(gradient, net, None, [], {})
+    copy_gradient(net, gradient.vector)
     mean.add(gradient.vector)
     norm = mean.finish(max_norm=1.0)
 
@@ -82,27 +90,32 @@ def test_news_of_a_rollout_arrive_with_the_gradient_once():
     gradient = a_slot(net)
     moments = Moments.of(images(6))
     metrics = {"losses/total": torch.tensor(2.0), "values/target": torch.tensor([1.0, 2.0, 6.0])}
-    finite, figures = write_gradient(gradient, net, moments, EPISODES, metrics)
-    assert finite
-    assert figures == {"losses/total": 2.0, "values/target": 3.0}
-    assert episodes_of(gradient, 2) == [Episode(-21.0, 824), Episode(pytest.approx(0.1), 3)]
+    copy_gradient(net, gradient.vector)
+    stats = RolloutStats(EPISODES, moments, 3, finite=True)
+    gradient.write_stats(stats)
+    report = gradient.report(7, 64, stats, metrics)
+    assert report == Report(7, 64, 2, 3, True, {"losses/total": 2.0, "values/target": 3.0})
+    assert gradient.finished_episodes(report) == [Episode(-21.0, 824), Episode(pytest.approx(0.1), 3)]
     for found, expected in zip(gradient.moments, moments, strict=True):
         assert torch.equal(found, expected)
-    write_gradient(gradient, net, None, [], {})
+    gradient.write_stats(stats.once_sent())
     assert gradient.obs_num == 0
-    assert episodes_of(gradient, 0) == []
+    assert gradient.finished_episodes(gradient.report(7, 64, stats.once_sent(), metrics)) == []
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_what_is_not_finite_is_reported(bad, where):
     net = a_net_with_gradients()
-    moments = Moments.of(images(6))
+    gradient, stats = a_slot(net), RolloutStats([], None, 0, finite=True)
     parameters = list(net.parameters())
     target = {"first": parameters[0].grad, "last": parameters[-1].grad}[where]
-    assert write_gradient(a_slot(net), net, moments, [], {})[0]
+    copy_gradient(net, gradient.vector)
+    assert gradient.report(0, 1, stats, {}).finite
+    assert not gradient.report(0, 1, stats._replace(finite=False), {}).finite, "the rollout is not"
     target[(-1,) * target.ndim] = bad
-    assert not write_gradient(a_slot(net), net, moments, [], {})[0]
+    copy_gradient(net, gradient.vector)
+    assert not gradient.report(0, 1, stats, {}).finite
 
 
 def test_moments_merged_from_several_actors_are_those_of_all_observations():

@@ -6,13 +6,14 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp.algorithms import impala
+import train_impala
 from a3c_mp.algorithms.impala import PRESETS, DelayLine, ImpalaArgs, UnrollReplay, batches, rollouts_per_batch
 from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
 from a3c_mp.nets.actor_critic import make_actor_critic, unroll
+from a3c_mp.processes.learners import LearnerGroup
 from a3c_mp.run.preflight import check_learners
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
@@ -97,7 +98,7 @@ def test_learners_share_the_actors_evenly():
 def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm):
     net = make_actor_critic(*SPACES, lstm=lstm)
     batch = some_unrolls(5, core_size=net.core_size)
-    total, metrics = impala.loss(ARGS, net, batch, torch.float32)
+    total, metrics = train_impala.loss(ARGS, net, batch, LearnerGroup())
     total.backward()
     gradient = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
@@ -125,7 +126,7 @@ def test_without_vtrace_the_policy_that_acted_plays_no_part():
     other = batch._replace(behaviour_logits=batch.behaviour_logits + torch.tensor([3.0, -3.0]))
     for vtrace in (True, False):
         args = replace(ARGS, vtrace=vtrace)
-        first, second = (impala.loss(args, net, unrolls, torch.float32)[0] for unrolls in (batch, other))
+        first, second = (train_impala.loss(args, net, unrolls, LearnerGroup())[0] for unrolls in (batch, other))
         assert torch.equal(first, second) != vtrace
 
 

@@ -1,6 +1,7 @@
 """Gradients of the losses against their formulas, written out for a softmax policy."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributions import Categorical
 
+import train_a3c_data
+from a3c_mp.algorithms import actor_critic
+from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples
 from a3c_mp.maths import losses
 
 B, A = 7, 5
@@ -29,7 +33,7 @@ def policy_loss_gradient(logits, action, behaviour_logits, advantages, clip_rati
     """d policy_loss / d logits, by autograd."""
     logits = logits.clone().requires_grad_()
     log_probs = losses.log_prob(logits, action)
-    losses.policy_loss(log_probs, losses.log_prob(behaviour_logits, action), advantages, clip_ratio).backward()
+    losses.clipped_policy_loss(log_probs, losses.log_prob(behaviour_logits, action), advantages, clip_ratio).backward()
     return logits.grad
 
 
@@ -103,7 +107,7 @@ def test_without_a_clip_the_policy_gradient_is_weighted_by_the_ratio(rng):
 )
 def test_a_sample_stops_pushing_once_it_has_moved_far_enough(ratio, advantage, pushes):
     log_probs = torch.tensor([math.log(ratio)], requires_grad=True)
-    losses.policy_loss(log_probs, torch.zeros(1), torch.tensor([advantage]), clip_ratio=0.2).backward()
+    losses.clipped_policy_loss(log_probs, torch.zeros(1), torch.tensor([advantage]), clip_ratio=0.2).backward()
     assert log_probs.grad.item() == pytest.approx(-advantage * ratio if pushes else 0.0)
 
 
@@ -123,58 +127,65 @@ def test_equal_advantages_normalize_to_zero():
         assert torch.equal(losses.normalize(advantages), torch.zeros_like(advantages))
 
 
-def a_batch(rng):
-    """Arguments of losses.actor_critic, by name."""
-    return {
-        "logits": torch.randn(B, A, generator=rng),
-        "values": torch.randn(B, generator=rng),
-        "action": torch.randint(A, (B,), generator=rng),
-        "behaviour_logits": torch.randn(B, A, generator=rng),
-        "advantages": torch.randn(B, generator=rng),
-        "value_targets": torch.randn(B, generator=rng),
-        "clip_ratio": 0.2,
-    }
+class Given(nn.Module):
+    """A net of vectors whose outputs are given."""
+
+    def __init__(self, logits, values):
+        super().__init__()
+        self.outputs, self.norm = (logits, values), SimpleNamespace(image=False)
+        self.nothing = nn.Parameter(torch.zeros(1))
+
+    def forward(self, obs):
+        return self.outputs
 
 
-def test_the_total_is_the_losses_times_their_costs(rng):
-    batch = a_batch(rng)
-    total, metrics = losses.actor_critic(**batch, value_cost=0.5, entropy_cost=0.01)
+def some_samples(rng):
+    behaviour_logits, advantages, value_targets = torch.randn(B, A, generator=rng), *torch.randn(2, B, generator=rng)
+    return Samples(
+        torch.zeros(B, 1), torch.randint(A, (B,), generator=rng), behaviour_logits, advantages, value_targets
+    )
+
+
+A3C_LOSS = pytest.mark.parametrize("a3c_loss", [train_a3c_data.loss, actor_critic.loss])
+
+
+@A3C_LOSS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_total_is_the_losses_times_their_costs_in_float32(rng, a3c_loss, dtype):
+    samples = some_samples(rng)
+    logits, values = torch.randn(B, A, generator=rng).to(dtype), torch.randn(B, generator=rng).to(dtype)
+    total, metrics = a3c_loss(ActorCriticArgs(value_cost=0.5, entropy_cost=0.01), Given(logits, values), samples)
     expected = metrics["losses/policy"] + 0.5 * metrics["losses/value"] + 0.01 * metrics["losses/entropy"]
     torch.testing.assert_close(total, expected)
     assert metrics["losses/total"] is total
-    for curve, field in {"advantage": "advantages", "baseline": "values", "target": "value_targets"}.items():
-        assert torch.equal(metrics[f"values/{curve}"], batch[field])
-
-
-def test_a_net_that_computes_in_bfloat16_has_its_losses_in_float32(rng):
-    batch = a_batch(rng)
-    batch |= {name: batch[name].bfloat16() for name in ("logits", "values")}
-    total, metrics = losses.actor_critic(**batch, value_cost=0.5, entropy_cost=0.01)
+    for metric, field in {"advantage": samples.advantages, "baseline": values, "target": samples.value_targets}.items():
+        assert torch.equal(metrics[f"values/{metric}"], field.float())
     assert {tensor.dtype for tensor in [total, *metrics.values()]} == {torch.float32}
 
 
-def test_one_sgd_step_is_theta_minus_learning_rate_times_gradient(rng):
+@A3C_LOSS
+def test_one_sgd_step_is_theta_minus_learning_rate_times_gradient(rng, a3c_loss):
     """A linear policy and value, acting as it learns, so that every gradient has a closed form."""
     learning_rate, value_cost, entropy_cost = 0.1, 0.5, 0.03
     obs = torch.randn(B, 3, generator=rng)
-    batch = a_batch(rng)
     net = nn.Linear(3, A + 1)
     output = net(obs)
-    batch |= {"logits": output[:, :A], "values": output[:, A], "behaviour_logits": output[:, :A].detach()}
+    samples = some_samples(rng)._replace(behaviour_logits=output[:, :A].detach())
 
     logits, values = output[:, :A].detach(), output[:, A].detach()
     log_probs = logits.log_softmax(dim=-1)
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1, keepdim=True)
     gradient = torch.empty(B, A + 1)
-    gradient[:, :A] = -batch["advantages"][:, None] * grad_log_prob(logits, batch["action"])
+    gradient[:, :A] = -samples.advantages[:, None] * grad_log_prob(logits, samples.action)
     gradient[:, :A] += entropy_cost * log_probs.exp() * (log_probs + entropy)  # d(-H)/dlogit_i = p_i (log p_i + H)
-    gradient[:, A] = value_cost * (values - batch["value_targets"])
+    gradient[:, A] = value_cost * (values - samples.value_targets)
     gradient /= B
     expected_weight = net.weight.detach() - learning_rate * gradient.T @ obs
     expected_bias = net.bias.detach() - learning_rate * gradient.sum(dim=0)
 
     optimizer = torch.optim.SGD(net.parameters(), lr=learning_rate)
-    losses.actor_critic(**batch, value_cost=value_cost, entropy_cost=entropy_cost)[0].backward()
+    args = ActorCriticArgs(value_cost=value_cost, entropy_cost=entropy_cost)
+    a3c_loss(args, Given(output[:, :A], output[:, A]), samples)[0].backward()
     optimizer.step()
     torch.testing.assert_close(net.weight.detach(), expected_weight)
     torch.testing.assert_close(net.bias.detach(), expected_bias)

@@ -1,0 +1,51 @@
+"""The environments of an actor and the games in them, started or rebuilt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.data.actor_states import ActorState
+from a3c_mp.data.episodes import EpisodeStats
+from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.seeds import derive_seeds
+from wrappers import make_vec_env, obs_hashes
+
+
+def make_envs(args: CommonArgs, channel: WorkerChannel) -> VectorEnv:
+    """The environments of the actor at the end of a channel, seeded for it, and closed however it ends."""
+    env_seed, _ = derive_seeds(args.seed, *channel.entropy)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
+    return channel.closing(env)
+
+
+class Games:
+    """The environments of an actor and the games in them, at their start or rebuilt to where a predecessor stood.
+
+    Args:
+        env: from `make_vec_env`, `rebuildable` in a deterministic run.
+        channel: to the learner.
+    """
+
+    def __init__(self, env: VectorEnv, channel: WorkerChannel):
+        self.env, self.stats = env, EpisodeStats(env.num_envs)
+        state: ActorState | None = channel.restored
+        self.rollouts, self.messages = (state.rollouts, state.messages) if state else (0, 0)
+        self.carried = state.carried if state else {}
+        self.obs: np.ndarray = env.rebuild(state.games, channel.beat) if state else env.reset()[0]  # type: ignore[attr-defined]
+        if not self.carried:
+            return
+        differing = np.flatnonzero(obs_hashes(self.obs) != self.carried["obs_hash"])
+        if len(differing):
+            self.obs, self.carried, self.messages = env.start_new_games(), {}, 0  # type: ignore[attr-defined]
+            channel.lose_games(f"its environment {differing[0]} does not repeat a game from its seed and its actions")
+        else:
+            self.stats.restore(self.carried)
+
+    def state_fields(self, action: Tensor, done: Tensor, obs: Tensor) -> dict[str, Any]:
+        """The fields for `ActorStates.write` that all chapters share: of steps [T, B], and the observations after."""
+        return {"action": action, "done": done, "obs_hash": obs_hashes(obs.numpy()), **self.stats.fields()}

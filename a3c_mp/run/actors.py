@@ -1,0 +1,123 @@
+"""The actors of a learner: their processes, the rounds of slots that they fill, and what is counted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from a3c_mp.data.actor_states import ActorReport, ActorStates
+from a3c_mp.data.episodes import Episode
+from a3c_mp.processes.weights import Weights
+from a3c_mp.processes.workers import Filled, RestartMessage, Workers
+from a3c_mp.run.guard import FiniteGuard
+from a3c_mp.run.progress import RunState
+
+
+class MessageStats(NamedTuple):
+    """What is counted of one message of an actor."""
+
+    steps: int  # agent steps in it
+    episodes: list[Episode]  # that ended in them
+    policy_lag: int  # versions
+    finite: bool | None  # whether all of it can be learned from; None if it held nothing new
+
+
+class Actors:
+    """Supervised actor processes that run `target(channel, args, *shared, states)`, used in a `with` block.
+
+    Args:
+        target: the chapter's actor, a module-level function.
+        shared: memory shared with the actors: slots, weights, ...
+        weights: of these, the ones whose versions actors are given with their slots.
+        states: what actors are rebuilt from, and which of them belong to this learner.
+        run: counts restarts, says when to stop.
+        on_restart: called in addition before an actor is replaced.
+    """
+
+    def __init__(
+        self, target: Callable[..., None], shared: tuple, weights: Weights, states: ActorStates, run: RunState,
+        on_restart: Callable[[RestartMessage], None] = lambda message: None,
+    ):  # fmt: skip
+        self.weights, self.states, self.run = weights, states, run
+        self.group, self.own = states.group, states.own
+        self.restart_messages: list[RestartMessage] = []  # of a group of learners, until the next `sync_counters`
+        self._reports: list[ActorReport] = []
+        self._also_on_restart = on_restart
+        args, layout = run.args, states.layout
+        self.workers = Workers(
+            target,
+            len(self.own),
+            (args, *shared, states),
+            states=states,
+            slots_per_worker=layout.slots_per_actor,
+            max_restarts=args.max_restarts,
+            hang_seconds=args.hang_seconds,
+            in_order=args.in_order,
+            versions=weights.versions_in_flight(layout.slots_per_actor),
+            on_restart=self._on_restart,
+            first_actor=self.own.start,
+        )
+
+    def __enter__(self) -> Actors:
+        self.workers.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        try:
+            self.workers.__exit__(*exc)
+        finally:
+            for message in self.restart_messages:  # what led to the end of a run is the most interesting of all
+                self.run.on_restart(message)
+
+    def rounds(self, size: int = 1) -> Iterator[list[Filled]]:
+        """Yield rounds of filled slots until the run should stop: `size` in order of arrival, or one of every actor.
+
+        One of every actor, in their order, is a round of deterministic and synchronous runs. The slots belong to the
+        loop's body; when it ends, they go back to their actors with the newest version of the weights.
+        """
+        for filled in self.run.timing.each("waiting", self.workers.rounds(self.run.should_stop, size)):
+            self._reports = self.states.read(filled)
+            self.states.advance(self._reports)
+            yield filled
+            self.workers.release(filled, self.weights.version)
+
+    def sync_counters(
+        self, filled: Sequence[Filled], stats: Sequence[MessageStats], guard: FiniteGuard, also: Any = None
+    ) -> tuple[bool, list[Any]]:
+        """Share a round's statistics among learners, so that all keep identical counters and decide alike.
+
+        Every learner calls this once for each round.
+
+        Args:
+            filled, stats: the round of this learner, and the statistics of each of its messages.
+            guard: checks what the messages hold, in every learner alike.
+            also: one more thing to share.
+
+        Returns:
+            (whether all of it is finite, `also` of every learner in the order of their ranks).
+        """
+        named = [(self.own[message.worker], figures) for message, figures in zip(filled, stats, strict=True)]
+        reports = self._reports if self.group.size > 1 else []
+        with self.run.timing("waiting"):
+            everything = self.group.all_gather_object((named, self.restart_messages, reports, also))
+        self.restart_messages = []
+        verdicts = []
+        for rank, (their_stats, their_restarts, their_reports, _) in enumerate(everything):
+            for message in their_restarts:
+                self.run.on_restart(message)
+                if not message.replaced and rank != self.group.rank:
+                    self.states.start_new_games(message.actor)
+            for actor, (steps, episodes, policy_lag, finite) in their_stats:
+                self.run.record_rollout(steps, episodes, actor, policy_lag)
+                if finite is not None:
+                    verdicts.append(guard.check(finite, f"actor {actor}", f"message from actor {actor}"))
+            if rank != self.group.rank:
+                self.states.advance(their_reports)
+        return all(verdicts), [their_also for *_, their_also in everything]
+
+    def _on_restart(self, message: RestartMessage) -> None:
+        if self.group.size > 1:
+            self.restart_messages.append(message)
+        else:
+            self.run.on_restart(message)
+        self._also_on_restart(message)
