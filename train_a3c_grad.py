@@ -13,7 +13,7 @@ from __future__ import annotations
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -98,10 +98,7 @@ def actor(
 
 
 def main() -> int:
-    args = parse_args(Args, PRESETS, __doc__)
-    if args.sync or args.deterministic:
-        gradients.check_grads_per_step(args.grads_per_step, args.num_actors)
-        args = replace(args, sync=True, slots_per_actor=1)
+    args = gradients.settle_sync(parse_args(Args, PRESETS, __doc__))
     obs_space, action_space = check_env(args.env_id, Discrete)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space).to(device)

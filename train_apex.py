@@ -112,8 +112,7 @@ def train(args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerSt
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
     apex.make_room(args, replay)  # one that was restored may be full
     prepare = apex.prepare_successor(args, replay, states.own)
-    shared = (replay.shards, learner.episode_stats, weights)
-    with batches, Actors(actor, shared, weights, states, run, prepare) as actors:
+    with batches, Actors(actor, (*learner.memory, weights), weights, states, run, prepare) as actors:
         for filled in actors.rounds():  # one block, or in a deterministic run one of every actor, in order
             stats = apex.block_stats(args, learner, filled, weights.version)
             _, sizes = actors.sync_counters(filled, stats, block_guard, replay.size)

@@ -121,6 +121,11 @@ class LearnerState(NamedTuple):
     episode_stats: Slots  # of each block of steps
     action_space: gymnasium.Space
 
+    @property
+    def memory(self) -> tuple[Shards, Slots]:
+        """What its actors write to."""
+        return self.replay.shards, self.episode_stats
+
 
 ATARI: dict[str, Any] = {
     "learner_threads": 2,  # a step costs twice as much in the learner as in its actor

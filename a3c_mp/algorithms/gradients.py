@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,11 +89,14 @@ class Gradient(NamedTuple):
         return Report(version, steps, len(stats.episodes), stats.clipped, finite, named)
 
 
-def check_grads_per_step(grads_per_step: int, num_actors: int) -> None:
-    """Raise ConfigError where a synchronous run leaves no choice."""
-    if grads_per_step not in (1, num_actors):
-        why = f"with --sync or --deterministic a step takes one gradient of each of {num_actors} actors"
-        raise ConfigError("grads-per-step", grads_per_step, why, "leave it out")
+def settle_sync(args: Any) -> Any:
+    """The chapter's settings with what follows from --sync. Raises ConfigError where it leaves no choice."""
+    if not (args.sync or args.deterministic):
+        return args
+    if args.grads_per_step not in (1, args.num_actors):
+        why = f"with --sync or --deterministic a step takes one gradient of each of {args.num_actors} actors"
+        raise ConfigError("grads-per-step", args.grads_per_step, why, "leave it out")
+    return replace(args, sync=True, slots_per_actor=1)
 
 
 def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -> Spec:

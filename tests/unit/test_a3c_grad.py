@@ -11,7 +11,7 @@ from inline import InlineWorkers, unconnected_channel
 from support import ROOT
 
 import train_a3c_grad
-from a3c_mp.algorithms import actor_critic
+from a3c_mp.algorithms import actor_critic, gradients
 from a3c_mp.algorithms.actor_critic import Samples
 from a3c_mp.algorithms.gradients import Gradient, MeanGradient, Report
 from a3c_mp.cli import parse_args
@@ -256,13 +256,13 @@ def test_an_environment_that_begins_to_reward_nan_is_named_and_ends_the_run(trai
 
 def test_sync_and_deterministic_settle_what_follows_from_them():
     args = train_a3c_grad.Args(num_actors=3, slots_per_actor=2)
-    assert train_a3c_grad.settle(args) == args
+    assert gradients.settle_sync(args) == args
     for flag in ("sync", "deterministic"):
-        settled = train_a3c_grad.settle(replace(args, **{flag: True}))
+        settled = gradients.settle_sync(replace(args, **{flag: True}))
         assert (settled.sync, settled.slots_per_actor) == (True, 1)
-        assert train_a3c_grad.settle(settled) == settled, "as on resume"
+        assert gradients.settle_sync(settled) == settled, "as on resume"
         with pytest.raises(ConfigError, match="one gradient of each of 3 actors"):
-            train_a3c_grad.settle(replace(args, **{flag: True}, grads_per_step=2))
+            gradients.settle_sync(replace(args, **{flag: True}, grads_per_step=2))
 
 
 def test_the_learner_makes_no_gradients_of_its_own_size_as_it_steps(monkeypatch):
