@@ -1,7 +1,9 @@
-"""The README's table of results and `docs/curves.png`, made from `bench/results/*.json`: no figure is typed by hand.
+"""Tables and learning curves made from `bench/results/*.json`: no figure is typed by hand.
 
-Of several results for one chapter, game and machine the newest counts. The table goes between `<!-- results -->` and
-`<!-- /results -->` in the README; where they are missing it is printed.
+Of several results for one chapter, game and machine the newest counts. The README gets a row for each chapter, all of
+them from one machine: the one with the most results, or the newest of these. `docs/results.md` gets every machine,
+`docs/curves.png` the learning curves. A table replaces what is between `<!-- results -->` and `<!-- /results -->`; a
+file without these markers stays as it is, and the table is printed.
 """
 
 from __future__ import annotations
@@ -25,6 +27,32 @@ from bench import common
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEADER = ["chapter", "game", "machine", "wall time", "steps", "sps", "of the bound", "times SB3's A2C"]
+CHAPTER_HEADER = ["chapter", "what travels", "use it when", "Pong to 18", "CartPole-v1 to 475"]
+CHAPTERS = {
+    "a3c_data": (
+        "[1 A3C by data](docs/a3c_data.md)",
+        "rollouts; the learner computes the gradients",
+        "observations are small, or a GPU learns: the one to start with",
+    ),
+    "a3c_grad": (
+        "[2 A3C by gradients](docs/a3c_grad.md)",
+        "gradients, one flat vector each",
+        "there are many CPU cores, or you want exact synchronous A2C",
+    ),
+    "apex_dqn": (
+        "[3 Ape-X DQN, DDPG](docs/apex.md)",
+        "transitions with priorities, into a sharded replay",
+        "actions are continuous, or each step should be learned from more than once",
+    ),
+    "impala": (
+        "[4 IMPALA](docs/impala.md)",
+        "unrolls that may be old; V-trace corrects for it",
+        "actors fall behind, the net has an LSTM, or one learner is too slow",
+    ),
+}
+"""chapter -> its page, what its actors send, when to use it"""
+GOALS = {"PongNoFrameskip-v4": True, "CartPole-v1": False}
+"""games of the README's table -> whether their wall time is given in minutes"""
 MACHIN_HEADER = ["chapter", "game", "machine", "episodes to Machin's rule", "each seed"]
 
 Key = tuple[str, str, str]  # chapter, game, machine
@@ -36,7 +64,9 @@ class Args:
     results: Path = common.RESULTS
     """folder of result files"""
     readme: Path = common.ROOT / "README.md"
-    """file whose table is replaced"""
+    """file that gets the table of chapters"""
+    page: Path = common.ROOT / "docs" / "results.md"
+    """file that gets the tables of every chapter, game and machine"""
     curves: Path = common.ROOT / "docs" / "curves.png"
     """picture of the learning curves to write"""
 
@@ -76,6 +106,51 @@ def solved_cells(result: Result | None) -> list[str]:
     ]  # fmt: skip
 
 
+def seed_list(runs: list[Result]) -> str:
+    """Which seeds were run: `seed 1`, `seeds 1 to 3`, `seeds 1, 4`."""
+    seeds = sorted(run["seed"] for run in runs)
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    if seeds == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seeds {', '.join(map(str, seeds))}"
+
+
+def goal_cell(result: Result | None, in_minutes: bool) -> str:
+    """Wall time and steps until solved (medians) and the seeds; how many seeds were solved if not most were."""
+    if result is None:
+        return "not run"
+    runs, medians = result["runs"], result["medians"]
+    solved = sum(run["solved"] for run in runs)
+    if medians["wall_seconds"] is None:
+        return f"{solved} of {len(runs)} solved ({seed_list(runs)})"
+    wall, steps = medians["wall_seconds"], medians["steps"]
+    cost = f"{wall / 60:.1f} min, {steps / 1e6:.2f}M steps" if in_minutes else f"{wall:.0f} s, {steps / 1e3:.0f}k steps"
+    return f"{cost} ({'' if solved == len(runs) else f'{solved} of '}{seed_list(runs)})"
+
+
+def chapter_table(results: list[Result]) -> str:
+    """A row for each chapter, all from one machine: what travels, when to use it, time and steps to each goal."""
+    machines: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        if result["kind"] == "solve" and result["chapter"] in CHAPTERS and result["env_id"] in GOALS:
+            machines.setdefault((result["machine"]["name"], result["machine"]["cpu"]), []).append(result)
+    solved = [cells for of_machine in machines.values() if (cells := newest(of_machine, "solve", "stop-return"))]
+    if not solved:
+        return ""
+    best = max(solved, key=lambda cells: (len(cells), max(result["date"] for result in cells.values())))
+    found = {(chapter, game): result for (chapter, game, _), result in best.items()}
+    rows = [
+        [*text, *(goal_cell(found.get((chapter, game)), in_minutes) for game, in_minutes in GOALS.items())]
+        for chapter, text in CHAPTERS.items()
+    ]
+    machine, dates = next(iter(best.values()))["machine"], sorted(result["date"][:10] for result in best.values())
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    caption = f"Medians over the seeds on {machine['cores']:.0f} cores ({machine['cpu']}), {when}."
+    lines = [CHAPTER_HEADER, ["---"] * len(CHAPTER_HEADER), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{caption}"
+
+
 def main_table(results: list[Result]) -> str:
     """A row for each chapter, game and machine that was solved on, or whose throughput was measured."""
     solved, measured = newest(results, "solve", "stop-return"), newest(results, "throughput")
@@ -108,6 +183,16 @@ def replace_between(text: str, table: str) -> str | None:
     return replaced if count else None
 
 
+def put(path: Path, table: str) -> None:
+    """Writes the table between the markers of a file, or prints it if the file has none."""
+    replaced = replace_between(path.read_text() if path.exists() else "", table)
+    if replaced is None:
+        print(table)
+    else:
+        path.write_text(replaced)
+        print(path)
+
+
 def draw(path: Path, solved: dict[Key, Result]) -> None:
     """A panel for each game: mean return over minutes, a line for each seed, a colour for each chapter and machine."""
     import matplotlib
@@ -138,14 +223,8 @@ def main() -> int:
     results = [result for result in results if result.get("kind") in ("solve", "throughput")]
     if not results:
         raise ConfigError("results", args.results, "no results there", "run bench/throughput.py or bench/solve.py")
-    tables = "\n\n".join(filter(None, [main_table(results), machin_table(results)]))
-    text = args.readme.read_text() if args.readme.exists() else ""
-    replaced = replace_between(text, tables)
-    if replaced is None:
-        print(tables)
-    else:
-        args.readme.write_text(replaced)
-        print(args.readme)
+    put(args.readme, chapter_table(results))
+    put(args.page, "\n\n".join(filter(None, [main_table(results), machin_table(results)])))
     if solved := newest(results, "solve", "stop-return"):
         draw(args.curves, solved)
         print(args.curves)

@@ -117,6 +117,29 @@ def test_report_shows_the_newest_result():
     assert row == ["a3c_data", "Pong", "box", "", "", "3,000", "75%", ""]
 
 
+def solved_at(machine, date, *runs, env_id="CartPole-v1"):
+    runs = [
+        {"seed": i + 1, "solved": bool(seconds), "wall_seconds": seconds, "steps": 7e4}
+        for i, seconds in enumerate(runs)
+    ]
+    wall = runs[0]["wall_seconds"]
+    head = {"kind": "solve", "rule": "stop-return", "chapter": "a3c_data", "env_id": env_id, "date": date}
+    place = {"name": machine, "cpu": machine, "cores": 2.0}
+    return {**head, "machine": place, "runs": runs, "medians": {"wall_seconds": wall, "steps": wall and 7e4}}
+
+
+def test_report_takes_all_chapters_from_the_machine_with_most_results():
+    pong = solved_at("old", "2026-01-01 10:00:00", 660.0, 600.0, None, env_id="PongNoFrameskip-v4")
+    old, new = solved_at("old", "2026-01-01 11:00:00", 20.0, 19.0), solved_at("new", "2026-01-02 10:00:00", 10.0)
+    table = report.chapter_table([new, pong, old])
+    assert "| 11.0 min, 0.07M steps (2 of seeds 1 to 3) | 20 s, 70k steps (seeds 1 to 2) |" in table
+    assert table.count("not run") == 6
+    assert table.endswith("(old), 2026-01-01.")
+    assert "| not run | 10 s, 70k steps (seed 1) |" in report.chapter_table([new, old])  # as many each: the newer one
+    assert "0 of 1 solved (seed 1)" in report.chapter_table([solved_at("box", "2026-01-01 10:00:00", None)])
+    assert report.chapter_table([throughput("2026-01-01 10:00:00", 2000.0)]) == ""
+
+
 def test_report_replaces_what_is_between_the_markers():
     text = f"# Title\n{report.BEGIN}\nold\n{report.END}\nrest\n"
     assert report.replace_between(text, "| new |") == f"# Title\n{report.BEGIN}\n| new |\n{report.END}\nrest\n"
