@@ -10,11 +10,11 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 import gymnasium
 import numpy as np
@@ -23,6 +23,7 @@ import torch
 import a3c_mp
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError
+from a3c_mp.run.files import make_folder
 
 MAX_NAME = 255
 """bytes in the name of a folder, on the file systems of Linux"""
@@ -90,14 +91,6 @@ def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
         if args.resume is not None:
             raise ConfigError("resume", folder, why, "make it writable, or resume a copy of it") from error
         raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and what is missing above it, and sync the folders that hold the new names. Raises OSError."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        sync_folder(path.parent)
 
 
 def try_writing(folder: Path) -> None:
@@ -173,38 +166,3 @@ def git_commit() -> str | None:
         return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file; the one before it stays until the new one is whole. Raises OSError."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write to a temporary file, sync it, rename it into place, sync the folder. Raises OSError.
-
-    What is too large to be held as bytes is written by a function that is given the file.
-    """
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)  # the rename, too, must survive a power cut
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,8 +20,6 @@ from a3c_mp.data.episodes import Episode
 
 T = TypeVar("T")
 
-FLUSH_SECONDS = 1.0
-"""curves are averaged over so long"""
 POINTS = 16
 """most points that one flush adds to the curve of the returns of single games"""
 RETRY_SECONDS = 60.0
