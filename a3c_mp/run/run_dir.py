@@ -1,4 +1,4 @@
-"""The folder of a run: made, locked, and described in `config.json`; files in it are whole or not there."""
+"""The folder of a run: made, checked, locked, and described in `config.json`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.run.files import make_folder
 
 MAX_NAME = 255
-"""bytes in the name of a folder, on the file systems of Linux"""
-LEFT_BY_REFUSED = {".lock", ".writable", "run.log"}
-"""what may lie in a folder whose run never started, besides an empty folder for checkpoints"""
+"""most bytes in the name of a folder on Linux"""
+LEFT_BY_FAILED_START = {".lock", ".writable", "run.log"}
+"""files in a folder whose run failed to start, besides an empty folder for checkpoints"""
 START = ("commit", "command", "versions", "machine", "args")
-"""what `config.json` says of each start, and above that of the newest"""
+"""fields of each start in `config.json`; those of the newest stand at its top level too"""
 
 
 def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
-    """The folder that `--resume` or `--run-name` names, made, found writable, and held until the file is closed.
+    """Make, check and lock the folder that `--resume` or `--run-name` names.
+
+    Returns:
+        the folder, and its lock file, which releases the lock when it is closed.
 
     Raises:
         ConfigError: it cannot be made or written, another process holds it, or there is a run in it already.
@@ -60,7 +63,7 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
 
 
 def new_folder(args: CommonArgs, algorithm: str) -> Path:
-    """Where a new run belongs. Raises ConfigError for a run name that is no plain folder name."""
+    """The folder of a new run. Raises ConfigError for a run name that is no plain folder name."""
     env = args.env_id.replace("/", "_").replace(":", "_")
     name = args.run_name
     if name is None:
@@ -71,8 +74,8 @@ def new_folder(args: CommonArgs, algorithm: str) -> Path:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError if a folder holds files and no run that wrote them."""
-    foreign = {path.name for path in folder.glob("*")} - LEFT_BY_REFUSED
+    """Raise ConfigError if a folder holds files, but no run."""
+    foreign = {path.name for path in folder.glob("*")} - LEFT_BY_FAILED_START
     if not any((folder / "checkpoints").glob("*")):
         foreign.discard("checkpoints")
     if foreign and not (folder / "config.json").exists():
@@ -82,7 +85,7 @@ def refuse_foreign(folder: Path) -> None:
 
 @contextmanager
 def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
-    """Turn an OSError about a file of the run folder into a ConfigError that names the file."""
+    """Turn an OSError into a ConfigError that names the file."""
     try:
         yield
     except OSError as error:
@@ -94,7 +97,7 @@ def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
 
 
 def try_writing(folder: Path) -> None:
-    """Raise OSError if a file in a folder cannot be written, for want of permission or space."""
+    """Raise OSError if a file in a folder cannot be written, for lack of permission or space."""
     probe = folder / ".writable"
     try:
         probe.write_bytes(b"\0")
@@ -103,7 +106,7 @@ def try_writing(folder: Path) -> None:
 
 
 def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
-    """Lock a folder's lock file, and write into it by whom: two writers would tear each other's files."""
+    """Lock a folder's lock file and write this process's pid into it. Raises ConfigError if another holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -118,12 +121,12 @@ def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
 
 
 def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:
-    """What `config.json` holds: every setting, versions, machine, commit, command line, of each start of the run.
+    """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run.
 
     Args:
         args: settings of this start.
         algorithm: name of the chapter.
-        folder: of the run; the starts in its `config.json` come first.
+        folder: of the run; earlier starts are copied from its `config.json`.
         steps: agent steps of the run at this start.
     """
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
@@ -146,7 +149,7 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
 
 
 def earlier_starts(path: Path) -> list[Any]:
-    """The starts that a `config.json` tells of; one without their list tells of one, at a time not known."""
+    """The starts in a `config.json`; an old one without a list of them holds one, at an unknown time."""
     try:
         content = json.loads(path.read_text())
         starts = content.get("starts")

@@ -1,5 +1,6 @@
 """A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
 
+import io
 import os
 import signal
 from contextlib import suppress
@@ -7,14 +8,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from a3c_mp.config import CommonArgs, LearningArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, TrainingError, WorkerError
+from a3c_mp.processes.console import progress_bar
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.checkpoint import list_checkpoints
+from a3c_mp.run.display import hms
 from a3c_mp.run.run import Run
+from a3c_mp.run.start_order import MIN_EPISODES
 
 
 class Part:
@@ -136,7 +141,41 @@ def test_another_optimizer_is_bad_input(args, tmp_path):
         Run(replace(args, resume=tmp_path / "r"), "test", net, other)
 
 
+def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, monkeypatch):
+    with a_run(args) as run:
+        run.record_rollout(9_876_543, [Episode(-20.9, 800)], 0, 0)
+        monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + 1000.0: now)
+        line = run.metrics._progress_line(lag=12.3)
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    bar = progress_bar(console)
+    bar.add_task("", completed=run.steps, total=args.total_steps, eta=hms(3600), line=line)
+    console.print(bar.get_renderable())
+    assert line in console.file.getvalue()
+
+
 # ---- the end
+
+
+def test_a_run_is_solved_in_the_round_in_which_that_is_first_seen_and_stays_so(args):
+    with a_run(replace(args, stop_return=5.0, num_actors=1, num_envs=1)) as run:
+        run.record_rollout(100, [Episode(6.0, 5)] * MIN_EPISODES, 0, 0)
+        assert run.should_stop()
+        assert run.progress.solved_at is None, "a query changes nothing"
+        run.end_round()
+        run.record_rollout(50, [Episode(0.0, 5)] * MIN_EPISODES, 0, 0)
+        assert run.should_stop()
+    assert (run.exit_reason, run.exit_code, run.summary()["solved_at_steps"]) == ("solved", 0, 100)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_worker_that_is_lost_when_the_budget_is_spent_is_a_failure_only_before_the_round_ends(args, learned):
+    with a_run(replace(args, total_steps=10)) as run:
+        run.record_rollout(10, [], 0, 0)
+        if learned:
+            run.end_round()
+        raise WorkerError("learner 1 (pid 1) is lost")
+    expected = (0, "total_steps") if learned else (1, "error: learner 1 (pid 1) is lost")
+    assert (run.exit_code, run.exit_reason) == expected
 
 
 ENDS: dict[str, tuple[BaseException, str]] = {
