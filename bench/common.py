@@ -22,8 +22,8 @@ import torch
 import tyro
 
 from a3c_mp.cli import parse_args
-from a3c_mp.run.run import WINDOW
 from a3c_mp.run.run_dir import git_commit
+from a3c_mp.run.start_order import WINDOW
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"

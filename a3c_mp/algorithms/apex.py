@@ -369,7 +369,7 @@ def add_replay_metrics(run: Run, args: ApexArgs, replay: Replay) -> None:
             run.log.warning("without --save-replay a resumed run differs from one that was never interrupted")
     shards = replay.shards
     capacity = shards.num_lanes * shards.rows
-    run.gauges |= {
+    run.metrics.gauges |= {
         "replay/size": lambda: replay.size,
         "replay/dropped_priorities": lambda: replay.dropped,
         "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,

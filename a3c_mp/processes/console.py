@@ -139,7 +139,7 @@ def progress_bar(output: Console) -> Progress:
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.completed:,.0f} steps"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=8),
         TextColumn("{task.percentage:.0f}%"),
         EtaColumn(),
         TextColumn("{task.fields[line]}", markup=False),

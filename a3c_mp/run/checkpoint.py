@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there at all.
+"""Checkpoint files: each is complete or not there at all.
 
 `step_<steps>.pt` is written to a temporary file, synced and renamed; then its manifest `step_<steps>.json`, with the
 SHA-256 of the bytes, the same way. A checkpoint exists once its manifest does. The last three are kept, and as
@@ -13,25 +13,17 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 
 from a3c_mp.errors import CheckpointError
-from a3c_mp.run.run_dir import make_folder, write_atomically
+from a3c_mp.run.files import make_folder, write_atomically
 
 FORMAT = 1
 KEEP = 3
 OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
-"""names of the files that this module writes; it leaves all others alone"""
-
-
-class Stateful(Protocol):
-    """What a checkpoint can hold: tensors, numbers, strings and containers of them come out and go in again."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: Any) -> Any: ...
+"""names of the files that this module writes; it ignores all others"""
 
 
 def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, steps: int, best: bool = False) -> Path:
@@ -42,8 +34,7 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
         state: tensors, numbers, strings and containers of them (what `torch.load(weights_only=True)` reads back).
         algorithm, env_id: checked on loading.
         steps: agent steps so far; names the file.
-        best: also keep it as `best_<steps>.pt`; without `state["extra"]`, which only
-            learning on from it needs.
+        best: also save it as `best_<steps>.pt`, without `state["extra"]`, which only a resume needs.
 
     Raises:
         CheckpointError: a tensor of `state["net"]` holds NaN or infinity, or the run folder was deleted.
@@ -66,18 +57,18 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
 
 
 def _write(state: dict[str, Any], digest: Any, file: BinaryIO) -> None:
-    """Stream a state into a file: a replay buffer of gigabytes must not be held in memory once more."""
+    """Stream a state into a file: a second copy of a replay buffer may not fit into memory."""
     stream = _Stream(file, digest)
     try:
         torch.save(state, stream)  # type: ignore[arg-type]
-    except RuntimeError as error:  # torch's own words for a write that failed
+    except RuntimeError as error:  # torch's own error for a write that failed
         if stream.error is None:
             raise
         raise stream.error from error
 
 
 class _Stream:
-    """A file for `torch.save` that hashes what passes, and remembers why a write failed."""
+    """A file for `torch.save` that hashes what is written, and keeps the error of a write that failed."""
 
     def __init__(self, file: BinaryIO, digest: Any):
         self.file, self.digest = file, digest
@@ -101,7 +92,7 @@ def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
 
 
 def _ours(folder: Path, pattern: str) -> list[Path]:
-    """Files that match a pattern, without those that a user has put beside them."""
+    """This module's files that match a pattern, without any that users have added."""
     return [path for path in folder.glob(pattern) if OURS.fullmatch(path.name)]
 
 
@@ -111,10 +102,10 @@ def _steps(path: Path) -> str:
 
 
 def _prune(folder: Path) -> None:
-    """Delete all but the newest three, the best as of each of them, and what killed processes left half done."""
+    """Delete all but the newest three, the best as of each of them, and unfinished files of killed processes."""
     newest, best = list_checkpoints(folder)[:KEEP], list_checkpoints(folder, "best")
     kept = set(newest)
-    for path in newest:  # a run may go on from any of them
+    for path in newest:  # a run may be resumed from any of them
         kept |= set([other for other in best if _steps(other) <= _steps(path)][:1])
     for old in {*list_checkpoints(folder), *best} - kept:
         old.with_suffix(".json").unlink(missing_ok=True)
@@ -125,10 +116,10 @@ def _prune(folder: Path) -> None:
 
 
 def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
-    """Read one checkpoint, on the CPU, executing nothing.
+    """Read one checkpoint onto the CPU; code in it is never executed.
 
     Raises:
-        CheckpointError: missing, damaged, foreign, from a newer format, or with weights that are not finite.
+        CheckpointError: missing, damaged, of another algorithm or format, or with weights that are not finite.
     """
     try:
         manifest = json.loads(path.with_suffix(".json").read_text())
@@ -157,15 +148,15 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
 
 def load_newest(
     folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None],
-    take: Callable[[dict[str, Any], Path], None] = lambda state, path: None,
+    restore: Callable[[dict[str, Any], Path], None] = lambda state, path: None,
 ) -> tuple[dict[str, Any], Path]:  # fmt: skip
-    """The newest checkpoint that can be read and taken, and its path; `warn` is told of every newer one that cannot.
+    """The newest checkpoint that can be read and restored, and its path; warns of every newer one that cannot.
 
     Args:
         folder: `checkpoints/` of a run.
         algorithm, env_id: as for `load`.
-        warn: called with a line for each that is passed over.
-        take: called with the state and the path; what it raises says that they do not fit the caller.
+        warn: called with a line for each that is skipped.
+        restore: called with the state and the path; raises if the state does not fit.
 
     Raises:
         CheckpointError: there is none. Never a silent fresh start.
@@ -175,7 +166,7 @@ def load_newest(
         try:
             state = load(path, algorithm=algorithm, env_id=env_id)
             try:
-                take(state, path)
+                restore(state, path)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise CheckpointError(f"{path} does not fit these settings: {reason}") from error
@@ -191,10 +182,10 @@ def load_newest(
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Give an optimizer the moments of a saved one; its settings stay as they are now.
+    """Load the moments of a saved optimizer; the learning rate and other settings stay as they are now.
 
     Raises:
-        ValueError: the state is of another kind of optimizer, or of other parameters.
+        ValueError: the state is from another kind of optimizer, or for other parameters.
     """
     settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if [set(group) for group in state["param_groups"]] != [{*s, "params"} for s in settings]:
@@ -205,9 +196,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
 
 
 def set_aside_newer(path: Path) -> None:
-    """Rename the checkpoints newer than the one that a run goes on from, so that they count no more.
+    """Rename the checkpoints newer than the one that a run resumes from, so that they are not used again.
 
-    Those that were set aside before are deleted: with a replay in them they are large.
+    Those that were renamed earlier are deleted: with a replay in them they are large.
     """
     for old in _ours(path.parent, "*.unused"):
         old.unlink(missing_ok=True)
@@ -225,7 +216,7 @@ def _check_finite(net_state: dict[str, torch.Tensor], name: str) -> None:
 
 
 def sha256_of_weights(net_state: dict[str, torch.Tensor]) -> str | None:
-    """SHA-256 over the bytes of all tensors in state_dict order: equal exactly when the weights are bit-identical.
+    """SHA-256 over the bytes of all tensors in state_dict order: equal only if the weights are bit-identical.
 
     None if the device that holds them has failed.
     """

@@ -1,4 +1,4 @@
-"""What a run shows: progress, log lines on the console and in `run.log`."""
+"""The console output of a run: the progress bar, and log lines, which also go to `run.log`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LINE_SECONDS = 10.0
 
 
 class Display:
-    """Progress on a terminal as a bar, elsewhere as a line every `LINE_SECONDS`.
+    """The progress of a run: a bar on a terminal, elsewhere a line every `LINE_SECONDS`.
 
-    While it is shown, Python's warnings are log lines: on stderr they would tear the bar, and wait for the terminal.
+    While it is open, Python's warnings become log lines: on stderr they would break the bar, or block.
     """
 
     def __init__(self, total_steps: int, log: logging.Logger):
@@ -33,7 +33,7 @@ class Display:
             console.show(self.status)
 
     def show(self, steps: int, line: str, seconds_left: float) -> None:
-        """Say how far a run is, and when its budget will be spent; a stop return may come first."""
+        """Show the steps, a line of figures, and the time until the budget is spent (s; inf if unknown)."""
         eta = hms(max(seconds_left, 0)) if math.isfinite(seconds_left) else "-"
         if self.status is not None:
             self.status = self.status._replace(steps=steps, line=line, eta=eta)
@@ -43,7 +43,7 @@ class Display:
             self.log.info(f"{steps:,} steps  {line}  ETA {eta}")
 
     def close(self) -> None:
-        """Leave the bar as it is; lines that follow stand below it."""
+        """Draw the bar for the last time; later lines are printed below it."""
         if self.status is not None:
             console.show(self.status._replace(final=True))
             self.status = None
@@ -56,7 +56,7 @@ class Display:
 
 
 class ConsoleHandler(logging.Handler):
-    """Log lines to the console, above the progress bar."""
+    """Prints log lines above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno == logging.WARNING else "red" if record.levelno > logging.WARNING else ""
@@ -64,7 +64,7 @@ class ConsoleHandler(logging.Handler):
 
 
 def open_log(folder: Path) -> logging.Logger:
-    """A logger to the console and to `run.log`; a full disk costs lines of the file, nothing else."""
+    """A logger to the console and to `run.log`; if the disk is full, only the file lacks lines."""
     log = logging.getLogger(f"a3c_mp.{folder}")
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -75,8 +75,10 @@ def open_log(folder: Path) -> logging.Logger:
 
 
 class QuietFileHandler(logging.FileHandler):
+    """A file handler that drops lines which cannot be written."""
+
     def handleError(self, record: logging.LogRecord) -> None:
-        pass  # the console has the line; a traceback for each would bury it
+        pass  # the console has the line; a traceback for each would hide it
 
 
 def hms(seconds: float) -> str:

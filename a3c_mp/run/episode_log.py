@@ -1,4 +1,4 @@
-"""`episodes.csv`: a line for each finished game, what `plot.py` and the benchmarks read."""
+"""`episodes.csv`: one line for each finished game; `plot.py` and the benchmarks read it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.run.run_dir import write_atomically
+from a3c_mp.run.files import write_atomically
 
 LARGEST = 2**63 - 1
-"""a count beyond it is damage, and no array of numbers holds it"""
+"""largest count that is not taken for damage, and that an int64 array can hold"""
 
 
 class EpisodeRow(NamedTuple):
-    """A line of a run's `episodes.csv`."""
+    """A line of `episodes.csv`."""
 
-    steps: int  # agent steps of the run when the episode was learned from
+    steps: int  # agent steps of the run when the episode was counted
     seconds: float  # wall time of the run
     actor: int
     episode_return: float  # raw, whole game
@@ -27,7 +27,7 @@ class EpisodeRow(NamedTuple):
 
 
 def read_episodes(path: Path) -> list[EpisodeRow]:
-    """The episodes of a run, in the order they were learned from, without damaged lines.
+    """The episodes of a run in the order in which they were counted, without damaged lines.
 
     Raises:
         OSError: the file cannot be read.
@@ -40,9 +40,9 @@ def read_episodes(path: Path) -> list[EpisodeRow]:
 
 
 def _read(path: Path) -> tuple[list[tuple[EpisodeRow, str]], int]:
-    """The rows of a file, each with its line, and how many lines are damaged."""
+    """The rows of a file, each with its line, and the number of damaged lines."""
     found, damaged = [], 0
-    # What follows the last line break is still being written, or was torn by a crash.
+    # Text after the last line break is still being written, or was cut off by a crash.
     for number, content in enumerate(path.read_bytes().split(b"\n")[:-1]):
         line = content.decode("ascii", errors="replace").strip()
         if number == 0 and line == EpisodeLog.HEADER:
@@ -55,7 +55,7 @@ def _read(path: Path) -> tuple[list[tuple[EpisodeRow, str]], int]:
 
 
 def _parse(line: str) -> EpisodeRow:
-    """A line as a row. Raises ValueError for anything that `EpisodeLog` does not write."""
+    """A line as a row. Raises ValueError for a line that `EpisodeLog` cannot have written."""
     steps, seconds, actor, episode_return, length = line.split(",")
     row = EpisodeRow(int(steps), float(seconds), int(actor), float(episode_return), int(length))
     if not all(map(math.isfinite, (row.seconds, row.episode_return))):
@@ -69,9 +69,9 @@ class EpisodeLog:
     """The writer of `episodes.csv`.
 
     Args:
-        path: of the file; a new run replaces it, a resumed one continues it.
-        steps: agent steps at which the run starts; lines beyond them are dropped, these games are played again.
-        log: where a warning tells of damaged lines, which are dropped too, and of a disk that is full.
+        path: of the file; a new run replaces it, a resumed one appends to it.
+        steps: agent steps at which the run starts; later lines are removed, as those games are played again.
+        log: where damaged lines, which are removed too, and failed writes are reported.
 
     Raises:
         OSError: the file cannot be read or written.
@@ -86,7 +86,7 @@ class EpisodeLog:
             found, damaged = _read(path) if steps else ([], 0)
             kept += [line for row, line in found if row.steps <= steps]
             if damaged:
-                log.warning(f"{path}: {damaged} damaged lines dropped")
+                log.warning(f"{path}: {damaged} damaged lines removed")
         write_atomically(path, ("\n".join(kept) + "\n").encode())
         self.lines: list[str] = []
         self.file = path.open("a")
@@ -95,7 +95,7 @@ class EpisodeLog:
         self.lines.append(f"{steps},{seconds:.2f},{actor},{episode.episode_return:.9g},{episode.length}")
 
     def flush(self, sync: bool = False) -> None:
-        """Write the lines added since the last call; a full disk costs these lines and a warning.
+        """Write the lines added since the last call; if that fails, they are lost, with a warning.
 
         Args:
             sync: also wait until they are on disk, as before a checkpoint that counts them.
@@ -112,5 +112,5 @@ class EpisodeLog:
 
     def close(self) -> None:
         self.flush()
-        with suppress(OSError):  # the file tries again to write what it holds; `flush` has warned of it
+        with suppress(OSError):  # it retries a failed write; `flush` has warned
             self.file.close()

@@ -1,4 +1,4 @@
-"""Play whole games with a trained net: raw scores, and video."""
+"""Evaluation of a trained net: raw returns of whole games, and video."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
 from wrappers import FRAME_SKIP, is_atari, make_env, make_vec_env
 
 Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""observations [N, *obs_shape], which of them begin an episode [N] -> actions as the environment takes them [N, ...]"""
+"""observations [N, *obs_shape], whether each begins an episode [N] -> actions of the environment [N, ...]"""
 
 
 def make_policy(net: ActorCritic, *, greedy: bool, seed: int) -> Policy:
-    """Act with an actor-critic net on the CPU: the likeliest action, or one drawn from the policy."""
+    """A policy that acts with an actor-critic net on the CPU: greedy, or sampled."""
     rng = torch.Generator().manual_seed(seed)
     state: list[Tensor] = []
 
@@ -38,7 +38,7 @@ def make_policy(net: ActorCritic, *, greedy: bool, seed: int) -> Policy:
 
 
 def with_random_actions(policy: Policy, action_space: gymnasium.Space, share: float, *, seed: int) -> Policy:
-    """The same policy, but for a share of actions that are drawn from the whole action space."""
+    """A policy with a share of uniformly random actions."""
     action_space.seed(seed)
     rng = np.random.default_rng(seed)
 
@@ -52,16 +52,16 @@ def with_random_actions(policy: Policy, action_space: gymnasium.Space, share: fl
 
 
 def play_episodes(policy: Policy, env_id: str, episodes: int, *, seed: int, num_envs: int = 8) -> Iterator[Episode]:
-    """Whole games, played in parallel, each yielded as it ends.
+    """Play whole games in parallel; yields each when it ends.
 
-    Every environment plays a number of games fixed beforehand: taking the first to finish would favour short games.
+    Each environment plays a fixed number of games: taking the first that finish would favour short games.
 
     Args:
         policy: chooses the actions.
         env_id: gymnasium id.
         episodes: number of games.
         seed: environment i is seeded with (seed + i) % 2^31.
-        num_envs: how many are played at once.
+        num_envs: games played at once.
     """
     num_envs = min(num_envs, episodes)
     left = np.array([episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)])
@@ -80,15 +80,15 @@ def play_episodes(policy: Policy, env_id: str, episodes: int, *, seed: int, num_
 
 
 def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Episode:
-    """Play one game and write it to an mp4 file, at the speed of the console: of its 60 frames a second every 4th.
+    """Play one game and write it to an mp4 file at normal speed: of Atari's 60 frames a second every 4th.
 
     Raises:
         ImportError: the extra `video` is not installed.
-        gymnasium.error.Error: the environment cannot be drawn.
+        gymnasium.error.Error: the environment cannot be rendered.
     """
     import imageio.v2 as imageio
 
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen, and does not complain of none
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
     env = make_env(env_id, render_mode="rgb_array")
     fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
     episode_return, length, done = 0.0, 0, False
@@ -106,6 +106,6 @@ def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Epi
 
 
 def _frame(env) -> np.ndarray:
-    """What the environment shows, uint8 [H, W, 3]; small screens are doubled so that players do not blur them."""
+    """The rendered image, uint8 [H, W, 3]; small ones are doubled, as video players blur them."""
     frame = env.render()
     return frame.repeat(2, axis=0).repeat(2, axis=1) if frame.shape[0] < 300 else frame

@@ -1,4 +1,4 @@
-"""Checks rollouts, gradients and moments of observations for NaN and inf: these are skipped, counted and logged."""
+"""Checks for NaN and inf in rollouts, gradients and observation statistics; what has them is skipped and counted."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ from torch import Tensor
 from a3c_mp.errors import TrainingError
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.nets.obs_norm import OUTLIER, Moments, ObsNorm
-from a3c_mp.run.replica import ReplicaRun
-from a3c_mp.run.run import Run
+from a3c_mp.run.progress import RunState
 
 BAD_IN_A_ROW = 5
-"""pieces of data or gradients, where each that is not finite has a reason of its own"""
+"""rollouts or gradients with NaN or inf after which a run fails, where each has a cause of its own"""
 
 
 class FiniteGuard:
-    """Says what may be learned from.
+    """Check for NaN and inf: counts what is not finite, logs it, and fails if it does not stop.
 
     Args:
-        run: counts what may not, in its summary and as a curve, and names it in the log.
-        counter: the name of the count.
-        in_a_row: not finite, from one source, before the run gives up.
+        run: its counters and log are used.
+        counter: name of the counter, in the summary and as charts/<counter>.
+        in_a_row: how many from one source in a row end the run.
     """
 
-    def __init__(self, run: Run | ReplicaRun, counter: str, in_a_row: int = BAD_IN_A_ROW):
+    def __init__(self, run: RunState, counter: str, in_a_row: int = BAD_IN_A_ROW):
         self.run, self.counter, self.in_a_row = run, counter, in_a_row
         self.bad_in_a_row: Counter[str] = Counter()  # by source
         run.counters.update({counter: 0})  # adds: there from the start, kept on resume
 
     def check(self, figure: bool | float | Tensor, source: str, what: str) -> bool:
-        """Whether something is finite.
+        """Whether a rollout or gradient is finite; if not, skip it.
 
         Args:
-            figure: a number that is finite if it is, or the answer itself.
-            source: who it comes from; one that brings nothing else is given up.
+            figure: a number that is finite only if all of it is, or the answer itself.
+            source: the actor or learner that it comes from.
             what: its name in the log.
 
         Raises:
-            TrainingError: `self.in_a_row` of one source were not finite; none of them has been learned from.
+            TrainingError: `self.in_a_row` from one source in a row were not finite; none of them was learned from.
         """
         if figure if isinstance(figure, bool) else math.isfinite(figure):
             self.bad_in_a_row[source] = 0
@@ -56,20 +55,20 @@ class FiniteGuard:
         return False
 
 
-def update_norm(run: Run | ReplicaRun, norm: ObsNorm, obs: Tensor, source: str) -> None:
-    """Merge observations [N, *shape] into the running moments; count and log what was clipped, or left out of them.
+def update_norm(run: RunState, norm: ObsNorm, obs: Tensor, source: str) -> None:
+    """Update the running mean and variance with observations; count and log outliers.
 
     Args:
-        run: has the counters and the log. Learners that call this with the same `obs` come to the same moments.
-        norm: whose moments they are.
-        obs: as the net is given them.
-        source: who they come from, for the log.
+        run: its counters and log are used.
+        norm: has the mean and variance. In learners that pass the same `obs` they stay equal.
+        obs: [N, *shape], as the net receives them.
+        source: the actor or buffer that they come from, for the log.
     """
     merge_moments(run, norm, *norm.clipped_moments(obs), source)
 
 
-def merge_moments(run: Run | ReplicaRun, norm: ObsNorm, moments: Moments, clipped: int, source: str) -> None:
-    """The same for moments taken elsewhere, by `ObsNorm.clipped_moments`."""
+def merge_moments(run: RunState, norm: ObsNorm, moments: Moments, clipped: int, source: str) -> None:
+    """The same for moments computed elsewhere, by `ObsNorm.clipped_moments`."""
     if norm.image:  # bytes have no outliers
         norm.merge(moments)
         return

@@ -1,4 +1,4 @@
-"""What this machine allows, held against what a run will need before it starts anything."""
+"""Checks before a run starts any process: processor, memory, open files, device, environment, learners."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from a3c_mp.processes.memory import MIB, free_memory
 from a3c_mp.processes.slots import check_shared_memory
 
 FILES = 64
-"""open files of a trainer without actors, generously: it has about 15"""
+"""upper bound on the open files of a trainer without actors; it has about 15"""
 FILES_PER_ACTOR = 4
 """three pipes and a sentinel"""
 ACTOR_BYTES = 150 * MIB
-"""memory that an actor shares with nobody once torch is loaded, environments not counted"""
+"""private memory of an actor once torch is loaded, without environments"""
 CONTEXT_BYTES = 300 * MIB
-"""host memory of a CUDA context: an estimate, as NVIDIA and PyTorch document none; not measured on a GPU"""
+"""host memory of a CUDA context: an estimate, not documented by NVIDIA or PyTorch, not measured on a GPU"""
 CONTEXT_GPU_BYTES = 270 * MIB
 """GPU memory of one with a small tensor: 287,047,680 bytes in github.com/pytorch/pytorch/pull/86509; not measured"""
 ORDERED_STORES = ("x86_64", "amd64")
-"""processors on which others see what one writes in the order in which it was written"""
+"""processors on which all cores see the stores of one core in the order of the program"""
+FIX_ENV = "fix the environment, or choose another"
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 def check_limits(args: CommonArgs, net: nn.Module) -> None:
-    """Raise ConfigError where processor, open files or memory will not do for the processes and their weights."""
+    """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights."""
     check_processor()
     check_memory(args.num_actors, getattr(args, "num_learners", 1), args.cuda)
     check_open_files(args.num_actors)
@@ -41,15 +43,14 @@ def check_limits(args: CommonArgs, net: nn.Module) -> None:
         if not args.cuda:
             check_shared_memory(2 * sum(4 * t.numel() for t in net.state_dict().values()))
     except MemoryError as error:
-        raise ConfigError(
-            "num-actors", args.num_actors, f"for the weights {error}", "lower it or --num-envs"
-        ) from error
+        fix = "lower it or --num-envs"
+        raise ConfigError("num-actors", args.num_actors, f"for the weights {error}", fix) from error
 
 
 def check_processor() -> None:
-    """Raise ConfigError where a counter in shared memory may be seen before what it speaks for.
+    """Raise ConfigError for a processor without ordered stores.
 
-    `Weights` and `Shards` write data, then a counter, without a lock or a memory barrier.
+    `Weights` and `Shards` write data and then a counter into shared memory, without a lock or a memory barrier.
     """
     machine = platform.machine()
     if machine.lower() not in ORDERED_STORES:
@@ -58,7 +59,7 @@ def check_processor() -> None:
 
 
 def check_memory(num_actors: int, num_learners: int, cuda: bool) -> None:
-    """Raise ConfigError where memory, or that of the GPU, will not do for the processes besides the first learner."""
+    """Raise ConfigError if host or GPU memory does not suffice for the processes besides the first learner."""
     needed = (num_actors + num_learners - 1) * (ACTOR_BYTES + cuda * CONTEXT_BYTES)
     if needed > (free := free_memory()):
         why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
@@ -72,7 +73,7 @@ def check_memory(num_actors: int, num_learners: int, cuda: bool) -> None:
 
 
 def check_open_files(num_actors: int) -> None:
-    """Raise this process's own limit as far as it may and must. Raises ConfigError where that is not enough."""
+    """Raise the soft limit of open files to what is needed. Raises ConfigError if the hard limit is lower."""
     needed = FILES + FILES_PER_ACTOR * num_actors
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -83,29 +84,29 @@ def check_open_files(num_actors: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-FIX_ENV = "fix the environment, or choose another"
-
-
 def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Space, gymnasium.Space]:
-    """(observation space, action space) of an environment, made once to see that it can be.
+    """(observation space, action space) of an environment, which is made, stepped and closed for it.
+
+    Args:
+        env_id: gymnasium id.
+        actions: class of action space that the chapter needs.
 
     Raises:
-        ConfigError: it cannot, its actions are of another kind than the chapter's, or it ends the process.
+        ConfigError: it cannot be made, has another kind of actions, breaks gymnasium's API or ends the process.
     """
     try:
         env = wrappers.make_env(env_id)
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:  # an environment of the user's own can raise anything
-        why = _told(error).split(" Did you mean:")[0].rstrip(".")  # gymnasium's guess leaves out the version
-        raise ConfigError("env-id", env_id, why, _suggestion(env_id)) from error
+        why = _one_line(error).split(" Did you mean:")[0].rstrip(".")  # gymnasium's guess leaves out the version
+        raise ConfigError("env-id", env_id, why, _fix_for(env_id)) from error
     try:
         spaces = env.observation_space, env.action_space
         if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
-            needed = "Discrete from 0" if actions is gymnasium.spaces.Discrete else actions.__name__
-            fix = (
-                "choose another" if actions is gymnasium.spaces.Discrete else "choose another, for instance Pendulum-v1"
-            )
+            discrete = actions is gymnasium.spaces.Discrete
+            needed = "Discrete from 0" if discrete else actions.__name__
+            fix = "choose another" if discrete else "choose another, for instance Pendulum-v1"
             raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", fix)
         _check_contract(env, env_id)
     finally:
@@ -119,23 +120,22 @@ def _check_contract(env: gymnasium.Env, env_id: str) -> None:
         wrappers.check_contract(env)
     except (KeyboardInterrupt, Stopped):
         raise
-    except Exception as error:
-        if isinstance(error, wrappers.BrokenContract):
-            raise ConfigError("env-id", env_id, _told(error), FIX_ENV) from error
-        # an actor reports what the environment raises itself, with the traceback
     except BaseException as error:
-        raise ConfigError("env-id", env_id, _told(error), FIX_ENV) from error
+        if isinstance(error, wrappers.BrokenContract) or not isinstance(error, Exception):
+            raise ConfigError("env-id", env_id, _one_line(error), FIX_ENV) from error
+        # an actor reports other errors of the environment, with their traceback
 
 
-def _told(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
+    """The message of an error that an environment raised."""
     text = " ".join(str(error).split())
-    if not isinstance(error, Exception):  # SystemExit: an environment must not decide about the process
+    if not isinstance(error, Exception):  # SystemExit: an environment must not end the process
         return f"it raises {type(error).__name__}({text})"
     return (text or type(error).__name__).rstrip(".")
 
 
-def _suggestion(env_id: str) -> str:
-    """What to do about an environment that cannot be made: the id that was meant, if there is one like it."""
+def _fix_for(env_id: str) -> str:
+    """How to fix an environment id that cannot be made: a similar id, if there is one."""
     if env_id in gymnasium.registry:
         return "choose another"
     known = {name.casefold(): name for name in gymnasium.registry}
@@ -150,17 +150,13 @@ def _suggestion(env_id: str) -> str:
 def check_device(cuda: bool) -> torch.device:
     """The device of the nets. Raises ConfigError for `--cuda` without CUDA."""
     if cuda and not torch.cuda.is_available():
-        raise ConfigError(
-            "cuda", True, "torch sees no CUDA device", "leave --cuda out, or install a CUDA build of torch"
-        )
+        fix = "leave --cuda out, or install a CUDA build of torch"
+        raise ConfigError("cuda", True, "torch sees no CUDA device", fix)
     return torch.device("cuda" if cuda else "cpu")
 
 
-LOOPBACK_ADDRESS = "127.0.0.1"
-
-
 def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
-    """Raise ConfigError unless every learner has as many actors as the next, and with CUDA a GPU to itself."""
+    """Raise ConfigError unless all learners get the same number of actors, and with CUDA a GPU each."""
     if num_actors % num_learners:
         why = f"{num_actors} actors cannot be shared out evenly"
         raise ConfigError("num-learners", num_learners, why, "let --num-actors be a multiple of it")
@@ -172,7 +168,6 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
             with socket.create_server((LOOPBACK_ADDRESS, 0)) as server:
                 socket.create_connection(server.getsockname(), 2.0).close()
         except OSError as error:
-            why = f"learners speak over the loopback interface, which is not there ({error.strerror})"
-            raise ConfigError(
-                "num-learners", num_learners, why, "enable it (ip channel set lo up), or lower it"
-            ) from error
+            why = f"learners need the loopback interface, which is down ({error.strerror})"
+            fix = "enable it (ip link set lo up), or lower it"
+            raise ConfigError("num-learners", num_learners, why, fix) from error

@@ -1,24 +1,25 @@
-"""What a `Run` is to learner 0, for the learners besides it: counters that keep step, and nothing written."""
+"""The run of a learner besides the first: the same counters as in learner 0, and nothing is written."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
+from a3c_mp.processes.learners import Stateful
 from a3c_mp.processes.workers import RestartMessage
-from a3c_mp.run.checkpoint import Stateful
+from a3c_mp.run.progress import Progress
 from a3c_mp.run.tracking import Timings
 from a3c_mp.seeds import LEARNER, derive_seeds
 
 
 class ReplicaRun:
-    """Stands in for `Run` in a learner that was spawned; learner 0 keeps the books and ends it.
+    """The `RunState` of learners 1, 2, ...; learner 0 holds the `Run` and decides when all of them stop.
 
     Args:
         args: the chapter's settings.
@@ -27,32 +28,47 @@ class ReplicaRun:
     """
 
     def __init__(self, args: CommonArgs, rank: int, steps: int, updates: int):
-        self.args, self.rank, self.steps, self.updates = args, rank, steps, updates
+        self.args, self.rank = args, rank
+        self.progress = Progress(args, steps, updates)
         self.rng = torch.Generator()
         self.timing = Timings()
-        self.counters: Counter[str] = Counter()
-        self.log = logging.Logger("follower")  # without a handler: learner 0 says the same
+        self.log = logging.Logger("replica")  # without output: learner 0 logs the same
         self.log.addHandler(logging.NullHandler())
         self._seed()
 
     def _seed(self) -> None:
         self.rng.manual_seed(derive_seeds(self.args.seed, self.steps, self.rank, LEARNER)[0])
 
+    @property
+    def steps(self) -> int:
+        return self.progress.steps
+
+    @property
+    def updates(self) -> int:
+        return self.progress.updates
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.progress.counters
+
     def should_stop(self) -> bool:
         return False
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
-        self.steps += steps
+        self.progress.record_rollout(steps, episodes, actor, policy_lag)
 
-    def record_update(self, metrics: dict[str, Tensor], samples: int = 0) -> None:
-        self.updates += 1
+    def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
+        pass
+
+    def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None:
+        self.progress.record_update(samples)
 
     def on_restart(self, message: RestartMessage) -> None:
-        pass
+        self.progress.on_restart(message)
 
     def keep(self, **parts: Stateful) -> None:
         pass
 
     def end_round(self) -> None:
-        """The random numbers of the next round follow from the steps: a learner in a resumed run draws the same."""
+        """Seed the next round's random numbers from the steps, so that a resumed run draws the same."""
         self._seed()

@@ -1,4 +1,4 @@
-"""The folder of a run: made, locked, and described in `config.json`; files in it are whole or not there."""
+"""The folder of a run: made, checked, locked, and described in `config.json`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 import gymnasium
 import numpy as np
@@ -23,17 +23,21 @@ import torch
 import a3c_mp
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError
+from a3c_mp.run.files import make_folder
 
 MAX_NAME = 255
-"""bytes in the name of a folder, on the file systems of Linux"""
-LEFT_BY_REFUSED = {".lock", ".writable", "run.log"}
-"""what may lie in a folder whose run never started, besides an empty folder for checkpoints"""
+"""most bytes in the name of a folder on Linux"""
+LEFT_BY_FAILED_START = {".lock", ".writable", "run.log"}
+"""files in a folder whose run failed to start, besides an empty folder for checkpoints"""
 START = ("commit", "command", "versions", "machine", "args")
-"""what `config.json` says of each start, and above that of the newest"""
+"""fields of each start in `config.json`; those of the newest stand at its top level too"""
 
 
 def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
-    """The folder that `--resume` or `--run-name` names, made, found writable, and held until the file is closed.
+    """Make, check and lock the folder that `--resume` or `--run-name` names.
+
+    Returns:
+        the folder, and its lock file, which releases the lock when it is closed.
 
     Raises:
         ConfigError: it cannot be made or written, another process holds it, or there is a run in it already.
@@ -59,7 +63,7 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
 
 
 def new_folder(args: CommonArgs, algorithm: str) -> Path:
-    """Where a new run belongs. Raises ConfigError for a run name that is no plain folder name."""
+    """The folder of a new run. Raises ConfigError for a run name that is no plain folder name."""
     env = args.env_id.replace("/", "_").replace(":", "_")
     name = args.run_name
     if name is None:
@@ -70,8 +74,8 @@ def new_folder(args: CommonArgs, algorithm: str) -> Path:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError if a folder holds files and no run that wrote them."""
-    foreign = {path.name for path in folder.glob("*")} - LEFT_BY_REFUSED
+    """Raise ConfigError if a folder holds files, but no run."""
+    foreign = {path.name for path in folder.glob("*")} - LEFT_BY_FAILED_START
     if not any((folder / "checkpoints").glob("*")):
         foreign.discard("checkpoints")
     if foreign and not (folder / "config.json").exists():
@@ -81,7 +85,7 @@ def refuse_foreign(folder: Path) -> None:
 
 @contextmanager
 def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
-    """Turn an OSError about a file of the run folder into a ConfigError that names the file."""
+    """Turn an OSError into a ConfigError that names the file."""
     try:
         yield
     except OSError as error:
@@ -92,16 +96,8 @@ def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
         raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and what is missing above it, and sync the folders that hold the new names. Raises OSError."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        sync_folder(path.parent)
-
-
 def try_writing(folder: Path) -> None:
-    """Raise OSError if a file in a folder cannot be written, for want of permission or space."""
+    """Raise OSError if a file in a folder cannot be written, for lack of permission or space."""
     probe = folder / ".writable"
     try:
         probe.write_bytes(b"\0")
@@ -110,7 +106,7 @@ def try_writing(folder: Path) -> None:
 
 
 def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
-    """Lock a folder's lock file, and write into it by whom: two writers would tear each other's files."""
+    """Lock a folder's lock file and write this process's pid into it. Raises ConfigError if another holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -125,12 +121,12 @@ def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
 
 
 def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:
-    """What `config.json` holds: every setting, versions, machine, commit, command line, of each start of the run.
+    """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run.
 
     Args:
         args: settings of this start.
         algorithm: name of the chapter.
-        folder: of the run; the starts in its `config.json` come first.
+        folder: of the run; earlier starts are copied from its `config.json`.
         steps: agent steps of the run at this start.
     """
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
@@ -153,7 +149,7 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
 
 
 def earlier_starts(path: Path) -> list[Any]:
-    """The starts that a `config.json` tells of; one without their list tells of one, at a time not known."""
+    """The starts in a `config.json`; an old one without a list of them holds one, at an unknown time."""
     try:
         content = json.loads(path.read_text())
         starts = content.get("starts")
@@ -173,38 +169,3 @@ def git_commit() -> str | None:
         return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file; the one before it stays until the new one is whole. Raises OSError."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write to a temporary file, sync it, rename it into place, sync the folder. Raises OSError.
-
-    What is too large to be held as bytes is written by a function that is given the file.
-    """
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)  # the rename, too, must survive a power cut
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

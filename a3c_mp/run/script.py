@@ -1,4 +1,4 @@
-"""The end of a script's process: output is written, and what an environment left running does not delay it."""
+"""The end of a script: exit codes, and an exit that threads and processes of an environment cannot delay."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from a3c_mp.processes.console import console, discard_output
 from a3c_mp.processes.spawn import SIGNALS
 
 END_SECONDS = 1.0
-"""longest wait for each thing that may delay the end: output, threads, exit functions"""
+"""longest wait for each of output, threads, child processes and exit functions"""
 
 
-def run_to_end(main: Callable[[], int], bad_input: type[Exception]) -> NoReturn:
+def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a script's `main` and end the process with its exit code, whatever an environment has left running.
 
-    Bad input becomes one line and code 2; a signal, where `main` has nothing to save yet, code 128 + its number; any
-    other error a traceback and code 1.
+    A ConfigError becomes one line and code 2, a signal that `main` does not handle code 128 + its number, any other
+    error a traceback and code 1.
     """
     threads = threading.enumerate()
     for signum in SIGNALS:
         if signum not in IGNORED_AT_START:  # as nohup does with SIGHUP
-            signal.signal(signum, _leave)
+            signal.signal(signum, _on_signal)
     code: Any = 1
     try:
         code = main()
-    except bad_input as error:
+    except ConfigError as error:
         console.drain()
         in_time(partial(print, f"error: {error}", file=sys.stderr))
         code = 2
@@ -52,23 +52,23 @@ def run_to_end(main: Callable[[], int], bad_input: type[Exception]) -> NoReturn:
     end_process(code, threads)
 
 
-def _leave(signum: int, frame: FrameType | None) -> None:
+def _on_signal(signum: int, frame: FrameType | None) -> None:
     _ignore_signals()
     raise Stopped(128 + signum)
 
 
 def _ignore_signals() -> None:
-    """While the process clears up, more signals change nothing."""
+    """Ignore further signals while the process ends."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 
 def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoReturn:
-    """Raise SystemExit, or end at once where the interpreter's own way out could wait without limit.
+    """Raise SystemExit, or end at once where the interpreter could wait without limit.
 
     Args:
         code: as for `sys.exit`.
-        own_threads: those that were there at the start; the interpreter waits for all others that are no daemons.
+        own_threads: threads that ran at the start; the interpreter waits for all others that are no daemons.
     """
     is_clear = in_time(flush_output) if console.drain() else False
     is_clear &= threads_have_ended(own_threads)
@@ -81,7 +81,7 @@ def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoRetur
 
 
 def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> bool:
-    """Run a function on a thread, waiting at most so long (s). Returns whether it ended."""
+    """Run a function on a thread and wait for it at most so long (s). Returns whether it has ended."""
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -89,7 +89,7 @@ def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> boo
 
 
 def flush_output() -> None:
-    """Write what stdout and stderr hold; where that fails, drop it, as it would change the exit code."""
+    """Flush stdout and stderr; output that cannot be written is dropped, as it would change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -98,7 +98,7 @@ def flush_output() -> None:
 
 
 def threads_have_ended(own: Collection[threading.Thread]) -> bool:
-    """Wait for threads that would keep the process alive. Returns whether none is left."""
+    """Wait for threads that keep the process alive. Returns whether all have ended."""
     deadline = time.monotonic() + END_SECONDS
     others = [thread for thread in threading.enumerate() if not thread.daemon and thread not in own]
     for thread in others:
@@ -107,7 +107,7 @@ def threads_have_ended(own: Collection[threading.Thread]) -> bool:
 
 
 def children_have_ended() -> bool:
-    """End child processes for which the interpreter would wait. Returns whether none is left."""
+    """Terminate child processes that the interpreter would wait for. Returns whether all have ended."""
     others = [child for child in multiprocessing.active_children() if not child.daemon]
     for child in others:
         with suppress(OSError):
@@ -115,8 +115,3 @@ def children_have_ended() -> bool:
     for child in others:
         child.join(END_SECONDS)
     return not any(child.is_alive() for child in others)
-
-
-def exit_with(main: Callable[[], int]) -> NoReturn:
-    """Run a script's `main` and end the process with its exit code; bad input becomes one line and code 2."""
-    run_to_end(main, ConfigError)

@@ -1,20 +1,27 @@
-"""Finished games in the order in which they started, so that short games do not enter the mean return first."""
+"""The mean return, over games in the order in which they started: short games must not enter it first."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from a3c_mp.data.episodes import Episode
 
+WINDOW = 100
+"""episodes in the mean return"""
+MIN_EPISODES = 20
+"""fewest episodes that can show a game solved"""
 PATIENCE = 20
 """later games for each environment after which an unfinished game is no longer waited for"""
 
 
 class CountedEpisode(NamedTuple):
-    """A finished game whose turn has come."""
+    """A finished game; no game that started before it is still in progress."""
 
     actor: int
     episode: Episode
@@ -26,18 +33,64 @@ class _Game:
     env: int
     episode: Episode | None = None  # once it has ended
     ended: bool = False  # or was lost with its actor
-    overdue: bool = False  # no longer waited for
+    overdue: bool = False  # passed over
+
+
+class ReturnWindow:
+    """Mean raw return of the last `WINDOW` whole games, in the order in which they started.
+
+    Args:
+        num_actors, num_envs: actors of the run, environments of each.
+    """
+
+    def __init__(self, num_actors: int, num_envs: int):
+        self.games = StartOrder(num_actors, num_envs)
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.episodes = 0  # of the whole run
+
+    def end(self, actor: int, episodes: Sequence[Episode]) -> list[CountedEpisode]:
+        """Add the games of an actor that ended, in order of time; returns those that enter the mean now."""
+        return self._count(self.games.end(actor, episodes))
+
+    def lose(self, actor: int) -> list[CountedEpisode]:
+        """Drop the unfinished games of an actor; returns those that enter the mean now."""
+        return self._count(self.games.lose(actor))
+
+    def _count(self, games: Iterable[CountedEpisode]) -> list[CountedEpisode]:
+        counted = [game for game in games if math.isfinite(game.episode.episode_return)]
+        self.episodes += len(counted)
+        self.returns.extend(game.episode.episode_return for game in counted)
+        return counted
+
+    @property
+    def mean(self) -> float:
+        """NaN before the first game."""
+        return float(np.mean(self.returns)) if self.returns else math.nan
+
+    @property
+    def is_representative(self) -> bool:
+        """Whether there are enough games to call the task solved or a checkpoint the best."""
+        return len(self.returns) >= MIN_EPISODES
+
+    def forget_games(self) -> StartOrder:
+        """All actors start new games; returns the new order."""
+        self.games = StartOrder(self.games.num_actors, self.games.num_envs)
+        return self.games
+
+    def restore(self, returns: Sequence[float], episodes: int) -> None:
+        """Continue with saved returns; games in progress are restored apart, as they are saved apart."""
+        self.returns, self.episodes = deque(returns, maxlen=WINDOW), episodes
 
 
 class StartOrder:
-    """Hands out a finished game once every game that started before it has ended or was lost with its actor.
+    """A queue that releases a finished game once every game that started before it has ended or was lost.
 
-    The first games of all environments start together, each later one where its environment's last one ended, in the
-    order in which the learner takes in the steps. A window that takes games as they finish is biased: after any common
-    start the short ones come first.
+    The first games of all environments start together, each later one where the previous game of its environment
+    ended, in the order in which the learner receives the steps. A window that takes games as they finish is biased:
+    after a common start the short ones come first.
 
-    A game that does not end would block the window for ever: when `PATIENCE` later games for each environment wait
-    behind it, it is passed over. It counts when it ends after all.
+    A game that does not end would block the queue for ever: when `PATIENCE` later games for each environment wait
+    behind it, it is passed over. If it ends after all, it is released then.
 
     Args:
         num_actors, num_envs: actors of the run, environments of each.
@@ -57,7 +110,7 @@ class StartOrder:
         return game
 
     def end(self, actor: int, episodes: Sequence[Episode]) -> Iterator[CountedEpisode]:
-        """Take in the games of an actor that ended, in order of time; yields those whose turn has come."""
+        """Add the games of an actor that ended, in order of time; yields the released ones."""
         playing = self._playing[actor]
         for episode in episodes:
             game = playing[episode.env]
@@ -68,7 +121,7 @@ class StartOrder:
         yield from self._release()
 
     def lose(self, actor: int) -> Iterator[CountedEpisode]:
-        """The games that an actor was playing are lost, and it starts others; yields those that waited for them."""
+        """Drop the games that an actor was playing, and start others; yields the released ones."""
         for env, game in enumerate(self._playing[actor]):
             game.ended = True
             self._playing[actor][env] = self._start(actor, env)
@@ -84,7 +137,7 @@ class StartOrder:
                 self.passed_over += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values: games [actor, env, return, length, ended] by start, overdue ones first."""
+        """Plain values: games [actor, env, return, length, ended] in the order of their starts, overdue ones first."""
         overdue = [game for games in self._playing for game in games if game.overdue]
         rows = [
             [game.actor, game.env, *(game.episode or Episode(0.0, -1))[:2], game.ended]
@@ -94,7 +147,7 @@ class StartOrder:
         return {"sizes": sizes, "overdue": len(overdue), "games": rows, "passed_over": self.passed_over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`. Raises ValueError for other numbers of actors or environments."""
+        """Continue from a `state_dict`. Raises ValueError for other numbers of actors or environments."""
         if state["sizes"] != [self.num_actors, self.num_envs]:
             raise ValueError(f"it has (actors, environments) {state['sizes']}")
         self.passed_over = state["passed_over"]

@@ -1,4 +1,4 @@
-"""What a run records: TensorBoard curves, `episodes.csv`, and where the time went."""
+"""Parts of `Metrics`: the TensorBoard event file, means, and shares of the learner's time."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from a3c_mp.data.episodes import Episode
 
 T = TypeVar("T")
 
-FLUSH_SECONDS = 1.0
-"""curves are averaged over so long"""
 POINTS = 16
-"""most points that one flush adds to the curve of the returns of single games"""
+"""most points that one flush adds to the curve of episode returns"""
 RETRY_SECONDS = 60.0
-"""pause after a failed write before TensorBoard is tried again"""
+"""time after a failed write until the next attempt"""
 
 
 class EventFile:
-    """TensorBoard scalars, written by the caller's own thread.
+    """A TensorBoard event file, written by the calling thread.
 
     tensorboardX's `SummaryWriter` writes on a thread of its own; once that thread dies (disk full), `add_scalar` blocks
-    for ever. The `EventsWriter` underneath raises instead. A failed write costs curves, never the run: it is reported
-    once, and a new file is begun after a pause.
+    for ever. The `EventsWriter` underneath raises instead. A failed write is logged and costs points of the curves,
+    never the run; a new file is opened after `RETRY_SECONDS`.
 
     Args:
         folder: of the run.
-        purge_step: on resume, events of the earlier process from this step on are hidden.
+        purge_step: on resume, TensorBoard hides events of earlier processes from this step on.
+        log: where failed writes are reported.
     """
 
     def __init__(self, folder: Path, purge_step: int | None, log: logging.Logger):
@@ -89,7 +88,7 @@ class EventFile:
 
 
 def episode_points(games: Sequence[tuple[int, Episode]]) -> list[tuple[str, float, int]]:
-    """Points of the curves of single games, at most `POINTS` for each curve: means of consecutive games beyond that.
+    """Points of the curves of episode return and length; more than `POINTS` games become means of consecutive ones.
 
     Args:
         games: (agent steps of the run when a game was counted, the game).
@@ -108,7 +107,7 @@ def episode_points(games: Sequence[tuple[int, Episode]]) -> list[tuple[str, floa
 
 
 class Timings:
-    """Adds up the seconds spent in named sections; `shares()` says what part of all time each took."""
+    """A timer of named sections of code; `with timings("learning"):` adds to one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -123,7 +122,7 @@ class Timings:
             self.seconds[name] += time.perf_counter() - start
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Pass items through, counting the time it takes to get them."""
+        """Yield the items, timing the wait for each."""
         iterator = iter(items)
         while True:
             with self(name):
@@ -133,6 +132,7 @@ class Timings:
             yield item
 
     def shares(self) -> dict[str, float]:
+        """The share of each section in the time since the last call."""
         now = time.perf_counter()
         shares = {name: seconds / (now - self.since) for name, seconds in self.seconds.items()}
         self.seconds.clear()
@@ -141,7 +141,7 @@ class Timings:
 
 
 class Means:
-    """Means of named figures between flushes; tensors stay on their device until then."""
+    """Means of named values between flushes; tensors stay on their device until then."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[Tensor | float]] = defaultdict(list)
@@ -151,6 +151,7 @@ class Means:
             self.values[name].append(value.detach().float().mean() if isinstance(value, Tensor) else value)
 
     def pop(self) -> dict[str, float]:
+        """The means, which start again from nothing."""
         means = {
             name: torch.stack([torch.as_tensor(v) for v in values]).mean().item()
             for name, values in self.values.items()

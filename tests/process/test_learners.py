@@ -239,5 +239,5 @@ def test_a_machine_without_a_loopback_interface_is_an_error_at_once(monkeypatch)
     check_learners(2, 2, False)
     monkeypatch.setattr("socket.create_connection", down)
     check_learners(1, 2, False)
-    with pytest.raises(ConfigError, match=r"loopback interface, which is not there \(Network is unreachable\)"):
+    with pytest.raises(ConfigError, match=r"loopback interface, which is down \(Network is unreachable\)"):
         check_learners(2, 2, False)

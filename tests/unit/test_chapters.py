@@ -26,9 +26,8 @@ from support import CARTPOLE, CHAPTERS, ROOT
 
 from a3c_mp.algorithms import apex
 from a3c_mp.errors import ConfigError
-from a3c_mp.run import checkpoint
+from a3c_mp.run import checkpoint, metrics
 from a3c_mp.run import preflight as limits
-from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.run import Run
 
@@ -189,7 +188,7 @@ def test_a_full_disk_costs_warnings_and_the_old_checkpoint_stays(chapter, monkey
     """Between 1,000 and 2,000 steps no file can grow."""
     warnings, during = [], []
     monkeypatch.setattr(logging.Logger, "warning", lambda self, text: warnings.append(text))
-    monkeypatch.setattr(run_module, "FLUSH_SECONDS", 0.02)
+    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.02)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     tick = Run.end_round
 

@@ -123,7 +123,7 @@ def test_a_run_whose_last_state_is_not_saved_has_failed(args, capsys):
         run.save()
         run.record_rollout(10, [], 0, 0)
         run.exit_reason = "total_steps"
-        block(run.checkpoints)
+        block(run.checkpointer.folder)
     assert run.exit_code == 1
     log = (run.folder / "run.log").read_text()
     assert "ERROR error: the state at 20 steps was not saved" in log
@@ -137,12 +137,15 @@ def test_weights_that_are_not_finite_at_the_end_are_an_error_that_names_the_last
         run.record_rollout(10, [], 0, 0)
         run.exit_reason = "total_steps"
         with torch.no_grad():
-            run.net.bias.fill_(torch.nan)
+            run.state.net.bias.fill_(torch.nan)
     assert run.exit_code == 1
     log = (run.folder / "run.log").read_text()
     assert "bias holds NaN or infinity" in log
     assert "ERROR error: the state at 20 steps was not saved" in log
-    assert f"the last checkpoint is {run.checkpoints / 'step_'}{10:012d}.pt; go on with --resume {run.folder}" in log
+    assert (
+        f"the last checkpoint is {run.checkpointer.folder / 'step_'}{10:012d}.pt; go on with --resume {run.folder}"
+        in log
+    )
 
 
 def test_a_run_that_has_saved_its_last_state_ends_well(args):

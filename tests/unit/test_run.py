@@ -1,5 +1,6 @@
 """A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
 
+import io
 import os
 import signal
 from contextlib import suppress
@@ -7,14 +8,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from a3c_mp.config import CommonArgs, LearningArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, TrainingError, WorkerError
+from a3c_mp.processes.console import progress_bar
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.checkpoint import list_checkpoints
+from a3c_mp.run.display import hms
 from a3c_mp.run.run import Run
+from a3c_mp.run.start_order import MIN_EPISODES
 
 
 class Part:
@@ -48,7 +53,7 @@ def test_extra_parts_and_counters_come_back(args, tmp_path):
         run.record_update({}, samples=32)
     found = {"target": Part(), "replay": Part()}
     with a_run(replace(args, resume=tmp_path / "r"), **found) as run:
-        assert (run.steps, run.updates, run.samples) == (10, 2, 64)
+        assert (run.steps, run.updates, run.progress.samples) == (10, 2, 64)
         assert (found["target"].value, found["replay"].value) == (3.0, 5.0)
 
 
@@ -82,22 +87,22 @@ def test_the_log_says_where_rewards_are_clipped(clipped, tmp_path):
 
 def test_flags_given_on_resume_count_for_each_group_of_parameters(args, tmp_path):
     with a_run(args) as run:
-        run.optimizer.param_groups[1]["lr"] = 0.05
+        run.state.optimizer.param_groups[1]["lr"] = 0.05
         run.record_rollout(10, [], 0, 0)
     with a_run(replace(args, resume=tmp_path / "r")) as run:
-        assert [group["lr"] for group in run.optimizer.param_groups] == [0.1, 0.2]
+        assert [group["lr"] for group in run.state.optimizer.param_groups] == [0.1, 0.2]
 
 
 def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch):
     with a_run(args) as run:
         shown = {}
         monkeypatch.setattr(
-            run.event_file, "scalars", lambda rows: shown.update({name: value for name, value, _ in rows})
+            run.metrics.event_file, "scalars", lambda rows: shown.update({name: value for name, value, _ in rows})
         )
-        run.gauges["replay/size"] = lambda: 123
+        run.metrics.gauges["replay/size"] = lambda: 123
         run.record_rollout(100, [], 0, 0)
         run.record_update({}, samples=400)
-        monkeypatch.setattr("time.monotonic", lambda now=run.started + 10.0: now)
+        monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + 10.0: now)
         run.end_round()
         assert shown["replay/size"] == 123
         assert shown["charts/samples_per_second"] == pytest.approx(4 * shown["charts/sps"])
@@ -109,7 +114,7 @@ def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch)
 def test_what_an_incident_means_for_a_deterministic_run_stands_before_the_traceback(args, replaced, what):
     with a_run(replace(args, deterministic=True)) as run:
         run.on_restart(RestartMessage(0, "actor 0 (pid 1) raised; restart 1 of 5\nTraceback:\nValueError", replaced))
-        assert run.worker_restarts == replaced
+        assert run.progress.worker_restarts == replaced
     log = (run.folder / "run.log").read_text()
     assert f"restart 1 of 5; {what}\nTraceback:\nValueError\n" in log
 
@@ -136,7 +141,41 @@ def test_another_optimizer_is_bad_input(args, tmp_path):
         Run(replace(args, resume=tmp_path / "r"), "test", net, other)
 
 
+def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, monkeypatch):
+    with a_run(args) as run:
+        run.record_rollout(9_876_543, [Episode(-20.9, 800)], 0, 0)
+        monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + 1000.0: now)
+        line = run.metrics._progress_line(lag=12.3)
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    bar = progress_bar(console)
+    bar.add_task("", completed=run.steps, total=args.total_steps, eta=hms(3600), line=line)
+    console.print(bar.get_renderable())
+    assert line in console.file.getvalue()
+
+
 # ---- the end
+
+
+def test_a_run_is_solved_in_the_round_in_which_that_is_first_seen_and_stays_so(args):
+    with a_run(replace(args, stop_return=5.0, num_actors=1, num_envs=1)) as run:
+        run.record_rollout(100, [Episode(6.0, 5)] * MIN_EPISODES, 0, 0)
+        assert run.should_stop()
+        assert run.progress.solved_at is None, "a query changes nothing"
+        run.end_round()
+        run.record_rollout(50, [Episode(0.0, 5)] * MIN_EPISODES, 0, 0)
+        assert run.should_stop()
+    assert (run.exit_reason, run.exit_code, run.summary()["solved_at_steps"]) == ("solved", 0, 100)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_worker_that_is_lost_when_the_budget_is_spent_is_a_failure_only_before_the_round_ends(args, learned):
+    with a_run(replace(args, total_steps=10)) as run:
+        run.record_rollout(10, [], 0, 0)
+        if learned:
+            run.end_round()
+        raise WorkerError("learner 1 (pid 1) is lost")
+    expected = (0, "total_steps") if learned else (1, "error: learner 1 (pid 1) is lost")
+    assert (run.exit_code, run.exit_reason) == expected
 
 
 ENDS: dict[str, tuple[BaseException, str]] = {
@@ -154,7 +193,7 @@ def test_whatever_ends_a_run_is_told_in_run_log(args, error, line):
         raise error
     lines = (run.folder / "run.log").read_text().splitlines()
     assert any(written.endswith(f" ERROR {line}") for written in lines)
-    assert any(f"the last checkpoint is {run.last_checkpoint}" in written for written in lines)
+    assert any(f"the last checkpoint is {run.checkpointer.newest}" in written for written in lines)
     assert run.exit_code == 1
     assert run.summary()["exit_reason"] == line
 
@@ -169,7 +208,7 @@ def test_a_run_is_finished_once(args, tmp_path):
         run.finish(KeyError("late"))
     assert (run.exit_code, run.exit_reason) == (130, "SIGINT")
     assert (run.folder / "summary.json").stat().st_mtime_ns == written
-    assert run.last_checkpoint is not None
+    assert run.checkpointer.newest is not None
 
 
 def test_a_run_handles_signals_that_an_environment_ignores_but_not_those_ignored_from_the_start(args, monkeypatch):
@@ -192,9 +231,9 @@ def test_checkpoints_are_written_by_the_clock(args, monkeypatch):
         saved = []
         for seconds in (1.0, 30.0, 62.0, 90.0):
             run.record_rollout(100, [], 0, 0)
-            monkeypatch.setattr("time.monotonic", lambda now=run.started + seconds: now)
+            monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + seconds: now)
             run.end_round()
-            saved.append(run._saved_steps)
+            saved.append(run.checkpointer.saved_steps)
         assert saved == [100, 100, 300, 300], "after the first round, and every 60 s from then on"
 
 
@@ -213,13 +252,13 @@ def test_what_a_deterministic_run_keeps_comes_back(args, tmp_path):
         run.keep(actors=Part(3.0))
         run.record_rollout(10, [Episode(7.0, 5, env=1)], 0, 0)
         run.end_round()
-        assert run.mean_return != run.mean_return, "environment 0 is still in its first game"
+        assert not run.progress.window.returns, "environment 0 is still in its first game"
     found = Part()
     with a_run(replace(args, resume=tmp_path / "r")) as run:
         run.keep(actors=found)
         assert found.value == 3.0
         run.record_rollout(10, [Episode(5.0, 9, env=0)], 0, 0)
-        assert list(run.returns) == [5.0, 7.0]
+        assert list(run.progress.window.returns) == [5.0, 7.0]
     assert "start new games" not in (tmp_path / "r" / "run.log").read_text()
 
 
@@ -235,5 +274,7 @@ def test_a_checkpoint_of_other_actors_or_of_an_asynchronous_run_is_resumed_with_
         run.keep(actors=found)
         assert found.value == 0.0
         run.record_rollout(10, [Episode(5.0, 9, env=0)], 0, 0)
-        assert list(run.returns) == [5.0], "the game of environment 1 that had ended is lost with the one before it"
+        assert list(run.progress.window.returns) == [5.0], (
+            "the game of environment 1 that had ended is lost with the one before it"
+        )
     assert "the run differs from one that was never interrupted" in (tmp_path / "r" / "run.log").read_text()

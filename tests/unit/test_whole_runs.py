@@ -10,7 +10,7 @@ from support import CARTPOLE, CHAPTERS, SMALL, SMALL_REPLAY, episode_steps, scal
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.errors import ConfigError
-from a3c_mp.run import run
+from a3c_mp.run import metrics
 
 CART = [*CARTPOLE, *SMALL]
 APEX_CART = [*CARTPOLE, *CHAPTERS["apex_dqn"][1]]
@@ -22,7 +22,7 @@ APEX_CURVES = {
 
 
 def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch):
-    monkeypatch.setattr(run, "FLUSH_SECONDS", 0.05)  # so that either run has points of curves in its middle
+    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.05)  # so that either run has points of curves in its middle
     first = run_inline("train_a3c_data.py", *CART, "--total-steps", "3000", "--gamma", "0.97").summary
     second = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "6000")
     assert second.code == 0, second.err

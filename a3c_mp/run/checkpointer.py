@@ -1,0 +1,139 @@
+"""When a run is checkpointed, and what of: its net, optimizer, random numbers, progress and the chapter's parts."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.errors import CheckpointError, ConfigError
+from a3c_mp.maths.schedules import Every
+from a3c_mp.processes.learners import Stateful
+from a3c_mp.run import checkpoint
+from a3c_mp.run.progress import Progress
+
+
+class TrainingState:
+    """Everything that a checkpoint holds.
+
+    Args:
+        net, optimizer, progress: of the run.
+        extra: the chapter's own parts, by name.
+        log: where a warning names what a checkpoint lacks.
+    """
+
+    def __init__(
+        self, net: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, extra: Mapping[str, Stateful],
+        log: logging.Logger,
+    ):  # fmt: skip
+        self.net, self.optimizer, self.progress, self.extra, self.log = net, optimizer, progress, dict(extra), log
+        self.rng = torch.Generator().manual_seed(progress.args.seed)
+        self._unclaimed: dict[str, Any] | None = None  # saved parts of a deterministic run, until `keep`
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": self.rng.get_state(),
+            "torch_rng": torch.get_rng_state(),
+            **self.progress.state_dict(),
+            "extra": {name: part.state_dict() for name, part in self.extra.items()},
+        }
+
+    def restore(self, state: dict[str, Any], path: Path) -> None:
+        """Continue from the state that was saved in a file; raises where it does not fit."""
+        self.net.load_state_dict(state["net"])
+        checkpoint.restore_optimizer(self.optimizer, state["optimizer"])
+        saved = state.get("extra", {})
+        for name, part in self.extra.items():
+            if name in saved:
+                part.load_state_dict(saved[name])
+            else:
+                self.log.warning(f"{path} holds no {name}: it starts empty")
+        self.rng.set_state(state["rng"])
+        torch.set_rng_state(state["torch_rng"])
+        self.progress.load_state_dict(state)
+        if self.progress.args.deterministic:
+            self._unclaimed = {name: part for name, part in saved.items() if name not in self.extra}
+
+    def keep(self, **parts: Stateful) -> None:
+        """Add the parts that an exact resume needs, and fill them from the checkpoint that the run resumed from."""
+        parts = {"games": self.progress.window.games, **parts}
+        self.extra |= parts
+        saved, self._unclaimed = self._unclaimed, None
+        if saved is None:
+            return
+        differs = "the run differs from one that was never interrupted"
+        if "actors" not in saved:
+            whose = "it is from a run without --deterministic, or from an older version"
+            self.log.warning(f"the checkpoint holds no games ({whose}): actors start new ones; {differs}")
+            return
+        for name, part in parts.items():
+            try:
+                part.load_state_dict(saved[name])
+            except (LookupError, ValueError, RuntimeError, TypeError) as error:
+                self.log.warning(f"the checkpoint's {name} do not fit these settings ({error}); {differs}")
+                if name in ("games", "actors"):  # new games in a new order, with weights of version 0
+                    self.extra["games"] = self.progress.window.forget_games()
+                    return
+
+
+class Checkpointer:
+    """Saves a `TrainingState` at intervals, and restores the newest one that can be read.
+
+    Args:
+        folder: for the checkpoints.
+        state: what they hold.
+        algorithm: name of the chapter.
+    """
+
+    def __init__(self, folder: Path, state: TrainingState, algorithm: str):
+        args = state.progress.args
+        self.folder, self.state, self.args = folder, state, args
+        self.origin: dict[str, Any] = {"algorithm": algorithm, "env_id": args.env_id}
+        self.newest: Path | None = None  # of this run
+        self.saved_steps: int | None = None  # at the newest one
+        if args.resume is not None:
+            self._restore(args)
+        # A new run saves after its first round: whatever happens to it then, it can be resumed.
+        self._saved_at = time.monotonic() if args.resume is not None else -math.inf
+        self._steps_due = Every(args.checkpoint_steps, state.progress.steps)
+
+    def _restore(self, args: CommonArgs) -> None:
+        warn = self.state.log.warning
+        try:
+            _, path = checkpoint.load_newest(self.folder, **self.origin, warn=warn, restore=self.state.restore)
+        except CheckpointError as error:
+            raise ConfigError("resume", args.resume, str(error), "start a new run, or restore the folder") from error
+        self.newest, self.saved_steps = path, self.state.progress.steps
+        checkpoint.set_aside_newer(path)
+        self.state.log.info(f"resumed from {path} at {self.saved_steps:,} steps")
+
+    def is_due(self) -> bool:
+        """Whether `--checkpoint-steps` or `--checkpoint-seconds` have passed; to be called once a round."""
+        steps_due = self._steps_due(self.state.progress.steps)
+        return steps_due or time.monotonic() - self._saved_at >= self.args.checkpoint_seconds
+
+    def save(self) -> None:
+        """Write a checkpoint; a failure costs a warning, and the previous one stays."""
+        progress, state = self.state.progress, self.state.state_dict()
+        try:
+            self.newest = checkpoint.save(
+                self.folder, state, steps=progress.steps, best=progress.is_best, **self.origin
+            )
+            self.saved_steps, progress.best_mean = progress.steps, state["best_mean"]
+        except (OSError, CheckpointError) as error:
+            self.state.log.warning(f"no checkpoint at {progress.steps:,} steps: {error}")
+        self._saved_at = time.monotonic()
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint has the current state."""
+        return self.saved_steps == self.state.progress.steps

@@ -1,0 +1,141 @@
+"""Metrics of a run: TensorBoard scalars, `episodes.csv` and the progress line."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import TrainingError
+from a3c_mp.run.display import Display
+from a3c_mp.run.episode_log import EpisodeLog
+from a3c_mp.run.progress import Progress
+from a3c_mp.run.start_order import CountedEpisode
+from a3c_mp.run.tracking import EventFile, Means, Timings, episode_points
+
+FLUSH_SECONDS = 1.0
+"""time between two points of a curve; each is a mean over that time"""
+
+
+class Metrics:
+    """Averages metrics over `FLUSH_SECONDS` and writes them, with the progress of the run.
+
+    Args:
+        folder: of the run.
+        progress: of the run, where it starts.
+        log: where warnings and, without a terminal, progress lines go.
+
+    Raises:
+        OSError: `episodes.csv` cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, progress: Progress, log: logging.Logger):
+        self.folder, self.progress, self.log = folder, progress, log
+        self.timing = Timings()
+        self.gauges: dict[str, Callable[[], float]] = {}  # read once at each flush
+        self._means = Means()
+        self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
+        self._games: list[tuple[int, Episode]] = []  # since the last flush, each with the steps when it was counted
+        self._flushed = (time.monotonic(), progress.steps, progress.samples)
+        self._steps_at_start = progress.steps
+        self._learning_since: float | None = None  # when the first rollout arrived
+
+    def open(self) -> None:
+        """Open the event file and the display."""
+        resumed = self.progress.args.resume is not None
+        self.event_file = EventFile(self.folder, self.progress.steps + 1 if resumed else None, self.log)
+        self.display = Display(self.progress.args.total_steps, self.log)
+
+    def close_files(self) -> None:
+        self.event_file.close()
+        self._episode_log.close()
+
+    def record(self, metrics: Mapping[str, Tensor | float]) -> None:
+        """Add values to the means that the next flush writes."""
+        self._means.add(metrics)
+
+    def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
+        """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
+        if self._learning_since is None:
+            self._learning_since = time.monotonic()
+        self._means.add({"charts/policy_lag": float(policy_lag)})
+        self.record_games(games)
+
+    def record_games(self, games: Sequence[CountedEpisode]) -> None:
+        """Record games that enter the mean return."""
+        for actor, episode in games:
+            self._episode_log.add(self.progress.steps, self.progress.wall_seconds, actor, episode)
+            self._games.append((self.progress.steps, episode))
+
+    @property
+    def sps(self) -> float:
+        """Agent steps a second consumed by the learner since the first rollout arrived."""
+        if self._learning_since is None:
+            return 0.0
+        return (self.progress.steps - self._steps_at_start) / max(time.monotonic() - self._learning_since, 1e-9)
+
+    def sync_episodes(self) -> None:
+        """Wait until `episodes.csv` has on disk every game recorded so far."""
+        self._episode_log.flush(sync=True)
+
+    def flush_if_due(self) -> None:
+        if time.monotonic() - self._flushed[0] >= FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was recorded since the last flush.
+
+        Raises:
+            TrainingError: the mean loss is NaN or infinite.
+        """
+        now, (then, steps, samples) = time.monotonic(), self._flushed
+        self._flushed = (now, self.progress.steps, self.progress.samples)
+        means = self._means.pop()
+        if not means and not self._games:
+            return
+        if not math.isfinite(loss := means.get("losses/total", 0.0)):
+            raise TrainingError(
+                f"the loss became {loss} before step {self.progress.steps:,}; "
+                f"lower --learning-rate, or look for such rewards and observations"
+            )
+        seconds = max(now - then, 1e-9)
+        means["charts/sps"] = (self.progress.steps - steps) / seconds
+        if self.progress.samples:
+            means["charts/samples_per_second"] = (self.progress.samples - samples) / seconds
+        values = means | self._read_values()
+        points = [(name, value, self.progress.steps) for name, value in values.items()]
+        self.event_file.scalars(episode_points(self._games) + points)
+        self._games = []
+        self._episode_log.flush()
+        line = self._progress_line(values.get("charts/policy_lag", math.nan))
+        self.display.show(self.progress.steps, line, self._seconds_left())
+
+    def _read_values(self) -> dict[str, float]:
+        """Values that are read at a flush rather than averaged since the last one."""
+        progress = self.progress
+        mean = {"charts/mean_return_100": progress.window.mean} if progress.window.returns else {}
+        return {
+            **mean,
+            **{f"charts/{name}": float(count) for name, count in progress.counters.items()},
+            **{name: read() for name, read in self.gauges.items()},
+            "time/elapsed_seconds": progress.wall_seconds,
+            **{f"time/{name}": share for name, share in self.timing.shares().items()},
+        }
+
+    def _progress_line(self, lag: float) -> str:
+        mean = f"{self.progress.window.mean:.1f}" if self.progress.window.returns else "-"
+        counts = [f"{count} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
+        return "  ".join([f"return {mean}", f"{self.sps:,.0f} sps", f"lag {lag:.1f}", *counts])
+
+    def _seconds_left(self) -> float:
+        """Until the budget of steps or seconds is spent."""
+        args, progress = self.progress.args, self.progress
+        left = (args.total_steps - progress.steps) / self.sps if self.sps else math.inf
+        if args.max_seconds is not None:
+            left = min(left, args.max_seconds - (time.monotonic() - progress.started))
+        return left

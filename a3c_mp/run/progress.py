@@ -1,0 +1,140 @@
+"""Progress of a run: what the training loop needs of it (`RunState`), its counters and its stop rules."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.data.episodes import Episode
+from a3c_mp.processes.learners import Stateful
+from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.run.start_order import CountedEpisode, ReturnWindow
+from a3c_mp.run.tracking import Timings
+
+
+class RunState(Protocol):
+    """What a training loop needs of its run: a `Run` in learner 0, a `ReplicaRun` in the other learners."""
+
+    @property
+    def args(self) -> CommonArgs: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def updates(self) -> int: ...
+    @property
+    def rng(self) -> torch.Generator: ...
+    @property
+    def timing(self) -> Timings: ...
+    @property
+    def counters(self) -> Counter[str]: ...
+    @property
+    def log(self) -> logging.Logger: ...
+
+    def should_stop(self) -> bool: ...
+    def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None: ...
+    def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None: ...
+    def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None: ...
+    def on_restart(self, message: RestartMessage) -> None: ...
+    def keep(self, **parts: Stateful) -> None: ...
+    def end_round(self) -> None: ...
+
+
+class Progress:
+    """Counters, mean return, policy lag and wall time of a run, and the stop rules that follow from them.
+
+    Args:
+        args: the chapter's settings.
+        steps, updates: of the run so far.
+    """
+
+    def __init__(self, args: CommonArgs, steps: int = 0, updates: int = 0):
+        self.args, self.steps, self.updates = args, steps, updates
+        self.samples = self.worker_restarts = 0
+        self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
+        self.window = ReturnWindow(args.num_actors, args.num_envs)
+        self.best_mean = -math.inf  # of the checkpoints so far
+        self.policy_lag = [0, 0]  # sum over rollouts, their number
+        self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier processes of a resumed run
+        self.solved_at: tuple[float, int] | None = None  # seconds, steps
+
+    def record_rollout(
+        self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int
+    ) -> list[CountedEpisode]:
+        """Count agent steps, the episodes that ended in them, and the age of the policy in versions.
+
+        Returns:
+            the episodes that enter the mean return now.
+        """
+        self.steps += steps
+        self.policy_lag = [self.policy_lag[0] + policy_lag, self.policy_lag[1] + 1]
+        return self.window.end(actor, episodes)
+
+    def record_update(self, samples: int = 0) -> None:
+        """Count an update of the weights and the samples it used."""
+        self.updates += 1
+        self.samples += samples
+
+    def on_restart(self, message: RestartMessage) -> list[CountedEpisode]:
+        """Count a restarted actor, and drop its unfinished games unless they were rebuilt; returns as above."""
+        self.worker_restarts += message.replaced
+        return [] if self.args.deterministic and message.replaced else self.window.lose(message.actor)
+
+    def stop_reason(self) -> str | None:
+        """Why the run should stop: "solved", "total_steps" or "max_seconds"; None if it should not."""
+        if self.solved_at is not None or self._is_solved():
+            return "solved"
+        if self.steps >= self.args.total_steps:
+            return "total_steps"
+        seconds = math.inf if self.args.max_seconds is None else self.args.max_seconds
+        return "max_seconds" if time.monotonic() - self.started >= seconds else None
+
+    def record_solved(self) -> None:
+        """Record when the mean return reaches the goal for the first time; called between rounds."""
+        if self.solved_at is None and self._is_solved():
+            self.solved_at = (round(self.wall_seconds, 2), self.steps)
+
+    def _is_solved(self) -> bool:
+        goal = self.args.stop_return
+        return goal is not None and self.window.is_representative and self.window.mean >= goal
+
+    @property
+    def wall_seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the mean return is higher than at every checkpoint so far."""
+        return self.window.is_representative and self.window.mean > self.best_mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint written now holds of it."""
+        return {
+            "steps": self.steps,
+            "updates": self.updates,
+            "samples": self.samples,
+            "episodes": self.window.episodes,
+            "worker_restarts": self.worker_restarts,
+            "returns": list(self.window.returns),
+            "best_mean": self.window.mean if self.is_best else self.best_mean,
+            "wall_seconds": self.wall_seconds,
+            "policy_lag": list(self.policy_lag),
+            "counters": dict(self.counters),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; what an older version did not count starts at 0."""
+        self.steps, self.updates = state["steps"], state["updates"]
+        self.samples, self.worker_restarts = state.get("samples", 0), state.get("worker_restarts", 0)
+        self.best_mean, self.seconds_before = state["best_mean"], state["wall_seconds"]
+        self.policy_lag = list(state.get("policy_lag", [0, 0]))
+        self.window.restore(state["returns"], state.get("episodes", 0))
+        self.counters.clear()
+        self.counters.update(state.get("counters", {}))
