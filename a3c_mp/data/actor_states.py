@@ -24,7 +24,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, RestartMessage, Workers
+from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, Workers
 from wrappers import GameLog, obs_hashes, seeding_of
 
 
@@ -106,13 +106,15 @@ class ActorStates:
             len(self.own),
             (self.args, *shared, self),
             states=self,
-            slots_per_worker=self.slots_per_actor,
-            max_restarts=self.args.max_restarts,
-            hang_seconds=self.args.hang_seconds,
-            in_order=self.args.deterministic if in_order is None else in_order,
-            versions=weights.versions_in_flight(self.slots_per_actor),
+            options=WorkerOptions(
+                slots_per_worker=self.slots_per_actor,
+                max_restarts=self.args.max_restarts,
+                hang_seconds=self.args.hang_seconds,
+                in_order=self.args.deterministic if in_order is None else in_order,
+                versions=weights.versions_in_flight(self.slots_per_actor),
+                first_actor=self.first,
+            ),
             on_restart=on_restart,
-            first_actor=self.first,
         )
 
     def read(self, filled: Sequence[Filled]) -> list[ActorReport]:
