@@ -65,7 +65,7 @@ class Child:
     silence: float = 0.0  # seconds since the last heartbeat
     max_silence: float = 0.0
     has_result: bool = False  # the current process has produced something
-    had_result: bool = False  # this one or an earlier one has: a failure at the start would not repeat itself
+    had_result: bool = False  # this one or an earlier one has; if not, a restart after a failure would not help
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.process.pid})"
