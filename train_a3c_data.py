@@ -57,8 +57,7 @@ def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, st
     env = make_envs(args, channel)
     net = make_actor_critic(env.single_observation_space, env.single_action_space).to(weights.buffers)
     collector = RolloutCollector(args, env, net, channel)
-    while True:
-        slot, version = channel.take()
+    for slot, version in channel.tokens():
         version = weights.load(net, version if args.deterministic else None)
         collector.collect(rollout := Rollout(**slots[slot]))
         states.write(slot, collector.state_fields, rollout)

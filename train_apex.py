@@ -28,7 +28,8 @@ from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
-from a3c_mp.processes.learners import LearnerGroup, Learners
+from a3c_mp.processes.learner_group import LearnerGroup
+from a3c_mp.processes.learners import Learners
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.replay import Batch, Prefetch, Shards, importance_weights
@@ -50,8 +51,7 @@ def actor(
     net = algo.make_net(env.single_observation_space, env.single_action_space).to(weights.buffers)
     collector = TransitionCollector(args, env, shards, args.n_step, channel)
     policy = algo.Policy(args, net, env.single_action_space, collector.obs, channel.actor, collector.games.carried)
-    while True:
-        slot, version = channel.take()
+    for slot, version in channel.tokens():
         version = weights.load(net, version if args.deterministic else None)
         nothing_learned = weights.untrained and version == 0  # dqn acts at random
         collector.collect(block := episode_stats[slot], policy, warm_up=nothing_learned)

@@ -32,7 +32,8 @@ from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic, unroll
 from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
-from a3c_mp.processes.learners import LearnerGroup, Learners
+from a3c_mp.processes.learner_group import LearnerGroup
+from a3c_mp.processes.learners import Learners
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.actors import Actors, MessageStats
@@ -48,8 +49,7 @@ def actor(channel: WorkerChannel, args: ImpalaArgs, slots: Slots, weights: Weigh
     env = make_envs(args, channel)
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
     collector = RolloutCollector(args, env, net.to(weights.buffers), channel)
-    while True:
-        slot, version = channel.take()
+    for slot, version in channel.tokens():
         version = weights.load(net, version if args.deterministic else None)
         collector.collect(rollout := Rollout(**slots[slot]))
         states.write(slot, collector.state_fields, rollout)

@@ -10,7 +10,7 @@ from a3c_mp.processes.workers import Filled
 
 
 class Ended(Exception):
-    """The learner wants no more."""
+    """The learner takes no further rollouts."""
 
 
 def run_quietly(target, *args):
@@ -22,11 +22,15 @@ class InlineChannel:
     """Stands in for `WorkerChannel`."""
 
     def __init__(self, worker, first_actor, states, results):
-        self.worker, self.actor, self.results, self.tokens = worker, first_actor + worker, results, queue.Queue()
+        self.worker, self.actor, self.results, self.given = worker, first_actor + worker, results, queue.Queue()
         self.entropy, self.restored = (states.start, self.actor, 0), states.of(self.actor)
 
+    def tokens(self):
+        while True:
+            yield self.take()
+
     def take(self):
-        token = self.tokens.get(timeout=60)
+        token = self.given.get(timeout=60)
         if token is None:
             raise Ended
         return token
@@ -47,19 +51,21 @@ def unconnected_channel(actor=0):
 
 
 class InlineWorkers:
-    """Stands in for `Workers`: the same calls, threads instead of processes, nobody supervised."""
+    """Stands in for `Workers`: the same calls, threads instead of processes, no supervision."""
 
-    def __init__(self, target, num_workers, args, *, states, slots_per_worker, in_order, versions, first_actor=0, **_):
-        self.in_order, self.slots_per_worker = in_order, slots_per_worker
-        results = [queue.Queue() for _ in range(num_workers)] if in_order else [queue.Queue()] * num_workers
-        self.channels = [InlineChannel(worker, first_actor, states, results[worker]) for worker in range(num_workers)]
+    def __init__(self, target, num_workers, args, *, states, options, on_restart):
+        self.in_order = options.in_order
+        results = [queue.Queue() for _ in range(num_workers)] if self.in_order else [queue.Queue()] * num_workers
+        self.channels = [
+            InlineChannel(worker, options.first_actor, states, results[worker]) for worker in range(num_workers)
+        ]
         self.threads = [
             threading.Thread(target=run_quietly, args=(target, channel, *args), daemon=True)
             for channel in self.channels
         ]
-        for slot in range(num_workers * slots_per_worker):
-            worker, number = divmod(slot, slots_per_worker)
-            self.release([Filled(worker, slot, None)], versions[number])
+        for slot in range(num_workers * options.slots_per_worker):
+            worker, number = divmod(slot, options.slots_per_worker)
+            self.release([Filled(worker, slot, None)], options.versions[number])
 
     def __enter__(self):
         for thread in self.threads:
@@ -68,7 +74,7 @@ class InlineWorkers:
 
     def __exit__(self, *exc):
         for channel in self.channels:
-            channel.tokens.put(None)
+            channel.given.put(None)
         for thread in self.threads:
             thread.join(60)
 
@@ -79,4 +85,4 @@ class InlineWorkers:
 
     def release(self, filled, version):
         for worker, slot, _ in filled:
-            self.channels[worker].tokens.put(Token(slot, version))
+            self.channels[worker].given.put(Token(slot, version))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
-import sys
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import connection
 from types import FrameType
@@ -16,13 +13,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from a3c_mp.errors import Terminated
+from a3c_mp.processes.supervisor import MAX_MESSAGE, raise_terminated, run_supervised
 
-MAX_MESSAGE = 4096 - 4
-"""bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
+FILLED, GAMES_LOST = "filled", "games lost"
+"""kinds of messages: `(FILLED, slot, payload)` and `(GAMES_LOST, reason)`"""
 BEAT_SECONDS = 0.25
 """between two heartbeats of a worker that waits for a token"""
 NICENESS = 5
-"""where cores are short the learner goes first: rollouts are learned from while fresh, instead of queueing"""
+"""where cores are short the learner goes first: it trains on fresh rollouts, instead of letting them queue"""
 
 
 class HasClose(Protocol):
@@ -36,31 +34,39 @@ class Token(NamedTuple):
     """A slot to fill, and the weights version to act with."""
 
     slot: int
-    version: int  # weights version to act with, where the run is deterministic; else the newest is taken
+    version: int  # used where the run is deterministic; else the newest is loaded
+
+
+class Pipes(NamedTuple):
+    """What connects a worker to its parent."""
+
+    tokens: connection.Connection  # to receive tokens from
+    results: connection.Connection  # to send filled slots to
+    beats: torch.Tensor  # int64 [workers] in shared memory: heartbeats
 
 
 class WorkerChannel:
-    """A worker's end: tokens in, filled slots out. Made by `Workers`, passed to the target."""
+    """A worker's connection to its parent: tokens in, filled slots out. Made by `Workers`, passed to the target.
 
-    def __init__(
-        self,
-        worker: int,
-        actor: int,
-        entropy: tuple[int, ...],
-        restored: Any,
-        tokens: connection.Connection,
-        results: connection.Connection,
-        beats: torch.Tensor,
-    ):
-        self.worker = worker  # 0, 1, ... of this learner
-        self.actor = actor  # 0, 1, ... of the whole run
-        self.entropy = entropy  # for seeds; others after an asynchronous restart or resume, so that no games repeat
-        self.restored = restored  # what it is rebuilt from; None: nothing
-        self._tokens = tokens
-        self._results = results
-        self._beats = beats
+    Args:
+        worker: its number among the workers of this learner.
+        actor: its number among the actors of the whole run.
+        pipes: to its parent.
+        entropy: numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts
+            so far. Where nothing can be restored, the last one keeps a successor from playing the same games again.
+        restored: the state to continue from, what `ActorSource.of` returned; None for a fresh start.
+    """
+
+    def __init__(self, worker: int, actor: int, pipes: Pipes, *, entropy: tuple[int, ...], restored: Any = None):
+        self.worker, self.actor, self.entropy, self.restored = worker, actor, entropy, restored
+        self._tokens, self._results, self._beats = pipes
         self._open: list[Any] = []
         self._terminated = False
+
+    def tokens(self) -> Iterator[Token]:
+        """The slots to fill, one after the other, without end: `for slot, version in channel.tokens()`."""
+        while True:
+            yield self.take()
 
     def take(self) -> Token:
         """Wait for a token to fill a slot; ends the process when the parent is gone."""
@@ -74,12 +80,16 @@ class WorkerChannel:
 
     def send(self, slot: int, payload: Any) -> None:
         """Hand a filled slot to the parent, with statistics of a few hundred bytes."""
-        message = pickle.dumps(("filled", slot, payload))
+        message = pickle.dumps((FILLED, slot, payload))
         assert len(message) <= MAX_MESSAGE, "the statistics of one slot must fit into 4 KiB"
         self._results.send_bytes(message)
 
+    def lose_games(self, reason: str) -> None:
+        """Report that the games in progress could not be rebuilt, and that the worker plays new ones instead."""
+        self._results.send((GAMES_LOST, reason))
+
     def beat(self) -> None:
-        """Show that the worker is alive; called at least once for each environment step."""
+        """Count a heartbeat; called at least once for each environment step."""
         if self._terminated:  # again: an environment may have caught the first one
             raise Terminated
         self._beats[self.worker] += 1
@@ -90,47 +100,22 @@ class WorkerChannel:
         return resource
 
     def close(self) -> None:
-        """Close what `closing` was given, the latest first. What goes wrong there stops nothing."""
+        """Close what `closing` was given, the latest first. An error in one does not keep the others open."""
         while self._open:
             with suppress(BaseException):
                 self._open.pop().close()
 
-    def unwind(self, signum: int, frame: FrameType | None) -> None:
-        """Handler of SIGTERM: leave the target, so that what is open can be closed."""
-        signal.signal(signum, signal.SIG_IGN)  # a second one does not interrupt the closing
+    def run(self, target: Callable[..., None], args: tuple) -> None:
+        """Run `target(channel, *args)` and close its environments; the parent gets the traceback of an exception."""
+        run_supervised(lambda: target(self, *args), self._results, on_sigterm=self._raise_terminated, close=self.close)
+
+    def _raise_terminated(self, signum: int, frame: FrameType | None) -> None:
         self._terminated = True
-        raise Terminated
-
-    def fail(self, text: str) -> None:
-        """Send the parent the reason why this worker ends: the tail of a traceback."""
-        tail = text.encode(errors="backslashreplace")[-MAX_MESSAGE // 2 :].decode(errors="replace")
-        with suppress(OSError):  # the parent is gone
-            self._results.send(("error", tail, None))
-
-    def lose_games(self, text: str) -> None:
-        """Send the parent the reason why the games in progress could not be rebuilt; others are played instead."""
-        self._results.send(("games lost", text, None))
+        raise_terminated(signum, frame)
 
 
 def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple) -> None:
-    """What a worker process does."""
+    """First code of a worker process."""
     torch.set_num_threads(1)
     os.nice(NICENESS)
-    signal.signal(signal.SIGTERM, channel.unwind)
-    code = 0
-    try:
-        try:
-            target(channel, *args)
-        except Terminated:
-            raise
-        except BaseException:  # an environment's SystemExit too
-            code = 1
-            channel.fail(traceback.format_exc())
-    except Terminated:  # also while the reason is sent
-        code = -signal.SIGTERM
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    channel.close()
-    if code < 0:  # to the parent, and to the sender, it ends as any other program does
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-    sys.exit(code)
+    channel.run(target, args)

@@ -1,4 +1,4 @@
-"""The console: log lines and a progress bar, written by a thread of its own.
+"""The console: log lines and a progress bar on stdout, written by a thread of its own.
 
 A terminal that is stopped (Ctrl-S, a pager) or a pipe that is not read blocks its writer. Here only the
 console's thread waits; callers put lines into a queue, and lines that do not fit are dropped and counted.
@@ -21,7 +21,7 @@ from rich.text import Text
 QUEUE_LINES = 1000
 """lines that may wait to be written; further ones are dropped"""
 DRAIN_SECONDS = 1.0
-"""longest wait at the end of a run for the queue to empty"""
+"""longest wait at the end of a run until the queue is empty"""
 REFRESH_SECONDS = 0.25
 """time between two drawings of the progress bar"""
 GONE = {errno.EPIPE, errno.EIO, errno.EBADF}
@@ -29,7 +29,7 @@ GONE = {errno.EPIPE, errno.EIO, errno.EBADF}
 
 
 class Status(NamedTuple):
-    """What the progress bar shows."""
+    """State of the progress bar."""
 
     steps: int
     total_steps: int
@@ -48,7 +48,7 @@ class Stdout(Console):
 class ConsoleThread:
     """Writes lines in order, and a progress bar below them, without delaying the caller.
 
-    Only the thread, started by the first line, touches stdout; an error there costs output, never the run.
+    Only the thread, started by the first line, writes to stdout; an error there loses output, and the run continues.
     """
 
     def __init__(self, output: Console):
@@ -58,10 +58,10 @@ class ConsoleThread:
         self._dropped = 0
         self._is_writing = False
         self._thread: threading.Thread | None = None
-        self._bar: Progress | None = None  # the thread's own, as is all below
+        self._bar: Progress | None = None  # used by the thread alone, as are the methods that follow `_put`
 
     def print(self, line: Text, limit: int = QUEUE_LINES) -> None:
-        """Queue a line; drop it where so many wait already."""
+        """Queue a line; drop it if `limit` lines wait already."""
         with self._changed:
             if len(self._waiting) < limit:
                 self._put(line)
@@ -69,14 +69,14 @@ class ConsoleThread:
                 self._dropped += 1
 
     def show(self, status: Status) -> None:
-        """Queue a state of the progress bar; of several that wait in a row, the newest counts."""
+        """Queue a state of the progress bar; it replaces one that waits directly before it."""
         with self._changed:
             if self._waiting and isinstance(self._waiting[-1], Status):
                 self._waiting.pop()
             self._put(status)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Wait until all is written, at most so long (s). Returns whether it is."""
+        """Wait until everything is written, at most so long (s). Returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._is_writing, seconds)
 
@@ -98,7 +98,7 @@ class ConsoleThread:
                 self._waiting.clear()
                 self._dropped, self._is_writing = 0, True
             if dropped:
-                items.append(Text(f"{dropped:,} lines left out here, as the output was not read", style="yellow"))
+                items.append(Text(f"{dropped:,} lines dropped here, as the output was not read", style="yellow"))
             for item in items:
                 self._attempt(item)
             if not items:
@@ -130,12 +130,14 @@ class ConsoleThread:
 
 
 class EtaColumn(ProgressColumn):
+    """The estimated time to the end of the run."""
+
     def render(self, task: Task) -> Text:
         return Text(f"ETA {task.fields['eta']}", style="cyan")
 
 
 def progress_bar(output: Console) -> Progress:
-    """A bar that is drawn by `refresh` alone; it leaves sys.stdout and sys.stderr as they are."""
+    """A progress bar that is drawn by `refresh` alone; it does not replace sys.stdout and sys.stderr."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.completed:,.0f} steps"),
@@ -151,9 +153,9 @@ def progress_bar(output: Console) -> Progress:
 
 
 def discard_output(stream: object) -> None:
-    """Have a stream whose reader has gone write to the null device, also what it still holds."""
-    with suppress(OSError, ValueError, AttributeError), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())  # type: ignore[attr-defined]
+    """Redirect a stream whose reader has gone to the null device, with what it still holds."""
+    with suppress(OSError, ValueError, AttributeError), open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), stream.fileno())  # type: ignore[attr-defined]
 
 
 console = ConsoleThread(Stdout(highlight=False, soft_wrap=True))

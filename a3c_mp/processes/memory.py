@@ -1,4 +1,4 @@
-"""Memory of this machine: how much of it is free."""
+"""Free memory of this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MEMINFO, CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int:
-    """Bytes that are left of the machine's memory and of the container's; what only caches files is as good as free."""
+    """Bytes of memory that are free, in the machine and in its container; caches of files count as free."""
     free = [2**63]
     with suppress(OSError, KeyError, ValueError):  # not Linux
         fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())

@@ -1,7 +1,7 @@
-"""What actors and environments print: read at once through pipes, shown at a pace that a terminal can take.
+"""Output of child processes: read through pipes, and shown at a limited rate.
 
-An actor that writes to the terminal itself waits for it in every line: an environment that prints in each step slows
-training to the terminal's pace. So children print into pipes. A thread of the trainer reads these promptly, shows the
+An actor that writes to the terminal itself waits for it at every line: an environment that prints in each step slows
+training to the terminal's rate. So children print into pipes. A thread of the trainer reads these promptly, shows the
 newest lines of each child, at most `LINES_PER_SECOND` in all, and counts the others.
 """
 
@@ -26,21 +26,21 @@ from a3c_mp.processes.console import QUEUE_LINES, console
 
 LINES_PER_SECOND = 20
 FEW_LINES = 2
-"""shown of a child that ends while the pace does not allow more"""
+"""lines shown of a child that ends while the limit is reached"""
 KEPT_LINES = 100
-"""newest lines of a child that can still be shown"""
+"""newest lines of a child that are kept until they can be shown"""
 CRASHES = (b"Fatal Python error", b"Traceback (most recent call last)")
-"""first words of what a crash prints; up to `KEPT_LINES` from there on are shown together"""
+"""how the output of a crash starts; up to `KEPT_LINES` from there on are shown together"""
 PIPE_BYTES = 2**20
-"""capacity of a child's pipe, where the system grants it"""
+"""capacity of a child's pipe, if the system allows it"""
 LINE_BYTES = 2**12
-"""longest line"""
+"""longest line, the rest is cut off"""
 PAUSE_SECONDS = 0.02
-"""between two looks into pipes that are in use: a child that prints all the time costs the trainer little"""
+"""between two reads of pipes that are in use: a child that prints all the time costs the trainer little time"""
 IDLE_SECONDS = 0.1
-"""longest wait for something to read: a thread that wakes up takes Python's lock from the learner"""
+"""longest wait for something to read: each time the thread wakes up, it takes Python's lock from the learner"""
 SETTLE_SECONDS = 0.3
-"""longest wait for a last look"""
+"""longest wait for the lines that children have printed last"""
 
 
 class Tail:
@@ -48,12 +48,12 @@ class Tail:
 
     def __init__(self) -> None:
         self.lines: deque[bytes] = deque(maxlen=KEPT_LINES)
-        self.lost = 0  # lines that are not shown at all
+        self.lost = 0  # lines dropped since the last output
         self._rest = b""  # a line that has not ended
-        self._has_crashed = False  # what comes from now on belongs to a crash
+        self._has_crashed = False  # all further lines belong to a crash
 
     def add(self, data: bytes) -> None:
-        """Take what was read; splits off whole lines."""
+        """Add bytes that were read, in pieces of any length."""
         *lines, rest = (self._rest + data).rsplit(b"\n", KEPT_LINES)
         if rest[LINE_BYTES:]:
             lines, rest = [*lines, rest], b""
@@ -67,13 +67,13 @@ class Tail:
         self.lines.extend(line[:LINE_BYTES] for line in lines)
 
     def end(self, number: int) -> None:
-        """Nothing more comes: keep so many lines at the end, or all of a crash."""
+        """The child has ended: keep its last `number` lines, or all of a crash."""
         if self._rest:
             self.add(b"\n")
         self.keep(number)
 
     def keep(self, number: int) -> None:
-        """Drop all lines but the newest, where there was a crash all but the newest before it."""
+        """Drop all but the newest `number` lines; of a crash, keep also all lines from its start on."""
         if self._has_crashed:
             return
         for i, line in enumerate(self.lines):
@@ -92,7 +92,7 @@ class Tail:
 
 
 class Prints:
-    """Reads what children print and shows it.
+    """Reads the output of children on a thread, and shows it at a limited rate.
 
     Args:
         show: called with each line, from a thread.
@@ -108,7 +108,7 @@ class Prints:
         self._asked, self._settled = threading.Event(), threading.Event()
 
     def open_pipe(self) -> connection.Connection | None:
-        """The end of a pipe for a child to print into; None in a child, whose own children inherit the one it has.
+        """The end of a pipe for a child to print into; None in a child, as its own children inherit its pipe.
 
         Raises:
             OSError: the machine, or a limit of the user's, allows no further pipe or thread.
@@ -116,7 +116,7 @@ class Prints:
         if parent_process() is not None:
             return None
         reader, writer = Pipe(duplex=False)
-        with suppress(OSError, AttributeError):  # beyond the user's allowance, or not Linux
+        with suppress(OSError, AttributeError):  # more than the user may have, or not Linux
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._new.append(reader)
         if self._thread is None:
@@ -180,14 +180,14 @@ class Prints:
         for tail in tails:
             tail.lost = 0
         if lost and lines:
-            lines.insert(0, f"{lost:,} printed lines left out")
+            lines.insert(0, f"{lost:,} printed lines dropped")
         for line in lines:
             self._show(line)
         self._due = max(self._due, time.monotonic()) + len(lines) / LINES_PER_SECOND
 
 
 def print_into(pipe: connection.Connection | None) -> None:
-    """Have this process, and those that it starts, print into a pipe."""
+    """Redirect stdout and stderr of this process, and of those that it starts, into a pipe."""
     if pipe is None:
         return
     for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):

@@ -1,4 +1,4 @@
-"""Preallocated slots in shared memory: how everything big passes between processes.
+"""Slots: preallocated shared memory, through which everything large passes between processes.
 
 A slot holds one rollout, gradient or block of transitions. Its number is all that travels through a queue: sending a
 tensor costs about 0.4 ms for each file descriptor, a number 0.01 ms. All slots lie in one arena: one file descriptor.
@@ -28,9 +28,9 @@ class Slots:
 
     Args:
         spec: shape and dtype of each field of a slot.
-        num_slots: how many there are.
+        num_slots: how many to allocate.
         pin: page-lock the memory, in every process that holds it: copies to the GPU are faster and can be queued.
-        device: where they lie; on CUDA they are shared GPU memory.
+        device: cpu, or a CUDA device for shared GPU memory.
 
     Raises:
         MemoryError: too little memory is free, or a limit of this process forbids it; says what is needed.
@@ -54,7 +54,7 @@ class Slots:
         return self.num_slots
 
     def __getitem__(self, slot: int) -> dict[str, Tensor]:
-        """The fields of one slot, as views: writing to them writes to shared memory."""
+        """The fields of one slot, as views of shared memory."""
         if not 0 <= slot < self.num_slots:
             raise IndexError(f"slot {slot} of {self.num_slots}")
         return {name: self._view(slot, name) for name in self.spec}
@@ -85,10 +85,10 @@ def layout(spec: Spec) -> tuple[dict[str, int], int]:
 
 
 def shared_bytes(size: int) -> Tensor:
-    """Zeros, uint8 [size], in shared memory that is allocated from now on.
+    """Allocate shared memory: zeros, uint8 [size].
 
-    It is an anonymous file (memfd_create), which needs no /dev/shm and ends with the last process that holds it. All
-    its blocks are taken here: the first write past what there is would kill a process with SIGBUS.
+    It is an anonymous file (memfd_create), which needs no /dev/shm and is freed with the last process that holds it.
+    All its blocks are allocated here: where memory is missing, the first write would kill a process with SIGBUS.
 
     Raises:
         MemoryError: too little memory is free, or a limit of this process forbids it; says what is needed.
@@ -110,12 +110,12 @@ def shared_bytes(size: int) -> Tensor:
 
 
 def shared_counters(count: int) -> Tensor:
-    """Zeros, int64 [count], in shared memory. Raises MemoryError as `shared_bytes` does."""
+    """Allocate counters in shared memory: zeros, int64 [count]. Raises MemoryError as `shared_bytes` does."""
     return shared_bytes(count * torch.int64.itemsize).view(torch.int64)
 
 
 def check_shared_memory(needed: int) -> None:
-    """Raise MemoryError if fewer than `needed` bytes of memory are free; says what is needed and what is free."""
+    """Raise MemoryError if fewer than `needed` bytes of memory are free; it says how many are needed and free."""
     if needed > (free := free_memory()):
         raise MemoryError(f"{_mib(needed)} of shared memory is needed, {free // MIB:,} MiB of memory is free")
 

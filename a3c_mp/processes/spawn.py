@@ -1,8 +1,8 @@
-"""Child processes that leave Ctrl-C to their parent and do not outlive it; what actors and learners have in common.
+"""Spawned child processes that leave Ctrl-C to their parent and do not outlive it.
 
-An actor leads a process group. Whatever an environment has started in it (a simulator, a browser) is killed when the
-actor ends: by the parent, before it collects the actor's exit code, or by the watchdog when the parent itself is gone.
-What an environment puts into a group or session of its own is left to its `close()`.
+A worker leads a process group. Whatever an environment has started in it (a simulator, a browser) is killed when the
+worker ends: by the parent, before it collects the worker's exit code, or by the watchdog when the parent itself is
+gone. What an environment puts into a group or session of its own is left to its `close()`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,18 @@ from a3c_mp.processes import watchdog
 from a3c_mp.processes.prints import print_into, prints
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""what a user, a shell or a machine that shuts down ends a script with"""
-
-
-def signal_name(signum: int) -> str:
-    """SIGKILL, ..., or the number of a signal that has no name in Python (most real-time signals)."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
-
-
-def refused(name: str, flag: str, error: OSError) -> str:
-    """What to say of a process that the machine, or a limit of the user's, does not allow."""
-    fix = f"lower {flag}, or raise the limit on processes (ulimit -u) or the memory"
-    return f"{name} cannot be started: {error.strerror or error}; {fix}"
+"""signals by which a user, a shell or a machine that shuts down ends a script"""
 
 
 def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bool, group: bool = False) -> Any:
-    """Spawn a process that runs `main(*args)`; call it from the main thread, whose end would be the child's too.
+    """Spawn a process that runs `main(*args)`; to be called from the main thread, as the child ends with its thread.
 
-    A daemon is ended when this process exits, and may have no children of `multiprocessing` itself. With `group` the
-    child leads a process group, which is killed with it.
+    Args:
+        main: a module-level function.
+        args: pickled; shared tensors stay shared.
+        name: of the process.
+        daemon: it is ended when this process exits, and may start no processes with `multiprocessing` itself.
+        group: it leads a process group, which is killed with it.
 
     Raises:
         OSError: the machine, or a limit of the user's, allows no further process.
@@ -72,7 +62,7 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
 
 
 def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], args: tuple, group: bool) -> None:
-    """First code of a child."""
+    """First code of every child."""
     if group:
         os.setpgid(0, 0)
         for signum in (signal.SIGTTOU, signal.SIGTTIN):  # a background group that uses the terminal would be stopped
@@ -80,13 +70,13 @@ def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], a
     end_with_parent(parent_pid)
     print_into(pipe)
     faulthandler.enable()  # a crash in native code names the Python line that led to it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C does
     _keep_pipes()
     main(*args)
 
 
 def _keep_pipes() -> None:
-    """Pass no pipe to programs that an environment starts: its other end would see no end of file."""
+    """Do not pass pipes on to programs that an environment starts: the other ends would see no end of file."""
     with suppress(OSError):  # no /proc
         for number in (int(name) for name in os.listdir("/proc/self/fd")):
             with suppress(OSError):  # the one that the list came from
@@ -105,7 +95,7 @@ class _Popen(popen_spawn_posix.Popen):
             try:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flag) is None:
                     return None
-            except ChildProcessError:  # collected by somebody else: its id may be another's by now
+            except ChildProcessError:  # collected elsewhere: another process may have its id by now
                 _watchdog.discard(self.pid)
                 return super().poll(flag)
             with suppress(ProcessLookupError, PermissionError):  # it ended before it led a group
@@ -123,7 +113,7 @@ class GroupLeader(SpawnProcess):
 
 
 class _Watchdog:
-    """The process that kills the groups of this process's children when this process is gone, however it ends."""
+    """Starts and informs the process that kills the groups of this process's children once this process is gone."""
 
     def __init__(self) -> None:
         self.groups: set[int] = set()
@@ -146,19 +136,19 @@ class _Watchdog:
                 start_new_session=True,
             )
         for group in self.groups:
-            self._say("+", group)
+            self._send("+", group)
 
     def add(self, group: int) -> None:
         self.groups.add(group)
-        self._say("+", group)
+        self._send("+", group)
 
     def discard(self, group: int) -> None:
         self.groups.discard(group)
-        self._say("-", group)
+        self._send("-", group)
 
-    def _say(self, what: str, group: int) -> None:
+    def _send(self, what: str, group: int) -> None:
         assert self._socket is not None
-        with suppress(OSError):  # it has been killed; the next one is given all groups
+        with suppress(OSError):  # it has been killed; the next one gets all groups
             self._socket.send(f"{what}{group}\n".encode(), socket.MSG_NOSIGNAL)
 
 

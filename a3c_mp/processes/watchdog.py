@@ -1,8 +1,8 @@
-"""A small process that outlives the one that started it for a moment, and kills the process groups it left behind.
+"""A small process that kills the process groups of its parent once the parent is gone, however that ended.
 
-Run as a script, without torch: `python -I -S watchdog.py PARENT_PID`. Standard input is a socket; a line `+PGID` has
-a group killed when the parent is gone, a line `-PGID` no longer. The parent is gone at end of file, or when this
-process has another parent: a fork of the parent may still hold the socket.
+Run as a script, without torch: `python -I -S watchdog.py PARENT_PID`. Standard input is a socket; a line `+PGID` adds
+a group to those to kill, a line `-PGID` removes it. The parent is gone at end of file, or when this process has
+another parent: a fork of the parent may still hold the socket.
 """
 
 import os
@@ -12,13 +12,13 @@ import sys
 from contextlib import suppress
 
 LOOK_SECONDS = 0.5
-"""between two looks at the parent's id, where the end of file does not come"""
+"""between two looks at the parent's id, in case the end of file does not come"""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""what may be sent to all processes of a run: its parent decides what comes of it"""
+"""signals that may go to all processes of a run; its parent decides what they do"""
 
 
 def watch(parent_pid: int) -> set[int]:
-    """The groups that are left when the parent is gone."""
+    """Wait until the parent is gone; returns the groups that are left."""
     groups: set[int] = set()
     text = b""
     while os.getppid() == parent_pid:

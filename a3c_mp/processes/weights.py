@@ -1,8 +1,8 @@
-"""Versioned snapshots of a net, published by the learner, loaded by actors, never torn.
+"""Versioned weights in shared memory: published by the learner, loaded by actors, each version whole.
 
 There are two buffers. Version v is written to buffer v % 2 while readers still find version v - 1 in the other one.
-A reader copies, then looks whether the learner has begun to overwrite what it copied; if so it takes the newer version.
-No lock is involved, so a process killed at any instant leaves nothing locked.
+A reader copies, then checks whether the learner has started to overwrite what it copied; if so it copies the newer
+version. There is no lock, so a process killed at any instant leaves nothing locked.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ PUBLISHED, WRITING = 0, 1
 
 
 class Weights:
-    """Two snapshots of the parameters and buffers of `net`, in shared memory (on CUDA: in shared GPU memory).
+    """The two newest versions of the parameters and buffers of `net`, in shared memory (on CUDA: shared GPU memory).
 
     Args:
-        net: gives shapes, device and the content of version 0.
-        dtype: of floating-point snapshots, for instance bfloat16 where actors compute in it.
-        untrained: whether version 0 comes before the first update of the run.
+        net: gives shapes, device and the values of version 0.
+        dtype: of the values, for instance bfloat16 where actors compute in it.
+        untrained: whether version 0 is that of a net before its first update.
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32, untrained: bool = False):
         self.untrained = untrained
         tensors = _tensors(net)
-        assert all(t.is_floating_point() for t in tensors), "snapshots hold floating-point tensors only"
+        assert all(t.is_floating_point() for t in tensors), "weights hold floating-point tensors only"
         self.shapes = [t.shape for t in tensors]
         self.sizes = [t.numel() for t in tensors]
         device = tensors[0].device
@@ -43,11 +43,11 @@ class Weights:
 
     @property
     def version(self) -> int:
-        """Number of the newest whole snapshot, from 0."""
+        """The newest version that is complete, from 0."""
         return int(self.versions[PUBLISHED])
 
     def publish(self, net: nn.Module) -> int:
-        """Write the next version; only the learner calls this. Returns its number."""
+        """Write the values of `net` as the next version, and return it; only the learner calls this."""
         version = self.version + 1
         self.versions[WRITING] = version
         torch._foreach_copy_(self._views(version), _tensors(net))
@@ -56,10 +56,10 @@ class Weights:
         return version
 
     def load(self, net: nn.Module, version: int | None = None) -> int:
-        """Copy the newest version, or a certain one, into `net`; returns its number.
+        """Copy the newest version, or a given one, into `net`, and return it.
 
         Raises:
-            LookupError: the version asked for is not there, or no longer.
+            LookupError: `version` is not among the two newest.
         """
         while True:
             found = self.version if version is None else version
@@ -67,19 +67,19 @@ class Weights:
                 raise LookupError(f"weights version {version} asked for, {self.version} is the newest of two")
             torch._foreach_copy_(_tensors(net), self._views(found))
             self._wait_for_copies()
-            if self.versions[WRITING] < found + 2:  # otherwise the learner began to overwrite it meanwhile
+            if self.versions[WRITING] < found + 2:  # otherwise the learner started to overwrite it meanwhile
                 return found
 
     def versions_in_flight(self, rollouts: int) -> list[int]:
-        """Versions for the next rollouts of an actor that got a slot back after each of the latest publications."""
+        """Versions for the next rollouts of an actor that got one slot back after each of the latest versions."""
         return [max(self.version - rollouts + 1 + i, 0) for i in range(rollouts)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Both snapshots: after a resume, a deterministic actor acts with the older one where it did before."""
+        """Both versions: after a resume, a deterministic actor acts with the older one where it did before."""
         return {"buffers": self.buffers.clone(), "version": self.version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`. Raises RuntimeError for a net of another size."""
+        """Restore a `state_dict`. Raises RuntimeError for a net of another size."""
         self.buffers.copy_(state["buffers"])
         self._wait_for_copies()
         self.versions[:] = state["version"]
@@ -89,7 +89,7 @@ class Weights:
         return [part.view(shape) for part, shape in zip(flat, self.shapes, strict=True)]
 
     def _wait_for_copies(self) -> None:
-        if self.buffers.is_cuda:  # a version counts as written, or read, once the GPU is done with it
+        if self.buffers.is_cuda:  # a version is written, or read, once the GPU has finished
             torch.cuda.current_stream(self.buffers.device).synchronize()
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from a3c_mp.data.actor_states import ActorReport, ActorStates
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, RestartMessage, Workers
+from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, Workers
 from a3c_mp.run.guard import FiniteGuard
 from a3c_mp.run.progress import RunState
 
@@ -49,13 +49,15 @@ class Actors:
             len(self.own),
             (args, *shared, states),
             states=states,
-            slots_per_worker=layout.slots_per_actor,
-            max_restarts=args.max_restarts,
-            hang_seconds=args.hang_seconds,
-            in_order=args.in_order,
-            versions=weights.versions_in_flight(layout.slots_per_actor),
+            options=WorkerOptions(
+                slots_per_worker=layout.slots_per_actor,
+                max_restarts=args.max_restarts,
+                hang_seconds=args.hang_seconds,
+                in_order=args.in_order,
+                versions=weights.versions_in_flight(layout.slots_per_actor),
+                first_actor=self.own.start,
+            ),
             on_restart=self._on_restart,
-            first_actor=self.own.start,
         )
 
     def __enter__(self) -> Actors:

@@ -15,7 +15,7 @@ from torch import nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.maths.schedules import Every
-from a3c_mp.processes.learners import Stateful
+from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.progress import Progress
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.processes.learners import Stateful
+from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.tracking import Timings

@@ -24,7 +24,7 @@ from a3c_mp.errors import A3CError, ConfigError, WorkerError
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.processes.console import console
-from a3c_mp.processes.learners import Stateful
+from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.workers import RestartMessage

@@ -1,4 +1,4 @@
-"""Child processes that lead a group: what a terminal and a watchdog mean to them."""
+"""Child processes: those that lead a group, a terminal and a watchdog; those that a supervisor restarts and stops."""
 
 import os
 import pty
@@ -7,9 +7,16 @@ import subprocess
 import sys
 import termios
 import time
+from functools import partial
+from multiprocessing import Pipe
 
+import psutil
+import pytest
+
+from a3c_mp.errors import WorkerError
 from a3c_mp.processes import watchdog
 from a3c_mp.processes.spawn import start_child
+from a3c_mp.processes.supervisor import Child, Supervisor, run_supervised
 
 
 def write_to_the_terminal():
@@ -67,3 +74,67 @@ def ignores(pid, signum):
     with open(f"/proc/{pid}/status") as status:
         mask = next(line for line in status if line.startswith("SigIgn")).split()[1]
     return int(mask, 16) & 1 << (signum - 1)
+
+
+def work(pipe, fail):
+    """Send a message, then raise an exception or wait."""
+    pipe.send(("works", os.getpid()))
+    if fail:
+        raise ArithmeticError("the lamp went out")
+    time.sleep(600)
+
+
+def supervised(pipe, closed, fail):
+    run_supervised(partial(work, pipe, fail), pipe, close=lambda: closed.send(os.getpid()))
+
+
+def test_roles_are_restarted_by_name_and_closed_at_the_end():
+    """A collector and an evaluator: one is killed, the other raises an exception, each is replaced."""
+    closed, closed_end = Pipe(duplex=False)
+    works, restarts = [], []
+
+    def launch(role):
+        pipe, child_end = Pipe(duplex=False)
+        fail = role == "evaluator" and not restarts
+        with child_end:
+            return start_child(supervised, (child_end, closed_end, fail), name=role, daemon=True), pipe
+
+    def receive(number, message):
+        works.append((number, message[1]))
+        supervisor.children[number].record_result()
+
+    roles = ["collector", "evaluator"]
+    supervisor = Supervisor(
+        [Child(role, partial(launch, role), "--num-nodes") for role in roles],
+        max_restarts=2,
+        on_message=receive,
+        on_restart=lambda number, text: restarts.append(text),
+    )
+    supervisor.start()
+    try:
+        first = supervisor.pids
+        while len(works) < 3:
+            supervisor.watch(lambda: False)
+        os.kill(first[0], signal.SIGKILL)
+        while len(works) < 4:
+            supervisor.watch(lambda: False)
+        last = supervisor.pids
+        os.kill(last[1], signal.SIGKILL)
+        with pytest.raises(
+            WorkerError, match=rf"evaluator \(pid {last[1]}\) was killed by SIGKILL; restart budget of 2"
+        ):
+            watch_for_ever(supervisor)
+    finally:
+        supervisor.stop()
+    raised, killed = restarts
+    assert raised.startswith(f"evaluator (pid {first[1]}) raised an exception; restart 1 of 2\nTraceback")
+    assert raised.endswith("ArithmeticError: the lamp went out")
+    assert killed == f"collector (pid {first[0]}) was killed by SIGKILL; restart 2 of 2"
+    assert works[3:] == [(0, last[0])]
+    assert [closed.recv() for _ in range(2)] == [first[1], last[0]], "those that raise, and those that are stopped"
+    assert not any(psutil.pid_exists(pid) for pid in last)
+
+
+def watch_for_ever(supervisor):
+    while True:
+        supervisor.watch(lambda: False)

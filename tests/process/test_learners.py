@@ -17,8 +17,9 @@ from a3c_mp.algorithms.impala import ImpalaArgs
 from a3c_mp.data.rollout import Rollout, rollout_spec
 from a3c_mp.errors import ConfigError, PeerLost
 from a3c_mp.nets.actor_critic import make_actor_critic
-from a3c_mp.processes.learners import DEATH_SECONDS, END_SECONDS, GLOO_SECONDS, LearnerGroup, Learners
-from a3c_mp.processes.workers import POLL_SECONDS
+from a3c_mp.processes.learner_group import LearnerGroup
+from a3c_mp.processes.learners import DEATH_SECONDS, GLOO_SECONDS, LEARNER_CLOSE_SECONDS, LearnerOptions, Learners
+from a3c_mp.processes.supervisor import WAIT_SECONDS
 from a3c_mp.run.preflight import check_learners
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
@@ -90,7 +91,7 @@ def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
             assert torch.equal(x, y), "the learners' weights do not drift apart"
         mine = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
         addresses = {address for listening in group.all_gather_object(mine) for address in listening}
-    assert addresses == {"127.0.0.1"}, "nobody else can reach them"
+    assert addresses == {"127.0.0.1"}, "other machines cannot reach them"
 
 
 def count_for_ever(group):
@@ -136,14 +137,14 @@ def test_a_learner_that_raises_says_why():
 
 
 def test_a_frozen_learner_is_given_up_after_a_time():
-    learners = Learners(2, count_for_ever, (), peer_seconds=3)
+    learners = Learners(2, count_for_ever, (), options=LearnerOptions(peer_seconds=3))
     with pytest.raises(PeerLost, match=r"no answer from learner 1 \(pid"):
         exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGSTOP))
     assert not any(psutil.pid_exists(pid) for pid in learners.pids)
 
 
 def test_a_signal_ends_the_wait_for_a_frozen_learner():
-    """Python heeds none while torch waits, here for two minutes."""
+    """Python runs no signal handler while torch waits, here for two minutes."""
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append(time.monotonic()))
 
@@ -167,7 +168,7 @@ def die_at_once(group):
 
 
 def test_a_learner_that_cannot_even_start_is_an_error_at_once():
-    """It meets nobody: the others would wait for it."""
+    """Without that the others would wait for it."""
     with (
         pytest.raises(PeerLost, match=r"learner 1 .* ended with exit code 1"),
         Learners(2, die_at_once, (Unloadable(),)),
@@ -207,7 +208,7 @@ def test_a_learner_killed_while_the_first_one_waits_is_noticed_in_seconds_and_th
 
     with pytest.raises(PeerLost) as lost:
         exchange_until_lost(learners, lambda pids: threading.Timer(1.0, kill).start())
-    assert time.monotonic() - killed_at[0] < DEATH_SECONDS + END_SECONDS + 2
+    assert time.monotonic() - killed_at[0] < DEATH_SECONDS + LEARNER_CLOSE_SECONDS + 2
     assert f"learner 1 (pid {learners.pids[0]}) was killed by SIGKILL" in str(lost.value)
     [(error, status)] = finished
     assert error == str(lost.value)
@@ -222,7 +223,7 @@ def test_the_death_of_a_learner_aborts_what_nccl_would_wait_for(monkeypatch):
     monkeypatch.setattr(learners.group, "abort", aborted.set)
     with learners as group:
         group.all_gather_object(os.getpid())
-        assert not aborted.wait(2 * POLL_SECONDS)
+        assert not aborted.wait(2 * WAIT_SECONDS)
         os.kill(learners.pids[0], signal.SIGKILL)
         assert aborted.wait(GLOO_SECONDS + 2.0)
 

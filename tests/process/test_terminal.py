@@ -119,6 +119,6 @@ def test_an_environment_that_prints_is_not_held_up_and_its_crash_is_shown(script
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert 0 < len(lines) < steps * CHATTER / 10
-    assert any("printed lines left out" in line for line in lines)
+    assert any("printed lines dropped" in line for line in lines)
     assert done.out.count("the emulator crashed") >= done.summary["worker_restarts"] > 0
     assert "Fatal Python error: Aborted" in done.out

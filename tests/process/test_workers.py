@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from types import SimpleNamespace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,28 +17,24 @@ import torch
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.workers import PAUSE_SECONDS, START_SECONDS, RestartMessage, Workers
+from a3c_mp.processes.workers import RestartMessage, WorkerOptions, Workers
 
 SPEC = {"count": ((1,), torch.int64)}
 
 
 def count(channel, slots):
     """Fill slots with 0, 1, 2, ..."""
-    number = 0
-    while True:
-        slot, _ = channel.take()
+    for number, (slot, _) in enumerate(channel.tokens()):
         slots[slot]["count"].fill_(number)
         channel.beat()
         channel.send(slot, os.getpid())
-        number += 1
 
 
 def show_state(channel, slots):
     """Fill slots with 0, 1, 2, ..., each with the version of its token and what the worker was rebuilt from."""
     if channel.restored == "lost":
         channel.lose_games("a coin was missing")
-    for number in range(1000):
-        slot, version = channel.take()
+    for number, (slot, version) in enumerate(channel.tokens()):
         slots[slot]["count"].fill_(number)
         channel.send(slot, (os.getpid(), version, channel.entropy, channel.restored))
 
@@ -52,6 +48,13 @@ def fail_in_the_third(channel, slots):
         slot, _ = channel.take()
         channel.send(slot, os.getpid())
     raise ArithmeticError("cannot go on")
+
+
+def fail_in_the_third_and_then_at_start(channel, slots, has_failed):
+    if has_failed.exists():
+        fail_at_start(channel, slots)
+    has_failed.touch()
+    fail_in_the_third(channel, slots)
 
 
 def freeze_in_the_third(channel, slots):
@@ -89,7 +92,7 @@ def test_slots_come_back_in_each_workers_own_order(slots):
 
 
 def test_in_order_takes_the_workers_in_turn(slots):
-    with Workers(count, 2, (slots,), in_order=True) as workers:
+    with Workers(count, 2, (slots,), options=WorkerOptions(in_order=True)) as workers:
         found = []
         for filled in workers.rounds(lambda: len(found) >= 10):
             found.append([worker for worker, _, _ in filled])
@@ -150,10 +153,32 @@ def take_slots(workers, number):
 
 
 def test_a_spent_restart_budget_ends_the_run(slots):
-    with Workers(fail_in_the_third, 1, (slots,), max_restarts=2, on_restart=lambda message: None) as workers:
+    options = WorkerOptions(max_restarts=2)
+    with Workers(fail_in_the_third, 1, (slots,), options=options, on_restart=lambda message: None) as workers:
         with pytest.raises(WorkerError, match="restart budget of 2 spent"):
             fill(workers, slots, 100)
         assert workers.restarts == 2
+
+
+def test_a_successor_that_fails_at_start_uses_up_the_budget_and_says_so(slots, tmp_path):
+    """The first worker did not fail at start, so the cause may pass."""
+    restart_messages, options = [], WorkerOptions(max_restarts=2)
+    with (
+        Workers(
+            fail_in_the_third_and_then_at_start,
+            1,
+            (slots, Path(tmp_path, "has failed")),
+            options=options,
+            on_restart=restart_messages.append,
+        ) as workers,
+        pytest.raises(WorkerError) as caught,
+    ):
+        fill(workers, slots, 100)
+    first, second = (message.text for message in restart_messages)
+    assert "raised an exception; restart 1 of 2\n" in first
+    assert "raised an exception before its first result; restart 2 of 2\n" in second
+    assert "raised an exception before its first result; restart budget of 2 spent\n" in str(caught.value)
+    assert "ArithmeticError: cannot begin" in str(caught.value)
 
 
 def test_an_exception_at_start_is_fatal_at_once_with_its_traceback(slots):
@@ -165,44 +190,16 @@ def test_an_exception_at_start_is_fatal_at_once_with_its_traceback(slots):
 
 
 def test_a_frozen_worker_is_noticed_and_replaced(slots):
-    restart_messages = []
-    with Workers(freeze_in_the_third, 1, (slots,), hang_seconds=1.5, on_restart=restart_messages.append) as workers:
+    restart_messages, options = [], WorkerOptions(hang_seconds=1.5)
+    with Workers(freeze_in_the_third, 1, (slots,), options=options, on_restart=restart_messages.append) as workers:
         fill(workers, slots, 30)
     assert len(restart_messages) == 1
     assert "gave no sign of life" in restart_messages[0].text
 
 
-def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_nobody(monkeypatch):
-    """Looks that are 6 s apart count as 5 s of silence each; an hour during which the parent was stopped as 5 s too."""
-    now, restart_messages = 1000.0, []
-    monkeypatch.setattr("a3c_mp.processes.workers.time.monotonic", lambda: now)
-    workers = Workers(count, 1, hang_seconds=12.0)
-    process, tape = (
-        SimpleNamespace(pid=7, exitcode=None, kill=lambda: tape.append("kill"), join=lambda: tape.append("join")),
-        [],
-    )
-    workers._processes, workers._start = [process], lambda worker: tape.append(f"start {worker}")
-    workers.on_restart = restart_messages.append
-    workers._seen_beats = [(0, 0.0, 12.0)]
-    for seconds in (3600, 6):
-        now += seconds
-        workers._check_heartbeats()
-    assert not restart_messages
-    workers._beats[0] += 1
-    for _ in range(3):
-        now += 6
-        workers._check_heartbeats()
-    assert not restart_messages, "it has been heard of meanwhile"
-    now += 6
-    workers._check_heartbeats()
-    text = "actor 0 (pid 7) gave no sign of life for 12 s and was killed (--hang-seconds); restart 1 of 5"
-    assert restart_messages == [RestartMessage(0, text)]
-    assert tape == ["kill", "join", "start 0"]
-
-
-def test_incidents_name_the_actor_by_its_number_in_the_whole_run(slots):
-    restart_messages = []
-    with Workers(count, 1, (slots,), on_restart=restart_messages.append, first_actor=6) as workers:
+def test_restart_messages_name_the_actor_by_its_number_in_the_whole_run(slots):
+    restart_messages, options = [], WorkerOptions(first_actor=6)
+    with Workers(count, 1, (slots,), options=options, on_restart=restart_messages.append) as workers:
         fill(workers, slots, 2)
         os.kill(workers.pids[0], signal.SIGKILL)
         fill(workers, slots, 4)
@@ -210,7 +207,7 @@ def test_incidents_name_the_actor_by_its_number_in_the_whole_run(slots):
     assert restart_messages[0].text.startswith("actor 6 (pid ")
 
 
-def test_nobody_is_replaced_once_the_run_is_to_stop(slots):
+def test_no_worker_is_replaced_once_the_run_is_to_stop(slots):
     restart_messages, stopping = [], []
     with Workers(count, 2, (slots,), on_restart=restart_messages.append) as workers:
         fill(workers, slots, 4)
@@ -297,18 +294,19 @@ class States:
 def test_a_successor_is_given_what_it_is_rebuilt_from_and_the_tokens_of_the_dead_one():
     """Its versions too, and those of slots that it had filled, but that the caller had not got."""
     slots, states = Slots(SPEC, 2), States("a state")
-    with Workers(show_state, 1, (slots,), states=states, versions=[4, 5], on_restart=lambda message: None) as workers:
+    options = WorkerOptions(versions=[4, 5])
+    with Workers(show_state, 1, (slots,), states=states, options=options, on_restart=lambda message: None) as workers:
         rounds = workers.rounds(lambda: False)
         [first] = next(rounds)
         pid, version, entropy, restored = first.payload
         assert (version, entropy, restored) == (4, (7, 0, 0), "a state")
         workers.release([first], 6)
-        while len(workers._ready[0]) < 2:  # both have been filled, and are lost with the worker
-            workers._wait(lambda: False)
+        while len(workers._workers[0].ready) < 2:  # both have been filled, and are lost with the worker
+            workers._supervisor.watch(lambda: False)
         states.state = "a later state"
         os.kill(pid, signal.SIGKILL)
         while workers.pids == [pid]:
-            workers._wait(lambda: False)
+            workers._supervisor.watch(lambda: False)
         found = [next(rounds)[0] for _ in range(2)]
     assert [(filled.slot, *filled.payload[1:]) for filled in found] == [
         (1, 5, (7, 0, 0), "a later state"),
@@ -317,9 +315,9 @@ def test_a_successor_is_given_what_it_is_rebuilt_from_and_the_tokens_of_the_dead
 
 
 def test_without_a_state_a_successor_has_other_seeds():
-    slots = Slots(SPEC, 1)
+    slots, options = Slots(SPEC, 1), WorkerOptions(slots_per_worker=1)
     with Workers(
-        show_state, 1, (slots,), states=States(None), slots_per_worker=1, on_restart=lambda message: None
+        show_state, 1, (slots,), states=States(None), options=options, on_restart=lambda message: None
     ) as workers:
         rounds = workers.rounds(lambda: False)
         [first] = next(rounds)
@@ -330,8 +328,10 @@ def test_without_a_state_a_successor_has_other_seeds():
 
 
 def test_a_worker_that_cannot_be_rebuilt_says_so_before_anything_else(slots):
-    restart_messages, states = [], States("lost")
-    with Workers(show_state, 1, (slots,), states=states, on_restart=restart_messages.append, first_actor=3) as workers:
+    restart_messages, states, options = [], States("lost"), WorkerOptions(first_actor=3)
+    with Workers(
+        show_state, 1, (slots,), states=states, options=options, on_restart=restart_messages.append
+    ) as workers:
         next(iter(workers.rounds(lambda: False)))
         pid = workers.pids[0]
     text = f"actor 3 (pid {pid}) cannot be rebuilt: a coin was missing; it starts new games"
@@ -356,11 +356,11 @@ def end_by_a_nameless_signal(channel, slots):
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        (end_with_system_exit, r"failed before its first rollout:\n(?s:.*)end_with_system_exit(?s:.*)SystemExit: 0"),
-        (end_with_exit_code_0, "ended with exit code 0 before its first rollout"),
+        (end_with_system_exit, r"failed before its first result:\n(?s:.*)end_with_system_exit(?s:.*)SystemExit: 0"),
+        (end_with_exit_code_0, "ended with exit code 0 before its first result"),
     ],
 )
-def test_an_end_before_the_first_rollout_is_an_error_whatever_the_exit_code(slots, target, reason):
+def test_an_end_before_the_first_result_is_an_error_whatever_the_exit_code(slots, target, reason):
     with Workers(target, 1, (slots,)) as workers, pytest.raises(WorkerError, match=reason):
         fill(workers, slots, 1)
 
@@ -391,25 +391,3 @@ def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_s
     assert "ulimit -u" in str(refused.value)
     assert len(pids) == 1
     assert not psutil.pid_exists(pids[0])
-
-
-def test_many_actors_on_few_cores_may_take_long_to_start(monkeypatch):
-    now, restart_messages = 1000.0, []
-    monkeypatch.setattr("a3c_mp.processes.workers.time.monotonic", lambda: now)
-    monkeypatch.setattr("a3c_mp.processes.workers.os.sched_getaffinity", lambda pid: {0, 1})
-    workers = Workers(count, 8, hang_seconds=12.0, on_restart=restart_messages.append)
-    nothing = SimpleNamespace(pid=7, exitcode=None, kill=lambda: None, join=lambda: None)
-    monkeypatch.setattr(workers, "_spawn", lambda worker: nothing)
-    monkeypatch.setattr(workers, "_give", lambda worker, slot: None)
-    workers.max_restarts = workers.num_workers
-    for worker in range(workers.num_workers):
-        workers._start(worker)
-    limit = START_SECONDS * workers.num_workers / 2
-    while not restart_messages:
-        now += PAUSE_SECONDS
-        workers._check_heartbeats()
-    assert now - 1000.0 == pytest.approx(limit, abs=2 * PAUSE_SECONDS)
-    assert (
-        f"actor 0 (pid 7) took longer than {limit:.0f} s to start and was killed (lower --num-actors)"
-        in restart_messages[0].text
-    )

@@ -23,7 +23,7 @@ from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes, reward_to_learn, write_stats
 from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.maths import losses
-from a3c_mp.processes.learners import LearnerGroup
+from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch
 from a3c_mp.run.guard import FiniteGuard
 

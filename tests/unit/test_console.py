@@ -79,7 +79,7 @@ def test_a_reader_that_stops_costs_lines_and_they_are_counted(plain, stream):
     assert plain.drain(10)
     _, *lines, last = stream.getvalue().splitlines()
     assert lines == [f"line {i}" for i in range(QUEUE_LINES)]
-    assert last == f"{2 * QUEUE_LINES:,} lines left out here, as the output was not read"
+    assert last == f"{2 * QUEUE_LINES:,} lines dropped here, as the output was not read"
     plain.print(Text("later"))
     assert plain.drain(10)
     assert stream.getvalue().splitlines()[-1] == "later"
@@ -156,7 +156,7 @@ def test_states_of_the_bar_do_not_fill_the_queue(terminal, stream):
     terminal.print(Text("line"))
     stream.reading.set()
     assert terminal.drain(10)
-    assert "left out" not in stream.getvalue()
+    assert "dropped" not in stream.getvalue()
     assert f"{3 * QUEUE_LINES - 1:,} steps" in stream.getvalue()
 
 

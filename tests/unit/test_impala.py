@@ -13,7 +13,7 @@ from a3c_mp.data.rollout import Rollout, episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
 from a3c_mp.nets.actor_critic import make_actor_critic, unroll
-from a3c_mp.processes.learners import LearnerGroup
+from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.preflight import check_learners
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)

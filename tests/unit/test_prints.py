@@ -72,8 +72,8 @@ def test_of_many_lines_the_newest_are_shown_and_the_others_counted(prints, shown
     write(pipe, ["the last"])
     shown.until("the last")
     seconds = time.monotonic() - started
-    counts = [int(line.split()[0].replace(",", "")) for line in shown if line.endswith("printed lines left out")]
-    lines = [line for line in shown if not line.endswith("printed lines left out")]
+    counts = [int(line.split()[0].replace(",", "")) for line in shown if line.endswith("printed lines dropped")]
+    lines = [line for line in shown if not line.endswith("printed lines dropped")]
     assert len(lines) <= LINES_PER_SECOND * (seconds + 2)
     assert sum(counts) + len(lines) == 50 * LINES_PER_SECOND * 10 + 1
 
@@ -117,7 +117,7 @@ def test_a_child_that_ends_among_many_lines_shows_few(prints, shown):
     first, second = prints.open_pipe(), prints.open_pipe()
     for pipe in (first, second):
         write(pipe, numbered(10 * LINES_PER_SECOND))
-    shown.until("left out")
+    shown.until("dropped")
     write(second, [*numbered(10 * LINES_PER_SECOND, "more"), "the end"])
     second.close()
     shown.until("the end")

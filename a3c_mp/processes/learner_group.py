@@ -1,0 +1,140 @@
+"""Collective operations among learners, on torch.distributed: gloo on the CPU, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from a3c_mp.errors import PeerLost
+
+LOOPBACK = "lo"
+NCCL_SETTINGS = {
+    "TORCH_NCCL_BLOCKING_WAIT": "1",  # a lost peer raises; by default it aborts the process
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # `LearnerGroup.abort` does that (see `_abort_process_group`)
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # no thread that kills or holds up a process which takes long to end
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+"""of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, 2.13; not run on GPUs"""
+
+
+class Stateful(Protocol):
+    """An object whose state can be saved, restored and sent to other learners, as nets and optimizers are."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+class Rendezvous(NamedTuple):
+    """How the learners of a group connect."""
+
+    path: str  # of a file that all can open
+    cuda: bool  # gradients lie on GPUs, one for each learner
+    timeout: float  # seconds that a collective operation may take
+
+
+class LearnerGroup:
+    """This learner's rank among `size` of them, and their collective operations: all call each, in the same order.
+
+    With one learner there is no communication, and means and lists are of its own values.
+
+    Raises (all collective operations):
+        PeerLost: another learner has died, or gave no answer in time.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        self.rank, self.size, self._cuda = rank, size, False
+
+    def connect(self, rendezvous: Rendezvous) -> None:
+        """Connect to the others, over the loopback interface only."""
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+        os.environ |= NCCL_SETTINGS
+        self._cuda = rendezvous.cuda
+        with _losing_peers():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if self._cuda else "gloo",
+                store=dist.FileStore(rendezvous.path, self.size),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=rendezvous.timeout),
+            )
+        # Connections are made by the first operation, and can fail there.
+        self.all_reduce_mean([torch.zeros(1, device=f"cuda:{self.rank}" if self._cuda else "cpu")])
+
+    def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their means over the learners, all in one operation."""
+        if self.size == 1:
+            return
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        with _losing_peers():
+            dist.all_reduce(flat)
+        parts = (flat / self.size).split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+    def all_reduce_gradients(self, net: nn.Module, loss: Tensor) -> None:
+        """Replace gradients and loss by their means over the learners.
+
+        With batches of one size, these are gradient and value of the mean loss over the union of all batches.
+        """
+        self.all_reduce_mean([*(parameter.grad for parameter in net.parameters() if parameter.grad is not None), loss])
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """The tensors [N, ...] of all learners, concatenated in the order of ranks: [size * N, ...]."""
+        if self.size == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        with _losing_peers():
+            dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    def all_gather_object(self, message: Any) -> list[Any]:
+        """The messages of all learners, pickled, in the order of ranks."""
+        messages = [message] * self.size
+        if self.size > 1:
+            with _losing_peers():
+                dist.all_gather_object(messages, message)
+        return messages
+
+    def broadcast_state(self, *parts: Stateful) -> None:
+        """Load the state of learner 0's `parts` (nets, optimizers, ...) into those of all learners."""
+        buffer = io.BytesIO()  # as bytes: unpickled tensors would lie on learner 0's GPU
+        if self.rank == 0 and self.size > 1:
+            torch.save([part.state_dict() for part in parts], buffer)
+        state = self.all_gather_object(buffer.getvalue())[0]
+        if self.rank != 0:
+            states = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+            for part, saved in zip(parts, states, strict=True):
+                part.load_state_dict(saved)
+
+    def own_actors(self, num_actors: int) -> range:
+        """The numbers of this learner's actors, out of those of all."""
+        own = num_actors // self.size
+        return range(self.rank * own, (self.rank + 1) * own)
+
+    def abort(self) -> None:
+        """NCCL: abort what is queued on the GPU (ncclCommAbort), so that waiting for it raises (not run on GPUs)."""
+        if self._cuda and dist.is_initialized():
+            with suppress(RuntimeError):  # aborted already
+                dist.distributed_c10d._get_default_group().abort()
+
+    def leave(self) -> None:
+        """Close the connections. With NCCL, `destroy_process_group` would wait for learners that may be gone."""
+        if self.size > 1 and dist.is_initialized():
+            with suppress(RuntimeError):  # NCCL's: not run on GPUs
+                (dist.distributed_c10d._abort_process_group if self._cuda else dist.destroy_process_group)()
+
+
+@contextmanager
+def _losing_peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch.distributed has no narrower class for a closed connection
+        raise PeerLost(next(iter(str(error).splitlines()), "")) from error

@@ -1,0 +1,318 @@
+"""Supervised processes: started, watched, restarted within a budget, named in errors, and stopped with their parent.
+
+A supervised process has a role and a number ("actor 3", "learner 1", "evaluator") and a pipe through which it sends
+messages, tuples that start with their kind. Those of kind `ERROR` are for the supervisor; all others go to its owner.
+`run_supervised` is the code of such a process.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from a3c_mp.errors import Terminated, WorkerError
+
+START_SECONDS = 120.0
+"""longest time from the start of a process to its first sign of life, where it has a core to itself"""
+WAIT_SECONDS = 0.1
+"""longest wait for messages and deaths before the parent looks whether it should stop"""
+SENTINEL_SECONDS = 0.05
+"""longest wait for the end of processes before a look at exit codes: a fork of one may hold its sentinel open"""
+QUIET_SECONDS = 1.0
+"""silence of a process after which the parent looks at its exit code, for the same reason"""
+PAUSE_SECONDS = 5.0
+"""most that counts as silence between two looks: the parent may have been stopped, and its processes with it"""
+CLOSE_SECONDS = 2.0
+"""longest time from SIGTERM or an exception to the end of a process, before it is killed"""
+MAX_MESSAGE = 4096 - 4
+"""bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
+ERROR = "error"
+"""kind of the message `(ERROR, traceback)`, the last one of a process that raised an exception"""
+
+
+# ---- in the parent
+
+
+@dataclass
+class Child:
+    """A role that one process at a time fills: its name, its current process, its heartbeats.
+
+    Args:
+        name: role and number, as messages and errors give them.
+        launch: starts a process; returns it and the pipe that its messages come through. May raise OSError.
+        flag: the setting that says how many such processes there are.
+    """
+
+    name: str
+    launch: Callable[[], tuple[SpawnProcess, connection.Connection]]
+    flag: str
+    process: Any = None
+    pipe: Any = None
+    beats: int = 0  # heartbeats, when last looked at
+    silence: float = 0.0  # seconds since the last heartbeat
+    max_silence: float = 0.0
+    has_result: bool = False  # the current process has produced something
+    had_result: bool = False  # this one or an earlier one has; if not, a restart after a failure would not help
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.process.pid})"
+
+    def start(self) -> None:
+        """Start a process. Raises WorkerError if the machine, or a limit of the user's, does not allow it."""
+        try:
+            self.process, self.pipe = self.launch()
+        except OSError as error:  # EAGAIN, ENOMEM, EMFILE
+            fix = f"lower {self.flag}, or raise the limit on processes (ulimit -u) or the memory"
+            raise WorkerError(f"{self.name} cannot be started: {error.strerror or error}; {fix}") from error
+        self.has_result = False
+
+    def record_result(self) -> None:
+        """The current process has produced something: it can work."""
+        self.has_result = self.had_result = True
+
+    def messages(self) -> Iterator[tuple]:
+        """The messages that have arrived. One that a kill has cut short is dropped; the exit code says why."""
+        with suppress(EOFError, OSError, pickle.UnpicklingError):
+            while self.pipe.poll():
+                yield self.pipe.recv()
+
+
+class Supervisor:
+    """Starts, watches, restarts and stops the processes of its children.
+
+    Args:
+        children: in the order in which they are started.
+        beats: int64 [children] in shared memory, heartbeats; each process counts up its own. None: not watched.
+        max_restarts: budget for all children together.
+        hang_seconds: a process whose heartbeats stop for so long is killed and restarted.
+        on_message: called with (number of the child, message).
+        on_restart: called with (number of the child, text) before a new process is started.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        beats: Tensor | None = None,
+        *,
+        max_restarts: int = 0,
+        hang_seconds: float = 0.0,
+        on_message: Callable[[int, tuple], None] = lambda number, message: None,
+        on_restart: Callable[[int, str], None] = lambda number, text: None,
+    ):
+        self.children, self.max_restarts, self.hang_seconds = children, max_restarts, hang_seconds
+        self.on_message, self.on_restart = on_message, on_restart
+        self.restarts = 0
+        self.start_seconds = START_SECONDS * max(1.0, len(children) / len(os.sched_getaffinity(0)))
+        self._beats = beats
+        self._checked = time.monotonic()  # when heartbeats were last looked at
+
+    @property
+    def started(self) -> list[Child]:
+        """The children that have had a process, running or not."""
+        return [child for child in self.children if child.process is not None]
+
+    @property
+    def pids(self) -> list[int]:
+        return [child.process.pid for child in self.started]
+
+    def start(self) -> None:
+        """Start a process for each child.
+
+        Raises:
+            WorkerError: one cannot be started; those before it run, until `stop`.
+        """
+        for number in range(len(self.children)):
+            self._start(number)
+
+    def watch(self, should_stop: Callable[[], bool]) -> None:
+        """Wait for a message, a death or `WAIT_SECONDS`, whichever comes first, and deal with it.
+
+        Raises:
+            WorkerError: a child failed before any result, or the restart budget is spent.
+        """
+        pipes = {child.pipe: number for number, child in enumerate(self.children)}
+        sentinels = {child.process.sentinel: number for number, child in enumerate(self.children)}
+        events = connection.wait([*pipes, *sentinels], WAIT_SECONDS)
+        if should_stop():  # a signal to all processes has ended the children too; they are not to be replaced
+            return
+        for event in events:  # messages first: they say why a process died
+            if event in pipes:
+                self._receive(pipes[event])
+        for event in events:
+            if event in sentinels:
+                self._check_end(sentinels[event])
+        self._check_heartbeats()
+
+    def terminate(self) -> None:
+        """Send SIGTERM to all processes."""
+        for child in self.started:
+            child.process.terminate()
+
+    def stop(self, seconds: float = CLOSE_SECONDS) -> None:
+        """End all processes: SIGTERM, then SIGKILL for those that take longer than so long (s)."""
+        self.terminate()
+        self.await_end(seconds)
+
+    def await_end(self, seconds: float) -> None:
+        """Wait until all processes have ended; kill those that take longer than so long (s)."""
+        await_end([child.process for child in self.started], seconds)
+
+    def _start(self, number: int) -> None:
+        child = self.children[number]
+        child.start()
+        child.beats, child.silence = self._read_beats()[number], 0.0
+        child.max_silence = max(self.start_seconds, self.hang_seconds)
+
+    def _read_beats(self) -> list[int]:
+        return [0] * len(self.children) if self._beats is None else self._beats.tolist()
+
+    def _receive(self, number: int) -> None:
+        child = self.children[number]
+        for message in child.messages():
+            if message[0] == ERROR:
+                self._fail(number, message[1])
+                return
+            self.on_message(number, message)
+
+    def _fail(self, number: int, text: str) -> None:
+        """Replace a process that sent an exception, once it has closed what it holds."""
+        child = self.children[number]
+        await_end([child.process], CLOSE_SECONDS)
+        if not child.had_result:
+            raise WorkerError(f"{child} failed before its first result:\n{text}")
+        self._restart(number, f"raised an exception{'' if child.has_result else ' before its first result'}", text)
+
+    def _check_end(self, number: int) -> None:
+        """Replace a process if it has ended."""
+        child, process = self.children[number], self.children[number].process
+        if process.exitcode is None:
+            return  # replaced already
+        self._receive(number)  # what it still managed to send
+        if child.process is process:
+            how = how_ended(process.exitcode)
+            if process.exitcode >= 0 and not child.has_result:
+                how += " before its first result"
+                if not child.had_result:  # it could not send why, but may have printed it
+                    raise WorkerError(f"{child} {how}; see above")
+            self._restart(number, how)
+
+    def _check_heartbeats(self) -> None:
+        now = time.monotonic()
+        passed, self._checked = min(now - self._checked, PAUSE_SECONDS), now
+        if self._beats is None:
+            return
+        for number, (child, beats) in enumerate(zip(self.children, self._read_beats(), strict=True)):
+            if beats != child.beats:
+                child.beats, child.silence, child.max_silence = beats, 0.0, self.hang_seconds
+            elif child.silence >= QUIET_SECONDS and child.process.exitcode is not None:
+                self._check_end(number)
+            elif child.silence + passed <= child.max_silence:
+                child.silence += passed
+            else:
+                self._replace_hanging(number)
+
+    def _replace_hanging(self, number: int) -> None:
+        child = self.children[number]
+        child.process.kill()
+        child.process.join()
+        how = f"gave no sign of life for {child.max_silence:.0f} s and was killed (--hang-seconds)"
+        if child.max_silence > self.hang_seconds:  # it has not had a heartbeat yet
+            how = f"took longer than {child.max_silence:.0f} s to start and was killed (lower {child.flag})"
+        self._restart(number, how)
+
+    def _restart(self, number: int, how: str, details: str = "") -> None:
+        message, details = f"{self.children[number]} {how}", f"\n{details.rstrip()}" if details else ""
+        if self.restarts >= self.max_restarts:
+            raise WorkerError(f"{message}; restart budget of {self.max_restarts} spent{details}")
+        self.restarts += 1
+        self.on_restart(number, f"{message}; restart {self.restarts} of {self.max_restarts}{details}")
+        self._start(number)
+
+
+def await_end(processes: Iterable[Any], seconds: float) -> None:
+    """Wait until processes have ended; kill those that take longer than so long (s), even stopped ones (SIGSTOP)."""
+    deadline = time.monotonic() + seconds
+    alive = [process for process in processes if process.is_alive()]
+    while alive and time.monotonic() < deadline:
+        connection.wait([process.sentinel for process in alive], SENTINEL_SECONDS)
+        alive = [process for process in alive if process.is_alive()]
+    for process in alive:
+        process.kill()
+    for process in alive:
+        process.join()
+
+
+def how_ended(exit_code: int) -> str:
+    """How a process ended: "was killed by SIGKILL", "ended with exit code 3"."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:  # most real-time signals have no name in Python
+        return f"was killed by signal {-exit_code}"
+
+
+# ---- in the child
+
+
+def run_supervised(
+    main: Callable[[], None],
+    pipe: connection.Connection,
+    *,
+    on_sigterm: Callable[[int, FrameType | None], None] | None = None,
+    close: Callable[[], None] = lambda: None,
+    leave: Callable[[int], Any] = sys.exit,
+) -> None:
+    """Run `main()` and then `close()`, however `main` ends; send the traceback of an exception to the parent.
+
+    Args:
+        main: what the process does. SIGTERM raises `Terminated` in it.
+        pipe: to the parent.
+        on_sigterm: handler of SIGTERM instead of `raise_terminated`.
+        close: closes what is open; a SIGTERM meanwhile changes nothing.
+        leave: called with exit code 1 after an exception.
+    """
+    signal.signal(signal.SIGTERM, on_sigterm or raise_terminated)
+    failed = terminated = False
+    try:
+        try:
+            main()
+        except Terminated:
+            raise
+        except BaseException:  # an environment's SystemExit too
+            failed = True
+            with suppress(OSError):  # the parent is gone
+                pipe.send((ERROR, _tail(traceback.format_exc())))
+    except Terminated:  # also while the traceback is sent
+        terminated = True
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if terminated:  # to the parent, and to the sender, it ends as any other program does
+        os.kill(os.getpid(), signal.SIGTERM)
+    if failed:
+        leave(1)
+
+
+def raise_terminated(signum: int, frame: FrameType | None) -> None:
+    """Signal handler that unwinds the process; a second signal does not interrupt what is closed on the way."""
+    signal.signal(signum, signal.SIG_IGN)
+    raise Terminated
+
+
+def _tail(text: str) -> str:
+    """The end of a text, short enough for a message."""
+    return text.encode(errors="backslashreplace")[-MAX_MESSAGE // 2 :].decode(errors="replace")
