@@ -94,8 +94,8 @@ LONG = "x" * 300
 FLAGS = {
     "range": (["--num-envs", "0"], "num-envs=0: must be between 1 and 4096"),
     "NaN": (["--learning-rate", "nan"], "learning-rate=nan: must be a finite number"),
-    "infinity": (["--total-steps", "inf"], "total-steps=inf: inf is not a whole number"),
-    "no whole number": (["--total-steps", "1.5"], "total-steps=1.5: 1.5 is not a whole number"),
+    "infinity": (["--total-steps", "inf"], "total-steps=inf: must be a whole number"),
+    "no whole number": (["--total-steps", "1.5"], "total-steps=1.5: must be a whole number"),
     "no number": (["--gamma", "high"], "gamma=high: "),
     "value missing": (["--seed"], "seed=: a value is missing"),
     "unknown flag": (["--turbo"], "turbo=: there is no such flag; see --help"),
@@ -419,7 +419,7 @@ RESUMED_BY = [(main, other) for main in SCRIPTS for other in CHAPTERS if CHAPTER
 def test_the_run_of_another_chapter_is_not_resumed(script, other, old, refused):
     line = refused(SCRIPTS[script].main, ["--resume", f"old/{other}"])
     assert line.startswith(f"error: resume=old/{other}: ")
-    assert "is of another chapter, " in line
+    assert "belongs to another chapter, " in line
 
 
 RESUMES = {
@@ -458,7 +458,7 @@ PLAY = {
     "no episodes": (["old/impala", "--episodes", "0"], "episodes=0: must be 1 or more"),
     "too random": (["old/impala", "--epsilon", "1.5"], "epsilon=1.5: must be between 0 and 1"),
     "NaN": (["old/impala", "--epsilon", "nan"], "epsilon=nan: must be a finite number"),
-    "no whole number": (["old/impala", "--seed", "1.5"], "seed=1.5: 1.5 is not a whole number"),
+    "no whole number": (["old/impala", "--seed", "1.5"], "seed=1.5: must be a whole number"),
     "no folder for the video": (["old/impala", "--video", "none/game.mp4"], "video=none/game.mp4: "),
     "no video": (["old/impala", "--video", "game.txt"], "video=game.txt: "),
 }
