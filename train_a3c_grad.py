@@ -126,7 +126,7 @@ def main() -> int:
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
-    slots = allocate(args, gradient_spec(net, obs_space.shape, args.unroll_length * args.num_envs), device)
+    slots = allocate(args, gradient_spec(net, obs_space.shape or (), args.unroll_length * args.num_envs), device)
 
     with Run(args, "a3c_grad", net, optimizer) as run:
         weights = Weights(net)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from a3c_mp.algorithms import apex, ddpg, dqn
 from a3c_mp.algorithms.apex import PRESETS
@@ -26,8 +26,9 @@ from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.transitions import TransitionCollector, finished_episodes
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.precision import compute_dtype
+from a3c_mp.nets.q_values import ReplayNet
 from a3c_mp.processes.channel import WorkerChannel
-from a3c_mp.processes.learners import LearnerGroup, Learners
+from a3c_mp.processes.learners import LearnerGroup, Learners, Stateful
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import RestartMessage
@@ -64,7 +65,7 @@ def actor(
 
 
 def learn(
-    args: Args, run: Run | ReplicaRun, group: LearnerGroup, net: nn.Module, target_net: nn.Module,
+    args: Args, run: Run | ReplicaRun, group: LearnerGroup, net: ReplayNet, target_net: ReplayNet,
     optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype, guard: FiniteGuard,
 ) -> Tensor | None:  # fmt: skip
     """One gradient step on a batch; returns the new priorities of its transitions, None if the gradient was no good."""
@@ -165,7 +166,9 @@ def follow(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     parts = apex.build_learner(args, ALGORITHMS[args.algo])
-    extra = {"target_net": parts.target_net, **({"replay": parts.replay} if args.save_replay else {})}
+    extra: dict[str, Stateful] = {"target_net": parts.target_net}
+    if args.save_replay:
+        extra["replay"] = parts.replay
     with (
         Run(args, f"apex_{args.algo}", parts.net, parts.optimizer, extra) as run,
         Learners.of(run, args.num_learners, follow, args) as group,

@@ -27,7 +27,8 @@ import torch
 import torch.multiprocessing as mp
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp.config import Between, Count, NonNegative, check_ranges
+from a3c_mp.cli import parse_plain
+from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.errors import ConfigError
 from a3c_mp.replay import Prefetch, Replay, Shards, Writer, importance_weights
 from a3c_mp.run.script import exit_with
@@ -321,10 +322,7 @@ COLUMNS = (
 
 
 def main() -> int:
-    args, unknown = common.cli(Args, __doc__ or "")
-    if unknown:
-        raise ConfigError("arguments", " ".join(unknown), "there are no such flags")
-    check_ranges(args)
+    args = parse_plain(Args, __doc__ or "")
     if args.compare and importlib.util.find_spec("cpprb") is None:
         raise ConfigError("compare", True, "cpprb is not installed", "pip install 'cpprb>=11', or --no-compare")
     torch.set_num_threads(1)

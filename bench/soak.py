@@ -261,11 +261,7 @@ def table(drifts: dict[str, Drift]) -> str:
 
 def draw(path: Path, result: dict[str, Any]) -> None:
     """Every curve over minutes, with its fit, and a tick for each kill."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
+    plt = common.pyplot()
     figure, axes = plt.subplots(len(LIMITS), 1, figsize=(9, 1.7 * len(LIMITS)), sharex=True, layout="constrained")
     for axis, name in zip(axes, LIMITS, strict=True):
         told = [(s["seconds"] / 60, s[name]) for s in result["samples"] if s.get(name) is not None]
@@ -290,20 +286,11 @@ def main() -> int:
     if args.warm_up >= args.minutes * 60:
         raise ConfigError("warm-up", args.warm_up, f"the run lasts {args.minutes * 60:g} s", "lower it")
     seconds = str(args.minutes * 60)
-    unlimited = [
-        "--stop-return",
-        "None",
-        "--total-steps",
-        "1e12",
-        "--max-seconds",
-        seconds,
-        "--max-restarts",
-        "100_000",
-    ]
+    unlimited = ["--stop-return=None", "--total-steps=1e12", f"--max-seconds={seconds}", "--max-restarts=100_000"]
     command = [*common.CHAPTERS[args.chapter], *unlimited, *flags]
     settings = common.trainer_settings(command)
     result = common.begin("soak", args, settings.env_id) | {"settings": dataclasses.asdict(settings)}
-    name = f"soak-{args.chapter}-{re.sub(r'[^0-9]', '', result['date'])}"
+    name = common.run_name(result)
     folder, started = args.runs_dir / name, time.time()
     where = [f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
     with common.running_script([*command, *where], stdout=subprocess.DEVNULL) as process:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
 from a3c_mp.data.transitions import block_spec
 from a3c_mp.errors import ConfigError
+from a3c_mp.nets.q_values import ReplayNet
 from a3c_mp.processes.memory import free_memory
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.workers import RestartMessage
@@ -92,8 +93,8 @@ class ApexArgs(LearningArgs):
 class LearnerState(NamedTuple):
     """What a learner owns."""
 
-    net: nn.Module
-    target_net: nn.Module
+    net: ReplayNet
+    target_net: ReplayNet
     optimizer: torch.optim.Optimizer
     replay: Replay
     blocks: Slots
@@ -137,14 +138,12 @@ CONTINUOUS: dict[str, Any] = {
     "target_period": 1,
     "target_rate": 0.01,
 }
-HILL: dict[str, Any] = {"replay_ratio": 8.0, "noise": 0.9, "noise_exponent": 20.0, "noise_memory": 0.95}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},
     "BreakoutNoFrameskip-v4": {**ATARI, "stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
     "Pendulum-v1": {**CONTINUOUS, "total_steps": 25_000, "stop_return": -200.0, "reward_scale": 0.1},
-    "MountainCarContinuous-v0": {**CONTINUOUS, **HILL, "total_steps": 200_000, "stop_return": 85.0},
 }
 
 
