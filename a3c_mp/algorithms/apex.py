@@ -19,8 +19,7 @@ from a3c_mp.nets.q_values import ReplayNet
 from a3c_mp.processes.memory import free_memory
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.workers import RestartMessage
-from a3c_mp.replay import Replay, Shards
-from a3c_mp.replay import carried_spec as writer_spec
+from a3c_mp.replay import Replay, Shards, writer_state_spec
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.preflight import check_env, check_learners
@@ -266,7 +265,7 @@ def prepare_successor(args: ApexArgs, replay: Replay, message: RestartMessage, f
 
 def carried_spec(args: ApexArgs, algo: Any, action_space: gymnasium.Space) -> Spec:
     """Shapes and dtypes of what the successor of a deterministic actor needs besides its games."""
-    return writer_spec(args.num_envs, args.n_step) | algo.carried_spec(args, action_space)
+    return writer_state_spec(args.num_envs, args.n_step) | algo.carried_spec(args, action_space)
 
 
 class RateLimiter:
