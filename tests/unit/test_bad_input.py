@@ -210,27 +210,39 @@ class Continuous(Env):
 
 
 BROKEN = {
-    "a step of four values": (Env, {"rest": (0.0, False, {})}, "step(0) gave 4 values, gymnasium's API has 5: (obs"),
-    "a reset without info": (OldReset, {}, "reset() gave a ndarray, gymnasium's API has 2: (observation, info)"),
-    "info is no dict": (Env, {"rest": (0.0, False, False, None)}, "step(0) gave an info of type NoneType, a dict is"),
-    "observations of another shape": (Env, {"obs": np.zeros(4, np.float32)}, "of shape (4,), its space says (3,)"),
+    "a step of four values": (
+        Env,
+        {"rest": (0.0, False, {})},
+        "step(0) returned 4 values, gymnasium's API has 5: (obs",
+    ),
+    "a reset without info": (OldReset, {}, "reset() returned a ndarray, gymnasium's API has 2: (observation, info)"),
+    "info is no dict": (
+        Env,
+        {"rest": (0.0, False, False, None)},
+        "step(0) returned an info of type NoneType, must be a",
+    ),
+    "observations of another shape": (Env, {"obs": np.zeros(4, np.float32)}, "of shape (4,), its space has (3,)"),
     "observations of another type": (
         Env,
         {"observation_space": Box(0, 255, (3,), np.uint8), "obs": np.zeros(3)},
-        "of type float64, its space says uint8",
+        "of type float64, its space has uint8",
     ),
-    "observations that are words": (Env, {"obs": ["a", "b", "c"]}, "of type <U1, its space says float32"),
-    "NaN in observations": (Env, {"obs": np.full(3, np.nan, np.float32)}, "gave an observation with NaN or infinity"),
-    "a NaN reward": (WrongAtTheHighestAction, {}, "step(1) gave the reward nan, a finite number is needed"),
+    "observations that are words": (Env, {"obs": ["a", "b", "c"]}, "of type <U1, its space has float32"),
+    "NaN in observations": (
+        Env,
+        {"obs": np.full(3, np.nan, np.float32)},
+        "returned an observation with NaN or infinity",
+    ),
+    "a NaN reward": (WrongAtTheHighestAction, {}, "step(1) returned the reward nan, must be a finite number"),
     "a reward for each of several": (
         Env,
         {"rest": (np.zeros(2), False, False, {})},
-        "gave the reward [0. 0.], a finite",
+        "returned the reward [0. 0.], must",
     ),
     "ends that are no flags": (
         Env,
         {"rest": (0.0, "no", False, {})},
-        "gave ['no', False] for terminated and truncated",
+        "returned ['no', False] for terminated and truncated",
     ),
     "actions from 1 on": (
         Env,
@@ -266,7 +278,7 @@ DDPG_ENVS = {
         {"observation_space": Box(0, 255, (40, 40, 3), np.uint8), "obs": np.zeros((40, 40, 3), np.uint8)},
         "algo=ddpg: observations are images (3, 40, 40), it needs vectors",
     ),
-    "a step of four values": ({"rest": (0.0, False, {})}, "gave 4 values"),
+    "a step of four values": ({"rest": (0.0, False, {})}, "returned 4 values"),
 }
 
 
