@@ -507,7 +507,7 @@ def test_play_of_a_net_with_more_actions_than_the_environment_has(old, refused, 
 
 PLOT = {
     "no run": ([], "runs=: no run folder is named"),
-    "no folder": (["old/none"], "runs=old/none: this is no run folder"),
+    "no folder": (["old/none"], "runs=old/none: not a run folder, config.json is missing"),
     "several, none of them a run": (["old/none", "old/nil"], None),
     "mistyped flag": (["old/impala", "--windows", "3"], "windows=3: there is no such flag; perhaps you meant --window"),
     "no window": (["old/impala", "--window", "0"], "window=0: must be 1 or more"),
@@ -537,4 +537,13 @@ def test_plot(flags, message, old, refused):
 )
 def test_plot_names_a_spoilt_run(file, content, old, refused):
     (old / "impala" / file).write_bytes(content.encode("latin1"))
-    assert "runs=old/impala: this is no run folder" in refused(plot.main, ["old/impala"])
+    assert "runs=old/impala: not a run folder" in refused(plot.main, ["old/impala"])
+
+
+def test_plot_groups_runs_by_game_and_by_settings(old):
+    runs = [plot.read_run(old / "impala", 100)]
+    runs += [runs[0]._replace(name="other seed"), runs[0]._replace(name="slow", settings="{}")]
+    runs += [runs[0]._replace(env_id="Acrobot-v1", algorithm="apex_dqn")]
+    labels = {game: list(curves) for game, curves in plot.group(runs).items()}
+    curves = ["impala [impala] (2 runs)", "impala [slow]"]
+    assert labels == {"CartPole-v1": curves, "Acrobot-v1": ["apex_dqn"]}
