@@ -188,13 +188,13 @@ def judge(samples: Sequence[dict[str, float]], kills: Sequence[float], args: Arg
     ]
     drifts = {}
     for name, limit in LIMITS.items():
-        told = [(s["seconds"], s[name]) for s in (late if name == "sps" else settled) if s.get(name) is not None]
-        drifts[name] = drift([t for t, _ in told], [v for _, v in told], limit)
+        points = [(s["seconds"], s[name]) for s in (late if name == "sps" else settled) if s.get(name) is not None]
+        drifts[name] = drift([t for t, _ in points], [v for _, v in points], limit)
     return drifts
 
 
 def add_rates(samples: list[dict[str, float]], progress: Sequence[tuple[float, int]]) -> None:
-    """Put into each sample the agent steps a second since the one before, from (seconds, steps) told by the run."""
+    """Add to each sample the agent steps a second since the previous one, from the run's (seconds, steps)."""
     times, steps = zip(*progress, strict=True) if progress else ((), ())
     for before, now in pairwise(samples):
         if times and times[0] <= before["seconds"] and now["seconds"] <= times[-1]:
@@ -264,10 +264,10 @@ def draw(path: Path, result: dict[str, Any]) -> None:
     plt = common.pyplot()
     figure, axes = plt.subplots(len(LIMITS), 1, figsize=(9, 1.7 * len(LIMITS)), sharex=True, layout="constrained")
     for axis, name in zip(axes, LIMITS, strict=True):
-        told = [(s["seconds"] / 60, s[name]) for s in result["samples"] if s.get(name) is not None]
-        axis.plot(*zip(*told, strict=True), ".", markersize=3)
+        points = [(s["seconds"] / 60, s[name]) for s in result["samples"] if s.get(name) is not None]
+        axis.plot(*zip(*points, strict=True), ".", markersize=3)
         fit = result["drifts"][name]
-        ends = np.array([min(result["bench"]["warm_up"] / 60, told[-1][0]), told[-1][0]])
+        ends = np.array([min(result["bench"]["warm_up"] / 60, points[-1][0]), points[-1][0]])
         axis.plot(ends, fit["level"] + fit["per_hour"] * (ends - ends.mean()) / 60, color="C0" if fit["flat"] else "C3")
         axis.plot([t / 60 for t in result["kills"]], [0] * len(result["kills"]), "|", color="grey", markersize=4)
         axis.set_ylabel(name)
