@@ -1,4 +1,5 @@
 # make train: set up and train Pong.  make test: set up and test.  make check: format, lint, types.
+# PYTHON makes $(VENV) and has no effect once that exists; for another Python: make clean, then make PYTHON=python3.12 train.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -9,7 +9,7 @@ import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -33,66 +33,93 @@ APEX = {"apex_dqn": dqn, "apex_ddpg": ddpg}
 @dataclass(frozen=True)
 class Args:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """run folder (its best checkpoint is played), or one checkpoint file (.pt) in it"""
+    """run folder, runs/<name>: evaluates its best checkpoint; or one checkpoint file (.pt)"""
     episodes: Count = 20
-    """whole games to play"""
+    """number of evaluation episodes, each a whole game"""
     sampled: bool = False
-    """draw actions from the policy instead of taking the likeliest; has no meaning for Ape-X"""
+    """stochastic policy: sample actions instead of taking the most probable one; no effect for Ape-X"""
     epsilon: Fraction = 0.0
-    """share of actions that are random"""
+    """probability of a random action"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 10_000
-    """seed of environments and sampling"""
+    """random seed of environments and sampling"""
     num_envs: Count = 8
-    """games played at once"""
+    """parallel environments"""
     video: Path | None = None
-    """write one more game to this mp4 file (needs imageio-ffmpeg)"""
+    """record one more episode to this mp4 file (needs imageio-ffmpeg)"""
+
+
+class TrainedRun(NamedTuple):
+    """A run's checkpoint and what is needed to evaluate it."""
+
+    path: Path
+    algorithm: str
+    env_id: str
+    net_options: dict[str, Any]  # arguments of `make_actor_critic`
+    state: dict[str, Any]
 
 
 def find_checkpoint(run: Path) -> tuple[Path, Path]:
-    """(run folder, checkpoint): the best of a run folder, else its newest; or the file that was named."""
+    """(run folder, checkpoint): the best of a run folder, else the newest; or the named file."""
     if run.suffix == ".pt":
         return run.parent.parent, run
     folder = run / "checkpoints"
     paths = checkpoint.list_checkpoints(folder, "best") or checkpoint.list_checkpoints(folder)
     if not paths:
-        raise ConfigError("run", run, "there is no checkpoint in this folder", "name a folder below runs/")
+        raise ConfigError("run", run, "there is no checkpoint in this folder", "name a run folder, runs/<name>")
     return run, paths[0]
+
+
+def load_run(run: Path) -> TrainedRun:
+    """Load a checkpoint and its run's settings. Raises ConfigError if they cannot be read or do not match."""
+    folder, path = find_checkpoint(run)
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        env_id, algorithm = config["args"]["env_id"], config["algorithm"]
+        net_options = {name: config["args"][name] for name in ("net", "lstm") if name in config["args"]}
+        state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
+    except (OSError, ValueError, KeyError, TypeError, checkpoint.CheckpointError) as error:
+        raise ConfigError("run", run, str(error), "name another run or checkpoint") from error
+    return TrainedRun(path, algorithm, env_id, net_options, state)
+
+
+def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
+    """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
+    algo = APEX.get(run.algorithm)
+    spaces = check_env(run.env_id, algo.ACTIONS if algo else Discrete)
+    net: Any = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, **run.net_options)
+    try:
+        net.load_state_dict(run.state["net"])
+    except RuntimeError as error:
+        why = f"{run.path} does not fit {run.env_id} as it is now"
+        raise ConfigError("run", args.run, why, "name another run") from error
+    if algo:
+        policy: Policy = lambda obs, starts: algo.act_greedily(net, spaces[1], obs)  # noqa: E731
+    else:
+        policy = make_policy(net, greedy=not args.sampled, seed=args.seed)
+    return with_random_actions(policy, spaces[1], args.epsilon, seed=args.seed) if args.epsilon else policy
+
+
+def check_video(video: Path) -> None:
+    """Raise ConfigError if a video cannot be written there."""
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ConfigError("video", video, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
+    if not video.parent.is_dir():
+        raise ConfigError("video", video, "its folder does not exist", "make the folder first")
+    if video.suffix != ".mp4" or video.is_dir():
+        raise ConfigError("video", video, "it must be a file that ends in .mp4", "for instance game.mp4")
 
 
 def main() -> int:
     args = parse_plain(Args, __doc__)
-    if args.video is not None and importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ConfigError("video", args.video, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
-    if args.video is not None and not args.video.parent.is_dir():
-        raise ConfigError("video", args.video, "its folder does not exist", "make the folder first")
-    if args.video is not None and (args.video.suffix != ".mp4" or args.video.is_dir()):
-        raise ConfigError("video", args.video, "it must be a file that ends in .mp4", "for instance game.mp4")
-    folder, path = find_checkpoint(args.run)
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        env_id, algorithm = config["args"]["env_id"], config["algorithm"]
-        kind = {name: config["args"][name] for name in ("net", "lstm") if name in config["args"]}
-        state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
-    except (OSError, ValueError, KeyError, TypeError, checkpoint.CheckpointError) as error:
-        raise ConfigError("run", args.run, str(error), "name another run or checkpoint") from error
-
-    algo = APEX.get(algorithm)
-    obs_space, action_space = check_env(env_id, algo.ACTIONS if algo else Discrete)
-    net = algo.make_net(obs_space, action_space) if algo else make_actor_critic(obs_space, action_space, **kind)
-    try:
-        net.load_state_dict(state["net"])
-    except RuntimeError as error:
-        raise ConfigError("run", args.run, f"{path} does not fit {env_id} as it is now", "name another run") from error
-    if algo:
-        policy: Policy = lambda obs, starts: algo.act_greedily(net, action_space, obs)  # noqa: E731
-    else:
-        policy = make_policy(net, greedy=not args.sampled, seed=args.seed)
-    if args.epsilon:
-        policy = with_random_actions(policy, action_space, args.epsilon, seed=args.seed)
-    how = "sampled" if args.sampled and not algo else "greedy"
+    if args.video is not None:
+        check_video(args.video)
+    run = load_run(args.run)
+    policy = make_trained_policy(run, args)
+    how = "sampled" if args.sampled and run.algorithm not in APEX else "greedy"
     how += f" and {args.epsilon:.1%} random" if args.epsilon else ""
-    print(f"{path}: {algorithm} on {env_id}, {state['steps']:,} steps of training, {how} actions, seed {args.seed}")
-    games = play_episodes(policy, env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)
+    trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
+    print(f"{run.path}: {trained}, {how} actions, seed {args.seed}")
+    games = play_episodes(policy, run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)
     played = list(track(games, "playing", total=args.episodes, transient=True))
     scores = np.array([episode.episode_return for episode in played])
     print("raw scores: " + " ".join(f"{score:g}" for score in scores))
@@ -102,9 +129,10 @@ def main() -> int:
     )
     if args.video is not None:
         try:
-            episode = record_episode(policy, env_id, args.video, seed=args.seed)
+            episode = record_episode(policy, run.env_id, args.video, seed=args.seed)
         except gymnasium.error.Error as error:
-            raise ConfigError("video", args.video, f"{env_id} cannot be drawn: {error}", "leave --video out") from error
+            why = f"{run.env_id} cannot be rendered: {error}"
+            raise ConfigError("video", args.video, why, "leave --video out") from error
         print(f"{args.video}: a game of {episode.length} steps, score {episode.episode_return:g}")
     return 0
 

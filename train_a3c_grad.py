@@ -103,7 +103,8 @@ def main() -> int:
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
-    slots = allocate(args, gradients.gradient_spec(net, obs_space.shape, args.unroll_length * args.num_envs), device)
+    spec = gradients.gradient_spec(net, obs_space.shape or (), args.unroll_length * args.num_envs)
+    slots = allocate(args, spec, device)
 
     with Run(args, "a3c_grad", net, optimizer) as run:
         weights = Weights(net)

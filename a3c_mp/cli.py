@@ -1,38 +1,38 @@
-"""Command line: settings from flags, presets and the run to be resumed; every mistake becomes one line."""
+"""Command line: settings from flags, presets and a resumed run; each input error is one line."""
 
 from __future__ import annotations
 
-import io
+import difflib
 import json
 import math
-import re
 import signal
 import sys
 import textwrap
 import typing
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import wrappers
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 
+if TYPE_CHECKING:
+    from tyro._arguments import ArgumentDefinition
+    from tyro._errors import ParseErrorEvent
+
 A = TypeVar("A", bound="CommonArgs")
-
-
 P = TypeVar("P")
 
 
 def parse_args(
     args_class: type[A], presets: Mapping[str, Mapping[str, Any]], description: str, argv: Sequence[str] | None = None
 ) -> A:
-    """Parse the command line over the defaults of the chapter, the preset of the environment, or the run to be resumed.
+    """Parse the command line over the defaults of the chapter, the preset of the environment, or a resumed run.
 
     Args:
-        args_class: the chapter's frozen dataclass.
+        args_class: the chapter's frozen dataclass; its fields are the flags.
         presets: env id -> settings that differ from the class's defaults.
         description: shown by `--help`.
 
@@ -70,7 +70,7 @@ def parse_plain(args_class: type[P], description: str, argv: Sequence[str] | Non
 
 
 def _peek(argv: list[str], flag: str) -> str | None:
-    """The value of a flag that decides about the defaults of others; the last one counts."""
+    """Value of a flag in `argv`, before the parser runs; the last one counts."""
     for position, token in reversed(list(enumerate(argv))):
         name, equals, value = token.partition("=")
         if name.replace("_", "-") == flag:
@@ -79,13 +79,15 @@ def _peek(argv: list[str], flag: str) -> str | None:
 
 
 def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
-    """The settings of a run, checked as flags are; those that `argv` replaces take their defaults."""
+    """Settings from a run's config.json, parsed and checked like flags; those that `argv` overrides take defaults."""
     path = folder / "config.json"
     try:
         content = json.loads(path.read_text())
         saved = dict(content["args"])
     except FileNotFoundError:
-        raise ConfigError("resume", folder, "there is no run in this folder", "name a folder below runs/") from None
+        raise ConfigError(
+            "resume", folder, "there is no run in this folder", "name a run folder, runs/<name>"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
     hints = typing.get_type_hints(args_class)
@@ -94,7 +96,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
         if set(hints) <= set(saved):
             why = f"{path} has {field}, which this version does not know; written by a newer version?"
             raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
-        why = f"{path} is of another chapter, {content.get('algorithm', '?')} (it has {field})"
+        why = f"{path} belongs to another chapter, {content.get('algorithm', '?')} (it has {field})"
         raise ConfigError("resume", folder, why, "resume it with the script that started it")
     given = {token.partition("=")[0].replace("_", "-").replace("--no-", "--") for token in argv}
     try:
@@ -108,7 +110,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
 
 
 def _saved_flag(name: str, value: object, hint: object) -> str:
-    """A setting as the flag that gives it. Raises ConfigError for a switch that is neither on nor off."""
+    """A saved setting as a flag. Raises ConfigError for a bool that is neither true nor false."""
     if hint is not bool:
         return f"{_flag(name)}={value}"
     if not isinstance(value, bool):
@@ -121,8 +123,9 @@ def _flag(name: str) -> str:
 
 
 def _cli(args_class: type[P], default: P | None, description: str, argv: list[str]) -> P:
-    """tyro's parser, its framed error messages folded into one line."""
+    """Run tyro's parser. Raises ConfigError where tyro would print a box and exit."""
     import tyro  # here, so that spawned actors need not load it
+    from tyro._errors import on_parse_error
 
     registry = tyro.constructors.ConstructorRegistry()
 
@@ -138,49 +141,57 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
             str_from_instance=lambda value: [str(value)],
         )
 
-    parse = partial(
-        tyro.cli,
-        args_class,
-        args=argv,
-        default=tyro.MISSING_NONPROP if default is None else default,
-        description=textwrap.dedent(description),
-        registry=registry,
-    )
-    if {"-h", "--help"} & set(argv):
-        before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a traceback
-        try:
-            return parse()
-        finally:
-            sys.stdout.flush()
-            signal.signal(signal.SIGPIPE, before)
-    printed = io.StringIO()
+    def refuse(event: ParseErrorEvent) -> None:
+        raise _config_error(event, argv, [_flag(name) for name in typing.get_type_hints(args_class)])
+
+    shows_help = bool({"-h", "--help"} & set(argv))
+    with on_parse_error(refuse), _default_sigpipe() if shows_help else nullcontext():
+        return tyro.cli(
+            args_class,
+            args=argv,
+            default=tyro.MISSING_NONPROP if default is None else default,
+            description=textwrap.dedent(description),
+            registry=registry,
+        )
+
+
+@contextmanager
+def _default_sigpipe() -> Iterator[None]:
+    """Let a closed pipe end the process, so that `--help | head` shows no traceback."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        with redirect_stderr(printed), redirect_stdout(printed):
-            return parse()
-    except SystemExit:
-        raise _parse_error(printed.getvalue(), argv) from None
+        yield
+    finally:
+        sys.stdout.flush()
+        signal.signal(signal.SIGPIPE, before)
 
 
-def _parse_error(printed: str, argv: list[str]) -> ConfigError:
-    """The one line that says what a framed message of tyro's says."""
-    text = " ".join(re.sub(r"[│╭╰╮╯─]|-{3,}", " ", printed).split())
-    hint = re.search(r"(?:Perhaps you meant|Arguments similar to \S+): (--[\w-]+)", text)
-    if match := re.search(r"Unrecognized options: (\S+?)(?:,|$| )", text):
-        name = match[1]
-        if not name.startswith("-"):
-            return ConfigError("arguments", name, "unexpected positional argument")
-        fix = f"perhaps you meant {hint[1]}" if hint else "see --help"
-        return ConfigError(name.lstrip("-"), _peek(argv, name) or "", "there is no such flag", fix)
-    if match := re.search(r"Error parsing --([\w-]+): (.*?)(?: Argument helptext| For full|$)", text):
-        why = re.sub(r"could not convert string to float: '.*'", "is not a number", match[2])
-        return ConfigError(match[1], _peek(argv, f"--{match[1]}"), why)
-    if match := re.search(r"invalid choice '(.*?)' for argument '--([\w-]+)'. Expected one of \((.*?)\)", text):
-        return ConfigError(match[2], match[1], f"must be one of {match[3]}")
-    if match := re.search(r"Missing value for argument '--([\w-]+)'", text):
-        return ConfigError(match[1], "", "a value is missing")
-    if match := re.search(r"Missing from .*?: (\S+)", text):
-        return ConfigError(match[1].lower().lstrip("-"), "", "must be given")
-    return ConfigError("arguments", " ".join(argv), text.split("For full helptext")[0].strip())
+def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> ConfigError:
+    """One line for an error event of tyro's parser. The events are private to tyro, so its version is pinned."""
+    from tyro import _errors
+
+    match event:
+        case _errors.UnrecognizedArgs(tokens=[token, *_]) | _errors.MissingArgs(unrecognized_tokens=[token, *_]):
+            name, _, value = token.replace("_", "-").partition("=")
+            if not name.startswith("-"):
+                return ConfigError("arguments", token, "unexpected positional argument")
+            close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
+            fix = f"perhaps you meant {close[0]}" if close else "see --help"
+            return ConfigError(name.lstrip("-"), value or _peek(argv, name) or "", "there is no such flag", fix)
+        case _errors.MissingArgs(missing_arguments=[missing, *_]):
+            return ConfigError(_name(missing.arg), "", "must be given")
+        case _errors.BadValue(argument=argument):
+            return ConfigError(_name(argument), "", "a value is missing")
+        case _errors.InvalidChoice(argument=argument, value=value, choices=choices):
+            return ConfigError(_name(argument), value, f"must be one of {', '.join(map(repr, choices))}")
+        case _errors.InstantiationFailure(argument=argument, message=message) if argument is not None:
+            why = "must be a number" if "string to float" in message else message.rpartition(": ")[2]
+            return ConfigError(_name(argument), _peek(argv, f"--{_name(argument)}"), why)
+    return ConfigError("arguments", " ".join(argv), str(event))
+
+
+def _name(argument: ArgumentDefinition) -> str:
+    return argument.display_name().lstrip("-")
 
 
 def parse_int(text: str) -> int:
@@ -194,5 +205,5 @@ def parse_int(text: str) -> int:
     except ValueError:
         number = math.nan
     if not number.is_integer():
-        raise ValueError(f"{text} is not a whole number")
+        raise ValueError("must be a whole number")
     return int(number)

@@ -1,4 +1,4 @@
-"""Settings: the flags that all chapters share, how they are parsed and checked, and the errors a user can mend."""
+"""The flags that all chapters share, and the check of their ranges."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from a3c_mp.errors import ConfigError
 @dataclass(frozen=True)
 class CommonArgs:
     env_id: str = "PongNoFrameskip-v4"
-    """gymnasium id; module:Env-v0 imports the module first"""
+    """gymnasium environment id; module:Env-v0 imports the module first"""
     cuda: bool = False
-    """keep the nets on the GPU that torch calls cuda:0"""
+    """train and act on the GPU (cuda:0)"""
     num_actors: Annotated[int, Between(1, 1024)] = 2
-    """actor processes"""
+    """parallel actor processes"""
     num_envs: Annotated[int, Between(1, 4096)] = 32
-    """environments in each actor (B)"""
+    """environments for each actor (B)"""
     total_steps: Count = 10_000_000
-    """stop after this many agent steps"""
+    """total timesteps: stop after this many agent steps, over all actors"""
     stop_return: float | None = None
-    """solved when the mean return of the last 100 games (at least 20) reaches this"""
+    """early stopping: solved when the mean episode return of the last 100 games (at least 20) reaches this"""
     max_seconds: NonNegative | None = None
-    """stop this long after the start, or after the resumption (s)"""
+    """time limit, counted from the start or from the resume (s)"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 1
-    """seed of weights, environments and sampling"""
+    """random seed of weights, environments and sampling"""
     run_name: str | None = None
-    """folder of the run inside runs-dir; the default is made of chapter, environment, seed and time"""
+    """name of the run folder in runs-dir; default: chapter, environment, seed and time"""
     runs_dir: Path = Path("runs")
-    """where run folders are made"""
+    """folder for run folders: checkpoints, logs, TensorBoard events"""
     resume: Path | None = None
-    """run folder to continue, with its own settings except for flags given now"""
+    """run folder to continue from its newest checkpoint, with its saved settings; flags given now override them"""
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
-    """time between checkpoints (s)"""
+    """save a checkpoint every so many seconds"""
     checkpoint_steps: Count | None = None
-    """also write a checkpoint each time this many agent steps have passed"""
+    """also save a checkpoint every so many agent steps"""
     deterministic: bool = False
-    """fixed order of rollouts and weights: two runs with one seed end bit-identical"""
+    """reproducible training: fixed order of rollouts and weights; runs with the same seed are bit-identical"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """number format of nets on images (on vectors: fp32); auto takes bf16 where the hardware has it"""
+    """mixed precision for nets on images (vectors: always fp32); auto: bf16 where the hardware supports it"""
     learner_threads: Annotated[int, Between(1, 1024)] = 1
-    """CPU threads of the learner"""
+    """CPU threads for torch in each learner"""
     max_restarts: Annotated[int, Between(0)] = 5
-    """how many dead or hanging actors each learner replaces before the run fails"""
+    """restarts of crashed or hanging actors, for each learner, before the run fails"""
     hang_seconds: Annotated[float, Between(1)] = 60.0
-    """an actor that takes no step for so long is killed and replaced (s); until its first step it has 120"""
+    """timeout: an actor without a step for so long is killed and restarted (s); its first step has 120"""
 
     @property
     def in_order(self) -> bool:
@@ -58,23 +58,23 @@ class CommonArgs:
 
 @dataclass(frozen=True)
 class LearningArgs(CommonArgs):
-    """What is learned from, in every chapter."""
+    """Settings of rewards and observations, in every chapter."""
 
     gamma: Fraction = 0.99
-    """discount for each agent step"""
+    """discount factor gamma"""
     reward_clip: bool = True
-    """learn from the sign of rewards, by default on Atari games only; the returns shown stay raw"""
+    """clip rewards to their sign for learning (default: on Atari only); reported returns stay raw"""
     reward_scale: NonNegative = 1.0
-    """what rewards are multiplied by for learning, after clipping"""
+    """multiply rewards by this for learning, after clipping"""
     life_loss_terminal: bool = True
-    """a lost life ends the return, though not the game"""
+    """treat a lost life as terminal for learning (episodic life); the game goes on"""
     normalize_obs: bool = True
-    """subtract from every pixel or input its running mean and divide by its deviation"""
+    """normalize observations by running mean and standard deviation"""
 
 
 @dataclass(frozen=True)
 class Between:
-    """The values a numeric flag may take, both ends included."""
+    """Range of a numeric flag, both ends included."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -86,15 +86,12 @@ class Between:
 
 
 Count = Annotated[int, Between(1)]
-
-
 NonNegative = Annotated[float, Between(0)]
-
-
 Fraction = Annotated[float, Between(0, 1)]
 
 
 def flag_name(field: str) -> str:
+    """`num_envs` -> `num-envs`"""
     return field.replace("_", "-")
 
 

@@ -23,13 +23,13 @@ import tyro
 
 from a3c_mp.cli import parse_args
 from a3c_mp.run.run_dir import git_commit
-from a3c_mp.run.start_order import WINDOW
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 A = TypeVar("A")
 
-CHAPTERS: dict[str, list[str]] = {
+ChapterName = Literal["a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg"]
+CHAPTERS: dict[ChapterName, list[str]] = {
     "a3c_data": ["train_a3c_data.py"],
     "a3c_grad": ["train_a3c_grad.py"],
     "impala": ["train_impala.py"],
@@ -37,12 +37,17 @@ CHAPTERS: dict[str, list[str]] = {
     "apex_ddpg": ["train_apex.py", "--algo", "ddpg", "--env-id", "Pendulum-v1"],
 }
 """name of a chapter -> its script and the flags that choose it"""
-ChapterName = Literal[tuple(CHAPTERS)]  # type: ignore[valid-type]
 
 
 def cli(args_class: type[A], description: str) -> tuple[A, list[str]]:
     """The benchmark's own settings, and the flags left for the trainer, with or without a `--` before them."""
     return tyro.cli(args_class, description=description, return_unknown_args=True)
+
+
+def defaults_for(flags: Sequence[str], defaults: dict[str, str]) -> list[str]:
+    """Those of `defaults`, flag -> value, that are not among the given flags."""
+    given = {token.partition("=")[0].replace("_", "-") for token in flags}
+    return [f"{name}={value}" for name, value in defaults.items() if name not in given]
 
 
 def trainer_settings(command: Sequence[str]) -> Any:
@@ -134,6 +139,12 @@ def begin(kind: str, args: Any, env_id: str) -> dict[str, Any]:
     }
 
 
+def run_name(result: dict[str, Any], *parts: str) -> str:
+    """Name of a run folder: what is measured, on what, when, and which run of it."""
+    stamp = re.sub(r"\D", "", result["date"])
+    return "-".join([result["kind"], result["chapter"], result["env_id"].replace("/", "_"), stamp, *parts])
+
+
 def result_path(folder: Path, result: dict[str, Any], *, with_env: bool) -> Path:
     """`<kind>_<chapter>[_<env>]_<machine>_<date>.json`; the date goes to the minute, so nothing is overwritten."""
     date = re.sub(r"\D", "", result["date"])[:12]
@@ -150,24 +161,14 @@ def save(path: Path, result: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def draw_curves(path: Path, title: str, runs: Sequence[tuple[str, Sequence[Sequence[float]]]]) -> None:
-    """Mean return over steps: a line for each run, (name, [(steps, seconds, mean)]), and a colour for each name."""
+def pyplot() -> Any:
+    """matplotlib's pyplot, for pictures without a screen."""
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    colours: dict[str, Any] = {}
-    for name, curve in runs:
-        label = None if name in colours else name
-        colour = colours.setdefault(name, plt.get_cmap("tab20")(len(colours) % 20))
-        axes.plot([point[0] for point in curve], [point[2] for point in curve], color=colour, label=label)
-    axes.set(xlabel="agent steps", ylabel=f"mean return of the last {WINDOW} games")
-    axes.legend()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return plt
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

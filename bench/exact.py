@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -38,7 +37,7 @@ FIGURES = ("weights_sha256", "steps", "updates", "episodes", "mean_return_100")
 
 @dataclass(frozen=True)
 class Args:
-    chapter: common.ChapterName = "a3c_data"  # type: ignore[valid-type]
+    chapter: common.ChapterName = "a3c_data"
     """what to train"""
     steps: Count = 150_000
     """agent steps of each run"""
@@ -142,11 +141,10 @@ def main() -> int:
     settings = common.trainer_settings(base)
     result = common.begin("exact", args, settings.env_id) | {"runs": {}}
     path = common.result_path(args.results, result, with_env=True)
-    stamp = re.sub(r"\D", "", result["date"])
     args.runs_dir.mkdir(parents=True, exist_ok=True)
     kinds = {"left alone": None, "repeated": None, "trainer killed": killed_trainer, "actors killed": killed_actors}
     for kind, disturb in kinds.items():
-        name = f"exact-{args.chapter}-{stamp}-{kind.replace(' ', '-')}"
+        name = common.run_name(result, kind.replace(" ", "-"))
         folder, log = args.runs_dir / name, args.runs_dir / f"{name}.log"
         command = [*base, f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
         if disturb is None:

@@ -27,9 +27,10 @@ import torch
 import torch.multiprocessing as mp
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp.config import Between, Count, NonNegative, check_ranges
+from a3c_mp.cli import parse_plain
+from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.errors import ConfigError
-from a3c_mp.replay import Prefetch, Replay, Shards, Writer, importance_weights
+from a3c_mp.replay import EnvStep, Prefetch, Replay, Shards, Writer, importance_weights
 from a3c_mp.run.script import exit_with
 from bench import common
 
@@ -80,7 +81,7 @@ def rate(work: Callable[[], int], seconds: float) -> float:
 
 
 class Environments:
-    """Moving pictures without the cost of an emulator: what `Writer.step` takes, from a reel made beforehand."""
+    """Fake environments without the cost of an emulator: they repeat frames made beforehand."""
 
     def __init__(self, num_envs: int):
         frames = np.random.default_rng(0).integers(0, 256, (REEL, SIDE, SIDE), np.uint8)
@@ -91,13 +92,13 @@ class Environments:
         self.num_envs, self.t = num_envs, 0
         self.rng = np.random.default_rng(1)
 
-    def step(self) -> tuple[np.ndarray, ...]:
-        """(obs, action, reward, terminated, truncated, q, value)"""
+    def step(self) -> EnvStep:
+        """The next step of every environment."""
         obs = self.reel[self.t % REEL] if self.t % EPISODE else self.first
         self.t += 1
         ended = np.full(self.num_envs, self.t % EPISODE == 0)
         reward, q, value = self.rng.random((3, self.num_envs), np.float32)
-        return obs, np.zeros(self.num_envs, np.int64), reward, ended, np.zeros_like(ended), q, value
+        return EnvStep(obs, np.zeros(self.num_envs, np.int64), reward, ended, np.zeros_like(ended), q, value)
 
 
 # ---- ours
@@ -117,7 +118,7 @@ def ours(args: Args, size: int) -> Rates:
         for shard, (writer, environments) in enumerate(writers):
             replay.make_room(shard, 2 * BLOCK)
             for _ in range(BLOCK):
-                writer.step(*environments.step())
+                writer.step(environments.step())
             replay.ingest(shard)
         return 2 * BLOCK * args.num_envs
 
@@ -162,7 +163,7 @@ def insert_ours(progress: torch.Tensor, shards: Shards) -> None:
         while (shards.writable_until[: shards.num_envs] - writer.row).min() < 2 * BLOCK:
             time.sleep(1e-4)
         for _ in range(BLOCK):
-            writer.step(*environments.step())
+            writer.step(environments.step())
         note(progress, BLOCK * shards.num_envs)
 
 
@@ -196,7 +197,7 @@ def cpprb_shared(args: Args, size: int) -> Rates:
     shape = {"shape": OBS_SPACE.shape, "dtype": np.uint8}
     context = mp.get_context("spawn")
     buffer = MPPrioritizedReplayBuffer(size, {"obs": shape, "next_obs": shape} | SMALL, alpha=ALPHA, ctx=context)
-    obs = Environments(args.num_envs).step()[0]
+    obs = Environments(args.num_envs).step().obs
     rest = small(args.num_envs)
 
     def insert() -> int:
@@ -248,12 +249,12 @@ def alone(args: Args, buffer: Any, insert: Callable[[], int]) -> Rates:
 def insert_cpprb(progress: torch.Tensor, buffer: Any, num_envs: int) -> None:
     """Spawned: add as fast as it goes."""
     environments, rest = Environments(num_envs), small(num_envs)
-    obs = environments.step()[0]
+    obs = environments.step().obs
     while True:
-        next_obs, _, _, _, _, q, value = environments.step()
-        rest["priorities"] = np.abs(q - value)
-        buffer.add(obs=obs, next_obs=next_obs, **rest)
-        obs = next_obs
+        step = environments.step()
+        rest["priorities"] = np.abs(step.q - step.value)
+        buffer.add(obs=obs, next_obs=step.obs, **rest)
+        obs = step.obs
         note(progress, num_envs)
 
 
@@ -321,10 +322,7 @@ COLUMNS = (
 
 
 def main() -> int:
-    args, unknown = common.cli(Args, __doc__ or "")
-    if unknown:
-        raise ConfigError("arguments", " ".join(unknown), "there are no such flags")
-    check_ranges(args)
+    args = parse_plain(Args, __doc__ or "")
     if args.compare and importlib.util.find_spec("cpprb") is None:
         raise ConfigError("compare", True, "cpprb is not installed", "pip install 'cpprb>=11', or --no-compare")
     torch.set_num_threads(1)

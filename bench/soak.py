@@ -188,13 +188,13 @@ def judge(samples: Sequence[dict[str, float]], kills: Sequence[float], args: Arg
     ]
     drifts = {}
     for name, limit in LIMITS.items():
-        told = [(s["seconds"], s[name]) for s in (late if name == "sps" else settled) if s.get(name) is not None]
-        drifts[name] = drift([t for t, _ in told], [v for _, v in told], limit)
+        points = [(s["seconds"], s[name]) for s in (late if name == "sps" else settled) if s.get(name) is not None]
+        drifts[name] = drift([t for t, _ in points], [v for _, v in points], limit)
     return drifts
 
 
 def add_rates(samples: list[dict[str, float]], progress: Sequence[tuple[float, int]]) -> None:
-    """Put into each sample the agent steps a second since the one before, from (seconds, steps) told by the run."""
+    """Add to each sample the agent steps a second since the previous one, from the run's (seconds, steps)."""
     times, steps = zip(*progress, strict=True) if progress else ((), ())
     for before, now in pairwise(samples):
         if times and times[0] <= before["seconds"] and now["seconds"] <= times[-1]:
@@ -261,17 +261,13 @@ def table(drifts: dict[str, Drift]) -> str:
 
 def draw(path: Path, result: dict[str, Any]) -> None:
     """Every curve over minutes, with its fit, and a tick for each kill."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
+    plt = common.pyplot()
     figure, axes = plt.subplots(len(LIMITS), 1, figsize=(9, 1.7 * len(LIMITS)), sharex=True, layout="constrained")
     for axis, name in zip(axes, LIMITS, strict=True):
-        told = [(s["seconds"] / 60, s[name]) for s in result["samples"] if s.get(name) is not None]
-        axis.plot(*zip(*told, strict=True), ".", markersize=3)
+        points = [(s["seconds"] / 60, s[name]) for s in result["samples"] if s.get(name) is not None]
+        axis.plot(*zip(*points, strict=True), ".", markersize=3)
         fit = result["drifts"][name]
-        ends = np.array([min(result["bench"]["warm_up"] / 60, told[-1][0]), told[-1][0]])
+        ends = np.array([min(result["bench"]["warm_up"] / 60, points[-1][0]), points[-1][0]])
         axis.plot(ends, fit["level"] + fit["per_hour"] * (ends - ends.mean()) / 60, color="C0" if fit["flat"] else "C3")
         axis.plot([t / 60 for t in result["kills"]], [0] * len(result["kills"]), "|", color="grey", markersize=4)
         axis.set_ylabel(name)
@@ -290,20 +286,11 @@ def main() -> int:
     if args.warm_up >= args.minutes * 60:
         raise ConfigError("warm-up", args.warm_up, f"the run lasts {args.minutes * 60:g} s", "lower it")
     seconds = str(args.minutes * 60)
-    unlimited = [
-        "--stop-return",
-        "None",
-        "--total-steps",
-        "1e12",
-        "--max-seconds",
-        seconds,
-        "--max-restarts",
-        "100_000",
-    ]
+    unlimited = ["--stop-return=None", "--total-steps=1e12", f"--max-seconds={seconds}", "--max-restarts=100_000"]
     command = [*common.CHAPTERS[args.chapter], *unlimited, *flags]
     settings = common.trainer_settings(command)
     result = common.begin("soak", args, settings.env_id) | {"settings": dataclasses.asdict(settings)}
-    name = f"soak-{args.chapter}-{re.sub(r'[^0-9]', '', result['date'])}"
+    name = common.run_name(result)
     folder, started = args.runs_dir / name, time.time()
     where = [f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
     with common.running_script([*command, *where], stdout=subprocess.DEVNULL) as process:

@@ -1,7 +1,12 @@
-"""How long a chapter takes to solve a game: it is trained to its stop rule, once for each seed.
+"""Train a chapter once for each seed and row of settings: time and steps to solve, learning curves, medians.
 
-Flags that are not listed here are the trainer's. `--rule machin` judges the finished runs by the rule of the Machin
-library instead, in episodes; it was made for CartPole-v0, whose episodes end after 200 steps.
+Flags that are not listed here are the trainer's. `--rows` compares settings; a row is flags without their dashes, with
+spaces between, and `default` changes nothing:
+
+    python bench/solve.py --rows default entropy-cost=0.02 "optimizer=rmsprop no-normalize-obs" --steps 600_000
+    python bench/solve.py --chapter impala --rows vtrace no-vtrace --env-id CartPole-v1 --force-lag 20
+
+`--rule machin` judges the runs by the rule of the Machin library instead, in episodes; it was made for CartPole-v0.
 """
 
 from __future__ import annotations
@@ -10,11 +15,13 @@ import json
 import math
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,13 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import numpy as np
 
 from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow, read_episodes
 from a3c_mp.run.script import exit_with
 from a3c_mp.run.start_order import MIN_EPISODES, WINDOW
 from bench import common
 
 MACHIN_FLAGS = {"--env-id": "CartPole-v0", "--stop-return": "199.5", "--total-steps": "1_000_000"}
-"""what `--rule machin` gives the trainer unless told otherwise: the stop rule must not come before Machin's"""
+"""flags of the trainer under `--rule machin` if not given: its own stop rule must not come before Machin's"""
 POINTS = 200
 """points of a saved curve"""
 
@@ -40,6 +48,12 @@ class Args:
     """what to train"""
     seeds: Count = 3
     """how many seeds: 1, 2, ..."""
+    rows: tuple[str, ...] = ("default",)
+    """settings to compare, on the same seeds"""
+    steps: Count | None = None
+    """end a run after this many agent steps; schedules still run to the trainer's --total-steps"""
+    marks: tuple[float, ...] = ()
+    """mean returns of the last 100 games; the table has the steps at which each was reached"""
     rule: Literal["stop-return", "machin"] = "stop-return"
     """solved by the trainer's own rule, or by Machin's"""
     games: Annotated[int, Between(0)] = 0
@@ -76,21 +90,51 @@ def curve(episodes: Sequence[EpisodeRow], points: int = POINTS) -> list[tuple[in
     if len(ends) > points:
         ends = ends[np.linspace(0, len(ends) - 1, points).round().astype(int)]
     means = (sums[ends] - sums[np.maximum(ends - WINDOW, 0)]) / np.minimum(ends, WINDOW)
-    return [
-        (episodes[end - 1].steps, episodes[end - 1].seconds, round(float(mean), 3))
-        for end, mean in zip(ends, means, strict=True)
-    ]
+    last = [episodes[end - 1] for end in ends.tolist()]
+    return [(row.steps, row.seconds, round(float(mean), 3)) for row, mean in zip(last, means, strict=True)]
 
 
 def outcome(folder: Path, seed: int, rule: str) -> dict[str, Any]:
-    """What a finished run came to."""
+    """Summary of a finished run."""
     summary = json.loads((folder / "summary.json").read_text())
     episodes = read_episodes(folder / "episodes.csv")
     names = ("exit_reason", "solved", "wall_seconds", "steps", "sps", "mean_return_100", "episodes", "weights_sha256")
-    run = {"seed": seed, **{name: summary[name] for name in names}}
+    run = {"seed": seed, **{name: summary[name] for name in names}, "late_return": late_return(episodes)}
     if rule == "machin":
         run["machin_episodes"] = machin_episodes((e.actor, e.episode_return) for e in episodes)
     return {**run, "curve": curve(episodes)}
+
+
+def late_return(episodes: Sequence[EpisodeRow]) -> float | None:
+    """Mean return of the second half of a run's steps; None without a game."""
+    late = [episode.episode_return for episode in episodes if episode.steps > episodes[-1].steps / 2]
+    return round(statistics.mean(late), 2) if late else None
+
+
+def flags_of(row: str) -> list[str]:
+    """`lr=1 no-clip` -> ["--lr=1", "--no-clip"]. Raises ConfigError for what is neither name=value nor a switch."""
+    if row == "default":
+        return []
+    for word in row.split():
+        if not re.fullmatch(r"[a-z][\w-]*(=\S+)?", word):
+            fix = 'write "entropy-cost=0.02 no-normalize-obs"'
+            raise ConfigError("rows", word, "a row is made of flags without their dashes", fix)
+    return [f"--{word}" for word in row.split()]
+
+
+def train(command: Sequence[str], folder: Path, steps: float = math.inf) -> int:
+    """Train until the trainer ends or has taken `steps`; the script's exit code, or 0 if stopped here."""
+    with common.running_script(command) as process:
+        while steps == math.inf or steps_taken(folder / "episodes.csv") < steps:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(1.0)
+        return 0
+
+
+def steps_taken(episodes: Path) -> int:
+    """Agent steps when the last game of a run ended, 0 before the first; the file may end in half a line."""
+    whole_lines = episodes.read_text().split("\n")[1:-1] if episodes.exists() else []
+    return int(whole_lines[-1].split(",")[0]) if whole_lines else 0
 
 
 def scores_of(folder: Path, games: int) -> list[float]:
@@ -104,57 +148,78 @@ def scores_of(folder: Path, games: int) -> list[float]:
     return [float(score) for score in line.split()[2:]]
 
 
+def median(values: Iterable[float | None], missing: float = math.inf) -> float | None:
+    """Median with None counted as `missing`; None if the median itself is missing."""
+    found = statistics.median(missing if value is None else value for value in values)
+    return found if math.isfinite(found) else None
+
+
+def unsolved_as_missing(run: dict[str, Any], rule: str) -> dict[str, Any]:
+    """A run for medians: if it was not solved, its time and steps to solve are missing."""
+    return run if run["solved"] or rule == "machin" else {**run, "wall_seconds": None, "steps": None}
+
+
 def medians(runs: Sequence[dict[str, Any]], rule: str) -> dict[str, float | None]:
-    """Medians over the seeds; a seed that was not solved took for ever, and None stands for a median that did."""
-
-    def median(name: str, solved_only: bool) -> float | None:
-        values = [math.inf if run[name] is None or (solved_only and not run["solved"]) else run[name] for run in runs]
-        found = statistics.median(values)
-        return found if math.isfinite(found) else None
-
-    found = {name: median(name, rule == "stop-return") for name in ("wall_seconds", "steps")}
-    found["sps"] = median("sps", False)
-    if rule == "machin":
-        found["machin_episodes"] = median("machin_episodes", False)
-    return found
+    """Medians over the seeds; None where most seeds were not solved."""
+    names = ["wall_seconds", "steps", "sps"] + ["machin_episodes"] * (rule == "machin")
+    return {name: median(unsolved_as_missing(run, rule)[name] for run in runs) for name in names}
 
 
-def table(runs: Sequence[dict[str, Any]], middle: dict[str, float | None], rule: str) -> str:
-    """A line for each seed and one for the medians."""
-
-    def cells(run: dict[str, Any]) -> list[str]:
-        seconds = run["wall_seconds"]
-        figures = ["-" if seconds is None else f"{seconds / 60:.1f}"]
-        figures += ["-" if run[name] is None else f"{run[name]:,.0f}" for name in ("steps", "sps")]
-        if rule == "machin":
-            figures.append("-" if run["machin_episodes"] is None else f"{run['machin_episodes']:,.0f}")
-        return figures
-
-    header = ["seed", "ended by", "mean return", "minutes", "steps", "sps"] + ["Machin's episodes"] * (rule == "machin")
-    rows = [[str(r["seed"]), r["exit_reason"], _return(r["mean_return_100"]), *cells(r)] for r in runs]
-    rows.append(["median", "", "", *cells(middle)])
-    if "played_mean" in runs[0]:
-        header.append("mean of the games played")
-        rows = [[*row, _return(run.get("played_mean"))] for row, run in zip(rows, [*runs, {}], strict=True)]
-    return common.markdown_table(header, rows)
+def figures(run: dict[str, Any], marks: Sequence[float]) -> dict[str, float | None]:
+    """Columns of the table for one run."""
+    seconds = run["wall_seconds"]
+    found = {
+        "mean return": run["mean_return_100"],
+        "second half": run["late_return"],
+        "minutes": None if seconds is None else seconds / 60,
+        "steps": run["steps"],
+        "sps": run["sps"],
+        **{f"to {mark:g}": reached(run["curve"], mark) for mark in marks},
+    }
+    optional = {"machin_episodes": "Machin's episodes", "played_mean": "mean of the games played"}
+    return found | {title: run[name] for name, title in optional.items() if name in run}
 
 
-def _return(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def reached(curve: Sequence[Sequence[float]], mark: float) -> float | None:
+    """Steps after which a curve of (steps, seconds, mean return) was first at `mark`."""
+    return next((steps for steps, _, mean in curve if mean >= mark), None)
+
+
+def table(runs: Sequence[dict[str, Any]], rule: str, marks: Sequence[float]) -> str:
+    """A line for each run, grouped by row of settings, and the medians of each row."""
+    titles = list(figures(runs[0], marks))
+    lines = []
+    for row in dict.fromkeys(run["row"] for run in runs):
+        mine = [run for run in runs if run["row"] == row]
+        for run in mine:
+            ended_by = "steps" if run["exit_reason"] == "SIGTERM" else run["exit_reason"]
+            lines.append([row, str(run["seed"]), ended_by, *cells(figures(run, marks))])
+        columns = [figures(unsolved_as_missing(run, rule), marks) for run in mine]
+        worst = {"mean return": -math.inf, "second half": -math.inf}
+        middle = {title: median((found[title] for found in columns), worst.get(title, math.inf)) for title in titles}
+        lines.append([row, "median", "", *cells(middle)])
+    return common.markdown_table(["settings", "seed", "ended by", *titles], lines)
+
+
+def cells(figures: dict[str, float | None]) -> list[str]:
+    """Formatted figures: steps and counts whole, the rest with one decimal."""
+    one_decimal = ("mean return", "second half", "minutes", "mean of the games played")
+    return ["-" if v is None else f"{v:,.{int(title in one_decimal)}f}" for title, v in figures.items()]
 
 
 def draw(path: Path, result: dict[str, Any]) -> None:
-    """Mean return over minutes and over steps, a line for each seed."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
+    """Mean return over minutes and over steps: a colour for each row of settings, or for each seed of one row."""
+    plt = common.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    rows = list(dict.fromkeys(run["row"] for run in result["runs"]))
+    labelled = set()
     for run in result["runs"]:
         steps, seconds, means = zip(*run["curve"], strict=True) if run["curve"] else ((), (), ())
-        axes[0].plot([s / 60 for s in seconds], means, label=f"seed {run['seed']}")
-        axes[1].plot([s / 1e6 for s in steps], means)
+        label = run["row"] if len(rows) > 1 else f"seed {run['seed']}"
+        colour = f"C{rows.index(label) if len(rows) > 1 else run['seed'] - 1}"
+        axes[0].plot([s / 60 for s in seconds], means, color=colour, label=None if label in labelled else label)
+        axes[1].plot([s / 1e6 for s in steps], means, color=colour)
+        labelled.add(label)
     axes[0].set(xlabel="minutes", ylabel=f"mean return of the last {WINDOW} games")
     axes[1].set(xlabel="million agent steps")
     axes[0].legend()
@@ -163,30 +228,41 @@ def draw(path: Path, result: dict[str, Any]) -> None:
     plt.close(figure)
 
 
+def commands_of(args: Args, flags: Sequence[str]) -> dict[str, list[str]]:
+    """The trainer's command line for each row. Raises ConfigError if a row occurs twice."""
+    if len(set(args.rows)) < len(args.rows):
+        raise ConfigError("rows", args.rows, "a row occurs twice", "raise --seeds for more runs of a row")
+    machin = common.defaults_for(flags, MACHIN_FLAGS) if args.rule == "machin" else []
+    return {row: [*common.CHAPTERS[args.chapter], *machin, *flags, *flags_of(row)] for row in args.rows}
+
+
 def main() -> int:
     args, flags = common.cli(Args, __doc__)
     check_ranges(args)
-    command = [*common.CHAPTERS[args.chapter], *flags]
-    if args.rule == "machin":
-        given = {token.partition("=")[0].replace("_", "-") for token in flags}
-        command += [part for name, value in MACHIN_FLAGS.items() if name not in given for part in (name, value)]
-    settings = common.trainer_settings(command)
-    result = common.begin("solve", args, settings.env_id) | {"rule": args.rule, "runs": []}
+    commands = commands_of(args, flags)
+    settings = {row: asdict(common.trainer_settings(command)) for row, command in commands.items()}
+    env_id, *others = {row["env_id"] for row in settings.values()}
+    if others:
+        raise ConfigError("rows", args.rows, "all rows must have the same environment", "run one comparison for each")
+    kind = "solve" if args.rows == ("default",) and args.steps is None else "search"
+    result = common.begin(kind, args, env_id) | {"rule": args.rule, "settings": settings, "runs": []}
     path = common.result_path(args.results, result, with_env=True)
-    stamp = re.sub(r"\D", "", result["date"])
     for seed in range(1, args.seeds + 1):
-        name = f"solve-{args.chapter}-{settings.env_id.replace('/', '_')}-{stamp}-s{seed}"
-        code = common.run_script([*command, f"--seed={seed}", f"--runs-dir={args.runs_dir}", f"--run-name={name}"])
-        if code not in (0, 1):
-            return code
-        result["runs"].append(outcome(args.runs_dir / name, seed, args.rule))
-        if args.games:
-            scores = scores_of(args.runs_dir / name, args.games)
-            result["runs"][-1] |= {"played": scores, "played_mean": statistics.mean(scores)}
-        result["medians"] = medians(result["runs"], args.rule)
-        common.save(path, result)  # after every seed: the next one may take hours
-        draw(path.with_suffix(".png"), result)
-    print(table(result["runs"], result["medians"], args.rule))
+        for index, (row, command) in enumerate(commands.items()):
+            name = common.run_name(result, *(f"r{index}",) * (len(commands) > 1), f"s{seed}")
+            folder = args.runs_dir / name
+            more = [f"--seed={seed}", f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
+            if (code := train([*command, *more], folder, args.steps or math.inf)) not in (0, 1):
+                return code
+            result["runs"].append({"row": row} | outcome(folder, seed, args.rule))
+            if args.games:
+                scores = scores_of(folder, args.games)
+                result["runs"][-1] |= {"played": scores, "played_mean": statistics.mean(scores)}
+            if kind == "solve":
+                result["medians"] = medians(result["runs"], args.rule)
+            common.save(path, result)  # after every run: the next one may take hours
+            draw(path.with_suffix(".png"), result)
+    print(table(result["runs"], args.rule, args.marks))
     print(path)
     return 0
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ Rates = dict[str, float]
 """name of a stage -> samples a second"""
 BARRIER_SECONDS = 300.0
 """longest wait for the cores that measure a stage at the same time"""
-_barrier: Any = None  # theirs
+_barrier: Any = None  # of those cores
 
 
 @contextmanager
@@ -88,11 +88,12 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
 
 @contextmanager
 def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterator[Stages]:
-    """The same for unrolls; what is replayed makes a gradient step longer, and counts for nothing."""
+    """The same for unrolls; replayed ones make a gradient step longer and are not counted."""
     env = make_vec_env(args.env_id, args.num_envs, seed=args.seed)
     spaces = env.single_observation_space, env.single_action_space
     acting_net = make_actor_critic(*spaces, args.net, args.lstm).to(device, dtype)
-    collector = RolloutCollector(args, env, acting_net, SimpleNamespace(entropy=(0,), restored=None, beat=lambda: None))
+    channel: Any = SimpleNamespace(entropy=(0,), restored=None, beat=lambda: None)
+    collector = RolloutCollector(args, env, acting_net, channel)
     spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, acting_net.core_size)
     rollout = empty_rollout(spec)
     collector.collect(rollout)
@@ -183,19 +184,26 @@ def learning_threads(chapter: str, settings: Any) -> int:
     )
 
 
-def measure(chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float) -> Rates:
+class Setup(NamedTuple):
+    """What is measured, and how long each stage."""
+
+    chapter: str
+    settings: Any
+    device: torch.device
+    dtype: torch.dtype
+    seconds: float
+
+
+def measure(setup: Setup) -> Rates:
     """Samples a second of each stage of a chapter, one after the other, on one core while the others rest."""
-    return _measure(chapter, settings, device, dtype, seconds, max(os.sched_getaffinity(0)), lambda: None)
+    return _measure(setup, max(os.sched_getaffinity(0)), lambda: None)
 
 
-def measure_on_all_cores(
-    chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float, cores: int
-) -> Rates:
+def measure_on_all_cores(setup: Setup, cores: int) -> Rates:
     """The same while `cores` cores do the same, means over them: they share caches, memory and the power budget."""
     context = mp.get_context("spawn")
     barrier = context.Barrier(cores)
-    chosen = sorted(os.sched_getaffinity(0))[-cores:]
-    tasks = [(chapter, settings, device, dtype, seconds, core) for core in chosen]
+    tasks = [(setup, core) for core in sorted(os.sched_getaffinity(0))[-cores:]]
     with context.Pool(cores, _meet_at, (barrier,)) as pool:
         found = pool.starmap(_measure_with_others, tasks, chunksize=1)
     return {name: statistics.mean(rates[name] for rates in found) for name in found[0]}
@@ -206,20 +214,17 @@ def _meet_at(barrier: Any) -> None:
     _barrier = barrier
 
 
-def _measure_with_others(*task: Any) -> Rates:
-    return _measure(*task, lambda: _barrier.wait(BARRIER_SECONDS))
+def _measure_with_others(setup: Setup, core: int) -> Rates:
+    return _measure(setup, core, lambda: _barrier.wait(BARRIER_SECONDS))
 
 
-def _measure(
-    chapter: str, settings: Any, device: torch.device, dtype: torch.dtype, seconds: float, core: int,
-    begin: Callable[[], Any],
-) -> Rates:  # fmt: skip
+def _measure(setup: Setup, core: int, begin: Callable[[], Any]) -> Rates:
     torch.set_num_threads(1)
     rates = {}
-    with pinned_to(core), STAGES[chapter](settings, device, dtype) as stages:
+    with pinned_to(core), STAGES[setup.chapter](setup.settings, setup.device, setup.dtype) as stages:
         for name, (call, samples) in stages.items():
             begin()
-            rates[name] = rate(call, samples, seconds, device)
+            rates[name] = rate(call, samples, setup.seconds, setup.device)
     return rates
 
 
@@ -247,14 +252,13 @@ def pinned_to(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def bound(
-    env: float, act: float, learn: float, *, cores: float, passes: float, learner_threads: int, cuda: bool
-) -> tuple[float, str]:
+def bound(rates: Rates, *, cores: float, passes: float, learner_threads: int, cuda: bool) -> tuple[float, str]:
     """(agent steps a second at most, what limits them), from samples a second of each stage on one core.
 
     A step is paid for once in the environment, once in acting and `passes` times in learning, which uses one core for
     each of `learning_threads`. With the nets on a GPU only the environments take the CPU's time.
     """
+    env, act, learn = (rates[name] for name in ("env", "act", "learn"))
     if cuda:
         return cores * env, "environments"
     limits = {

@@ -32,12 +32,12 @@ from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.run.preflight import check_device, check_env
 from a3c_mp.run.script import exit_with
 from bench import common
-from bench.stages import bound, learning_threads, measure, measure_on_all_cores
+from bench.stages import Setup, bound, learning_threads, measure, measure_on_all_cores
 from wrappers import is_atari
 
 UNTIL_STOPPED = ["--stop-return", "1e6", "--total-steps", "1_000_000_000"]
 SB3_STEPS = 5
-"""what Stable-Baselines3's A2C takes of each environment in one gradient unless told otherwise"""
+"""what Stable-Baselines3's A2C takes of each environment in one gradient by default"""
 TRIAL_SECONDS = 15.0
 """how long each way to run Stable-Baselines3's environments is tried (s)"""
 
@@ -125,6 +125,27 @@ def line(rates: dict[str, float]) -> str:
     return f"{stages}  {rates['ratio']:.1%} of the bound{busy}{sb3}"
 
 
+def repetition(setup: Setup, cores: float, command: list[str], seconds: float) -> tuple[dict[str, float], str]:
+    """(rates of the stages, of the bound and of the trainer, what limits the bound), measured one after the other."""
+    settings = setup.settings
+    rates = measure(setup)
+    busy = rates if settings.cuda or cores < 2 else measure_on_all_cores(setup, int(cores))
+    passes = getattr(settings, "replay_ratio", getattr(settings, "update_epochs", 1))
+    threads = learning_threads(setup.chapter, settings)
+    (most, limit), (most_busy, _) = (
+        bound(found, cores=cores, passes=passes, learner_threads=threads, cuda=settings.cuda) for found in (rates, busy)
+    )
+    sps = trainer_sps(command, seconds)
+    ratios = {
+        "bound": most,
+        "bound_busy": most_busy,
+        "trainer": sps,
+        "ratio": sps / most,
+        "ratio_busy": sps / most_busy,
+    }
+    return {**rates, **{f"{name}_busy": rate for name, rate in busy.items()}, **ratios}, limit
+
+
 def main() -> int:
     args, trainer_flags = common.cli(Args, __doc__)
     check_ranges(args)
@@ -143,26 +164,13 @@ def main() -> int:
         result["sb3"] = {"flags": comparison, "trials": trials}
         print("  ".join(f"sb3 with {kind} environments {sps:,.0f}" for kind, sps in trials.items()), flush=True)
 
-    stage_args = args.chapter, settings, device, dtype, args.stage_seconds
+    setup = Setup(args.chapter, settings, device, dtype, args.stage_seconds)
     repetitions: list[dict[str, float]] = []
     for i in range(args.repeat):
-        rates = measure(*stage_args)
-        busy = rates if settings.cuda or cores < 2 else measure_on_all_cores(*stage_args, int(cores))
-        how = {
-            "cores": cores,
-            "passes": getattr(settings, "replay_ratio", getattr(settings, "update_epochs", 1)),
-            "learner_threads": learning_threads(args.chapter, settings),
-            "cuda": settings.cuda,
-        }
-        (most, limit), (most_busy, _) = bound(**rates, **how), bound(**busy, **how)
-        sps = trainer_sps(command, args.seconds)
-        rates = {
-            **rates, **{f"{name}_busy": rate for name, rate in busy.items()},
-            "bound": most, "bound_busy": most_busy, "trainer": sps, "ratio": sps / most, "ratio_busy": sps / most_busy,
-        }  # fmt: skip
+        rates, limit = repetition(setup, cores, command, args.seconds)
         if comparison:
             rates["sb3"] = sb3_sps(comparison)
-            rates["times_sb3"] = sps / rates["sb3"]
+            rates["times_sb3"] = rates["trainer"] / rates["sb3"]
         repetitions.append(rates)
         print(f"{i + 1}/{args.repeat}  {line(rates)} ({limit})", flush=True)
     medians = {name: statistics.median(rates[name] for rates in repetitions) for name in repetitions[0]}
@@ -170,9 +178,8 @@ def main() -> int:
 
     path = common.result_path(args.results, result, with_env=False)
     common.save(path, result)
-    print(
-        f"{settings.env_id} on {result['machine']['name']}, agent steps or samples a second, medians of {args.repeat}"
-    )
+    where = f"{settings.env_id} on {result['machine']['name']}"
+    print(f"{where}, agent steps or samples a second, medians of {args.repeat}")
     print(line(medians))
     print(path)
     return 0

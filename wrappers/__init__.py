@@ -1,6 +1,6 @@
-"""Environments: one contract for Atari and for anything else gymnasium knows.
+"""Environments: one interface for Atari and for any other gymnasium environment.
 
-`make_vec_env` is what the actors step; `make_env` is the same environment, alone, for evaluation and video.
+Actors step `make_vec_env`; `make_env` is the same as a single environment, for evaluation and video.
 This package imports nothing from `a3c_mp`.
 """
 

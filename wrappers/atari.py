@@ -1,7 +1,7 @@
 """The classic Atari wrappers, each a few lines, and `make_env`, which stacks them.
 
 They reproduce, frame by frame, what `ale_py`'s C++ vector environment does in `wrappers.vector`, so a policy trained
-there is judged here under the same conditions (`tests/unit/test_wrappers.py` holds the two together).
+there is evaluated here under the same conditions (`tests/unit/test_wrappers.py` holds the two together).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gymnasium.spaces import Box
 gymnasium.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for each emulator
 
-cv2.setNumThreads(0)  # every actor is a process of its own; more threads only get in each other's way
+cv2.setNumThreads(0)  # each actor is a process; more threads would compete for its core
 
 NOOP, FIRE = 0, 1
 FRAME_SKIP = 4
@@ -27,13 +27,13 @@ FRAME_SKIP = 4
 MAX_FRAMES = 108_000
 """emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)"""
 FIXED_SETTINGS = {"continuous": False, "sound_obs": False, "max_num_frames_per_episode": MAX_FRAMES}
-"""settings of a game that an id cannot change here"""
+"""settings of a game that an id must not change"""
 SMALLEST_IMAGE = 36
-"""pixels a side that the convolutions need; what has fewer is treated as a vector"""
+"""pixels a side that the convolutions need; smaller images are treated as vectors"""
 
 
 class NoopReset(gymnasium.Wrapper):
-    """Wait a random number of frames, 0 to `noop_max` - 1, so that games do not all start alike (Mnih et al. 2015)."""
+    """Random number of no-ops at reset, 0 to `noop_max` - 1, so that games start differently (Mnih et al. 2015)."""
 
     def __init__(self, env: gymnasium.Env, noop_max: int = 30):
         super().__init__(env)
@@ -52,7 +52,7 @@ class NoopReset(gymnasium.Wrapper):
 
 
 class FireReset(gymnasium.Wrapper):
-    """Press FIRE once after a reset, in the games that wait for it."""
+    """Presses FIRE once after a reset, in games that wait for it."""
 
     def reset(self, **kwargs: Any):
         obs, info = self.env.reset(**kwargs)
@@ -62,9 +62,9 @@ class FireReset(gymnasium.Wrapper):
 
 
 class MaxAndSkip(gymnasium.Wrapper):
-    """Repeat each action for `skip` frames; observe the pixel-wise maximum of the last two (Mnih et al. 2015).
+    """Frame skip: repeats each action for `skip` frames; max-pools the last two (Mnih et al. 2015).
 
-    Sprites of the Atari 2600 flicker: some are drawn on even frames only, others on odd ones.
+    Atari 2600 sprites flicker: some are drawn on even frames only, others on odd ones.
     """
 
     def __init__(self, env: gymnasium.Env, skip: int = FRAME_SKIP):
@@ -83,7 +83,7 @@ class MaxAndSkip(gymnasium.Wrapper):
         for i in range(self.skip):
             obs, reward, terminated, truncated, info = self.env.step(action)
             total_reward += float(reward)
-            if terminated or truncated:  # the frame on which a game ends is not drawn: the one before it stays
+            if terminated or truncated:  # a game's last frame is not drawn: the one before it stays
                 break
             if i == self.skip - 2:
                 self.last = obs
@@ -94,9 +94,9 @@ class MaxAndSkip(gymnasium.Wrapper):
 
 
 class LostLife(gymnasium.Wrapper):
-    """Tell in `info["life_lost"]` that a life was lost while the game goes on. It ends nothing.
+    """Adds `info["life_lost"]`: a life was lost and the game goes on. It does not end the episode.
 
-    Whether a lost life cuts the return is the learner's choice; the episode return stays that of the whole game.
+    The learner chooses whether a lost life cuts the return; the episode return stays that of the whole game.
     """
 
     def reset(self, **kwargs: Any):
@@ -113,7 +113,7 @@ class LostLife(gymnasium.Wrapper):
 
 
 class WarpFrame(gymnasium.ObservationWrapper):
-    """Shrink a greyscale screen uint8 [210, 160] to [height, width], by area."""
+    """Resizes a greyscale screen uint8 [210, 160] to [height, width], by area."""
 
     def __init__(self, env: gymnasium.Env, width: int = 84, height: int = 84):
         super().__init__(env)
@@ -125,7 +125,7 @@ class WarpFrame(gymnasium.ObservationWrapper):
 
 
 class FrameStack(gymnasium.Wrapper):
-    """The last `k` frames, oldest first, channels first: uint8 [k, height, width]; zeros before the first frame."""
+    """Stacks the last `k` frames, oldest first: uint8 [k, height, width]; zeros before the first frame."""
 
     def __init__(self, env: gymnasium.Env, k: int = 4):
         super().__init__(env)
@@ -147,7 +147,7 @@ class FrameStack(gymnasium.Wrapper):
 
 
 class ChannelsFirst(gymnasium.ObservationWrapper):
-    """Images uint8 [height, width, channels] to [channels, height, width], the order of torch's convolutions."""
+    """Transposes images uint8 [height, width, channels] to [channels, height, width], as torch expects."""
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
@@ -167,17 +167,17 @@ def find_spec(env_id: str) -> gymnasium.envs.registration.EnvSpec:
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether `env_id` is an Atari game seen as a screen (RAM observations are ordinary vectors)."""
+    """Whether `env_id` is an Atari game with images as observations (RAM observations are vectors)."""
     spec = find_spec(env_id)
     return spec.entry_point == "ale_py.env:AtariEnv" and spec.kwargs.get("obs_type", "rgb") != "ram"
 
 
 def atari_settings(env_id: str) -> dict[str, Any]:
-    """The game and the stickiness that the id's own spec asks for.
+    """Game, sticky-action probability and action set from the id's spec.
 
     Raises:
-        ValueError: the id skips a random number of frames, as `Pong-v4` does, or asks for anything else that not every
-            environment made here has.
+        ValueError: the id skips a random number of frames, as `Pong-v4` does, or has another setting that is not
+            supported here.
     """
     kwargs = find_spec(env_id).kwargs
     skip = kwargs.get("frameskip", FRAME_SKIP)
@@ -185,11 +185,12 @@ def atari_settings(env_id: str) -> dict[str, Any]:
         name = env_id.split("/")[-1].split("-")[0]
         raise ValueError(f"{env_id} skips a random number of frames; use {name}NoFrameskip-v4 or ALE/{name}-v5")
     if skip not in (1, FRAME_SKIP):
-        raise ValueError(f"{env_id} has frameskip={skip}; an agent step here is {FRAME_SKIP} frames, of every game")
+        raise ValueError(
+            f"{env_id} has frameskip={skip}; only 1 and {FRAME_SKIP} are supported: a step is {FRAME_SKIP} frames"
+        )
     for setting, default in FIXED_SETTINGS.items():
         if kwargs.get(setting, default) not in (None, default):
-            why = f"games here have joystick actions and screens, and end after {MAX_FRAMES} frames"
-            raise ValueError(f"{env_id} has {setting}={kwargs[setting]}; {why}")
+            raise ValueError(f"{env_id} has {setting}={kwargs[setting]}; only {setting}={default} is supported")
     return {
         "game": kwargs["game"],
         "repeat_action_probability": kwargs.get("repeat_action_probability", 0.25),  # ALE's own default
@@ -198,33 +199,31 @@ def atari_settings(env_id: str) -> dict[str, Any]:
 
 
 def game_variant(env_id: str) -> dict[str, int]:
-    """The `mode` and `difficulty` that an Atari id's own spec asks for; empty: those that the game starts with."""
+    """`mode` and `difficulty` from an Atari id's spec; empty for the game's defaults."""
     kwargs = find_spec(env_id).kwargs
     return {name: kwargs[name] for name in ("mode", "difficulty") if kwargs.get(name) is not None}
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """Which axis of images of this shape holds the channels, 0 or 2: the shorter of the two.
+    """Axis of the channels in images of this shape, 0 or 2: the shorter one.
 
     Raises:
-        ValueError: they are of one length, and large enough to be an axis of the image itself.
+        ValueError: both have the same length, and it is large enough for a side of the image.
     """
     first, _, last = shape
     if first == last and min(shape) >= SMALLEST_IMAGE:
-        raise ValueError(
-            f"observations are images {shape}, and it cannot be told whether they have their channels first or last"
-        )
+        raise ValueError(f"observations are images {shape}; it is ambiguous whether they have channels first or last")
     return 2 if last < first else 0
 
 
 def make_env(
     env_id: str, *, noop_max: int = 30, max_frames: int = MAX_FRAMES, render_mode: str | None = None
 ) -> gymnasium.Env:
-    """One environment with the observations and raw rewards of `make_vec_env`.
+    """One environment with the same observations and raw rewards as `make_vec_env`.
 
     Args:
         env_id: any gymnasium id with a Box observation; `module:Env-v0` imports `module` first.
-        noop_max: Atari only, at most this many frames (less one) are waited after a reset.
+        noop_max: Atari only, upper limit (exclusive) of the random no-ops after a reset.
         max_frames: Atari only, emulator frames after which a game is truncated.
         render_mode: as in `gymnasium.make`; "rgb_array" for video.
 
@@ -233,12 +232,11 @@ def make_env(
 
     Raises:
         gymnasium.error.Error: unknown id, with a suggestion.
-        ValueError: the observation is no Box, or an image whose channels may be first or last; or an Atari id asks for
-            what `atari_settings` refuses.
+        ValueError: the observation is not a Box, or an image whose channel axis is ambiguous; or an Atari id has a
+            setting that `atari_settings` refuses.
     """
-    render: dict[str, Any] = (
-        {} if render_mode is None else {"render_mode": render_mode}
-    )  # not every custom environment takes it
+    # not every custom environment has the parameter
+    render: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     if is_atari(env_id):
         settings = atari_settings(env_id)
         settings.pop("game")

@@ -1,4 +1,4 @@
-"""What an environment has to keep to, tried out before anything is built on it."""
+"""Checks that an environment follows gymnasium's API and its own spaces."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gymnasium.spaces import Box, Discrete
 
 
 class BrokenContract(ValueError):
-    """An environment departs from gymnasium's API, or from its own spaces."""
+    """An environment violates gymnasium's API or its own spaces."""
 
 
 def check_contract(env: gymnasium.Env) -> None:
-    """Reset an environment and step it, with the lowest and with the highest action.
+    """Try an environment: reset it and step it with the lowest and with the highest action.
 
-    Its own wrappers are left aside: they would speak of what they received instead of naming its fault.
+    It is checked without wrappers, whose errors would not name the environment's fault.
 
     Raises:
-        BrokenContract: says how it departs from gymnasium's API.
-        Exception: whatever it raises itself.
+        BrokenContract: how it violates gymnasium's API.
+        Exception: whatever the environment raises.
     """
     env = env.unwrapped
     for action in _extreme_actions(env.action_space):
@@ -30,32 +30,32 @@ def check_contract(env: gymnasium.Env) -> None:
         obs, reward, *_ = check_step(env.step(action), env.observation_space, call)
         _check_finite(call, obs)
         if not np.isfinite(reward):
-            raise BrokenContract(f"{call} gave the reward {reward}, a finite number is needed")
+            raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
 
 
 def check_reset(result: Any, space: gymnasium.Space) -> tuple:
-    """(observation, info) as `reset` returned them. Raises BrokenContract where they are of another form."""
+    """The (observation, info) of `reset`, checked. Raises BrokenContract."""
     result = _unpack("reset()", result, "(observation, info)")
     _check_obs("reset()", result[0], space)
     return result
 
 
 def check_step(result: Any, space: gymnasium.Space, call: str = "step()") -> tuple:
-    """(observation, reward, terminated, truncated, info) as `step` returned them; NaN and infinity pass.
+    """The (observation, reward, terminated, truncated, info) of `step`, checked; NaN and infinity pass.
 
-    Takes less than a microsecond, so that every step can be checked.
+    The check takes less than a microsecond, so every step can afford it.
 
     Raises:
-        BrokenContract: they are of another form.
+        BrokenContract: a part has the wrong shape or type.
     """
     result = _unpack(call, result, "(observation, reward, terminated, truncated, info)")
     obs, reward, terminated, truncated, _ = result
     _check_obs(call, obs, space)
     if type(reward) is not float and (np.ndim(reward) != 0 or np.asarray(reward).dtype.kind not in "biuf"):
-        raise BrokenContract(f"{call} gave the reward {reward}, a finite number is needed")
+        raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
     if not (_is_flag(terminated) and _is_flag(truncated)):
         flags = [terminated, truncated]
-        raise BrokenContract(f"{call} gave {flags} for terminated and truncated, True or False are needed")
+        raise BrokenContract(f"{call} returned {flags} for terminated and truncated, must be True or False")
     return result
 
 
@@ -71,23 +71,23 @@ def _unpack(call: str, result: Any, names: str) -> tuple:
     wanted = names.count(",") + 1
     if not isinstance(result, tuple) or len(result) != wanted:
         given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-        raise BrokenContract(f"{call} gave {given}, gymnasium's API has {wanted}: {names}")
+        raise BrokenContract(f"{call} returned {given}, gymnasium's API has {wanted}: {names}")
     if not isinstance(result[-1], dict):
-        raise BrokenContract(f"{call} gave an info of type {type(result[-1]).__name__}, a dict is needed")
+        raise BrokenContract(f"{call} returned an info of type {type(result[-1]).__name__}, must be a dict")
     return result
 
 
 def _check_obs(call: str, obs: Any, space: gymnasium.Space) -> None:
     obs = np.asarray(obs)
     if obs.shape != space.shape:
-        raise BrokenContract(f"{call} gave an observation of shape {obs.shape}, its space says {space.shape}")
+        raise BrokenContract(f"{call} returned an observation of shape {obs.shape}, its space has {space.shape}")
     if obs.dtype != space.dtype and not np.can_cast(obs.dtype, space.dtype or object, "same_kind"):
-        raise BrokenContract(f"{call} gave an observation of type {obs.dtype}, its space says {space.dtype}")
+        raise BrokenContract(f"{call} returned an observation of type {obs.dtype}, its space has {space.dtype}")
 
 
 def _check_finite(call: str, obs: Any) -> None:
     if not np.isfinite(np.asarray(obs)).all():
-        raise BrokenContract(f"{call} gave an observation with NaN or infinity")
+        raise BrokenContract(f"{call} returned an observation with NaN or infinity")
 
 
 def _is_flag(value: Any) -> bool:

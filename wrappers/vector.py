@@ -1,7 +1,7 @@
-"""Vectorised environments: Atari on `ale_py`'s C++ vector environment, anything else on gymnasium's `SyncVectorEnv`.
+"""Vector environments: Atari on `ale_py`'s C++ vector environment, all others on gymnasium's `SyncVectorEnv`.
 
-Both reset an environment in the very step that ended its episode (`SAME_STEP`): the observation returned is already the
-next episode's first, and `infos["final_obs"]` holds the one that ended it.
+Both autoreset in the step that ends an episode (`SAME_STEP`): the returned observation is the first of the next
+episode, and `infos["final_obs"]` has the last one of the ended episode.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from wrappers.atari import FRAME_SKIP, MAX_FRAMES, atari_settings, game_variant, is_atari, make_env
 from wrappers.contract import check_reset, check_step
 from wrappers.rebuild import Rebuildable, seeding_of
+from wrappers.seeds import env_seed, reset_envs
 
 
 class CheckActions(VectorWrapper):
-    """Refuse actions outside the action space, which `AtariVectorEnv` would answer by waiting for ever.
+    """Refuses actions outside the action space; `AtariVectorEnv` would hang on them.
 
     Discrete actions arrive as int64 [N], Box actions as float32 [N, *shape].
     """
@@ -29,19 +30,19 @@ class CheckActions(VectorWrapper):
     def step(self, actions: np.ndarray):
         space, shape = self.single_action_space, self.action_space.shape
         if actions.shape != shape:
-            raise ValueError(f"actions have shape {actions.shape}, {shape} is needed")
+            raise ValueError(f"actions have shape {actions.shape}, must be {shape}")
         if isinstance(space, Discrete):
             low, high = space.start, space.start + space.n - 1
         else:
             assert isinstance(space, Box), space
             low, high = space.low, space.high
         if not ((actions >= low) & (actions <= high)).all():  # false for NaN too
-            raise ValueError(f"actions {actions} lie outside {space}")
+            raise ValueError(f"actions {actions} are outside {space}")
         return self.env.step(actions)
 
 
 class LostLives(VectorWrapper):
-    """`infos["life_lost"]`, bool [N]: a life was lost while the game goes on (see `wrappers.atari.LostLife`)."""
+    """Adds `infos["life_lost"]`, bool [N]: a life was lost and the game goes on (see `wrappers.atari.LostLife`)."""
 
     def reset(self, **kwargs: Any):
         obs, infos = self.env.reset(**kwargs)
@@ -56,7 +57,7 @@ class LostLives(VectorWrapper):
 
 
 class DenseFinalObs(VectorWrapper):
-    """`infos["final_obs"]` as one array [N, ...], like `AtariVectorEnv`'s; zeros where an environment is not done."""
+    """Makes `infos["final_obs"]` one array [N, ...], as in `AtariVectorEnv`; zeros where an environment is not done."""
 
     def step(self, actions):
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
@@ -68,17 +69,17 @@ class DenseFinalObs(VectorWrapper):
         return obs, rewards, terminated, truncated, infos
 
 
-class TellWhere(gymnasium.Wrapper):
-    """Checks what an environment returns, and notes in its errors its id, its seed and how many steps it had taken.
+class CheckedEnv(gymnasium.Wrapper):
+    """Checks each result of an environment and adds its id, seed and number of steps to its errors.
 
-    Without the check, what has the wrong shape or type is an error of the vector environment's that names none of it.
-    Final observations are copies: what an environment does to its own arrays later does not change them.
+    Without the check, a wrong shape or type raises an error in the vector environment that names none of them.
+    Final observations are copied: the environment may write to its own arrays later.
     """
 
     def __init__(self, env: gymnasium.Env, env_id: str, seed: int | None):
         super().__init__(env)
         self.env_id, self.seed, self.steps = env_id, seed, 0
-        self.space = env.observation_space  # gymnasium's property asks wrapper after wrapper, at each step
+        self.space = env.observation_space  # cached: gymnasium's property goes through all wrappers
 
     def reset(self, **kwargs: Any):
         if kwargs.get("seed") is not None:
@@ -98,24 +99,23 @@ class TellWhere(gymnasium.Wrapper):
         self.steps += 1
         obs, reward, terminated, truncated, info = result
         if terminated or truncated:
-            # SyncVectorEnv keeps it over the reset, which may write the next episode's first one into the same array.
-            obs = np.array(obs)
+            obs = np.array(obs)  # SyncVectorEnv returns it after the reset, which may write to the same array
         return obs, reward, terminated, truncated, info
 
 
 def add_place(error: Exception, call: str, env_id: str, seed: int | None, steps: int) -> None:
-    """Note at the end of an error's traceback where an environment raised it."""
+    """Add a note to an error: which environment raised it, in which call, after how many steps."""
     error.add_note(f"(raised by {call} of {env_id}, seed {seed}, after {steps} steps)")
 
 
-def make_told(env_id: str, seed: int | None, **limits: Any) -> gymnasium.Env:
-    """`make_env` in a `TellWhere`."""
+def make_checked_env(env_id: str, seed: int | None, **limits: Any) -> gymnasium.Env:
+    """`make_env` in a `CheckedEnv`."""
     try:
         env = make_env(env_id, **limits)
     except Exception as error:
         add_place(error, "the constructor", env_id, seed, 0)
         raise
-    return TellWhere(env, env_id, seed)
+    return CheckedEnv(env, env_id, seed)
 
 
 def make_vec_env(
@@ -127,29 +127,46 @@ def make_vec_env(
     max_frames: int = MAX_FRAMES,
     rebuildable: bool = False,
 ) -> VectorEnv:
-    """`num_envs` copies of `env_id`, stepped together, each reset in the step that ends its episode.
+    """Vector of `num_envs` environments in `SAME_STEP` autoreset mode, Atari games preprocessed.
 
     Args:
         env_id: any gymnasium id with a Box observation and a Discrete or Box action; `module:Env-v0` imports `module`.
-        num_envs: number of copies (N).
-        seed: of 31 bits; environment i is seeded with (seed + i) % 2^31 by the first `reset()`.
+        num_envs: number of environments (N).
+        seed: of 31 bits; the first `reset()` seeds environment i with (seed + i) % 2^31.
         noop_max, max_frames: Atari only, as in `make_env`.
-        rebuildable: return a `Rebuildable`, which later games too are seeded by `seed` in; it must be given.
+        rebuildable: return a `Rebuildable`, which also derives the seeds of later games from `seed`.
 
     Returns:
         Observations as in `make_env`, stacked [N, ...]; rewards [N], **raw**; terminated, truncated bool [N];
-        `infos["final_obs"]` [N, ...], present when some environment is done, valid in the rows that are;
+        `infos["final_obs"]` [N, ...], present if an environment is done, valid in the rows of those that are;
         `infos["life_lost"]` bool [N] on Atari.
 
     Raises:
         gymnasium.error.Error: unknown id, with a suggestion.
-        ValueError: an observation that is no Box, an action that is neither Discrete nor Box, `num_envs` < 1.
+        ValueError: an observation that is not a Box, an action that is neither Discrete nor Box, `num_envs` < 1.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs must be 1 or more, not {num_envs}")
-    env: VectorEnv
+    limits = {"noop_max": noop_max, "max_frames": max_frames}
     if is_atari(env_id) and not game_variant(env_id):
-        env = AtariVectorEnv(
+        env = _make_atari(env_id, num_envs, **limits)
+    else:  # also Atari in another mode or difficulty: the C++ environment (ale-py 0.12) has neither
+        seeds = [None if seed is None else env_seed(seed, i) for i in range(num_envs)]
+        makers = [partial(make_checked_env, env_id, s, **limits) for s in seeds]
+        env = DenseFinalObs(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
+    if not isinstance(env.single_action_space, Discrete | Box):
+        kind = type(env.single_action_space).__name__
+        raise ValueError(f"{env_id} has actions of type {kind}; only Discrete and Box are supported")
+    if rebuildable:
+        assert seed is not None, "rebuilding needs a seed"
+        return Rebuildable(CheckActions(env), seed, seeding_of(env_id))
+    return FirstSeed(CheckActions(env), seed)
+
+
+def _make_atari(env_id: str, num_envs: int, noop_max: int, max_frames: int) -> VectorEnv:
+    """ALE's C++ vector environment with `life_lost`."""
+    return LostLives(
+        AtariVectorEnv(
             num_envs=num_envs,
             num_threads=1,
             autoreset_mode=AutoresetMode.SAME_STEP,
@@ -159,31 +176,11 @@ def make_vec_env(
             reward_clipping=False,
             **atari_settings(env_id),
         )
-        env = LostLives(env)
-    else:
-        seeds = [None] * num_envs if seed is None else env_seeds(int(seed), num_envs)
-        # Atari in another mode or difficulty comes here too: the C++ environment (ale-py 0.12) has neither.
-        limits = {"noop_max": noop_max, "max_frames": max_frames}
-        makers = [partial(make_told, env_id, s, **limits) for s in seeds]
-        env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-        env = DenseFinalObs(env)
-    if not isinstance(env.single_action_space, Discrete | Box):
-        raise ValueError(
-            f"{env_id} has actions of type {type(env.single_action_space).__name__}; Discrete or Box is needed"
-        )
-    if rebuildable:
-        assert seed is not None, "without a seed nothing can be rebuilt"
-        return Rebuildable(CheckActions(env), seed, seeding_of(env_id))
-    return FirstSeed(CheckActions(env), seed)
-
-
-def env_seeds(seed: int, num_envs: int) -> list[int | None]:
-    """The seed of each environment. They have 31 bits: ALE's are an int32."""
-    return [(seed + i) % 2**31 for i in range(num_envs)]
+    )
 
 
 class FirstSeed(VectorWrapper):
-    """Seed the first `reset()`, when the caller gives it none; later resets go on from there."""
+    """Seeds the first `reset()` if the caller gives no seed; later resets continue from its random numbers."""
 
     def __init__(self, env: VectorEnv, seed: int | None):
         super().__init__(env)
@@ -193,8 +190,6 @@ class FirstSeed(VectorWrapper):
         if seed is None:
             seed, self.first_seed = self.first_seed, None
         if isinstance(seed, int | np.integer) and options is None:
-            seeds = env_seeds(
-                int(seed), self.num_envs
-            )  # AtariVectorEnv takes an array, gymnasium a list of Python's int
-            seed = np.array(seeds) if isinstance(self.env.unwrapped, AtariVectorEnv) else seeds
+            seeds = [env_seed(int(seed), i) for i in range(self.num_envs)]
+            return reset_envs(self.env, np.ones(self.num_envs, np.bool_), seeds)
         return self.env.reset(seed=seed, options=options)

@@ -17,11 +17,11 @@ from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
 from a3c_mp.data.actor_states import ActorLayout
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
+from a3c_mp.nets.q_values import ReplayNet
 from a3c_mp.processes.memory import free_memory
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.workers import Filled, RestartMessage
-from a3c_mp.replay import Prefetch, Replay, Shards
-from a3c_mp.replay import carried_spec as writer_spec
+from a3c_mp.replay import Prefetch, Replay, Shards, writer_state_spec
 from a3c_mp.replay.replay import Batch
 from a3c_mp.run.actors import MessageStats
 from a3c_mp.run.device import set_up_torch
@@ -97,9 +97,10 @@ class ApexArgs(LearningArgs):
 class Algorithm(Protocol):
     """What `dqn` and `ddpg`, modules of plain callables, both provide."""
 
-    ACTIONS: type[gymnasium.Space]
-    Policy: Callable[..., Any]
-
+    @property
+    def ACTIONS(self) -> type[gymnasium.Space]: ...
+    @property
+    def Policy(self) -> Callable[..., Any]: ...
     def make_net(self, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Any: ...
     def make_optimizer(self, args: ApexArgs, net: Any) -> torch.optim.Optimizer: ...
     def stored_actions(self, action_space: gymnasium.Space) -> gymnasium.Space: ...
@@ -114,8 +115,8 @@ class LearnerState(NamedTuple):
     """What a learner of Ape-X holds."""
 
     algo: Algorithm
-    net: nn.Module
-    target_net: nn.Module
+    net: ReplayNet
+    target_net: ReplayNet
     optimizer: torch.optim.Optimizer
     replay: Replay
     episode_stats: Slots  # of each block of steps
@@ -164,14 +165,12 @@ CONTINUOUS: dict[str, Any] = {
     "target_period": 1,
     "target_rate": 0.01,
 }
-HILL: dict[str, Any] = {"replay_ratio": 8.0, "noise": 0.9, "noise_exponent": 20.0, "noise_memory": 0.95}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},
     "BreakoutNoFrameskip-v4": {**ATARI, "stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
     "Pendulum-v1": {**CONTINUOUS, "total_steps": 25_000, "stop_return": -200.0, "reward_scale": 0.1},
-    "MountainCarContinuous-v0": {**CONTINUOUS, **HILL, "total_steps": 200_000, "stop_return": 85.0},
 }
 
 
@@ -319,7 +318,7 @@ def obs_for_stats(batch: Batch) -> Tensor:
 
 def actor_layout(args: ApexArgs, learner: LearnerState) -> ActorLayout:
     """What deterministic actors send beside their transitions."""
-    carried = writer_spec(args.num_envs, args.n_step) | learner.algo.policy_state_spec(args, learner.action_space)
+    carried = writer_state_spec(args.num_envs, args.n_step) | learner.algo.policy_state_spec(args, learner.action_space)
     return ActorLayout(learner.action_space, args.block_length, carried, blocks_under_way(args))
 
 

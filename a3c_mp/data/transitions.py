@@ -17,7 +17,7 @@ from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
 from a3c_mp.data.games import Games
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Spec
-from a3c_mp.replay import Shards, Writer
+from a3c_mp.replay import EnvStep, Shards, Writer
 from a3c_mp.seeds import derive_seeds
 
 
@@ -57,11 +57,11 @@ class TransitionCollector:
             self.actions.append(policy.to_env(action))
             next_obs, reward, terminated, truncated, infos = self.env.step(self.actions[-1])
             final_obs = infos["final_obs"] if truncated.any() else None
-            self.writer.step(
-                self.obs, action, reward_to_learn(self.args, reward), terminated, truncated, q, value,
-                final_obs=final_obs, final_value=None if final_obs is None else policy.value(final_obs),
-                life_lost=infos.get("life_lost") if self.args.life_loss_terminal else None,
-            )  # fmt: skip
+            final_value = None if final_obs is None else policy.value(final_obs)
+            life_lost = infos.get("life_lost") if self.args.life_loss_terminal else None
+            reward_learned = reward_to_learn(self.args, reward)
+            step = EnvStep(self.obs, action, reward_learned, terminated, truncated, q, value)
+            self.writer.step(step._replace(final_obs=final_obs, final_value=final_value, life_lost=life_lost))
             self.stats.step(reward, terminated | truncated)
             write_stats(block, t, self.stats)
             self.obs = next_obs

@@ -71,5 +71,8 @@ class DDPGNet(nn.Module):
         return self.critic(inputs).squeeze(-1)
 
 
+ReplayNet = DuelingQ | DDPGNet
+
+
 def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))

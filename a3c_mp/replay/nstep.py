@@ -1,4 +1,4 @@
-"""n-step transitions out of a stream of steps, for B environments side by side."""
+"""n-step returns and first TD errors from a stream of steps, for B environments."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from a3c_mp.processes.slots import Spec
 
 
 class Transitions(NamedTuple):
-    """M transitions that a step has completed, in any order."""
+    """M n-step transitions that one step has completed, in any order."""
 
     env: np.ndarray  # [M] int64, which of the B environments
-    age: np.ndarray  # [M] int64, how many steps ago it began; 0 began with this very step
+    age: np.ndarray  # [M] int64, how many steps ago it began; 0: with this step
     reward: np.ndarray  # [M] float64, sum of gamma^i r_{t+i}, i < m
     discount: np.ndarray  # [M] float64, gamma^m, or 0 where the return was cut
-    bootstrap_offset: np.ndarray  # [M] int64, m, the steps to the observation it leads to; 0 where discount is 0
+    bootstrap_offset: np.ndarray  # [M] int64, m, steps to the observation it bootstraps from; 0 where discount is 0
     td_error: np.ndarray  # [M] float64, reward + discount * bootstrap value - q
 
 
@@ -34,9 +34,9 @@ def nstep_spec(num_envs: int, n: int) -> Spec:
 
 
 class NStep:
-    """The last n steps of B environments, each waiting for the rest of its return.
+    """n-step returns of B environments, accumulated step by step.
 
-    A transition that begins at step t is completed by the value of step t + n, or when the return ends before:
+    A transition that begins at step t is complete with the value of step t + n, or earlier if the return ends:
 
         R = r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1},    td_error = R + gamma^m V(s_{t+m}) - Q(s_t, a_t)
 
@@ -54,26 +54,26 @@ class NStep:
             raise ValueError(f"n_step must be 1 or more, not {n}")
         self.n = n
         self.time = 0  # steps so far; step t lies in place t % n
-        self.returns = np.zeros((n, num_envs))  # over the rewards that have come
+        self.returns = np.zeros((n, num_envs))  # discounted sums of the rewards so far
         self.q = np.zeros((n, num_envs))
         self.pending = np.zeros((n, num_envs), np.bool_)
         self.powers = gamma ** np.arange(n)
         self.discounts = np.array([0.0, *(gamma ** np.arange(1, n + 1))])  # of a transition over m steps
 
     def fields(self) -> dict[str, np.ndarray]:
-        """Everything that `step` changes, by the names that `restore` takes."""
+        """State that `step` changes, by name, for `restore`."""
         return {"nstep_returns": self.returns, "nstep_q": self.q, "nstep_pending": self.pending,
                 "nstep_time": np.array([self.time % self.n])}  # fmt: skip
 
     def restore(self, fields: Mapping[str, np.ndarray]) -> None:
-        """Go on from `fields`."""
+        """Continue from `fields`."""
         names = ("nstep_returns", "nstep_q", "nstep_pending")
         self.returns, self.q, self.pending = (fields[name].copy() for name in names)
         self.time = int(fields["nstep_time"][0])
 
     @property
     def waiting(self) -> np.ndarray:
-        """[B] int64, how many transitions of each environment are not complete."""
+        """[B] int64, number of incomplete transitions of each environment."""
         return self.pending.sum(axis=0)
 
     def step(
@@ -85,7 +85,7 @@ class NStep:
         value: np.ndarray,
         final_value: np.ndarray | None = None,
     ) -> Transitions:
-        """Take one step of every environment; everything [B].
+        """Take one step of every environment; all arguments are [B]. Returns the transitions that it completes.
 
         Args:
             reward: r_t.

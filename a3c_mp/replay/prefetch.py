@@ -1,4 +1,4 @@
-"""Sampling ahead of the learner, on a thread of its process."""
+"""Sampling batches ahead on a thread of the learner."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from a3c_mp.replay.replay import Batch, Replay
 
 
 class Prefetch:
-    """Draws and gathers batches ahead, to be used in a `with` block; the first `next()` starts it.
+    """Samples batches ahead on a thread; use it in a `with` block. The first `next()` starts the thread.
 
     Args:
-        replay: what is drawn from.
+        replay: the replay to sample.
         batch_size: N.
-        ahead: batches that may lie ready; 0 draws each when it is asked for, without a thread (deterministic runs).
+        ahead: batches sampled ahead; 0 samples on demand, without a thread (deterministic runs).
         pin: page-lock the batches' memory, for copies to a GPU.
     """
 
@@ -23,7 +23,7 @@ class Prefetch:
         self.replay, self.batch_size = replay, batch_size
         self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()  # memory to fill; None ends the thread
         self._ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
-        self._held = replay.allocate(batch_size, pin)  # the caller's
+        self._held = replay.allocate(batch_size, pin)  # the caller reads it
         for _ in range(ahead):
             self._free.put(replay.allocate(batch_size, pin))
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True) if ahead else None
@@ -33,17 +33,17 @@ class Prefetch:
 
     def __exit__(self, *exc: object) -> None:
         if self._thread is not None and self._thread.ident is not None:
-            with suppress(queue.Empty):  # what it has not begun to fill; it may take the last one meanwhile
+            with suppress(queue.Empty):  # take back empty batches; the thread may take the last one meanwhile
                 while True:
                     self._free.get_nowait()
             self._free.put(None)
             self._thread.join()
 
     def next(self) -> Batch:
-        """The next batch; its memory is filled again after the next call.
+        """The next batch; its memory is reused after the next call.
 
         Raises:
-            what `Replay.sample` raises, also on the thread.
+            Exception: whatever `Replay.sample` raised, also on the thread.
         """
         if self._thread is None:
             return self.replay.sample(self.batch_size, self._held)
@@ -52,7 +52,7 @@ class Prefetch:
         self._free.put(self._held)
         found = self._ready.get()
         if isinstance(found, BaseException):
-            self._ready.put(found)  # the thread has ended: the next call fails alike, rather than wait for ever
+            self._ready.put(found)  # the thread has ended: without this, the next call would wait forever
             raise found
         self._held = found
         return found

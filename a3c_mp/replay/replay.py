@@ -1,4 +1,4 @@
-"""The learner's end of the replay: sampling in proportion to priority from all shards at once."""
+"""The learner's end of the replay: prioritized sampling from all shards at once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from a3c_mp.replay.shards import Shards
 from a3c_mp.replay.sum_tree import SumTree
 from a3c_mp.replay.writer import MIN_PRIORITY
 
+RENAMED = {"ready": "committed", "ahead": "bootstrap_offset"}
+"""names in replays saved by older versions -> names now"""
+
 
 class Batch(NamedTuple):
-    """N transitions, on the CPU. In the memory of a `Prefetch` they are valid until the next batch is asked for."""
+    """N sampled transitions, on the CPU. A batch from `Prefetch.next` is valid until the next call."""
 
     obs: Tensor  # [N, *obs_shape] uint8 for images, float32 otherwise
     action: Tensor  # [N] int64, or [N, A] float32
     reward: Tensor  # [N] float32, sum of the m <= n discounted rewards
     discount: Tensor  # [N] float32, gamma^m; 0 where the return ended by termination or a lost life
-    next_obs: Tensor  # [N, *obs_shape], m steps later; where discount is 0 it is `obs` again and means nothing
+    next_obs: Tensor  # [N, *obs_shape], m steps later; where discount is 0 it is `obs` again, unused
     probability: Tensor  # [N] float64, P(i) = p_i^alpha / sum over all shards of this learner, when it was drawn
     ids: Tensor  # [N] int64, for `Replay.update`
 
@@ -31,33 +34,33 @@ class Batch(NamedTuple):
 
 
 def importance_weights(probability: Tensor, importance_exponent: float, smallest: Tensor | None = None) -> Tensor:
-    """(N P(i))^-beta, divided by the largest of the batch (Schaul et al. 2016, section 3.4); N, the size, cancels.
+    """Importance-sampling weights: (N P(i))^-beta over the largest of the batch (Schaul et al. 2016, section 3.4).
 
     Args:
         probability: [N] float64, P(i).
-        importance_exponent: beta, 1 corrects in full.
-        smallest: [] float64, the smallest P(i) of a batch that these are a part of.
+        importance_exponent: beta; 1 corrects in full.
+        smallest: [] float64, the smallest P(i) of the whole batch, if these are only a part of it.
 
     Returns:
-        [N] float32 in (0, 1].
+        [N] float32 in (0, 1]; the replay's size N cancels.
     """
     return (probability / (probability.min() if smallest is None else smallest)).pow(-importance_exponent).float()
 
 
 class Replay:
-    """All shards as one prioritised replay. The learner owns the priorities that count; actors propose the first ones.
+    """Prioritized experience replay over all shards. Actors write first priorities; the learner owns them from then on.
 
     Every method may be called while writers write, and while another thread of this process is in `sample`.
 
     Args:
         shards: the memory, shared with the writers.
-        priority_exponent: alpha; 0 draws uniformly.
-        seed: of the draws.
+        priority_exponent: alpha; 0 samples uniformly.
+        seed: of sampling.
     """
 
     size: int  # transitions that can be drawn
-    dropped: int  # priorities that came too late, since the start
-    rejected: int  # transitions of this process that will never be drawn: their first priority was not finite
+    dropped: int  # priority updates for transitions already retired, since the start
+    rejected: int  # transitions left out in this process: their first priority was not finite
 
     def __init__(self, shards: Shards, priority_exponent: float, seed: int):
         self.shards, self.priority_exponent = shards, priority_exponent
@@ -65,21 +68,21 @@ class Replay:
         self.rng = np.random.default_rng(seed)
         # Of p^alpha; row r of a lane is leaf lane * rows + r % rows.
         self.tree = SumTree(shards.num_lanes * shards.rows)
-        self.seen = np.zeros(shards.num_lanes, np.int64)  # rows below it have been taken in
-        self.written = np.zeros(shards.num_lanes, np.int64)  # rows that were filled then
-        self.tail = np.zeros(shards.num_lanes, np.int64)  # rows below it have been retired
+        self.seen = np.zeros(shards.num_lanes, np.int64)  # `committed` at the last `ingest`
+        self.written = np.zeros(shards.num_lanes, np.int64)  # `written` then
+        self.tail = np.zeros(shards.num_lanes, np.int64)  # rows below it are retired
         self.size = self.dropped = self.rejected = 0
-        self._lock = threading.Lock()  # of the tree and the two counters; gathering does without
+        self._lock = threading.Lock()  # guards the tree and the counters; gathering needs no lock
 
     def ingest(self, shard: int) -> int:
-        """Take in what the shard's writer has committed since the last call.
+        """Make the transitions that the shard's writer has committed since the last call available to `sample`.
 
         Returns:
-            the number of new transitions (at a deterministic run's call the writer must be idle).
+            the number of new transitions. In a deterministic run the writer must be idle.
         """
         lanes = self.shards.lanes(shard)
         with self._lock:
-            committed = self.shards.committed[lanes].copy()  # read before the rows that it speaks for
+            committed = self.shards.committed[lanes].copy()  # read before the rows below it
             self.written[lanes] = self.shards.written[lanes]
             lane, row = _spread(lanes, np.maximum(self.seen[lanes], self.tail[lanes]), committed)
             self.seen[lanes] = committed
@@ -93,24 +96,24 @@ class Replay:
         return new
 
     def make_room(self, shard: int, rows: int) -> int:
-        """Retire the oldest transitions, so that the writer can append `rows` rows to each lane beyond what it has now.
+        """Retire the oldest transitions, so that the writer can append `rows` more rows to each lane.
 
-        A step of the environments appends a row, two if it is truncated: `rows` must be 2 K for each block of K steps
-        that the writer has tokens for. Call it before giving one, and again before a writer is replaced (what the
-        dead one had written of its blocks comes on top).
+        A step of the environments appends one row, or two if it truncates: `rows` must be 2 K for each block of K steps
+        that the writer has tokens for. Call it before each token, and again before a writer is replaced: rows that
+        the dead writer left come on top.
 
         Returns:
             the number of transitions retired.
 
         Raises:
-            ValueError: lanes are too short to have so much room and still keep anything.
+            ValueError: lanes are too short for so much room.
         """
         shards, lanes = self.shards, self.shards.lanes(shard)
         if rows + shards.stack >= shards.rows:
-            raise ValueError(f"lanes of {shards.rows} rows are too short to keep {rows} free and hold a stack besides")
+            raise ValueError(f"lanes of {shards.rows} rows are too short: {rows} free rows and a stack do not fit")
         with self._lock:
             free_from = shards.written[lanes] + rows - shards.rows  # rows below it may be overwritten
-            tail = np.maximum(self.tail[lanes], free_from + shards.stack - 1)  # and with them go the stacks they are in
+            tail = np.maximum(self.tail[lanes], free_from + shards.stack - 1)  # also the stacks that include them
             lane, row = _spread(lanes, self.tail[lanes], np.minimum(tail, self.seen[lanes]))
             retired = int(np.count_nonzero(self.tree[self._leaf(lane, row)]))
             self._set(lane, row, np.zeros(len(row)))
@@ -120,15 +123,15 @@ class Replay:
         return retired
 
     def roll_back(self, shard: int) -> None:
-        """Forget what a shard's dead writer has written since the last `ingest`: its successor writes it again.
+        """Discard what a dead writer has written since the last `ingest`; its successor writes it again.
 
-        Only where the writer was idle then, and its incomplete transitions are known (see `Writer.fields`).
+        Only if the writer was idle at that `ingest` and its state was saved then (see `Writer.fields`).
         """
         lanes = self.shards.lanes(shard)
         self.shards.written[lanes], self.shards.committed[lanes] = self.written[lanes], self.seen[lanes]
 
     def allocate(self, batch_size: int, pin: bool = False) -> Batch:
-        """Memory for `sample` to fill, page-locked if `pin`."""
+        """An uninitialised batch for `sample` to fill, page-locked if `pin`."""
         frame, stack = self.fields["frame"], self.shards.stack
         action = self.fields["action"]
         obs_shape = ([stack] if stack > 1 else []) + list(frame.shape[1:])
@@ -147,11 +150,11 @@ class Replay:
         )
 
     def sample(self, batch_size: int, out: Batch | None = None) -> Batch:
-        """Draw transitions in proportion to p^alpha: one from each of `batch_size` equal parts of the sum.
+        """Sample transitions in proportion to p^alpha, stratified: one from each of N equal parts of the sum.
 
         Args:
             batch_size: N.
-            out: from `allocate`, to be filled instead of new memory.
+            out: a batch from `allocate` to fill instead of new memory.
 
         Raises:
             ValueError: the replay is empty.
@@ -159,7 +162,7 @@ class Replay:
         out = self.allocate(batch_size) if out is None else out
         strata = np.arange(batch_size) + self.rng.random(batch_size)
         lane, row = self._fill(out, strata / batch_size)
-        # Nothing keeps another thread from retiring rows that are being read here, and an actor from overwriting them.
+        # Meanwhile another thread may have retired rows that were read here, and an actor may have overwritten them.
         while len(late := np.flatnonzero(row < self.tail[lane])):
             others = self.allocate(len(late))
             lane[late], row[late] = self._fill(others, self.rng.random(len(late)))
@@ -168,7 +171,7 @@ class Replay:
         return out
 
     def _fill(self, out: Batch, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the transitions at these fractions of the running sum and gather them; (lane, row), both [N]."""
+        """Find and gather the transitions at these fractions of the priority sum; returns (lane, row), both [N]."""
         rows, num_lanes = self.shards.rows, self.shards.num_lanes
         with self._lock:
             if self.size == 0:
@@ -187,7 +190,7 @@ class Replay:
         return lane, row
 
     def _gather(self, lane: np.ndarray, place: np.ndarray, out: Tensor) -> None:
-        """The observations at places [N] of their lanes, each put together from the frames before it."""
+        """Gather the observations at places [N] of their lanes, each stacked from its last frames."""
         rows, stack = self.shards.rows, self.shards.stack
         places = place[:, None] - np.arange(stack)[::-1]  # the oldest frame comes first; beyond either end it wraps
         leaf = lane[:, None] * rows + places + rows * (places < 0) - rows * (places >= rows)
@@ -196,18 +199,18 @@ class Replay:
         step = self.fields["step"].numpy()[leaf[:, -1]]
         if len(starts := np.flatnonzero(step < stack - 1)):
             i, frame = np.nonzero(step[starts, None] < np.arange(stack)[::-1])
-            out.numpy()[starts[i], frame] = 0  # torch's indexing takes as long for this as for the rest
+            out.numpy()[starts[i], frame] = 0  # in numpy: torch's indexing takes as long as the gathering
 
     def update(self, ids: Tensor, priorities: Tensor | np.ndarray) -> int:
         """Set the priorities of sampled transitions: absolute TD errors, without exponent.
 
-        Those that have been retired meanwhile are left alone, although a newer transition may stand in their place.
+        Transitions that were retired meanwhile are skipped: newer ones may have taken their rows.
 
         Returns:
-            how many were.
+            how many were skipped.
 
         Raises:
-            ValueError: a priority is no finite number of 0 or more.
+            ValueError: a priority is negative or not finite.
         """
         values = torch.as_tensor(priorities).detach().double().cpu().numpy()
         if not ((values >= 0) & (values < np.inf)).all():  # false for NaN too
@@ -227,10 +230,10 @@ class Replay:
         self.tree[self._leaf(lane, row)] = priority.astype(np.float64) ** self.priority_exponent * (priority > 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors and plain values for `torch.load(weights_only=True)`.
+        """Contents and counters, as tensors and plain values for `torch.load(weights_only=True)`.
 
-        From half full lanes on the frames are a view of live memory, not a copy: no room may be made until they have
-        been saved.
+        Once lanes are half full, the frames are a view of live memory, not a copy: do not call `make_room` before they
+        are saved.
         """
         with self._lock:
             counters = {
@@ -256,17 +259,18 @@ class Replay:
         return [self.shards.num_shards, self.shards.num_envs, self.shards.rows, self.shards.stack]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; before the writers start.
+        """Continue from a `state_dict`, also of an older version; call it before the writers start.
 
         Raises:
-            ValueError: it is of a replay of other sizes.
+            ValueError: the saved replay has other sizes.
         """
         if state["sizes"] != self._sizes():
             sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
             raise ValueError(f"the saved replay has {sizes}; --no-save-replay resumes with an empty one")
         shards, used = self.shards, state["leaves"].shape[1]
+        state = {RENAMED.get(name, name): value for name, value in state.items()}
         for name, saved in {"frame": state["frame"], **state["fields"]}.items():
-            shards.fields()[name][:, :used] = saved
+            shards.fields()[RENAMED.get(name, name)][:, :used] = saved
         for name in ("committed", "written"):
             getattr(shards, name)[:] = state[name].numpy()
         shards.writable_until[:] = np.maximum(shards.written, shards.rows)

@@ -1,4 +1,4 @@
-"""The memory of a sharded replay: rings of observations, actions and n-step returns in one shared arena."""
+"""Shared memory of the replay: ring buffers of frames, actions and n-step returns."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ COUNTERS = ("written", "committed", "writable_until")
 
 
 class Shards:
-    """A shard for each actor, with a ring of rows (a lane) for each of its environments; shared by all processes.
+    """Replay memory shared by all processes: a shard for each actor, a ring buffer (lane) for each environment.
 
     Environment b of actor s writes lane s * num_envs + b. A row holds one observation's newest frame, the action taken
-    there, and the n-step transition that begins there. Rows are numbered 0, 1, 2, ... for ever; row r lies in place
-    r % rows of its lane. An episode's rows follow each other without a gap, so the frame before row r is in row r - 1,
-    if `step[r]` is 1 or more. An episode that was truncated has a row more, for its final observation.
+    there, and the n-step transition that begins there. Rows are numbered 0, 1, 2, ... without end; row r is at place
+    r % rows of its lane. An episode's rows are contiguous, so the frame before row r is in row r - 1 if `step[r]` is
+    1 or more. A truncated episode has one more row, for its final observation.
 
-    Three counters for each lane keep the processes apart without a lock. Only the lane's writer raises `written` and
-    `committed`, only the learner raises `writable_until`, and each is raised after what it stands for has been done:
+    Three counters for each lane synchronize the processes without a lock. Only the lane's writer raises `written` and
+    `committed`, only the learner raises `writable_until`, each after the work that it announces:
 
-        written         rows below it are filled; a writer that takes over goes on here
+        written         rows below it are filled; a successor continues here
         committed       the transitions that begin in rows below it are complete
-        writable_until  rows below it may be written: what they overwrite is no longer sampled
+        writable_until  rows below it may be written; the rows they overwrite are no longer sampled
 
     Args:
         num_shards: actors.
         num_envs: environments of each actor (B).
-        rows: length of each lane; with `num_shards * num_envs` lanes, the replay's size in transitions, a bit less.
+        rows: length of each lane; the replay holds slightly less than `num_shards * num_envs * rows` transitions.
         obs_space: Box.
         action_space: Discrete or Box.
         stack: observations [stack, ...] are the last `stack` frames of the episode, oldest first, zeros before its
             first, and only the newest is stored. With 1 the whole observation is stored as it is.
 
     Raises:
-        MemoryError: too little memory is free; says what is needed and what is free.
+        MemoryError: too little memory is free; the message has both sizes.
     """
 
     # What rows hold, as numpy views of shared memory, [lanes, rows, ...]:
     frame: np.ndarray  # the observation's newest frame
     action: np.ndarray  # int64, or float32 [A]
     reward: np.ndarray  # float32, sum of gamma^i r_{t+i} over the m rewards of the transition, m <= n
-    discount: np.ndarray  # float32, gamma^m, or 0 if the return was cut by a termination
-    bootstrap_offset: np.ndarray  # int32, m: the transition leads to the observation of row r + m; 0 if nothing follows
+    discount: np.ndarray  # float32, gamma^m, or 0 if a termination ended the return
+    bootstrap_offset: np.ndarray  # int32, m: bootstraps from the observation of row r + m; 0 if discount is 0
     step: np.ndarray  # int32, agent steps since the episode's start
-    priority: np.ndarray  # float32, |TD error| as the actor saw it, or 0: no transition begins here
+    priority: np.ndarray  # float32, |TD error| computed by the actor, or 0: no transition begins here
     # and the counters, int64 [lanes]:
     written: np.ndarray
     committed: np.ndarray
@@ -82,7 +82,7 @@ class Shards:
         action_space: gymnasium.Space,
         stack: int = 1,
     ) -> int:
-        """Shared memory that `Shards` of the same arguments take (bytes)."""
+        """Shared memory that `Shards` with these arguments take (bytes)."""
         return layout(_spec(num_shards * num_envs, rows, obs_space, action_space, stack))[1]
 
     @property
@@ -96,8 +96,12 @@ class Shards:
             raise IndexError(f"shard {shard} of {self.num_shards}")
         return slice(shard * self.num_envs, (shard + 1) * self.num_envs)
 
+    def arrays(self, shard: int) -> dict[str, np.ndarray]:
+        """Rows [num_envs, rows, ...] and counters [num_envs] of one shard, by name, as views of shared memory."""
+        return {name: field[self.lanes(shard)].numpy() for name, field in self.slots[0].items()}
+
     def fields(self) -> dict[str, Tensor]:
-        """The fields of rows, by name, as views of shared memory [lanes, rows, ...]."""
+        """Rows of all shards, by name, as views of shared memory [lanes, rows, ...]."""
         return {name: field for name, field in self.slots[0].items() if name not in COUNTERS}
 
     def _attach(self) -> None:
@@ -117,7 +121,7 @@ def _spec(num_lanes: int, rows: int, obs_space: gymnasium.Space, action_space: g
     assert isinstance(obs_space, Box), obs_space
     assert isinstance(action_space, Discrete | Box), action_space
     if stack > 1 and obs_space.shape[0] != stack:
-        raise ValueError(f"observations of shape {obs_space.shape} are no stacks of {stack} frames")
+        raise ValueError(f"observations of shape {obs_space.shape} are not stacks of {stack} frames")
     frame_shape = obs_space.shape[1:] if stack > 1 else obs_space.shape
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
     discrete = isinstance(action_space, Discrete)

@@ -1,19 +1,19 @@
-"""A sum tree for batches: many draws, many updates, each in a few numpy calls for a level."""
+"""Sum tree for prioritized sampling, vectorised: batches of searches and updates in a few numpy calls a level."""
 
 from __future__ import annotations
 
 import numpy as np
 
 FANOUT = 16
-"""children of a node: with more there are fewer levels, each some numpy calls, but longer sums"""
+"""children of a node: more of them mean fewer levels but longer sums"""
 TOP = 4096
-"""a level of so many nodes at most needs none above it: their running sums are taken anew for every search"""
+"""largest number of nodes of the top level, whose running sums are computed again in every search"""
 
 
 class SumTree:
-    """`capacity` non-negative numbers, any set of which can be changed, and found by their running sum, in O(log).
+    """Sum tree over `capacity` non-negative numbers: set leaves and find them by running sum in O(log capacity).
 
-    Every node is the sum of its children, taken anew whenever one of them changes: rounding errors never add up.
+    Each update sums the children of a changed node again, so rounding errors do not accumulate.
 
     Args:
         capacity: number of leaves, all 0 at first.
@@ -32,7 +32,7 @@ class SumTree:
 
     @property
     def leaves(self) -> np.ndarray:
-        """[capacity], for reading."""
+        """[capacity], read-only."""
         return self.levels[0][: self.capacity]
 
     def __getitem__(self, leaves: np.ndarray) -> np.ndarray:
@@ -60,7 +60,7 @@ class SumTree:
         Raises:
             ValueError: all leaves are 0.
         """
-        # One addition after the other: a node of 0 has the very edge of the one before it, so it is never found.
+        # cumsum adds in order: a node of 0 has the same edge as the one before it, so it is never found.
         edges = self.levels[-1].cumsum()
         if edges[-1] == 0.0:
             raise ValueError("all leaves are 0: nothing can be found")
@@ -78,5 +78,5 @@ class SumTree:
 
 
 def _round_up(count: int) -> int:
-    """To whole nodes."""
+    """`count` rounded up to a multiple of FANOUT."""
     return -(-count // FANOUT) * FANOUT

@@ -9,7 +9,7 @@ import torch
 import torch.multiprocessing as mp
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp.replay import Prefetch, Replay, Shards, Writer
+from a3c_mp.replay import EnvStep, Prefetch, Replay, Shards, Writer
 
 B, ROWS, STACK, N, GAMMA = 3, 300, 4, 3, 0.9
 WIDTH = 200
@@ -39,10 +39,8 @@ def write(shards, shard, life, leave, done):
             t += 1
             ended = t == episode_length(env, episode)
             truncated = ended & (episode % 2 == 1)
-            writer.step(
-                obs, t - 1, t.astype(float), ended & ~truncated, truncated, np.zeros(B), np.ones(B),
-                final_obs=stacks(life, env, episode, t), final_value=np.ones(B),
-            )  # fmt: skip
+            step = EnvStep(obs, t - 1, t.astype(float), ended & ~truncated, truncated, np.zeros(B), np.ones(B))
+            writer.step(step._replace(final_obs=stacks(life, env, episode, t), final_value=np.ones(B)))
             episode, t = (episode + ended) % 1000, np.where(ended, 0, t)
         done.release()
 
@@ -136,7 +134,7 @@ def write_five(shards):
     writer = Writer(shards, 1, 1, GAMMA)
     for t in range(5):
         obs = stacks(1, np.arange(B), np.zeros(B, int), np.full(B, t))
-        writer.step(obs, np.full(B, t), np.ones(B), *np.zeros((2, B), bool), np.zeros(B), np.ones(B))
+        writer.step(EnvStep(obs, np.full(B, t), np.ones(B), *np.zeros((2, B), bool), np.zeros(B), np.ones(B)))
 
 
 def test_a_spawned_actor_writes_what_the_learner_reads():

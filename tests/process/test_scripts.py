@@ -145,7 +145,7 @@ def test_a_second_run_in_the_same_folder_is_refused(scripts):
 def test_bad_input_of_a_real_process(scripts):
     done = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/nothing"), "r")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "error: resume=runs/nothing: there is no run in this folder; name a folder below runs/\n"
+    assert done.err == "error: resume=runs/nothing: there is no run in this folder; name a run folder, runs/<name>\n"
 
 
 def test_help_shows_every_flag_with_its_unit(scripts):

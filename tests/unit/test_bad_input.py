@@ -94,8 +94,8 @@ LONG = "x" * 300
 FLAGS = {
     "range": (["--num-envs", "0"], "num-envs=0: must be between 1 and 4096"),
     "NaN": (["--learning-rate", "nan"], "learning-rate=nan: must be a finite number"),
-    "infinity": (["--total-steps", "inf"], "total-steps=inf: inf is not a whole number"),
-    "no whole number": (["--total-steps", "1.5"], "total-steps=1.5: 1.5 is not a whole number"),
+    "infinity": (["--total-steps", "inf"], "total-steps=inf: must be a whole number"),
+    "no whole number": (["--total-steps", "1.5"], "total-steps=1.5: must be a whole number"),
     "no number": (["--gamma", "high"], "gamma=high: "),
     "value missing": (["--seed"], "seed=: a value is missing"),
     "unknown flag": (["--turbo"], "turbo=: there is no such flag; see --help"),
@@ -210,27 +210,39 @@ class Continuous(Env):
 
 
 BROKEN = {
-    "a step of four values": (Env, {"rest": (0.0, False, {})}, "step(0) gave 4 values, gymnasium's API has 5: (obs"),
-    "a reset without info": (OldReset, {}, "reset() gave a ndarray, gymnasium's API has 2: (observation, info)"),
-    "info is no dict": (Env, {"rest": (0.0, False, False, None)}, "step(0) gave an info of type NoneType, a dict is"),
-    "observations of another shape": (Env, {"obs": np.zeros(4, np.float32)}, "of shape (4,), its space says (3,)"),
+    "a step of four values": (
+        Env,
+        {"rest": (0.0, False, {})},
+        "step(0) returned 4 values, gymnasium's API has 5: (obs",
+    ),
+    "a reset without info": (OldReset, {}, "reset() returned a ndarray, gymnasium's API has 2: (observation, info)"),
+    "info is no dict": (
+        Env,
+        {"rest": (0.0, False, False, None)},
+        "step(0) returned an info of type NoneType, must be a",
+    ),
+    "observations of another shape": (Env, {"obs": np.zeros(4, np.float32)}, "of shape (4,), its space has (3,)"),
     "observations of another type": (
         Env,
         {"observation_space": Box(0, 255, (3,), np.uint8), "obs": np.zeros(3)},
-        "of type float64, its space says uint8",
+        "of type float64, its space has uint8",
     ),
-    "observations that are words": (Env, {"obs": ["a", "b", "c"]}, "of type <U1, its space says float32"),
-    "NaN in observations": (Env, {"obs": np.full(3, np.nan, np.float32)}, "gave an observation with NaN or infinity"),
-    "a NaN reward": (WrongAtTheHighestAction, {}, "step(1) gave the reward nan, a finite number is needed"),
+    "observations that are words": (Env, {"obs": ["a", "b", "c"]}, "of type <U1, its space has float32"),
+    "NaN in observations": (
+        Env,
+        {"obs": np.full(3, np.nan, np.float32)},
+        "returned an observation with NaN or infinity",
+    ),
+    "a NaN reward": (WrongAtTheHighestAction, {}, "step(1) returned the reward nan, must be a finite number"),
     "a reward for each of several": (
         Env,
         {"rest": (np.zeros(2), False, False, {})},
-        "gave the reward [0. 0.], a finite",
+        "returned the reward [0. 0.], must",
     ),
     "ends that are no flags": (
         Env,
         {"rest": (0.0, "no", False, {})},
-        "gave ['no', False] for terminated and truncated",
+        "returned ['no', False] for terminated and truncated",
     ),
     "actions from 1 on": (
         Env,
@@ -266,7 +278,7 @@ DDPG_ENVS = {
         {"observation_space": Box(0, 255, (40, 40, 3), np.uint8), "obs": np.zeros((40, 40, 3), np.uint8)},
         "algo=ddpg: observations are images (3, 40, 40), it needs vectors",
     ),
-    "a step of four values": ({"rest": (0.0, False, {})}, "gave 4 values"),
+    "a step of four values": ({"rest": (0.0, False, {})}, "returned 4 values"),
 }
 
 
@@ -419,7 +431,7 @@ RESUMED_BY = [(main, other) for main in SCRIPTS for other in CHAPTERS if CHAPTER
 def test_the_run_of_another_chapter_is_not_resumed(script, other, old, refused):
     line = refused(SCRIPTS[script].main, ["--resume", f"old/{other}"])
     assert line.startswith(f"error: resume=old/{other}: ")
-    assert "is of another chapter, " in line
+    assert "belongs to another chapter, " in line
 
 
 RESUMES = {
@@ -458,7 +470,7 @@ PLAY = {
     "no episodes": (["old/impala", "--episodes", "0"], "episodes=0: must be 1 or more"),
     "too random": (["old/impala", "--epsilon", "1.5"], "epsilon=1.5: must be between 0 and 1"),
     "NaN": (["old/impala", "--epsilon", "nan"], "epsilon=nan: must be a finite number"),
-    "no whole number": (["old/impala", "--seed", "1.5"], "seed=1.5: 1.5 is not a whole number"),
+    "no whole number": (["old/impala", "--seed", "1.5"], "seed=1.5: must be a whole number"),
     "no folder for the video": (["old/impala", "--video", "none/game.mp4"], "video=none/game.mp4: "),
     "no video": (["old/impala", "--video", "game.txt"], "video=game.txt: "),
 }
@@ -495,7 +507,7 @@ def test_play_of_a_net_with_more_actions_than_the_environment_has(old, refused, 
 
 PLOT = {
     "no run": ([], "runs=: no run folder is named"),
-    "no folder": (["old/none"], "runs=old/none: this is no run folder"),
+    "no folder": (["old/none"], "runs=old/none: not a run folder, config.json is missing"),
     "several, none of them a run": (["old/none", "old/nil"], None),
     "mistyped flag": (["old/impala", "--windows", "3"], "windows=3: there is no such flag; perhaps you meant --window"),
     "no window": (["old/impala", "--window", "0"], "window=0: must be 1 or more"),
@@ -525,4 +537,13 @@ def test_plot(flags, message, old, refused):
 )
 def test_plot_names_a_spoilt_run(file, content, old, refused):
     (old / "impala" / file).write_bytes(content.encode("latin1"))
-    assert "runs=old/impala: this is no run folder" in refused(plot.main, ["old/impala"])
+    assert "runs=old/impala: not a run folder" in refused(plot.main, ["old/impala"])
+
+
+def test_plot_groups_runs_by_game_and_by_settings(old):
+    runs = [plot.read_run(old / "impala", 100)]
+    runs += [runs[0]._replace(name="other seed"), runs[0]._replace(name="slow", settings="{}")]
+    runs += [runs[0]._replace(env_id="Acrobot-v1", algorithm="apex_dqn")]
+    labels = {game: list(curves) for game, curves in plot.group(runs).items()}
+    curves = ["impala [impala] (2 runs)", "impala [slow]"]
+    assert labels == {"CartPole-v1": curves, "Acrobot-v1": ["apex_dqn"]}

@@ -5,7 +5,7 @@ import pytest
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow, read_episodes
-from bench import common, report, search, solve
+from bench import common, report, solve
 from bench.stages import bound
 from bench.throughput import sb3_flags, steady_sps
 from train_a3c_data import Args
@@ -38,14 +38,14 @@ def test_machin_wants_its_five_episodes_running():
 def test_bound_pays_for_every_stage():
     rates = {"env": 3000.0, "act": 6000.0, "learn": 2000.0}
     # a step costs 1/3000 + 1/6000 + 1/2000 = 1 ms of one core
-    assert bound(**rates, cores=2, passes=1, learner_threads=1, cuda=False) == (pytest.approx(2000), "cores")
+    assert bound(rates, cores=2, passes=1, learner_threads=1, cuda=False) == (pytest.approx(2000), "cores")
     # a second pass adds 0.5 ms: 2 / 1.5 ms = 1333 steps a second; but the learner alone does 2000 / 2
-    assert bound(**rates, cores=2, passes=2, learner_threads=1, cuda=False) == (pytest.approx(1000), "learner")
-    assert bound(**rates, cores=2, passes=2, learner_threads=2, cuda=False) == (pytest.approx(4000 / 3), "cores")
-    assert bound(**rates, cores=8, passes=1, learner_threads=3, cuda=False) == (pytest.approx(6000), "learner")
+    assert bound(rates, cores=2, passes=2, learner_threads=1, cuda=False) == (pytest.approx(1000), "learner")
+    assert bound(rates, cores=2, passes=2, learner_threads=2, cuda=False) == (pytest.approx(4000 / 3), "cores")
+    assert bound(rates, cores=8, passes=1, learner_threads=3, cuda=False) == (pytest.approx(6000), "learner")
     # threads that have no core of their own add nothing
-    assert bound(**rates, cores=1, passes=4, learner_threads=8, cuda=False)[0] == pytest.approx(1000 / 2.5)
-    assert bound(**rates, cores=16, passes=4, learner_threads=1, cuda=True) == (48000, "environments")
+    assert bound(rates, cores=1, passes=4, learner_threads=8, cuda=False)[0] == pytest.approx(1000 / 2.5)
+    assert bound(rates, cores=16, passes=4, learner_threads=1, cuda=True) == (48000, "environments")
 
 
 def test_steady_rate_is_that_of_the_second_half():
@@ -158,11 +158,11 @@ def test_results_are_saved_whole_and_finite(tmp_path):
 
 
 def test_a_row_of_settings_becomes_flags():
-    assert search.flags_of("default") == []
-    assert search.flags_of("entropy-cost=0.02 no-normalize-obs") == ["--entropy-cost=0.02", "--no-normalize-obs"]
+    assert solve.flags_of("default") == []
+    assert solve.flags_of("entropy-cost=0.02 no-normalize-obs") == ["--entropy-cost=0.02", "--no-normalize-obs"]
     for row in ("--entropy-cost=0.02", "entropy-cost =0.02", "entropy-cost="):
         with pytest.raises(ConfigError, match="without their dashes"):
-            search.flags_of(row)
+            solve.flags_of(row)
 
 
 def test_a_run_of_a_search_ends_at_its_steps_or_by_itself(tmp_path):
@@ -176,22 +176,38 @@ def test_a_run_of_a_search_ends_at_its_steps_or_by_itself(tmp_path):
         "time.sleep(wait)\n"
         "sys.exit(3)\n"
     )
-    assert search.train([str(script), "100", "60", str(tmp_path)], tmp_path, steps=100) == 0
-    assert search.train([str(script), "100", "0", str(tmp_path)], tmp_path, steps=110) == 3
+    assert solve.train([str(script), "100", "60", str(tmp_path)], tmp_path, steps=100) == 0
+    assert solve.train([str(script), "100", "0", str(tmp_path)], tmp_path, steps=110) == 3
 
 
 def test_a_search_counts_what_was_not_reached_as_endless():
     def run(row, seed, curve):
-        end = {"steps": 600_000, "exit_reason": "SIGTERM", "mean_return_100": curve[-1][2]}
-        return {"row": row, "seed": seed, "curve": curve, **end}
+        end = {"exit_reason": "SIGTERM", "solved": False, "wall_seconds": 120.0, "steps": 600_000, "sps": 5000.0}
+        means = {"mean_return_100": curve[-1][2], "late_return": None}
+        return {"row": row, "seed": seed, "curve": curve, **end, **means}
 
     fast, slow = [(100_000, 1.0, -15.0), (300_000, 2.0, 1.0)], [(200_000, 1.0, -14.0), (600_000, 2.0, -3.0)]
-    lines = search.table([run("a", 1, fast), run("b", 1, slow), run("a", 2, slow)], marks=(-15.0, 0.0)).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    runs = [run("a", 1, fast), run("b", 1, slow), run("a", 2, slow)]
+    lines = solve.table(runs, "stop-return", marks=(-15.0, 0.0)).splitlines()
+    header, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert header[3:] == ["mean return", "second half", "minutes", "steps", "sps", "to -15", "to 0"]
     assert cells == [
-        ["a", "1", "steps", "0.60", "1.0", "0.10", "0.30"],
-        ["a", "2", "steps", "0.60", "-3.0", "0.20", "-"],
-        ["a", "median", "", "", "-1.0", "0.15", "-"],
-        ["b", "1", "steps", "0.60", "-3.0", "0.20", "-"],
-        ["b", "median", "", "", "-3.0", "0.20", "-"],
+        ["a", "1", "steps", "1.0", "-", "2.0", "600,000", "5,000", "100,000", "300,000"],
+        ["a", "2", "steps", "-3.0", "-", "2.0", "600,000", "5,000", "200,000", "-"],
+        ["a", "median", "", "-1.0", "-", "-", "-", "5,000", "150,000", "-"],
+        ["b", "1", "steps", "-3.0", "-", "2.0", "600,000", "5,000", "200,000", "-"],
+        ["b", "median", "", "-3.0", "-", "-", "-", "5,000", "200,000", "-"],
     ]
+
+
+def test_the_second_half_of_a_run_is_that_of_its_steps():
+    assert solve.late_return(episodes([0.0, 0.0, 1.0, 3.0])) == 2.0  # ended after 10, 20, 30 and 40 steps
+    assert solve.late_return([]) is None
+
+
+def test_rows_differ_and_machins_flags_yield_to_given_ones():
+    rows = solve.commands_of(solve.Args(rows=("default", "seed=3"), rule="machin"), ["--stop_return=100"])
+    machin = ["train_a3c_data.py", "--env-id=CartPole-v0", "--total-steps=1_000_000", "--stop_return=100"]
+    assert rows == {"default": machin, "seed=3": [*machin, "--seed=3"]}
+    with pytest.raises(ConfigError, match="occurs twice"):
+        solve.commands_of(solve.Args(rows=("default", "default")), [])

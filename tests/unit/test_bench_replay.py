@@ -16,7 +16,7 @@ def test_lanes_are_long_enough_for_the_size_that_is_measured():
         for _ in range(2 * shards.rows // bench.BLOCK):
             replay.make_room(shard, 2 * bench.BLOCK)
             for _ in range(bench.BLOCK):
-                writer.step(*environments.step())
+                writer.step(environments.step())
             replay.ingest(shard)
     assert size <= replay.size < size + shards.num_lanes * 2 * 2 * bench.BLOCK
     batch = replay.sample(64)

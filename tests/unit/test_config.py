@@ -105,7 +105,7 @@ def test_whole_numbers_in_every_notation(text, number):
 
 @pytest.mark.parametrize("text", ["1.5", "1e-3", "many", "", "nan", "inf", "-inf", "1e400"])
 def test_what_is_no_whole_number_is_a_value_error(text):
-    with pytest.raises(ValueError, match="is not a whole number"):
+    with pytest.raises(ValueError, match="must be a whole number"):
         parse_int(text)
 
 
@@ -153,19 +153,19 @@ def test_help_is_printed_and_no_error(capsys):
         (["--gamma", "nan"], "gamma=nan", "finite"),
         (["--stop-return", "inf"], "stop-return=inf", "finite"),
         (["--max-seconds", "nan"], "max-seconds=nan", "finite"),
-        (["--num-envs", "many"], "num-envs=many", "not a whole number"),
-        (["--num-envs", "1.5"], "num-envs=1.5", "not a whole number"),
-        (["--num_envs=1.5"], "num-envs=1.5", "not a whole number"),
-        (["--total-steps", "nan"], "total-steps=nan", "not a whole number"),
-        (["--gamma", "high"], "gamma=high", "is not a number"),
-        (["--stop-return", "high"], "stop-return=high", "is not a number"),
+        (["--num-envs", "many"], "num-envs=many", "must be a whole number"),
+        (["--num-envs", "1.5"], "num-envs=1.5", "must be a whole number"),
+        (["--num_envs=1.5"], "num-envs=1.5", "must be a whole number"),
+        (["--total-steps", "nan"], "total-steps=nan", "must be a whole number"),
+        (["--gamma", "high"], "gamma=high", "must be a number"),
+        (["--stop-return", "high"], "stop-return=high", "must be a number"),
         (["--precision", "fp8"], "precision=fp8", "'auto', 'fp32', 'bf16'"),
         (["--num-envs"], "num-envs=", "missing"),
         (["--env-id"], "env-id=", "missing"),
         (["--resume"], "resume=", "missing"),
         (["--resume", "/no/such/run"], "resume=/no/such/run", "no run in this folder"),
-        (["--num-envs", "4\n5"], "num-envs=4 5", "not a whole number"),
-        (["--num-envs", "4", "--num-envs", "five"], "num-envs=five", "not a whole number"),
+        (["--num-envs", "4\n5"], "num-envs=4 5", "must be a whole number"),
+        (["--num-envs", "4", "--num-envs", "five"], "num-envs=five", "must be a whole number"),
         (["--fast"], "fast", "no such flag"),
         (["--fast", "--cuda", "--num-envs", "8"], "fast", "no such flag"),
         (["--fast=yes"], "fast=yes", "no such flag"),
@@ -265,7 +265,7 @@ def test_settings_that_are_newer_than_the_run_take_their_defaults(saved_run):
 
 def test_the_settings_of_another_chapter_are_refused(saved_run):
     line = refused("--resume", str(saved_run(replay_size=1000, passes="left out")))
-    assert "is of another chapter, " in line
+    assert "belongs to another chapter, " in line
 
 
 def test_a_setting_that_only_a_newer_version_knows_is_named(saved_run):
@@ -284,10 +284,10 @@ def test_a_config_that_cannot_be_read_is_named(content, tmp_path):
 
 DAMAGED_SETTINGS = {
     "out of range": ("num_envs", 0, "num-envs=0: must be between 1 and 4096"),
-    "no number": ("num_envs", "abc", "num-envs=abc: abc is not a whole number"),
-    "a list": ("num_envs", [1, 2], "num-envs=[1, 2]: [1, 2] is not a whole number"),
+    "no number": ("num_envs", "abc", "num-envs=abc: must be a whole number"),
+    "a list": ("num_envs", [1, 2], "num-envs=[1, 2]: must be a whole number"),
     "a choice that there is not": ("precision", "fp8", "precision=fp8: must be one of"),
-    "missing": ("gamma", None, "gamma=None: is not a number"),
+    "missing": ("gamma", None, "gamma=None: must be a number"),
     "NaN": ("gamma", float("nan"), "gamma=nan: must be a finite number"),
     "a word for a switch": ("cuda", "maybe", "cuda=maybe: must be true or false"),
 }

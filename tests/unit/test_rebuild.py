@@ -101,5 +101,5 @@ def test_hashes_tell_observations_apart():
 
 
 def test_a_log_of_another_number_of_environments_is_refused():
-    with pytest.raises(ValueError, match="it is of 3 environments, not 4"):
+    with pytest.raises(ValueError, match="it has 3 environments, not 4"):
         GameLog(4, seeding_of("CartPole-v1")).load_state_dict(GameLog(3, seeding_of("CartPole-v1")).state_dict())

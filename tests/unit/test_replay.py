@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3c_mp.replay import Prefetch, Replay, Shards, Writer, importance_weights
+from a3c_mp.replay import EnvStep, Prefetch, Replay, Shards, Writer, importance_weights
 from a3c_mp.replay.writer import MIN_PRIORITY
 
 GAMMA = 0.9
@@ -100,10 +100,9 @@ class Stream:
                 self.frames[b] = self.first_frames(b)
         final_value[~truncated] = np.nan
         obs = stacks if self.shards.stack > 1 else stacks[:, 0]
-        self.writer.step(
-            obs, np.array(numbers), reward, terminated, truncated, q, value, life_lost=life_lost,
-            final_obs=final_obs if self.shards.stack > 1 else final_obs[:, 0], final_value=final_value,
-        )  # fmt: skip
+        final_obs = final_obs if self.shards.stack > 1 else final_obs[:, 0]
+        ends = {"final_obs": final_obs, "final_value": final_value, "life_lost": life_lost}
+        self.writer.step(EnvStep(obs, np.array(numbers), reward, terminated, truncated, q, value, **ends))
 
     def transitions(self):
         """For each lane, (number, stack, reward, discount, next stack, priority) of what is complete, in order."""
@@ -118,6 +117,12 @@ class Stream:
 
     def numbers_complete(self):
         return {transition[0] for lane in self.transitions() for transition in lane}
+
+
+def plain_step(obs, action=None):
+    """A step of two environments in which nothing happens."""
+    action = np.zeros(2) if action is None else action
+    return EnvStep(obs, action, np.zeros(2), *np.zeros((2, 2), bool), *np.zeros((2, 2)))
 
 
 def make_shards(num_shards=2, num_envs=2, rows=40, stack=3):
@@ -326,9 +331,9 @@ def test_a_writer_without_room_says_so_and_spoils_nothing():
     assert replay.size == 2 * 18
     assert replay.make_room(0, 3) == 2 * 5, "three rows, and the two whose stacks reach into them"
     for _ in range(3):
-        stream.writer.step(*[np.zeros((2, 3, 2)), *np.zeros((2, 2)), *np.zeros((2, 2), bool), *np.zeros((2, 2))])
+        stream.writer.step(plain_step(np.zeros((2, 3, 2))))
     with pytest.raises(RuntimeError, match="make_room"):
-        stream.writer.step(*[np.zeros((2, 3, 2)), *np.zeros((2, 2)), *np.zeros((2, 2), bool), *np.zeros((2, 2))])
+        stream.writer.step(plain_step(np.zeros((2, 3, 2))))
 
 
 def crash_at(line_number, stream):
@@ -417,6 +422,18 @@ def test_what_is_saved_goes_on(tmp_path):
         check_literally(again, streams)
 
 
+def test_a_replay_saved_with_older_names_is_read():
+    """`ready` is now `committed`, and the field `ahead` is now `bootstrap_offset`."""
+    replay = filled_replay()
+    state = replay.state_dict()
+    state["ready"] = state.pop("committed")
+    state["fields"]["ahead"] = state["fields"].pop("bootstrap_offset")
+    again = Replay(make_shards(), 0.6, 3)
+    again.load_state_dict(state)
+    for one, other in zip(replay.sample(64), again.sample(64), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_replay_of_other_sizes_is_refused():
     state = Replay(make_shards(rows=50), 0.6, 3).state_dict()
     with pytest.raises(ValueError, match="50"):
@@ -441,9 +458,7 @@ def test_bad_values_are_refused():
     with pytest.raises(ValueError, match="too short"):
         replay.make_room(0, 38)
     with pytest.raises(ValueError, match="frames of zeros"):
-        Writer(shards, 0, 2, GAMMA).step(
-            *[np.ones((2, 3, 2)), *np.zeros((2, 2)), *np.zeros((2, 2), bool), *np.zeros((2, 2))]
-        )
+        Writer(shards, 0, 2, GAMMA).step(plain_step(np.ones((2, 3, 2))))
     with pytest.raises(ValueError, match="n_step"):
         Writer(shards, 0, 0, GAMMA)
     with pytest.raises(IndexError, match="shard 1 of 1"):
@@ -464,7 +479,7 @@ def test_continuous_actions():
     writer, replay = Writer(shards, 0, 1, GAMMA), Replay(shards, 0.0, 0)
     for t in range(5):
         action = np.full((2, 2), t / 10, np.float32)
-        writer.step(np.full((2, 3), t), action, *np.zeros((1, 2)), *np.zeros((2, 2), bool), *np.zeros((2, 2)))
+        writer.step(plain_step(np.full((2, 3), t), action))
     assert replay.ingest(0) == 8
     batch = draw_all(replay)
     assert (batch.action.shape, batch.action.dtype) == ((16, 2), torch.float32)

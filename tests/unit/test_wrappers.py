@@ -293,7 +293,7 @@ BAD_STEPS = {
     "rewards": ((np.zeros(2, np.float32), np.zeros(1), False, False, {}), "reward [0.]"),
     "text": ((np.zeros(2, np.float32), "1", False, False, {}), "reward 1"),
     "ends": ((np.zeros(2, np.float32), 0.0, np.zeros(2), False, {}), "for terminated and truncated"),
-    "four": ((np.zeros(2, np.float32), 0.0, False, {}), "gave 4 values"),
+    "four": ((np.zeros(2, np.float32), 0.0, False, {}), "returned 4 values"),
 }
 
 
