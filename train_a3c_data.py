@@ -1,8 +1,8 @@
 """Chapter 1. A3C by data: actors send rollouts, the learner computes the gradients.
 
-Each actor process steps a vector of environments with its own copy of the net and writes what it sees into a slot of
-shared memory. The learner takes filled slots, estimates advantages by GAE, takes gradient steps on A3C's loss and
-publishes new weights. PPO's clipped ratio corrects for the updates since the policy acted.
+Each actor process steps a vector of environments with its own copy of the net and writes rollouts into slots of shared
+memory. The learner takes filled slots, estimates advantages by GAE, takes gradient steps on A3C's loss and publishes
+new weights. PPO's clipped ratio corrects for the updates since the policy acted.
 
     actor 0 --(slot 0)--> \\
     actor 1 --(slot 1)-->  learner --(weights, version)--> all actors
@@ -44,8 +44,10 @@ from a3c_mp.run.script import exit_with
 
 @dataclass(frozen=True)
 class Args(ActorCriticArgs):
+    """Settings of chapter 1."""
+
     update_epochs: Count = 1
-    """times that every sample is learned from"""
+    """PPO epochs: times that every sample of a rollout is learned from"""
 
 
 CARTPOLES = {name: actor_critic.PRESETS[name] | {"update_epochs": 4} for name in ("CartPole-v0", "CartPole-v1")}
@@ -53,7 +55,7 @@ PRESETS = actor_critic.PRESETS | CARTPOLES
 
 
 def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
-    """Spawned process: fill slots with rollouts until the learner ends it."""
+    """Actor process: fill slots with rollouts until the learner stops it."""
     env = make_envs(args, channel)
     net = make_actor_critic(env.single_observation_space, env.single_action_space).to(weights.buffers)
     collector = RolloutCollector(args, env, net, channel)
@@ -65,7 +67,7 @@ def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, st
 
 
 def loss(args: Args, net: nn.Module, samples: Samples) -> tuple[Tensor, Metrics]:
-    """(A3C's loss (Mnih et al. 2016, section 4) with PPO's clipped ratio in place of log pi, metrics)."""
+    """Compute (loss, metrics): A3C's loss (Mnih et al. 2016, section 4) with PPO's clipped ratio in place of log pi."""
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
         logits, values = (output.float() for output in net(obs))
@@ -122,7 +124,7 @@ def main() -> int:
                                 update_norm(run, net.norm, obs_for_stats(rollout.obs, net.norm.image), source)
                             learn(args, run, net, optimizer, rollout, grad_guard)
                 with run.timing("publishing"):
-                    weights.publish(net)  # waits for the GPU: from here on the slots have been read
+                    weights.publish(net)  # waits for the GPU: after this the slots have been read
                 run.end_round()
     return run.exit_code
 

@@ -44,14 +44,16 @@ from a3c_mp.run.script import exit_with
 
 @dataclass(frozen=True)
 class Args(ActorCriticArgs):
+    """Settings of chapter 2."""
+
     batch_size: Count = 256
-    """samples in one gradient: sending it costs the same for few as for many; at most those of a rollout, T * B"""
+    """samples in one gradient, at most T * B; sending a gradient costs the same for any batch size"""
     grads_per_step: Count = 1
-    """gradients averaged in one step of the optimizer (K)"""
+    """gradients averaged in one optimizer step (K)"""
     max_lag: Annotated[int, Between(0)] | None = None
-    """drop gradients taken at weights more than this many updates old"""
+    """max policy lag: drop gradients computed at weights more than this many updates old"""
     sync: bool = False
-    """synchronous A2C: in each step one gradient of every actor, all at the same weights; --deterministic implies it"""
+    """synchronous A2C: one gradient of every actor in each step, all at the same weights; --deterministic implies it"""
 
     @property
     def in_order(self) -> bool:
@@ -65,10 +67,10 @@ PRESETS = actor_critic.PRESETS | CARTPOLES
 def actor(
     channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, acting_weights: Weights, states: ActorStates
 ) -> None:
-    """Spawned process: collect rollouts and fill slots with gradients until the learner ends it."""
+    """Actor process: collect rollouts and fill slots with their gradients until the learner stops it."""
     env = make_envs(args, channel)
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
-    net = make_actor_critic(*spaces).to(device)  # float32: gradients are taken here
+    net = make_actor_critic(*spaces).to(device)  # float32: gradients are computed here
     acting_net = deepcopy(net).to(acting_dtype(args.precision, net))
     collector = RolloutCollector(args, env, acting_net, channel)
     rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
@@ -108,7 +110,7 @@ def main() -> int:
 
     with Run(args, "a3c_grad", net, optimizer) as run:
         weights = Weights(net)
-        acting_weights = Weights(net) if args.sync else weights  # those that a rollout is collected with
+        acting_weights = Weights(net) if args.sync else weights  # for collecting rollouts
         grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)
         states = ActorStates(args, rollout_layout(args, action_space, messages=grads_per_rollout), start=run.steps)
         run.keep(actors=states, weights=weights, acting_weights=acting_weights)
@@ -122,7 +124,7 @@ def main() -> int:
                         if gradient_filter.check(report, worker, lag):
                             if gradient.obs_num > 0:
                                 merge_moments(run, net.norm, gradient.moments, report.clipped, f"actor {worker}")
-                            mean.add(gradient.vector)  # waits for the GPU: from here on the slot has been read
+                            mean.add(gradient.vector)  # waits for the GPU: after this the slot has been read
                             run.record_metrics(report.metrics)
                 if mean.count >= (1 if args.sync else args.grads_per_step):
                     with run.timing("learning"):

@@ -1,8 +1,8 @@
-"""Chapter 3. Ape-X: actors fill a prioritised replay, the learner draws from all of it.
+"""Chapter 3. Ape-X: actors fill a prioritized replay buffer, the learner samples from all of it.
 
-Each actor process steps a vector of environments, every one with its own amount of exploration, and writes what it sees
-into its own shard of a replay in shared memory, together with a first priority. The learner draws transitions in
-proportion to priority, learns from them off policy, and gives them the priority that its own TD error suggests.
+Each actor process steps a vector of environments, each with its own epsilon or action noise, and writes transitions
+with initial priorities into its own shard of a replay in shared memory. The learner samples transitions in proportion
+to priority, learns from them off policy, and updates their priorities with its own TD errors.
 
     actor 0 --(rows)--> shard 0 \\
     actor 1 --(rows)--> shard 1 --(batch)--> learner --(priorities)--> replay
@@ -46,21 +46,21 @@ ALGORITHMS: dict[str, Algorithm] = {"dqn": dqn, "ddpg": ddpg}
 def actor(
     channel: WorkerChannel, args: ApexArgs, shards: Shards, episode_stats: Slots, weights: Weights, states: ActorStates
 ) -> None:
-    """Spawned process: append to its shard, a block of steps for each token, until its learner ends it."""
+    """Actor process: append transitions to its shard, a block of steps at a time, until its learner stops it."""
     env, algo = make_envs(args, channel), ALGORITHMS[args.algo]
     net = algo.make_net(env.single_observation_space, env.single_action_space).to(weights.buffers)
     collector = TransitionCollector(args, env, shards, args.n_step, channel)
     policy = algo.Policy(args, net, env.single_action_space, collector.obs, channel.actor, collector.games.carried)
     for slot, version in channel.tokens():
         version = weights.load(net, version if args.deterministic else None)
-        nothing_learned = weights.untrained and version == 0  # dqn acts at random
+        nothing_learned = weights.untrained and version == 0  # dqn then acts at random
         collector.collect(block := episode_stats[slot], policy, warm_up=nothing_learned)
         states.write(slot, collector.state_fields, block, policy)
         channel.send(slot, version)
 
 
 def loss(args: ApexArgs, learner: LearnerState, batch: Batch, weights: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-    """(loss with importance weights [N], TD errors [N], metrics) of n-step transitions (Horgan et al. 2018)."""
+    """Compute (loss, TD errors [N], metrics) of n-step transitions (Horgan et al. 2018); weights [N]: importance."""
     algo, net, target_net = learner.algo, learner.net, learner.target_net
     with autocast(args.precision, net):
         q = algo.q_values(net, batch)
@@ -76,7 +76,7 @@ def loss(args: ApexArgs, learner: LearnerState, batch: Batch, weights: Tensor) -
 def learn(
     args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerState, drawn: Batch, guard: FiniteGuard
 ) -> None:
-    """Take one gradient step on a batch, and give its transitions new priorities: their absolute TD errors."""
+    """Take one gradient step on a batch, and update its transitions' priorities to their absolute TD errors."""
     net, target_net, optimizer, replay = learner.net, learner.target_net, learner.optimizer, learner.replay
     batch = drawn.to(next(net.parameters()).device)
     importance_exponent = linear(args.importance_exponent, 1.0, run.steps, args.total_steps)
@@ -89,7 +89,7 @@ def learn(
     total.backward()
     group.all_reduce_gradients(net, total)
     metrics["losses/grad_norm"] = norm = apex.clip_gradients(optimizer, args.clip_grad)
-    # Huber's gradient is finite even where a TD error is not: the loss shows it.
+    # The Huber loss has a finite gradient even where a TD error is inf, so the check includes the loss.
     if guard.check(norm + total.detach(), "the learners", f"gradient {run.updates + 1}"):
         optimizer.step()
         run.record_update(metrics, samples=args.batch_size * group.size)
@@ -99,7 +99,7 @@ def learn(
 
 
 def train(args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerState) -> None:
-    """What every learner does: fill a replay from its own actors, and take every gradient step with the others."""
+    """Train one learner: fill a replay from its own actors, take every gradient step together with the others."""
     net, replay = learner.net, learner.replay
     group.broadcast_state(net, learner.target_net, learner.optimizer)
     weights = Weights(net, acting_dtype(args.precision, net), untrained=run.updates == 0)
@@ -110,7 +110,7 @@ def train(args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerSt
     block_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
     grad_guard = FiniteGuard(run, "grads_not_finite")
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
-    apex.make_room(args, replay)  # one that was restored may be full
+    apex.make_room(args, replay)  # a restored replay may be full
     prepare = apex.prepare_successor(args, replay, states.own)
     with batches, Actors(actor, (*learner.memory, weights), weights, states, run, prepare) as actors:
         for filled in actors.rounds():  # one block, or in a deterministic run one of every actor, in order
@@ -131,7 +131,7 @@ def train(args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerSt
 
 
 def follow(group: LearnerGroup, args: ApexArgs, steps: int, updates: int) -> None:
-    """Spawned process: a learner besides the first."""
+    """Learner process of rank 1, 2, ..."""
     learner = apex.build_learner(args, ALGORITHMS[args.algo], group.rank)
     train(args, ReplicaRun(args, group.rank, steps, updates), group, learner)
 

@@ -1,8 +1,8 @@
-"""Chapter 4. IMPALA: actors act with weights that have grown old, and V-trace corrects for it.
+"""Chapter 4. IMPALA: actors act with weights some versions old, and V-trace corrects for the policy lag.
 
-Each actor process steps a vector of environments with its own copy of the net and writes unrolls, with the policy that
-chose every action, into a slot of shared memory. The learner takes the oldest filled slots and runs its own, newer net
-over whole unrolls. Where the two policies differ, truncated importance weights make good for it.
+Each actor process steps a vector of environments with its own copy of the net and writes unrolls, with the logits that
+every action was sampled from, into slots of shared memory. The learner takes the oldest filled slots and runs its own,
+newer net over whole unrolls. V-trace corrects for the difference of the two policies by truncated importance weights.
 
     actor 0 --(slot 0)--> \\
     actor 1 --(slot 1)--> pending, oldest first --> learner --(weights, version)--> its actors
@@ -45,7 +45,7 @@ from a3c_mp.run.script import exit_with
 
 
 def actor(channel: WorkerChannel, args: ImpalaArgs, slots: Slots, weights: Weights, states: ActorStates) -> None:
-    """Spawned process: fill slots with unrolls until its learner ends it."""
+    """Actor process: fill slots with unrolls until its learner stops it."""
     env = make_envs(args, channel)
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
     collector = RolloutCollector(args, env, net.to(weights.buffers), channel)
@@ -57,7 +57,7 @@ def actor(channel: WorkerChannel, args: ImpalaArgs, slots: Slots, weights: Weigh
 
 
 def loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) -> tuple[Tensor, Metrics]:
-    """(IMPALA's loss on V-trace's targets (Espeholt et al. 2018, section 4.2), metrics)."""
+    """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
     rewards, discounts = rewards_and_discounts(args, unrolls)
     with autocast(args.precision, net):
         logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
@@ -83,7 +83,7 @@ def loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout, group: LearnerGro
 def learn(
     args: ImpalaArgs, run: RunState, group: LearnerGroup, learner: LearnerState, unrolls: Rollout, guard: FiniteGuard
 ) -> None:
-    """Take a gradient step for every batch of new unrolls, filled up with replayed ones."""
+    """Take a gradient step on every batch of new unrolls, filled up with replayed ones."""
     net, optimizer = learner.net, learner.optimizer
     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
     if args.normalize_obs:
@@ -100,7 +100,7 @@ def learn(
 
 
 def train(args: ImpalaArgs, run: RunState, group: LearnerGroup, learner: LearnerState) -> None:
-    """What every learner does: take unrolls from its own actors, and every gradient step together with the others."""
+    """Train one learner: take unrolls from its own actors, and every gradient step together with the others."""
     net, optimizer, slots, replay, action_space = learner
     device = next(net.parameters()).device
     delayed = DelayLine(args.force_lag)
@@ -111,7 +111,7 @@ def train(args: ImpalaArgs, run: RunState, group: LearnerGroup, learner: Learner
     group.broadcast_state(net, optimizer, states, weights, delayed)
     rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
     with Actors(actor, (slots, weights), weights, states, run) as actors:
-        for filled in actors.rounds(impala.rollouts_per_batch(args)):  # what a batch takes, oldest first
+        for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]
             lags = [weights.version - version + min(version, args.force_lag) for _, _, version in filled]
             stats = [
@@ -119,17 +119,17 @@ def train(args: ImpalaArgs, run: RunState, group: LearnerGroup, learner: Learner
                 for rollout, lag in zip(rollouts, lags, strict=True)
             ]
             finite, _ = actors.sync_counters(filled, stats, rollout_guard)
-            if finite:  # in every learner, or none learns: they take every step together
+            if finite:  # in all learners, which take every step together
                 with run.timing("learning"):
                     unrolls = join([rollout.to(device) for rollout in rollouts])
                     learn(args, run, group, learner, unrolls, grad_guard)
             with run.timing("publishing"):
-                weights.publish(delayed(net))  # waits for the GPU: from here on the slots have been read
+                weights.publish(delayed(net))  # waits for the GPU: after this the slots have been read
             run.end_round()
 
 
 def follow(group: LearnerGroup, args: ImpalaArgs, steps: int, updates: int) -> None:
-    """Spawned process: a learner besides the first."""
+    """Learner process of rank 1, 2, ..."""
     train(args, ReplicaRun(args, group.rank, steps, updates), group, impala.build_learner(args, group.rank))
 
 

@@ -1,13 +1,15 @@
-"""What must happen before torch is imported; `import a3c_mp` runs it.
+"""Process setup that must happen before torch is imported: threads, malloc, end with the parent.
 
-Parallelism here comes from processes; threads inside them would fight over the same cores. OpenMP reads its thread
-count once, when it loads, so it is set here, in the environment that every spawned process inherits. The learner asks
-torch for its `--learner-threads` explicitly.
+`import a3c_mp` runs it.
 
-Memory that a process has freed stays with it. By default the C library gives every large block back to the kernel at
-once and asks for it again, zeroed page by page, at the next gradient step: a fifth of the learner's time on a CPU.
+Parallelism comes from processes; threads inside them would compete for the same cores. OpenMP reads its thread count
+once, when it loads, so it is set here, in the environment that every spawned process inherits. Learners set their
+`--learner-threads` in torch.
 
-A spawned process must not outlive its parent, not even while it imports torch: the chapters import this package first.
+malloc keeps freed memory in the process. By default the C library returns every large block to the kernel at once and
+requests it again, zeroed page by page, at the next gradient step: a fifth of the learner's time on a CPU.
+
+A spawned process must not outlive its parent, not even while it imports torch: so chapters import this package first.
 """
 
 import ctypes
@@ -20,19 +22,19 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 PARENT_VARIABLE = "A3C_MP_PARENT_PID"
-"""environment variable by which `spawn.start_child` tells a child whose it is before anything is imported"""
+"""environment variable with the parent's pid; `spawn.start_child` sets it, the child reads it before other imports"""
 
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; what --deterministic needs there
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; --deterministic needs it
 
 IGNORED_AT_START = frozenset(s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN)
-"""signals that are ignored from the start, as nohup does with SIGHUP; environments may ignore more of them later"""
+"""signals that were ignored when the process started (by nohup: SIGHUP); environments may ignore more later"""
 
 
 def open_standard_streams() -> None:
-    """Put the null device where stdin, stdout or stderr is closed, lest the next file opened gets its number.
+    """Open the null device for a closed stdin, stdout or stderr, so that no other file gets descriptor 0, 1 or 2.
 
-    Text that a stream cannot encode is written with backslashes instead of raising.
+    Characters that a stream cannot encode are written as backslash escapes instead of raising.
     """
     for fd, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         try:
@@ -51,13 +53,13 @@ open_standard_streams()
 
 with suppress(OSError, AttributeError):  # a C library other than glibc
     mallopt = ctypes.CDLL(None).mallopt
-    # Older versions refuse more than 32 MiB; to set the second one where the first was refused would make things worse.
+    # Older versions refuse more than 32 MiB. Setting the second option without the first is worse than setting neither.
     if mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25):
         mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; end it now if that has happened."""
+    """Have the kernel kill this process when the thread that started it ends; exit now if it already has."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # the parent died before prctl could watch it

@@ -1,4 +1,4 @@
-"""What the actor-critic chapters share: settings, presets, and the way from a rollout to a loss."""
+"""Actor-critic settings, presets and sample preparation (GAE, n-step returns), shared by chapters 1, 2 and 4."""
 
 from __future__ import annotations
 
@@ -19,45 +19,47 @@ from a3c_mp.nets.precision import autocast
 from a3c_mp.processes.slots import Slots, Spec
 
 NORM_STEPS = 2
-"""steps of a rollout of images that the statistics of observations are taken from: plenty, and cheap"""
+"""steps of an image rollout that update the observation statistics: enough samples, at low cost"""
 
 
 @dataclass(frozen=True)
 class RolloutArgs(LearningArgs):
-    """Settings of every chapter whose actors send rollouts."""
+    """Settings of the chapters whose actors collect rollouts: 1, 2 and 4."""
 
     unroll_length: Count = 32
-    """agent steps in one rollout (T)"""
+    """rollout length: steps of each environment in one rollout (T)"""
     slots_per_actor: Annotated[int, Between(1, 64)] = 1
-    """rollouts of an actor in flight: with 1 it waits while its rollout is learned from, with 2 it goes on"""
+    """rollouts in flight for each actor: with 1 it waits while the learner uses its rollout, with 2 it keeps acting"""
     learning_rate: NonNegative = 5e-4
-    """step size at the start, falling linearly to 0 at total-steps"""
+    """learning rate at the start, annealed linearly to 0 at total-steps"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    """rmsprop is that of the A3C and IMPALA papers"""
+    """optimizer; the A3C and IMPALA papers use rmsprop"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
-    """epsilon of Adam"""
+    """Adam epsilon"""
     rmsprop_eps: Annotated[float, Between(1e-12)] = 1e-5
-    """epsilon of RMSProp (decay 0.99); the papers' 0.01 and 0.1 go with losses that are sums, those here are means"""
+    """RMSProp epsilon (decay 0.99); the papers' 0.01 and 0.1 are for summed losses, here losses are means"""
     clip_grad: NonNegative = 1.0
-    """largest norm of a gradient"""
+    """max gradient norm: gradients are clipped to it"""
     entropy_cost: NonNegative = 0.01
-    """weight of the entropy bonus"""
+    """entropy coefficient: weight of the entropy bonus in the loss"""
     value_cost: NonNegative = 2.0
-    """weight of the value loss"""
+    """value loss coefficient"""
     normalize_advantages: bool = True
-    """scale the advantages that are learned from together to mean 0 and variance 1"""
+    """normalize advantages to mean 0 and variance 1, over all that are learned from together"""
 
 
 @dataclass(frozen=True)
 class ActorCriticArgs(RolloutArgs):
+    """Settings of A3C: chapters 1 and 2."""
+
     batch_size: Count = 128
-    """samples in one gradient; at most those of a rollout, T * B"""
+    """minibatch size: samples in one gradient; at most T * B, all of a rollout"""
     returns: Literal["gae", "nstep"] = "gae"
-    """estimator of returns"""
+    """advantage estimator: GAE or n-step returns"""
     gae_lambda: Fraction = 0.95
-    """lambda of --returns gae"""
+    """GAE lambda (--returns gae)"""
     n_step: Count = 4
-    """rewards in a return of --returns nstep"""
+    """n of n-step returns: rewards in a return (--returns nstep)"""
     clip_ratio: NonNegative = 0.2
     """PPO clip range: ratios beyond 1 +- this give no gradient"""
 
@@ -72,10 +74,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
-    """[N, *obs_shape]: the observations of a rollout [T + 1, B, *obs_shape] that the running moments take in.
+    """Select the observations of a rollout that update the running mean and variance.
 
-    Vectors: all that are new. The last ones alone would show games that began together in one and the same phase, and
-    the moments would swing with it, and with them a policy that has learned nothing new.
+    Images: those of the last `NORM_STEPS` steps. Vectors: all that are new. Games that started together are in the same
+    phase, so with the last vectors alone the mean and variance would oscillate, and the policy with them.
+
+    Args:
+        obs: [T + 1, B, *obs_shape].
+
+    Returns:
+        [N, *obs_shape].
     """
     return obs[-NORM_STEPS if image else 1 :].flatten(0, 1)
 
@@ -83,16 +91,16 @@ def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
 def rollout_layout(
     args: RolloutArgs, action_space: gymnasium.Space, core_size: int = 0, messages: int = 1
 ) -> ActorLayout:
-    """What actors that collect rollouts send beside them; `messages` for each rollout."""
+    """Return the layout of the states that actors send with rollouts, in `messages` messages for each rollout."""
     carried = acting_state_spec(args.num_envs, action_space, core_size)
     return ActorLayout(action_space, args.unroll_length, carried, args.slots_per_actor, messages)
 
 
 def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cpu") -> Slots:
-    """The slots of all actors, one arena on `device`; on the CPU it is pinned where the nets are on a GPU.
+    """Allocate the slots of all actors, one arena on `device`; on the CPU it is pinned if the nets are on a GPU.
 
     Raises:
-        ConfigError: sizes that do not go together, or need more shared memory than there is.
+        ConfigError: inconsistent sizes, or too little shared memory.
     """
     if args.batch_size > args.unroll_length * args.num_envs:
         why = f"a rollout has only {args.unroll_length} * {args.num_envs} samples"
@@ -101,16 +109,16 @@ def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cp
 
 
 def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:
-    """What the settings ask for; the chapters lower its step size as they go on."""
+    """Make the optimizer that the settings name; chapters anneal its learning rate."""
     if args.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
     return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.99, eps=args.rmsprop_eps)
 
 
 def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:
-    """The slots of so many actors, one arena. Raises ConfigError as `allocate` does."""
+    """Allocate the slots of `num_actors` actors, one arena. Raises ConfigError as `allocate` does."""
     if args.deterministic and args.slots_per_actor > 2:
-        why = "--deterministic acts with one of two published versions, so two rollouts can be in flight"
+        why = "--deterministic keeps two versions of the weights, so at most two rollouts can be in flight"
         raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
     try:
         on_cpu = torch.device(device).type == "cpu"
@@ -121,7 +129,10 @@ def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch
 
 
 def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Rewards as they are learned from, and discounts, 0 wherever a return ends; both [T, B]."""
+    """Return (clipped and scaled rewards, discounts), both [T, B]; discounts are 0 where a return ends.
+
+    At truncated steps, the reward includes the bootstrap value (see `cut_truncated`).
+    """
     rewards = args.reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
     ended = rollout.terminated | rollout.life_lost if args.life_loss_terminal else rollout.terminated
     discounts = args.gamma * (~ended).float()
@@ -129,7 +140,7 @@ def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, 
 
 
 def targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """(advantages, targets of the value function), both [T, B], from the values of the acting pass."""
+    """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass."""
     rewards, discounts = rewards_and_discounts(args, rollout)
     values, bootstrap_value = rollout.baseline[:-1], rollout.baseline[-1]
     if args.returns == "gae":
@@ -139,7 +150,7 @@ def targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
 
 
 class Samples(NamedTuple):
-    """N steps as the learner takes them, in any order."""
+    """A batch of N steps with advantages and value targets, in any order."""
 
     obs: Tensor  # [N, *obs_shape]
     action: Tensor  # [N] int64
@@ -149,7 +160,7 @@ class Samples(NamedTuple):
 
     @classmethod
     def of(cls, args: ActorCriticArgs, rollout: Rollout) -> Samples:
-        """Every step of a rollout, with advantages and value targets as the settings want them."""
+        """Compute advantages and value targets of a rollout, and flatten its steps into samples."""
         advantages, value_targets = targets(args, rollout)
         if args.normalize_advantages:
             advantages = losses.normalize(advantages)
@@ -157,12 +168,12 @@ class Samples(NamedTuple):
         return cls(*(field.flatten(0, 1) for field in fields))
 
     def select(self, indices: Tensor) -> Samples:
-        """Some of the samples, by int64 indices [M]."""
+        """Return the samples at int64 indices [M]."""
         return Samples(*(field.index_select(0, indices) for field in self))
 
 
 def loss(args: ActorCriticArgs, net: nn.Module, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
-    """(A3C's loss as chapter 1 has it, metrics for TensorBoard)."""
+    """Compute A3C's loss as in chapter 1: (loss, metrics for TensorBoard)."""
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
         logits, values = (output.float() for output in net(obs))

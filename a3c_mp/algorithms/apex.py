@@ -1,4 +1,4 @@
-"""What both algorithms of the replay chapter share: settings, presets, exploration ladders, target nets, memory."""
+"""Ape-X settings, presets, exploration ladder, target network and replay memory, shared by DQN and DDPG."""
 
 from __future__ import annotations
 
@@ -33,69 +33,71 @@ from wrappers import is_atari
 
 GIB = 2**30
 NORM_SAMPLES = 8
-"""transitions of a batch that the statistics of observations are taken from: plenty, and cheap"""
+"""transitions of a batch that update the observation statistics: enough samples, at low cost"""
 FRAMES = 4
 """frames of a stacked Atari observation"""
 
 
 @dataclass(frozen=True)
 class ApexArgs(LearningArgs):
+    """Settings of Ape-X: chapter 3."""
+
     algo: Literal["dqn", "ddpg"] = "dqn"
-    """Q-learning for discrete actions, deterministic policy gradients for continuous ones"""
+    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous actions"""
     num_envs: Annotated[int, Between(1, 4096)] = 16
-    """environments in each actor (B)"""
+    """environments for each actor (B)"""
     block_length: Count = 4
-    """steps of its environments that an actor takes between two messages"""
+    """steps of each environment between two messages of an actor"""
     blocks_per_actor: Annotated[int, Between(1, 64)] = 2
-    """blocks of an actor in flight: with 1 it waits while the learner catches up, with 2 it goes on"""
+    """blocks of steps in flight for each actor: with 1 it waits for the learner, with 2 it keeps acting"""
     replay_size: Count = 200_000
-    """transitions kept; on Atari each takes 7 KB of shared memory"""
+    """replay buffer size (transitions); on Atari each takes 7 KB of shared memory"""
     learning_starts: Count = 20_000
-    """transitions collected before the first update"""
+    """transitions in the replay buffer before the first update"""
     replay_ratio: Annotated[float, Between(0.001)] = 4.0
-    """samples learned for each step collected; whoever is ahead waits"""
+    """samples learned for each step collected (samples per insert); actors or learner wait to keep it"""
     batch_size: Count = 32
-    """transitions in one gradient"""
+    """transitions in one gradient, for each learner"""
     prefetch: Annotated[int, Between(0)] = 2
-    """batches drawn ahead on a thread; 0 draws each when it is needed, as deterministic runs do"""
+    """batches sampled ahead by a thread; 0 samples each when it is needed, as deterministic runs do"""
     n_step: Count = 3
-    """rewards in a return"""
+    """n of n-step returns: rewards in a return"""
     priority_exponent: Fraction = 0.6
-    """alpha: 0 draws all transitions alike, 1 in proportion to their TD errors"""
+    """prioritized replay alpha: 0 samples uniformly, 1 in proportion to TD errors"""
     importance_exponent: Fraction = 0.4
-    """beta of the importance weights at the start, rising linearly to 1 at total-steps"""
+    """prioritized replay beta (importance weights) at the start, annealed linearly to 1 at total-steps"""
     epsilon: Fraction = 0.4
-    """dqn: share of random actions in the first environment of all actors; the others have less"""
+    """dqn: epsilon of epsilon-greedy exploration in the first environment of all actors; the others have less"""
     ladder_exponent: NonNegative = 7.0
     """dqn: the last environment's epsilon is epsilon ** (1 + this)"""
     noise: Fraction = 0.4
-    """ddpg: standard deviation of the first environment's noise, 1 being half the range of actions"""
+    """ddpg: standard deviation of the first environment's action noise (1 is half the range of actions)"""
     noise_exponent: NonNegative = 2.0
-    """ddpg: the last environment's noise is noise ** (1 + this)"""
+    """ddpg: the last environment's action noise is noise ** (1 + this)"""
     noise_memory: Annotated[float, Between(0, 0.999)] = 0.0
-    """ddpg: correlation of the noise from one step to the next"""
+    """ddpg: correlation of the action noise between steps (Ornstein-Uhlenbeck); 0 is white noise"""
     learning_rate: NonNegative = 2.5e-4
-    """step size; of the critic in ddpg"""
+    """learning rate; in ddpg that of the critic"""
     policy_learning_rate: NonNegative = 1e-4
-    """ddpg: step size of the actor"""
+    """ddpg: learning rate of the policy (actor)"""
     adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
-    """epsilon of the optimizer, Adam or RMSProp"""
+    """Adam or RMSProp epsilon"""
     clip_grad: NonNegative = 10.0
-    """largest norm of a gradient"""
+    """max gradient norm: gradients are clipped to it"""
     target_period: Count = 2_000
-    """updates between two moves of the target net"""
+    """target network update interval (updates)"""
     target_rate: Fraction = 1.0
-    """how far each move takes it towards the online net; 1 makes it a copy"""
+    """Polyak tau of a target network update; 1 copies the online network"""
     save_replay: bool = False
-    """put the replay into checkpoints; without it, a resumed run fills it anew before it learns on"""
+    """save the replay buffer in checkpoints; without it, a resumed run fills it again before it learns"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    """dqn: rmsprop is the paper's"""
+    """dqn: optimizer; the paper uses rmsprop"""
     num_learners: Annotated[int, Between(1, 64)] = 1
-    """learner processes, each with its share of the actors and of the replay; gradients are averaged over them"""
+    """learner processes, each with its share of actors and replay; gradients are averaged (all-reduce)"""
 
 
 class Algorithm(Protocol):
-    """What `dqn` and `ddpg`, modules of plain callables, both provide."""
+    """Interface of the algorithms `dqn` and `ddpg`, two modules of plain functions."""
 
     @property
     def ACTIONS(self) -> type[gymnasium.Space]: ...
@@ -112,7 +114,7 @@ class Algorithm(Protocol):
 
 
 class LearnerState(NamedTuple):
-    """What a learner of Ape-X holds."""
+    """State of an Ape-X learner: online and target network, optimizer and replay."""
 
     algo: Algorithm
     net: ReplayNet
@@ -124,7 +126,7 @@ class LearnerState(NamedTuple):
 
     @property
     def memory(self) -> tuple[Shards, Slots]:
-        """What its actors write to."""
+        """The shared memory that its actors write to."""
         return self.replay.shards, self.episode_stats
 
 
@@ -175,9 +177,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:
-    """[B], base ** (1 + exponent * i / (N - 1)) for the environments i of one actor out of N of all actors.
+    """Return the exploration ladder of one actor's environments: base ** (1 + exponent * i / (N - 1)), [B].
 
-    Horgan et al. 2018, section 4.1, with one rung for each environment rather than for each actor.
+    i counts the N environments of all actors. Horgan et al. 2018, section 4.1, have one value for each actor instead.
     """
     total = num_actors * num_envs
     i = actor * num_envs + np.arange(num_envs)
@@ -186,21 +188,21 @@ def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: 
 
 @torch.no_grad()
 def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
-    """Take every number of the target net by `rate` of the way to the online net: target += rate (online - target)."""
+    """Update the target network by Polyak averaging, parameters and buffers: target += rate (online - target)."""
     torch._foreach_lerp_([*target_net.parameters(), *target_net.buffers()], [*net.parameters(), *net.buffers()], rate)
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
-    """Clip the gradient of each group of parameters to a norm; returns the norm of all before that, []."""
+    """Clip the gradient norm of each parameter group; return the norm of all gradients before clipping, []."""
     norms = [nn.utils.clip_grad_norm_(group["params"], largest) for group in optimizer.param_groups]
     return torch.stack(norms).norm()
 
 
 def build_learner(args: ApexArgs, algo: Algorithm, rank: int = 0) -> LearnerState:
-    """What learner `rank` needs, with the nets of `algo`, which is `dqn` or `ddpg`.
+    """Build the networks, optimizer and replay of learner `rank`, for the algorithm `dqn` or `ddpg`.
 
     Raises:
-        ConfigError: settings that do not go together.
+        ConfigError: inconsistent settings.
     """
     check_learners(args.num_learners, args.num_actors, args.cuda)
     obs_space, action_space = check_env(args.env_id, algo.ACTIONS)
@@ -213,27 +215,27 @@ def build_learner(args: ApexArgs, algo: Algorithm, rank: int = 0) -> LearnerStat
 
 
 def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
-    """The memory of a learner's replay, in equal parts for all environments of its actors, and slots for their blocks.
+    """Allocate a learner's replay, in equal parts for all environments of its actors, and slots for their blocks.
 
     Args:
         args: the chapter's settings.
-        obs_space, actions: of one environment, the actions as the replay holds them.
+        obs_space, actions: of one environment, the actions as the replay stores them.
 
     Raises:
-        ConfigError: there is not so much memory, or settings that do not go together.
+        ConfigError: too little memory, or inconsistent settings.
     """
     if args.save_replay and args.num_learners > 1:
-        why = "checkpoints hold the replay of one learner, the others would begin with an empty one"
+        why = "checkpoints hold only the replay of the first learner"
         raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
     rows = -(-args.replay_size // (args.num_actors * args.num_envs))
     least = 4 * room(args) + args.n_step + FRAMES
     if rows < least:
-        why = f"each of {args.num_actors} * {args.num_envs} environments has {rows} steps of it, {least} are needed"
+        why = f"{rows} steps for each of {args.num_actors} * {args.num_envs} environments, at least {least} are needed"
         raise ConfigError("replay-size", args.replay_size, why, "raise it, or lower --num-envs or --block-length")
     if args.batch_size > args.replay_size:
         why = f"the replay has room for {args.replay_size}"
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --replay-size")
-    # What a lane holds in the middle of an episode: not the rows that may be overwritten, nor those not yet complete.
+    # In the middle of an episode, a lane holds neither the rows that may be overwritten nor incomplete transitions.
     least_held = args.num_actors * args.num_envs * (rows - room(args) - args.n_step - FRAMES)
     if args.learning_starts > min(args.replay_size // 2, least_held):
         why = f"the replay has room for {args.replay_size}"
@@ -257,25 +259,28 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
 
 
 def blocks_under_way(args: ApexArgs) -> int:
-    """Blocks that each actor has tokens for; one where the order of everything is fixed."""
+    """Return the number of blocks in flight for each actor: 1 in deterministic runs."""
     return 1 if args.deterministic else args.blocks_per_actor
 
 
 def room(args: ApexArgs) -> int:
-    """Rows of each lane that an actor's blocks in flight can take at most: two a step (see `Replay.make_room`)."""
+    """Return the most rows of a lane that blocks in flight can fill: two for each step (see `Replay.make_room`)."""
     return 2 * args.block_length * blocks_under_way(args)
 
 
 def bad_blocks_in_a_row(args: ApexArgs) -> int:
-    """How many messages of one actor may be not finite: a bad reward spoils all whose returns take it in."""
+    """Return how many blocks with NaN or inf in a row, from one actor, end a run.
+
+    One bad reward is part of the n-step returns of several steps, so it can spoil more than one block.
+    """
     return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
 
 
 def block_stats(args: ApexArgs, learner: LearnerState, filled: Sequence[Filled], version: int) -> list[MessageStats]:
-    """Take a round of blocks into the replay; what is counted of each.
+    """Ingest a round of blocks into the replay, and return the statistics of each.
 
     Args:
-        version: newest of the weights; a block's payload is the one that it was acted with.
+        version: newest version of the weights; a block's payload is the version that its actor used.
     """
     stats = []
     for shard, slot, acted_with in filled:
@@ -286,9 +291,10 @@ def block_stats(args: ApexArgs, learner: LearnerState, filled: Sequence[Filled],
 
 
 def ingest(replay: Replay, shard: int) -> bool | None:
-    """Take in what a shard's writer has committed; whether all its priorities were finite, as no others are kept.
+    """Ingest the transitions that a shard's writer committed; return whether all priorities were finite.
 
-    None where nothing was new: the message before may have come with the rows of this one as well.
+    Transitions with other priorities are dropped. Returns None if nothing was new, because the rows of this message
+    already came with the previous one.
     """
     rejected_before = replay.rejected
     accepted = replay.ingest(shard)
@@ -297,9 +303,9 @@ def ingest(replay: Replay, shard: int) -> bool | None:
 
 
 def prepare_successor(args: ApexArgs, replay: Replay, own: range) -> Callable[[RestartMessage], None]:
-    """A function that readies the shard of a dead actor, one of a learner's `own`, for its successor.
+    """Return a function that prepares the shard of a dead actor, one of a learner's `own`, for its successor.
 
-    A deterministic one writes the lost block once more, any other goes on behind what the dead one wrote of it.
+    A deterministic successor writes the lost block again; any other continues after the rows already written of it.
     """
 
     def prepare(message: RestartMessage) -> None:
@@ -312,21 +318,24 @@ def prepare_successor(args: ApexArgs, replay: Replay, own: range) -> Callable[[R
 
 
 def obs_for_stats(batch: Batch) -> Tensor:
-    """[N, *obs_shape]: the observations of a batch, which is in order of lanes, that the running moments take in."""
+    """Select the observations [N, *obs_shape] of a batch that update the running mean and variance.
+
+    They are evenly spaced, because a batch is in order of lanes.
+    """
     return batch.obs[:: -(-len(batch.obs) // NORM_SAMPLES)]
 
 
 def actor_layout(args: ApexArgs, learner: LearnerState) -> ActorLayout:
-    """What deterministic actors send beside their transitions."""
+    """Return the layout of the states that deterministic actors send beside their transitions."""
     carried = writer_state_spec(args.num_envs, args.n_step) | learner.algo.policy_state_spec(args, learner.action_space)
     return ActorLayout(learner.action_space, args.block_length, carried, blocks_under_way(args))
 
 
 class RateLimiter:
-    """Keeps samples in proportion to insertions (Cassirer et al. 2021, "Reverb", section 3.3): the side ahead waits.
+    """Rate limiter: a fixed ratio of samples to inserts (Cassirer et al. 2021, "Reverb", section 3.3).
 
     Args:
-        samples_per_insert: samples that may be learned for each inserted step.
+        samples_per_insert: samples to learn for each inserted step.
         min_size_to_sample: transitions in the replays of all learners before the first sample.
     """
 
@@ -335,12 +344,12 @@ class RateLimiter:
         self.samples_allowed = 0.0
 
     def insert(self, steps: int, sizes: Sequence[int]) -> None:
-        """Count inserted steps, once the replays of all learners, of these sizes, hold enough and none is empty."""
+        """Count inserted steps, once all replays together, of these `sizes`, hold enough and none is empty."""
         if sum(sizes) >= self.min_size_to_sample and min(sizes) > 0:
             self.samples_allowed += self.samples_per_insert * steps
 
     def allowed(self, batches: Prefetch, run: RunState) -> Iterator[Batch]:
-        """Draw as many batches as may be learned now; fewer where the run should stop, unless it is deterministic."""
+        """Yield as many batches as the ratio allows; fewer if the run should stop, unless it is deterministic."""
         while self.samples_allowed >= batches.batch_size and (run.args.deterministic or not run.should_stop()):
             with run.timing("drawing"):
                 batch = batches.next()
@@ -355,13 +364,13 @@ class RateLimiter:
 
 
 def make_room(args: ApexArgs, replay: Replay, shards: Iterable[int] | None = None) -> None:
-    """Retire what the blocks in flight of some actors, by default all, may overwrite."""
+    """Retire the rows that blocks in flight may overwrite, in the given shards or in all."""
     for shard in range(replay.shards.num_shards) if shards is None else shards:
         replay.make_room(shard, room(args))
 
 
 def add_replay_metrics(run: Run, args: ApexArgs, replay: Replay) -> None:
-    """Have TensorBoard show the learner's replay, and the log say if a resumed run must fill it anew."""
+    """Add size and memory of the replay to the metrics, and log it if a resumed run has to fill it again."""
     if args.resume and not replay.size:
         run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
         if args.deterministic:

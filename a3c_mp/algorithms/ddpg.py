@@ -1,7 +1,7 @@
-"""Ape-X DPG (Horgan et al. 2018): deterministic policy gradients, actors on a ladder of noise. Continuous actions.
+"""Ape-X DPG (Horgan et al. 2018): DDPG for continuous actions, with exploration noise in the actors.
 
-Nets and replay know actions in [-1, 1]; environments get them stretched to their own bounds. A module of plain
-callables with the same names as in `dqn`.
+Nets and replay use actions in [-1, 1]; environments get them rescaled to their own bounds. A module of plain
+functions with the same names as in `dqn`; `--algo` picks one of the two.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch
 
 ACTIONS = Box
-"""the action spaces that this algorithm is for"""
+"""action spaces that this algorithm supports"""
 
 
 def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGNet:
-    """Raises ConfigError for images and for actions without bounds."""
+    """Make the actor and critic. Raises ConfigError for image observations and for actions without bounds."""
     assert isinstance(action_space, Box), action_space
     if is_image(obs_space):
         raise ConfigError("algo", "ddpg", f"observations are images {obs_space.shape}, it needs vectors", "use dqn")
@@ -36,20 +36,18 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGN
 
 
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
-    """The space of actions as the replay holds them: [-1, 1], as the nets know them."""
+    """Return the space of actions as the replay stores them: [-1, 1], like the nets."""
     return Box(-1.0, 1.0, action_space.shape, np.float32)
 
 
 def policy_state_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
-    """Shapes and dtypes of `Policy.fields`."""
+    """Return shapes and dtypes of `Policy.fields`."""
     return {"noise": ((args.num_envs, *(action_space.shape or ())), torch.float64)}
 
 
 def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
     if args.optimizer != "adam":
-        raise ConfigError(
-            "optimizer", args.optimizer, "ddpg knows no other than adam", "leave it out, or use --algo dqn"
-        )
+        raise ConfigError("optimizer", args.optimizer, "ddpg supports only adam", "leave it out, or use --algo dqn")
     assert isinstance(net, DDPGNet)
     groups = [
         {"params": list(net.critic.parameters()), "lr": args.learning_rate},
@@ -59,17 +57,17 @@ def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
 
 
 class Policy:
-    """An actor's noisy choices, each environment with noise of its own size.
+    """Deterministic policy of an actor plus exploration noise, with one standard deviation for each environment.
 
-    The noise x of an environment has standard deviation sigma and remembers itself: from one step to the next it is
-    m x + sqrt(1 - m^2) sigma N(0, 1), an Ornstein-Uhlenbeck process (Lillicrap et al. 2016). m = 0 makes it white.
+    The noise x of an environment is an Ornstein-Uhlenbeck process (Lillicrap et al. 2016) with standard deviation
+    sigma: the next x is m x + sqrt(1 - m^2) sigma N(0, 1), where m is `--noise-memory`. m = 0 gives white noise.
 
     Args:
         args: the chapter's settings.
         net: the caller loads new weights into it.
         action_space: of one environment.
         example: observations [B, *obs_shape].
-        actor: its number, which decides about the size of its noise.
+        actor: its number, which sets the sigmas of its noise (see `apex.ladder`).
         restored: `fields()` of a predecessor.
     """
 
@@ -86,37 +84,37 @@ class Policy:
         self.noise = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first block
 
     def start_block(self, seed: int) -> None:
-        """Draw the random numbers of the next block of steps from this seed."""
+        """Seed the random numbers of the next block of steps."""
         self.rng = np.random.default_rng(seed)
         if self.noise is None:
             self.noise = self.sigmas * self._normal(len(self.sigmas))
 
     def fields(self) -> dict[str, np.ndarray]:
-        """What a successor needs: noise remembers itself."""
+        """Return the policy's state for a successor: the noise, which is correlated between steps."""
         assert self.noise is not None
         return {"noise": self.noise}
 
     @torch.inference_mode()
     def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(action float32 [B, ...] in [-1, 1], Q(s, a) [B], Q(s, mu(s)) [B]); one pass of either net."""
+        """Choose noisy actions: (action float32 [B, ...] in [-1, 1], Q(s, a) [B], Q(s, mu(s)) [B])."""
         states = torch.from_numpy(obs).to(self.device)
         best = self.net(states)[0]
         assert self.noise is not None, "start_block draws the first"
         self.noise = self.memory * self.noise + (1 - self.memory**2) ** 0.5 * self.sigmas * self._normal(len(obs))
         action = (best.float().cpu().numpy() + self.noise).clip(-1.0, 1.0).astype(np.float32)
-        action = np.nan_to_num(action, copy=False)  # at an observation that is not finite any will do
+        action = np.nan_to_num(action, copy=False)  # for observations with NaN or inf any action will do
         both = torch.cat([torch.from_numpy(action).to(best), best])
         q = self.net.q(torch.cat([states, states]), both).float().cpu().numpy()
         return action, q[: len(obs)], q[len(obs) :]
 
     @torch.inference_mode()
     def value(self, obs: np.ndarray) -> np.ndarray:
-        """Q(s, mu(s)) [B], for bootstrapping."""
+        """Return Q(s, mu(s)) [B], for bootstrapping."""
         states = torch.from_numpy(obs).to(self.device)
         return self.net.q(states, self.net(states)[0]).float().cpu().numpy()
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """What the environments are given for an action."""
+        """Return the actions for the environments: rescaled to the bounds of the action space."""
         return stretch(action, self.space)
 
     def _normal(self, num_envs: int) -> np.ndarray:
@@ -124,14 +122,14 @@ class Policy:
 
 
 def stretch(action: np.ndarray, space: gymnasium.Space) -> np.ndarray:
-    """Actions in [-1, 1] to the bounds of a Box, without a rounding error beyond them."""
+    """Rescale actions from [-1, 1] to the bounds of a Box; rounding errors do not exceed the bounds."""
     assert isinstance(space, Box), space
     low, high, share = space.low.astype(np.float64), space.high.astype(np.float64), (action + 1.0) / 2.0
     return ((1.0 - share) * low + share * high).clip(low, high).astype(space.dtype)
 
 
 def policy_gradient_loss(action: Tensor, action_gradient: Tensor) -> Tensor:
-    """A loss whose gradient is the deterministic policy gradient, -dQ/da dmu/dtheta (Silver et al. 2014, theorem 1).
+    """Return a loss with the deterministic policy gradient, -dQ/da dmu/dtheta (Silver et al. 2014, theorem 1).
 
     Args:
         action: [B, ...], mu(s).
@@ -142,18 +140,21 @@ def policy_gradient_loss(action: Tensor, action_gradient: Tensor) -> Tensor:
 
 
 def q_values(net: DDPGNet, batch: Batch) -> Tensor:
-    """Q(s, a) [N] float32 of the actions that were taken."""
+    """Return Q(s, a) [N] float32 of the actions that were taken."""
     return net.q(batch.obs, batch.action).float()
 
 
 @torch.no_grad()
 def bootstrap_values(net: DDPGNet, target_net: DDPGNet, batch: Batch) -> Tensor:
-    """Q_target(s', mu_target(s')) [N] float32, m steps after the transition's start (Lillicrap et al. 2016)."""
+    """Return the bootstrap Q_target(s', mu_target(s')) [N] float32, s' being m <= n steps later.
+
+    Lillicrap et al. 2016.
+    """
     return target_net.q(batch.next_obs, target_net(batch.next_obs)[0]).float()
 
 
 def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """(loss of the policy mu, metrics); it does not reach the parameters of the critic."""
+    """Compute (loss of the policy mu, metrics); the loss has no gradient for the critic's parameters."""
     best = net(batch.obs)[0]
     point = best.detach().requires_grad_()
     value = net.q(batch.obs, point)
@@ -162,6 +163,6 @@ def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:
-    """mu(s) [B, ...], as the environment takes it."""
+    """Return mu(s) [B, ...], rescaled for the environment."""
     with torch.inference_mode():
         return stretch(net(torch.from_numpy(obs))[0].float().numpy(), action_space)

@@ -1,6 +1,6 @@
-"""Ape-X DQN (Horgan et al. 2018): dueling double Q-learning on n-step transitions, actors on a ladder of epsilons.
+"""Ape-X DQN (Horgan et al. 2018): dueling double Q-learning on n-step transitions, epsilon-greedy actors.
 
-A module of plain callables with the same names as in `ddpg`; a chapter picks one of the two.
+A module of plain functions with the same names as in `ddpg`; `--algo` picks one of the two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch
 
 ACTIONS = Discrete
-"""the action spaces that this algorithm is for"""
+"""action spaces that this algorithm supports"""
 
 
 def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DuelingQ:
@@ -30,12 +30,12 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Dueli
 
 
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
-    """The space of actions as the replay holds them: the environment's own."""
+    """Return the space of actions as the replay stores them: the environment's own."""
     return action_space
 
 
 def policy_state_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
-    """Shapes and dtypes of `Policy.fields`."""
+    """Return shapes and dtypes of `Policy.fields`."""
     return {}
 
 
@@ -46,15 +46,15 @@ def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
 
 
 class Policy:
-    """An actor's epsilon-greedy choices, each environment with an epsilon of its own.
+    """Epsilon-greedy policy of an actor, with one epsilon for each environment.
 
     Args:
         args: the chapter's settings.
         net: observations -> (q [B, A],); the caller loads new weights into it.
         action_space: of one environment.
         example: observations [B, *obs_shape].
-        actor: its number, which decides about its epsilons.
-        restored: `fields()` of a predecessor; here there are none.
+        actor: its number, which sets its epsilons (see `apex.ladder`).
+        restored: unused; this policy has no state to restore.
     """
 
     def __init__(
@@ -67,26 +67,26 @@ class Policy:
         self.rng = np.random.default_rng(0)
 
     def start_block(self, seed: int) -> None:
-        """Draw the random numbers of the next block of steps from this seed."""
+        """Seed the random numbers of the next block of steps."""
         self.rng = np.random.default_rng(seed)
 
     def fields(self) -> dict[str, np.ndarray]:
-        """What a successor needs: nothing."""
+        """Return the policy's state for a successor: none."""
         return {}
 
     def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(action int64 [B], Q(s, a) [B], max_a Q(s, a) [B]); in the warm-up, all actions are random."""
+        """Choose actions: (action int64 [B], Q(s, a) [B], max_a Q(s, a) [B]); in the warm-up, all are random."""
         q = self._q(obs)
         is_random = self.rng.random(len(q)) < (1.0 if warm_up else self.epsilons)
         action = np.where(is_random, self.rng.integers(self.num_actions, size=len(q)), q.argmax(axis=1))
         return action, q[np.arange(len(q)), action], q.max(axis=1)
 
     def value(self, obs: np.ndarray) -> np.ndarray:
-        """max_a Q(s, a) [B], for bootstrapping."""
+        """Return max_a Q(s, a) [B], for bootstrapping."""
         return self._q(obs).max(axis=1)
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """What the environments are given for an action."""
+        """Return the actions for the environments: unchanged."""
         return action
 
     @torch.inference_mode()
@@ -95,13 +95,13 @@ class Policy:
 
 
 def q_values(net: nn.Module, batch: Batch) -> Tensor:
-    """Q(s, a) [N] float32 of the actions that were taken."""
+    """Return Q(s, a) [N] float32 of the actions that were taken."""
     return net(batch.obs)[0].float().gather(1, batch.action[:, None]).squeeze(1)
 
 
 @torch.no_grad()
 def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Tensor:
-    """Double Q-learning: Q_target(s', argmax_a Q(s', a)) [N] float32, m steps after the transition's start.
+    """Return the double Q-learning bootstrap Q_target(s', argmax_a Q(s', a)) [N] float32, s' being m <= n steps later.
 
     van Hasselt et al. 2016; Horgan et al. 2018, section 3.1.
     """
@@ -111,11 +111,11 @@ def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Ten
 
 
 def policy_loss(net: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]:
-    """(0, no metrics): the policy of Q-learning is the argmax, which needs no loss of its own."""
+    """Return (0, no metrics): Q-learning has no policy loss, its policy is the argmax."""
     return 0.0, {}
 
 
 def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:
-    """The best actions int64 [B], as the environment takes them."""
+    """Return the greedy actions int64 [B] for the environment."""
     with torch.inference_mode():
         return net(torch.from_numpy(obs))[0].argmax(dim=1).numpy()

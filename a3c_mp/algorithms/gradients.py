@@ -1,4 +1,4 @@
-"""Gradients on their way from actors to the learner: one flat float32 vector for all parameters of a net."""
+"""Gradient messages from actors to the learner: one flat float32 vector for all parameters of a net."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ from a3c_mp.run.run import Run
 
 
 class Report(NamedTuple):
-    """The message that goes with a slot: a few hundred bytes, however large the net."""
+    """Metadata of a gradient, sent with its slot: a few hundred bytes for a net of any size."""
 
-    version: int  # of the weights that the gradient was taken at
+    version: int  # of the weights that the gradient was computed at
     steps: int  # samples in it
     num_episodes: int  # filled rows of `Gradient.episodes`
     clipped: int  # values that entered `Gradient.moments` clipped
-    finite: bool  # whether the gradient and the metrics are, and the rollout behind them
+    finite: bool  # whether gradient, metrics and rollout have no NaN or inf
     metrics: dict[str, float]  # means over the batch, for TensorBoard
 
 
 class RolloutStats(NamedTuple):
-    """What the learner counts of a rollout; sent with the first of its gradients."""
+    """Statistics of a rollout that the learner counts; sent with the first of its gradients."""
 
     episodes: list[Episode]  # that ended in it
     moments: Moments | None  # of its observations
     clipped: int  # values that entered the moments clipped
-    finite: bool  # whether all that is learned from is
+    finite: bool  # whether the rollout has no NaN or inf in what is learned from
 
     @classmethod
     def of(cls, rollout: Rollout, norm: ObsNorm | None) -> RolloutStats:
-        """Those of a rollout; with the moments of its observations where there is a net's norm to clip them by."""
+        """Compute the statistics of a rollout; moments of its observations only if there is a `norm` to clip them."""
         moments, clipped = None, 0
-        if norm is not None:  # float32 too where it can clip
+        if norm is not None:  # float32 where it clips, like the learner's
             obs = obs_for_stats(rollout.obs, norm.image).to(norm.mean.device, non_blocking=True)
             moments, clipped = norm.clipped_moments(obs)
         return cls(finished_episodes(rollout), moments, clipped, is_finite(rollout))
 
     def once_sent(self) -> RolloutStats:
-        """What goes with its other gradients."""
+        """Return the statistics for the rollout's other gradients: empty, so that nothing is counted twice."""
         return RolloutStats([], None, 0, self.finite)
 
 
 class Gradient(NamedTuple):
-    """The content of a slot: the gradient of one batch. The fields are views of shared memory."""
+    """The gradient of one batch, in a slot. The fields are views of shared memory."""
 
-    vector: Tensor  # [P] float32, gradient of the batch's mean loss, laid out as `views_like` does
-    obs_num: Tensor  # [] float32, with the next two the `Moments` of observations; 0 where there are none
+    vector: Tensor  # [P] float32, gradient of the batch's mean loss, laid out as in `views_like`
+    obs_num: Tensor  # [] float32, 0 without moments; with the next two fields the `Moments` of observations
     obs_mean: Tensor  # [1, *obs_shape] float32
     obs_variance: Tensor  # [1, *obs_shape] float32
-    episodes: Tensor  # [M, 3] float64, `Episode`s that have finished, in the first rows
+    episodes: Tensor  # [M, 3] float64, finished `Episode`s in the first rows
 
     @property
     def moments(self) -> Moments:
         return Moments(self.obs_num, self.obs_mean, self.obs_variance)
 
     def write_stats(self, stats: RolloutStats) -> None:
-        """Write the moments and the episodes."""
+        """Write the observation moments and the finished episodes of a rollout."""
         self.obs_num.zero_()
         if stats.moments is not None:
             for field, value in zip(self.moments, stats.moments, strict=True):
@@ -76,12 +76,12 @@ class Gradient(NamedTuple):
         self.episodes[: len(rows)] = rows
 
     def finished_episodes(self, report: Report) -> list[Episode]:
-        """The episodes that came with it."""
+        """Return the finished episodes that came with the gradient."""
         rows = self.episodes[: report.num_episodes].tolist()
         return [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
 
     def report(self, version: int, steps: int, stats: RolloutStats, metrics: dict[str, Tensor]) -> Report:
-        """The message for a slot that is filled; reading the means also waits for the GPU, so it may be sent."""
+        """Return the metadata of a filled slot. Reading the means waits for the GPU, so the slot is complete then."""
         means = [value.detach().float().mean() for value in metrics.values()]
         *figures, total = torch.stack([*means, self.vector.sum()]).tolist()
         finite = stats.finite and all(map(math.isfinite, [total, *figures]))
@@ -90,7 +90,7 @@ class Gradient(NamedTuple):
 
 
 def settle_sync(args: Any) -> Any:
-    """The chapter's settings with what follows from --sync. Raises ConfigError where it leaves no choice."""
+    """Return the settings with those that --sync implies. Raises ConfigError for a --grads-per-step it rules out."""
     if not (args.sync or args.deterministic):
         return args
     if args.grads_per_step not in (1, args.num_actors):
@@ -100,7 +100,7 @@ def settle_sync(args: Any) -> Any:
 
 
 def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -> Spec:
-    """Shapes and dtypes of a `Gradient`, for `Slots`."""
+    """Return shapes and dtypes of a `Gradient`, for `Slots`."""
     return {
         "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),
         "obs_num": ((), torch.float32),
@@ -111,10 +111,10 @@ def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -
 
 
 def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Consecutive parts of a vector, each of the shape and the strides of one of `tensors` (dense ones).
+    """Split a flat vector into views, each with the shape and strides of one of `tensors` (dense ones).
 
-    With the strides too, copies are straight, and fused optimizers, which walk gradient and parameter side by side
-    through memory, meet what belongs together.
+    With equal strides, copies are contiguous, and a fused optimizer, which reads gradient and parameter in the order of
+    memory, pairs the right elements.
     """
     tensors = list(tensors)
     parts = vector.split([t.numel() for t in tensors])
@@ -122,18 +122,18 @@ def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def copy_gradient(net: nn.Module, vector: Tensor) -> None:
-    """Copy the gradient that `backward` left in `net` into a vector [P]."""
+    """Copy the gradient that `backward` left in `net` into a flat vector [P]."""
     parameters = list(net.parameters())
     torch._foreach_copy_(views_like(vector, parameters), [p.grad for p in parameters if p.grad is not None])
 
 
 class GradientFilter:
-    """Keeps out of the mean what is too old or not finite, and counts it in the run's summary and metrics.
+    """Filter for gradients that are too old (policy lag) or contain NaN or inf; counts those that it drops.
 
     Args:
-        run: the run that counts.
-        max_lag: oldest age that passes, in updates; None for any.
-        grads_per_rollout: how many a bad rollout spoils.
+        run: its counters, in summary and metrics, and its log are used.
+        max_lag: largest policy lag that passes (updates); None for no limit.
+        grads_per_rollout: gradients of one rollout; one bad rollout spoils all of them.
     """
 
     def __init__(self, run: Run, max_lag: int | None, grads_per_rollout: int = 1):
@@ -142,10 +142,10 @@ class GradientFilter:
         run.counters.update(grads_too_old=0)  # adds: there from the start, kept on resume
 
     def check(self, report: Report, worker: int, lag: int) -> bool:
-        """Whether a gradient goes into the mean; the actor of one that is not finite is named in the log.
+        """Whether a gradient goes into the mean; one with NaN or inf is logged with the name of its actor.
 
         Raises:
-            TrainingError: several of one actor in a row were not finite; the weights have taken in none of them.
+            TrainingError: several of one actor in a row were not finite; none of them was applied to the weights.
         """
         what = f"gradient of actor {worker} at weights {report.version}"
         if not self.guard.check(report.finite, f"actor {worker}", what):
@@ -157,10 +157,10 @@ class GradientFilter:
 
 
 class MeanGradient:
-    """The mean of gradients added one by one, kept where the optimizer looks for it: in `.grad` of the parameters.
+    """Mean of gradients that are added one by one, in `.grad` of the parameters, where the optimizer reads it.
 
     Args:
-        net: whose gradients they are; `zero_grad` must not be called on it.
+        net: has the parameters; do not call `zero_grad` on it.
     """
 
     def __init__(self, net: nn.Module):
@@ -171,7 +171,7 @@ class MeanGradient:
             parameter.grad = view
 
     def add(self, vector: Tensor) -> None:
-        """Take in a gradient [P]; when this returns its memory may be overwritten."""
+        """Add a gradient [P]; its memory may be overwritten as soon as this returns."""
         if self.count == 0:
             self.vector.copy_(vector)
         else:
@@ -181,7 +181,7 @@ class MeanGradient:
             torch.cuda.current_stream(vector.device).synchronize()
 
     def finish(self, max_norm: float) -> Tensor:
-        """Divide the sum by the count and clip it to a norm, in one pass; the next `add` begins a new mean.
+        """Divide the sum by the count and clip its norm, in one pass; the next `add` starts a new mean.
 
         Returns:
             norm of the mean before clipping.

@@ -1,4 +1,4 @@
-"""What makes an actor-critic an IMPALA (Espeholt et al. 2018): settings, batches of unrolls, replay, V-trace loss."""
+"""IMPALA (Espeholt et al. 2018): settings, presets, batches of unrolls, and replay of unrolls."""
 
 from __future__ import annotations
 
@@ -26,34 +26,36 @@ from a3c_mp.run.progress import RunState
 
 @dataclass(frozen=True)
 class ImpalaArgs(RolloutArgs):
+    """Settings of IMPALA: chapter 4."""
+
     unroll_length: Count = 20
-    """agent steps in one unroll (T)"""
+    """steps of each environment in one unroll (T)"""
     batch_unrolls: Count = 16
-    """unrolls in one gradient, each T steps of one environment"""
+    """batch size: unrolls in one gradient, each of T steps of one environment"""
     net: Literal["shallow", "deep"] = "shallow"
-    """three convolutions, or the paper's fifteen with residual connections"""
+    """network: three convolutions, or the paper's fifteen with residual connections"""
     lstm: bool = False
-    """let the net remember earlier observations of the episode"""
+    """recurrent policy: add an LSTM to the network"""
     vtrace: bool = True
     """apply V-trace; without it, data is treated as on-policy"""
     clip_rho: NonNegative = 1.0
-    """rho-bar: largest importance weight of a TD error"""
+    """V-trace rho-bar: max importance weight of a TD error"""
     clip_c: NonNegative = 1.0
-    """c-bar: largest importance weight of the trace; below 1 it acts as the lambda of GAE does"""
+    """V-trace c-bar: max importance weight of the trace; below 1 it acts like GAE lambda"""
     clip_pg_rho: NonNegative = 1.0
-    """largest importance weight of an advantage"""
+    """V-trace pg-rho-bar: max importance weight of a policy-gradient advantage"""
     replay_proportion: Annotated[float, Between(0, 0.99)] = 0.0
-    """share of a batch that is drawn from earlier unrolls"""
+    """share of a batch that is sampled from the replay of earlier unrolls"""
     replay_size: Count = 1000
-    """unrolls kept for that, the newest"""
+    """replay buffer size (unrolls), for --replay-proportion"""
     num_learners: Annotated[int, Between(1, 64)] = 1
-    """learner processes, each with its share of the actors; gradients are averaged over them"""
+    """learner processes, each with its share of the actors; gradients are averaged (all-reduce)"""
     force_lag: Annotated[int, Between(0, 1000)] = 0
-    """have actors act with weights published so many times ago, to see what V-trace is good for"""
+    """artificial policy lag: actors use weights that many versions old, to measure the effect of V-trace"""
 
     @property
     def fresh_unrolls(self) -> int:
-        """Unrolls in a batch that are new."""
+        """Number of new unrolls in a batch."""
         return max(1, round(self.batch_unrolls * (1 - self.replay_proportion)))
 
 
@@ -73,33 +75,35 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def rollouts_per_batch(args: ImpalaArgs) -> int:
-    """Rollouts, of B unrolls each, that a learner takes together: enough for a batch, or of each of its actors once.
+    """Return how many rollouts, of B unrolls each, a learner takes at a time: enough for a batch.
+
+    In a deterministic run it takes one rollout of each of its actors.
 
     Raises:
-        ConfigError: a learner's actors do not bring enough new unrolls for a batch, or too many for the replay.
+        ConfigError: a learner's actors collect too few new unrolls for a batch, or too many for the replay.
     """
     num_actors = args.num_actors // args.num_learners
     if args.fresh_unrolls > num_actors * args.num_envs:
-        why = f"{args.fresh_unrolls} new unrolls are needed, a learner's actors bring {num_actors} * {args.num_envs}"
+        why = f"{args.fresh_unrolls} new unrolls are needed, a learner's actors have {num_actors} * {args.num_envs}"
         raise ConfigError("batch-unrolls", args.batch_unrolls, why, "lower it, or raise --num-envs")
     if args.replay_proportion and args.replay_size < num_actors * args.num_envs:
-        why = f"a learner's actors bring {num_actors} * {args.num_envs} unrolls at a time"
+        why = f"a learner's actors collect {num_actors} * {args.num_envs} unrolls at a time"
         raise ConfigError("replay-size", args.replay_size, why, "raise it")
     return num_actors if args.deterministic else -(-args.fresh_unrolls // args.num_envs)
 
 
 def check_net(args: ImpalaArgs, obs_space: gymnasium.Space) -> None:
-    """Raise ConfigError for `--net deep` where there is nothing to convolve."""
+    """Raise ConfigError for `--net deep` if observations are not images."""
     if args.net == "deep" and not is_image(obs_space):
         why = f"observations are of shape {obs_space.shape}, it needs images (uint8, 36 x 36 or more)"
         raise ConfigError("net", args.net, why, "leave it out")
 
 
 class UnrollReplay:
-    """The newest `capacity` unrolls, for batches that are partly replayed (Espeholt et al. 2018, section 5.2.2).
+    """Replay buffer of the newest `capacity` unrolls (Espeholt et al. 2018, section 5.2.2).
 
     Args:
-        spec: of a rollout.
+        spec: shapes and dtypes of a rollout.
         capacity: unrolls; 0 keeps none.
     """
 
@@ -114,13 +118,13 @@ class UnrollReplay:
         self.added = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """All unrolls that are held."""
+        """Return all stored unrolls."""
         held = min(self.added, self.capacity)
         kept = {"added": self.added, "capacity": self.capacity}
         return {**kept, **{name: field[:, :held] for name, field in self.unrolls._asdict().items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`. Raises ValueError for another capacity, RuntimeError for other shapes."""
+        """Load a `state_dict`. Raises ValueError for another capacity, RuntimeError for other shapes."""
         if state["capacity"] != self.capacity:
             raise ValueError(f"it has room for {state['capacity']} unrolls, not {self.capacity}")
         for name, field in self.unrolls._asdict().items():
@@ -128,7 +132,7 @@ class UnrollReplay:
         self.added = state["added"]
 
     def add(self, unrolls: Rollout) -> None:
-        """Store all unrolls of a rollout, over the oldest ones."""
+        """Store the unrolls of a rollout in place of the oldest ones."""
         num_unrolls = unrolls.action.shape[1]
         if self.capacity == 0:
             return
@@ -139,18 +143,18 @@ class UnrollReplay:
         self.added += num_unrolls
 
     def sample(self, num_unrolls: int, rng: torch.Generator) -> Rollout:
-        """Unrolls drawn uniformly, with replacement."""
+        """Sample unrolls uniformly, with replacement."""
         drawn = torch.randint(min(self.added, self.capacity), (num_unrolls,), generator=rng)
         return select(self.unrolls, drawn.to(self.unrolls.action.device))
 
 
 def select(unrolls: Rollout, columns: Tensor) -> Rollout:
-    """Some of the unrolls [T, B, ...], by int64 indices into B."""
+    """Return the unrolls [T, B, ...] at int64 indices into B."""
     return Rollout(*(field.index_select(1, columns) for field in unrolls))
 
 
 def batches(args: ImpalaArgs, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
-    """Every new unroll once, in batches filled up with replayed ones."""
+    """Yield batches with every new unroll once, filled up with replayed ones."""
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
     replay.add(unrolls)
     for columns in minibatches(num_unrolls, args.fresh_unrolls, 1, rng, device):
@@ -162,7 +166,7 @@ def batches(args: ImpalaArgs, unrolls: Rollout, replay: UnrollReplay, rng: torch
 
 
 class DelayLine:
-    """A net as it was `delay` calls ago, for `--force-lag`; as it is with a delay of 0."""
+    """Delayed copy of a net, as it was `delay` calls ago, for `--force-lag`; with a delay of 0 the net itself."""
 
     def __init__(self, delay: int):
         self.past: deque[ActorCritic] = deque(maxlen=delay + 1)
@@ -174,11 +178,11 @@ class DelayLine:
         return self.past[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """The nets that are held, oldest first."""
+        """Return the stored copies of the net, oldest first."""
         return {"past": [net.state_dict() for net in self.past]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`, once called with a net."""
+        """Load a `state_dict`; call this object with a net before."""
         nets = [copy.deepcopy(self.past[0]) for _ in state["past"]]
         for net, saved in zip(nets, state["past"], strict=True):
             net.load_state_dict(saved)
@@ -187,23 +191,23 @@ class DelayLine:
 
 
 def warn_of_lost_unrolls(args: ImpalaArgs, run: RunState) -> None:
-    """Log it where a resumed deterministic run misses the replayed unrolls of learners 1, 2, ..."""
+    """Log a warning if a resumed deterministic run has lost the replayed unrolls of learners 1, 2, ..."""
     if args.deterministic and run.steps and args.replay_proportion and args.num_learners > 1:
-        run.log.warning("replayed unrolls of learners 1, 2, ... are in no checkpoint: bits differ from here on")
+        run.log.warning("checkpoints hold no replayed unrolls of learners 1, 2, ...; determinism is lost from here on")
 
 
 class LearnerState(NamedTuple):
-    """What a learner of IMPALA holds."""
+    """State of an IMPALA learner: network, optimizer, slots and replay."""
 
     net: ActorCritic
     optimizer: torch.optim.Optimizer
     slots: Slots
-    replay: UnrollReplay  # of unrolls that were learned from
+    replay: UnrollReplay  # of unrolls that have been learned from
     action_space: gymnasium.Space
 
 
 def build_learner(args: ImpalaArgs, rank: int = 0) -> LearnerState:
-    """What learner `rank` holds. Raises ConfigError for settings that do not go together."""
+    """Build network, optimizer, slots and replay of learner `rank`. Raises ConfigError for inconsistent settings."""
     check_learners(args.num_learners, args.num_actors, args.cuda)
     rollouts_per_batch(args)
     obs_space, action_space = check_env(args.env_id, Discrete)

@@ -1,9 +1,8 @@
-"""State from which a deterministic run rebuilds each actor, bit for bit: its action log and what else it carries.
+"""Actor states: what a deterministic run saves of each actor, to rebuild it bit for bit after a crash or a resume.
 
-A deterministic actor sends, in a slot beside that of its data, the actions it took, which games ended, and what else
-its successor cannot repeat (`carried`: the logits of the next action, incomplete n-step returns, ...). The learner
-keeps the newest of each actor, and the log of its games. An actor is rebuilt from these after a resume, and when it
-is replaced.
+In a state slot beside each data slot, a deterministic actor sends the actions it took, which games ended, and what its
+successor (the process that replaces it) cannot recompute from them (`carried`: logits of the next action, incomplete
+n-step returns, ...). For each actor, the learner keeps the newest `carried` and the log of all actions in its games.
 """
 
 from __future__ import annotations
@@ -26,39 +25,39 @@ from wrappers import GameLog, seeding_of
 
 
 class ActorState(NamedTuple):
-    """What an actor is rebuilt from."""
+    """Saved state of one actor: its game log, and the state that it sent last."""
 
     rollouts: int  # collected so far
     games: dict[str, Any]  # `GameLog.state_dict`
-    carried: dict[str, np.ndarray]  # what its last message carried; empty if its games could not be rebuilt
-    messages: int  # taken of the rollout in progress, where a rollout makes several
+    carried: dict[str, np.ndarray]  # of its last message; empty if its games could not be rebuilt
+    messages: int  # that the learner took of the rollout in progress, where a rollout makes several
 
 
 ActorReport = tuple[int, dict[str, Tensor]]
-"""actor, fields of its slot"""
+"""number of the actor, fields of its state slot"""
 
 
 class ActorLayout(NamedTuple):
-    """What the actors of a chapter send in deterministic runs beside their data."""
+    """Shapes and counts of the states that a chapter's actors send in deterministic runs."""
 
-    action_space: gymnasium.Space  # of one environment, as actions are stored
+    action_space: gymnasium.Space  # of one environment
     steps: int  # T, of one rollout or block
-    carried: Spec  # shapes and dtypes of what else a successor needs
+    carried: Spec  # shapes and dtypes of what a successor needs besides the game log
     slots_per_actor: int = 1  # messages of an actor in flight
-    messages: int = 1  # that an actor sends for each rollout
+    messages: int = 1  # of an actor for each rollout
 
 
 class ActorStates:
-    """The states of all actors of a run; empty, and all calls without effect, unless the run is deterministic.
+    """States of all actors of a deterministic run. In other runs it is empty, and its calls do nothing.
 
     Args:
         args: settings of the chapter.
-        layout: what actors send.
-        start: agent steps of the run when its actors start; seeds of environments and sampling follow from it.
-        group: several learners share the states, but each has slots for its own actors only.
+        layout: shapes and counts of what actors send.
+        start: agent steps of the run when its actors start; seeds of environments and sampling depend on it.
+        group: learners that keep the same states; each has slots for its own actors only.
 
     Raises:
-        ConfigError: there is too little memory.
+        ConfigError: too little shared memory.
     """
 
     def __init__(self, args: CommonArgs, layout: ActorLayout, *, start: int, group: LearnerGroup | None = None):
@@ -66,7 +65,7 @@ class ActorStates:
         self.group = group or LearnerGroup()
         self.own = self.group.own_actors(args.num_actors)
         self.slots: Slots | None = None
-        self._sent = dict.fromkeys(range(args.num_actors), 0)  # messages of its rollout that were taken
+        self._sent = dict.fromkeys(range(args.num_actors), 0)  # messages taken of its rollout
         self._rollouts = dict.fromkeys(range(args.num_actors), 0)
         self._carried: dict[int, dict[str, Tensor]] = {}
         self._games: list[GameLog] = []
@@ -79,22 +78,22 @@ class ActorStates:
             self._games = [GameLog(num_envs, seeding, keep_actions=True) for _ in range(args.num_actors)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to an actor: the slots alone."""
+        """Pickle the slots alone: an actor needs nothing else."""
         return {"slots": self.slots}
 
-    # ---- what an actor calls
+    # ---- called by actors
 
     def write(self, slot: int, fields: Callable[..., dict[str, Any]], *args: Any) -> None:
-        """Write what a successor needs, `fields(*args)`, beside the data of a slot."""
+        """Write `fields(*args)`, the state of an actor, into the state slot of a data slot; deterministic runs only."""
         if self.slots is not None:
             found = fields(*args)
             for name, place in self.slots[slot].items():
                 place.copy_(torch.as_tensor(found[name]))
 
-    # ---- what the learner calls
+    # ---- called by the learner
 
     def read(self, filled: Sequence[Filled]) -> list[ActorReport]:
-        """What the actors of this learner sent beside a round of slots, copied, where it completes a rollout."""
+        """Return copies of the states sent with a round of slots, of the actors whose rollout is complete with it."""
         found = []
         for worker, slot, _ in filled:
             actor = self.own[worker]
@@ -104,27 +103,27 @@ class ActorStates:
         return found
 
     def advance(self, reports: Iterable[ActorReport]) -> None:
-        """Take in what actors sent; also those of other learners."""
+        """Update the game logs and states of actors, also those of other learners."""
         for actor, fields in reports:
             self._games[actor].extend(fields["action"].numpy(), fields["done"].numpy())
             self._carried[actor] = {name: field for name, field in fields.items() if name not in ("action", "done")}
             self._rollouts[actor] += 1
 
     def completes_rollout(self, filled: Sequence[Filled]) -> bool:
-        """Whether a round that was read has the last message of a rollout of any actor."""
+        """Whether a round that was read contains the last message of any actor's rollout."""
         return any(self._sent[self.own[worker]] == 0 for worker, _, _ in filled)
 
     def of(self, actor: int) -> ActorState | None:
-        """What an actor is to be rebuilt from; None if the run is not deterministic."""
+        """Return the state to rebuild an actor from; None if the run is not deterministic."""
         if self.slots is None:
-            self._sent[actor] = 0  # it starts with a rollout of its own
+            self._sent[actor] = 0  # it starts with a new rollout
             return None
         games = self._games[actor].state_dict()
         carried = {name: field.numpy() for name, field in self._carried.get(actor, {}).items()}
         return ActorState(self._rollouts[actor], games, carried, self._sent[actor])
 
     def start_new_games(self, actor: int) -> None:
-        """The games of an actor could not be rebuilt: it has left them and plays others."""
+        """Record that an actor could not rebuild its games and plays new ones."""
         self._games[actor].start_new_games()
         self._sent[actor] = 0
         self._carried.pop(actor, None)
@@ -140,7 +139,7 @@ class ActorStates:
         return {"start": self.start, "actors": actors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`. Raises ValueError for other numbers of actors or environments."""
+        """Load a `state_dict`. Raises ValueError for other numbers of actors or environments."""
         if len(state["actors"]) != len(self._games):
             raise ValueError(f"it has {len(state['actors'])} actors, not {len(self._games)}")
         self.start = state["start"]
@@ -153,7 +152,7 @@ class ActorStates:
 
 
 def _spec(num_envs: int, layout: ActorLayout) -> Spec:
-    """Shapes and dtypes of what every deterministic actor sends."""
+    """Return shapes and dtypes of a state slot."""
     space, steps = layout.action_space, (layout.steps, num_envs)
     dtype = np.dtype(np.uint8) if isinstance(space, Discrete) and space.n <= 256 else space.dtype
     return {

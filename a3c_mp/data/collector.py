@@ -1,4 +1,4 @@
-"""Collecting rollouts: what an actor does between two messages. (Of chapter 3: `blocks.TransitionCollector`.)"""
+"""Rollout collection: act for T steps in a vector environment. Chapter 3 has `transitions.TransitionCollector`."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from a3c_mp.seeds import derive_seeds
 
 
 def acting_state_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:
-    """Shapes and dtypes of what a successor of a `RolloutCollector` needs besides its games."""
+    """Return shapes and dtypes of the state of a `RolloutCollector`, besides its games."""
     assert isinstance(action_space, gymnasium.spaces.Discrete), action_space
     state = ((num_envs, core_size), torch.float32)
     return {
         "logits": ((num_envs, int(action_space.n)), torch.float32),  # of the next action
-        "baseline": ((num_envs,), torch.float32),  # with it
-        "entry": state,  # of the core before the newest observation
-        "state": state,  # and after it
+        "baseline": ((num_envs,), torch.float32),  # of the newest observation
+        "entry": state,  # of the LSTM before the newest observation
+        "state": state,  # of the LSTM after it
     }
 
 
 class RolloutCollector:
-    """B environments and the net that acts in them, from one rollout to the next.
+    """Rollout collector: steps B environments with a policy net, T steps for each rollout.
 
     Args:
         args: seed, and whether the run is deterministic.
         env: from `make_vec_env`.
-        net: observations -> (logits [B, A], baseline [B]), with a core also state [B, S] -> the next state; the caller
+        net: observations -> (logits [B, A], baseline [B]), with an LSTM also state [B, S] -> the next state; the caller
             loads new weights into it between rollouts.
         channel: to the learner.
     """
@@ -48,10 +48,10 @@ class RolloutCollector:
         self.rng = torch.Generator(next(net.parameters()).device)
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
-        self.rollouts = self.games.rollouts  # so far, those of predecessors counted
-        self.entry = initial_state(net, env.num_envs)  # the core's state before self.obs
+        self.rollouts = self.games.rollouts  # collected so far, by predecessors too
+        self.entry = initial_state(net, env.num_envs)  # the LSTM's state before self.obs
         self.forward = acting_forward(net, self.obs, *self.entry, deterministic=args.deterministic)
-        self.logits: Tensor | None = None  # of the next action, known before the rollout that it belongs to
+        self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to
         if carried := {name: torch.from_numpy(part) for name, part in self.games.carried.items()}:
             device = next(net.parameters()).device
             self.logits, self.baseline = carried["logits"].to(device), carried["baseline"].to(device)
@@ -60,15 +60,15 @@ class RolloutCollector:
 
     @torch.inference_mode()
     def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """(logits [B, A] float32, baseline [B] float32, next state of the core), for observations on the CPU."""
+        """Run the net on observations on the CPU: (logits [B, A] float32, baseline [B] float32, next LSTM state)."""
         logits, baseline, *state = self.forward(obs, *state)
         return logits.float(), baseline.float(), state
 
     def collect(self, rollout: Rollout) -> None:
         """Fill a rollout with the next T steps of every environment.
 
-        There is one forward pass a step: on obs[t+1] it gives V(obs[t+1]) and the next action. The first action of a
-        rollout therefore comes from the weights of the rollout before; its logits are stored with it, as everywhere.
+        Each step has one forward pass: on obs[t+1] it gives V(obs[t+1]) and the next action. Therefore the first action
+        of a rollout comes from the weights of the previous rollout; its behaviour logits are stored, as for any action.
         """
         self.rng.manual_seed(self.rollout_seeds()[1])
         if self.logits is None:
@@ -93,15 +93,15 @@ class RolloutCollector:
             self.logits, self.baseline, self.state = self.act(rollout.obs[t + 1], self.entry)
             write_step(rollout, t + 1, baseline=self.baseline)
             self.channel.beat()
-        self.obs = rollout.obs[-1].clone()  # the slot is the learner's from here on
+        self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1
 
     def rollout_seeds(self) -> tuple[int, int]:
-        """Two seeds for the next rollout: a function of the run's seed, the actor and the number of the rollout."""
+        """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
         return derive_seeds(self.seed, *self.channel.entropy, self.rollouts)
 
     def state_fields(self, rollout: Rollout) -> dict[str, Any]:
-        """What `ActorStates.write` takes after a rollout."""
+        """Return the state after a rollout, for `ActorStates.write`."""
         empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
         done = rollout.terminated | rollout.truncated
         return self.games.state_fields(rollout.action, done, self.obs) | {

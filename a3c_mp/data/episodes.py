@@ -1,4 +1,4 @@
-"""Episodes: what is known of a finished game, and running returns and lengths of games in progress."""
+"""Episode statistics: returns and lengths of finished games and of games in progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Episode(NamedTuple):
-    """A finished episode: the whole game, whatever the learner makes of lost lives."""
+    """Return and length of a finished episode: the whole game, even if a lost life is terminal for the learner."""
 
     episode_return: float  # sum of raw rewards
     length: int  # agent steps
@@ -19,7 +19,7 @@ class Episode(NamedTuple):
 
 
 def episodes_at(done: Tensor, episode_return: Tensor, episode_length: Tensor) -> list[Episode]:
-    """The episodes that ended where `done`, all [T, B], in order of time."""
+    """Return the episodes that ended where `done`, in order of time; all arguments are [T, B]."""
     t, b = torch.nonzero(done, as_tuple=True)
     fields = (episode_return[t, b].tolist(), episode_length[t, b].tolist(), b.tolist())
     return [Episode(*values) for values in zip(*fields, strict=True)]
@@ -34,7 +34,7 @@ class EpisodeStats:
         self.done = np.zeros(num_envs, dtype=np.bool_)
 
     def step(self, reward: np.ndarray, done: np.ndarray) -> None:
-        """Take one step's rewards [N] and ends bool [N]; an ended episode's figures stay until the next step."""
+        """Add one step: rewards [N] and `done` bool [N]. The values of a finished episode stay until the next step."""
         self.returns[self.done] = 0.0
         self.lengths[self.done] = 0
         self.returns += reward
@@ -42,10 +42,10 @@ class EpisodeStats:
         self.done = done
 
     def fields(self) -> dict[str, np.ndarray]:
-        """Everything, [N] each, by the names that `restore` takes."""
+        """Return all arrays, [N] each, by name, for `restore`."""
         return {"episode_return": self.returns, "episode_length": self.lengths, "episode_done": self.done}
 
     def restore(self, fields: Mapping[str, np.ndarray]) -> None:
-        """Go on from `fields`."""
+        """Load the arrays that `fields` returned."""
         names = ("episode_return", "episode_length", "episode_done")
         self.returns, self.lengths, self.done = (fields[name].copy() for name in names)

@@ -1,4 +1,4 @@
-"""The environments of an actor and the games in them, started or rebuilt."""
+"""An actor's vector environment and the games in it, new or rebuilt from an action log."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from wrappers import make_vec_env, obs_hashes
 
 
 def make_envs(args: CommonArgs, channel: WorkerChannel) -> VectorEnv:
-    """The environments of the actor at the end of a channel, seeded for it, and closed however it ends."""
+    """Make an actor's vector environment, seeded for this actor, and closed however the process ends."""
     env_seed, _ = derive_seeds(args.seed, *channel.entropy)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
     return channel.closing(env)
 
 
 class Games:
-    """The environments of an actor and the games in them, at their start or rebuilt to where a predecessor stood.
+    """Games in progress of an actor: new ones, or rebuilt to where a predecessor stopped.
 
     Args:
         env: from `make_vec_env`, `rebuildable` in a deterministic run.
@@ -47,5 +47,5 @@ class Games:
             self.stats.restore(self.carried)
 
     def state_fields(self, action: Tensor, done: Tensor, obs: Tensor) -> dict[str, Any]:
-        """The fields for `ActorStates.write` that all chapters share: of steps [T, B], and the observations after."""
+        """Return the state fields that all chapters share, of steps [T, B] and the observations [B, ...] after them."""
         return {"action": action, "done": done, "obs_hash": obs_hashes(obs.numpy()), **self.stats.fields()}

@@ -16,7 +16,7 @@ from a3c_mp.processes.slots import Spec
 
 
 class Rollout(NamedTuple):
-    """One unroll of B environments over T steps, time first. In a slot these are views of shared memory.
+    """A rollout: T steps of B environments, time first. In a slot, the fields are views of shared memory.
 
     Step t: the action chosen at obs[t] earned reward[t] and led to obs[t+1], which is already the next episode's first
     observation where the episode ended at t.
@@ -37,18 +37,18 @@ class Rollout(NamedTuple):
 
     @property
     def num_steps(self) -> int:
-        """Agent steps, T * B."""
+        """Number of agent steps, T * B."""
         return self.action.numel()
 
     def to(self, device: torch.device) -> Rollout:
-        """The rollout on a device; from pinned memory to a GPU nothing waits for the copies."""
+        """Copy the rollout to a device; from pinned memory to a GPU, the copies are asynchronous."""
         return Rollout(*(field.to(device, non_blocking=True) for field in self))
 
 
 def rollout_spec(
     unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, core_size: int = 0
 ) -> Spec:
-    """Shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs; Box to Discrete spaces."""
+    """Return shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs."""
     assert isinstance(obs_space, Box), obs_space
     assert isinstance(action_space, Discrete), action_space
     steps = (unroll_length, num_envs)
@@ -71,31 +71,34 @@ def rollout_spec(
 
 
 def empty_rollout(spec: Spec, pin: bool = False) -> Rollout:
-    """A rollout of zeros in the memory of this process; `pin` page-locks it, for copies to the GPU."""
+    """Allocate a rollout of zeros in the memory of this process; `pin` page-locks it, for copies to the GPU."""
     return Rollout(**{name: torch.zeros(shape, dtype=dtype, pin_memory=pin) for name, (shape, dtype) in spec.items()})
 
 
 def write_step(rollout: Rollout, t: int, **fields: Tensor | np.ndarray | bool) -> None:
-    """Copy the fields [B, ...] of step t into a rollout, each straight into its place."""
+    """Write the fields [B, ...] of step t into a rollout."""
     for name, value in fields.items():
         getattr(rollout, name)[t] = torch.as_tensor(value)
 
 
 def join(rollouts: Sequence[Rollout]) -> Rollout:
-    """The unrolls of several rollouts, side by side."""
+    """Concatenate rollouts along the batch dimension: several [T, B, ...] -> [T, sum of B, ...]."""
     return (
         rollouts[0] if len(rollouts) == 1 else Rollout(*(torch.cat(field, 1) for field in zip(*rollouts, strict=True)))
     )
 
 
 def episode_starts(rollout: Rollout) -> Tensor:
-    """bool [T+1, B]: obs[t] is an episode's first, so a core's state begins anew; that before obs[0] has already."""
+    """Return bool [T+1, B]: whether obs[t] is an episode's first, so that the LSTM's state is reset before it.
+
+    False at t = 0, because `core_state` is already reset there.
+    """
     ended = rollout.terminated | rollout.truncated
     return torch.cat([torch.zeros_like(ended[:1]), ended])
 
 
 def is_finite(rollout: Rollout) -> bool:
-    """Whether every number that is learned from is finite."""
+    """Whether a rollout has no NaN or inf in what is learned from."""
     fields = [rollout.reward, rollout.baseline, rollout.behaviour_logits, rollout.final_baseline[rollout.truncated]]
     fields += [rollout.obs, rollout.core_state]
     return all(bool(torch.isfinite(field).all()) for field in fields if field.is_floating_point())
@@ -104,21 +107,21 @@ def is_finite(rollout: Rollout) -> bool:
 def minibatches(
     num_samples: int, batch_size: int, passes: int, rng: torch.Generator, device: torch.device
 ) -> Iterator[Tensor]:
-    """Index tensors that visit every sample once a pass, in random order, `batch_size` at a time or what is left."""
+    """Yield indices of shuffled minibatches: in each of `passes` epochs, every sample once. The last may be smaller."""
     for _ in range(passes):
         yield from torch.randperm(num_samples, generator=rng).to(device).split(batch_size)
 
 
 def finished_episodes(rollout: Rollout) -> list[Episode]:
-    """The episodes that ended inside a rollout, in order of time."""
+    """Return the episodes that ended inside a rollout, in order of time."""
     done = rollout.terminated | rollout.truncated
     return episodes_at(done, rollout.episode_return, rollout.episode_length)
 
 
 def sample_actions(logits: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw from categorical policies: logits float32 [B, A] -> int64 [B].
+    """Sample actions from categorical policies: logits float32 [B, A] -> int64 [B].
 
-    Where logits are not finite any action is as good: what comes of it is not learned from (see `is_finite`).
+    Logits with NaN or inf give an arbitrary action; such a rollout is not learned from (see `is_finite`).
     """
     probabilities = logits.softmax(dim=-1).nan_to_num(nan=1.0)
     return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)

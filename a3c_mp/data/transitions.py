@@ -1,6 +1,6 @@
-"""Blocks: what an actor of the replay chapter does between two messages, and what it tells of it.
+"""Transition collection for replay (chapter 3): act for a block of steps, append n-step transitions to the replay.
 
-The transitions themselves go to the replay. A block, a slot in shared memory, says which episodes ended meanwhile.
+The transitions go to the actor's shard of the replay; a slot in shared memory holds the block's episode statistics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from a3c_mp.seeds import derive_seeds
 
 
 class Policy(Protocol):
-    """How an actor explores; see `dqn.Policy` and `ddpg.Policy`."""
+    """Interface of an exploration policy: epsilon-greedy (`dqn.Policy`) or action noise (`ddpg.Policy`)."""
 
     def start_block(self, seed: int) -> None: ...
     def fields(self) -> dict[str, np.ndarray]: ...
@@ -32,13 +32,13 @@ class Policy(Protocol):
 
 
 class TransitionCollector:
-    """B environments of the replay chapter, from one block of steps to the next.
+    """Transition collector: steps B environments for a block at a time and writes transitions to the replay.
 
     Args:
-        args: what is learned from.
+        args: seed, discount factor, and how rewards and lost lives are learned from.
         env: from `make_vec_env`.
-        shards: the actor's own is where everything seen goes.
-        n_step: rewards in a return.
+        shards: of the replay; the actor writes to its own.
+        n_step: rewards in a return (n).
         channel: to the learner.
     """
 
@@ -49,9 +49,9 @@ class TransitionCollector:
         self.writer = Writer(shards, channel.worker, n_step, args.gamma, self.games.carried)
 
     def collect(self, block: dict[str, Tensor], policy: Policy, warm_up: bool = False) -> None:
-        """Take a block of steps; the transitions go to the shard, what became of episodes into `block`."""
+        """Take a block of steps: transitions go to the shard, episode statistics to `block`."""
         policy.start_block(derive_seeds(self.args.seed, *self.channel.entropy, self.blocks)[1])
-        self.actions = []  # as the environments took them
+        self.actions = []  # as the environments get them
         for t in range(len(block["done"])):
             action, q, value = policy.act(self.obs, warm_up)
             self.actions.append(policy.to_env(action))
@@ -69,19 +69,19 @@ class TransitionCollector:
         self.blocks += 1
 
     def state_fields(self, block: dict[str, Tensor], policy: Policy) -> dict[str, Any]:
-        """What `ActorStates.write` takes after a block."""
+        """Return the state after a block, for `ActorStates.write`."""
         actions = torch.from_numpy(np.stack(self.actions))
         games = self.games.state_fields(actions, block["done"], torch.from_numpy(self.obs))
         return {**games, **self.writer.fields(), **policy.fields()}
 
 
 def reward_to_learn(args: LearningArgs, reward: np.ndarray) -> np.ndarray:
-    """The reward [B] as the settings want it learned from."""
+    """Clip and scale rewards [B] for learning, as the settings say."""
     return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
 
 
 def episode_stats_spec(block_length: int, num_envs: int) -> Spec:
-    """Shapes and dtypes of what an actor tells of each step of a block, for `Slots`: episodes that ended."""
+    """Return shapes and dtypes of a block's episode statistics, for `Slots`."""
     steps = (block_length, num_envs)
     return {
         "done": (steps, torch.bool),
@@ -91,12 +91,12 @@ def episode_stats_spec(block_length: int, num_envs: int) -> Spec:
 
 
 def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:
-    """Note in step t of a block which episodes have just ended, and how."""
+    """Write to step t of a block which episodes ended there, with the return and length of every episode."""
     block["done"][t] = torch.from_numpy(stats.done)
     block["episode_return"][t] = torch.from_numpy(stats.returns)
     block["episode_length"][t] = torch.from_numpy(stats.lengths)
 
 
 def finished_episodes(block: dict[str, Tensor]) -> list[Episode]:
-    """The episodes that ended inside a block, in order of time."""
+    """Return the episodes that ended inside a block, in order of time."""
     return episodes_at(block["done"], block["episode_return"], block["episode_length"])

@@ -1,8 +1,8 @@
-"""Returns and advantages: pure functions of float32 tensors, time first.
+"""Returns and advantages (n-step returns, GAE, V-trace): pure functions of float32 tensors, time first.
 
-Everywhere `discounts[t]` is gamma * (1 - terminated[t]), the factor in front of what follows step t. At a truncated
-step the world goes on unseen: `cut_truncated` turns its bootstrap into a reward, so that the other functions know one
-kind of end only.
+In all of them `discounts[t]` is gamma * (1 - terminated[t]), the factor of what follows step t. A truncated episode
+needs a bootstrap from its final observation: `cut_truncated` adds it to the reward and zeroes the discount, so the
+other functions handle termination only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def cut_truncated(rewards: Tensor, discounts: Tensor, truncated: Tensor, final_values: Tensor) -> tuple[Tensor, Tensor]:
-    """End the return at truncated steps, with the value of the observation that the episode was cut at.
+    """End returns at truncated steps and bootstrap there from the value of the final observation.
 
     Partial-episode bootstrapping (Pardo et al. 2018, "Time limits in reinforcement learning"): the target of a
     truncated step is r + gamma V(s_final), never r + gamma V(s_reset).
@@ -31,9 +31,9 @@ def cut_truncated(rewards: Tensor, discounts: Tensor, truncated: Tensor, final_v
 
 
 def n_step_returns(rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap_value: Tensor, n: int) -> Tensor:
-    """n-step returns, r_t + d_t r_{t+1} + ... + d_t ... d_{t+n-1} V(s_{t+n}) (Mnih et al. 2016, section 4).
+    """Compute n-step returns r_t + d_t r_{t+1} + ... + d_t ... d_{t+n-1} V(s_{t+n}) (Mnih et al. 2016, section 4).
 
-    Steps closer than n to the end of the rollout use the steps there are.
+    Fewer than n steps before the end of the rollout, returns are shorter and bootstrap from V(s_T).
 
     Args:
         rewards, discounts, values: [T, B]; values[t] is V(s_t).
@@ -55,7 +55,7 @@ def n_step_returns(rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap
 def gae(
     rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap_value: Tensor, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Schulman et al. 2016, equation 16).
+    """Compute advantages by generalized advantage estimation, GAE(lambda) (Schulman et al. 2016, equation 16).
 
     Args:
         rewards, discounts, values: [T, B]; values[t] is V(s_t).
@@ -63,7 +63,7 @@ def gae(
         lam: lambda, 0 (one-step TD errors) to 1 (Monte Carlo up to the bootstrap).
 
     Returns:
-        (advantages, returns), both [T, B]; returns = advantages + values, the targets of the value function.
+        (advantages, returns), both [T, B]; returns = advantages + values are the value targets (TD(lambda) returns).
     """
     assert rewards.shape == discounts.shape == values.shape, (rewards.shape, discounts.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)
@@ -87,20 +87,20 @@ def vtrace(
     clip_c: float = 1.0,
     clip_pg_rho: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, equation 1 and section 4.2).
+    """Compute V-trace value targets and policy-gradient advantages (Espeholt et al. 2018, equation 1, section 4.2).
 
-    A zero discount ends the trace with the return: nothing that comes after it reaches back across it.
+    A zero discount ends return and trace: later steps have no effect on earlier ones.
 
     Args:
-        log_rhos: [T, B], log pi(a_t|s_t) - log mu(a_t|s_t): the policy that learns over the one that acted.
+        log_rhos: [T, B], log pi(a_t|s_t) - log mu(a_t|s_t), log importance weights: learner's over behaviour policy.
         discounts, rewards, values: [T, B]; values[t] is V(s_t).
         bootstrap_value: [B], V(s_T).
-        clip_rho: rho-bar, largest weight of a TD error; it decides which policy's values are learned.
-        clip_c: c-bar, largest weight of what a later step adds; it decides how fast they are, and at what variance.
-        clip_pg_rho: largest weight of an advantage.
+        clip_rho: rho-bar, max importance weight of a TD error; it sets which policy's value function is learned.
+        clip_c: c-bar, max importance weight of the trace; it trades speed of convergence for variance.
+        clip_pg_rho: max importance weight of an advantage.
 
     Returns:
-        (vs, pg_advantages), both [T, B], constants as far as gradients are concerned.
+        (vs, pg_advantages), both [T, B], without gradient.
     """
     assert log_rhos.shape == discounts.shape == rewards.shape == values.shape, (log_rhos.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)

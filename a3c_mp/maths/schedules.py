@@ -1,18 +1,18 @@
-"""Schedules: what depends on progress."""
+"""Schedules: linear annealing, and triggers for every so many steps."""
 
 
 def linear(start: float, end: float, step: int, total: int) -> float:
-    """From `start` at step 0 to `end` at `total`, and `end` from there on."""
+    """Anneal linearly from `start` at step 0 to `end` at step `total`; stay at `end` afterwards."""
     share = min(max(step / total, 0.0), 1.0)
     return start + (end - start) * share
 
 
 class Every:
-    """Tells, of a count that grows, when it has reached or passed a multiple of `period` since the last call.
+    """Periodic trigger: true when a count has reached or passed a multiple of `period` since the last call.
 
     Args:
         period: 1 or more; None for never.
-        count: where it begins.
+        count: its value at the start.
     """
 
     def __init__(self, period: int | None, count: int = 0):
@@ -27,5 +27,5 @@ class Every:
 
 
 def passes_power_of_two(before: int, after: int) -> bool:
-    """Whether a count has reached or passed 1, 2, 4, 8, ...: what is logged then stays readable."""
+    """Whether a count has reached or passed a power of two (1, 2, 4, 8, ...), to log less and less often."""
     return before.bit_length() < after.bit_length()

@@ -1,6 +1,6 @@
-"""Networks: observations in, `(logits [B, A], baseline [B])` out, both in the dtype that the net computes in.
+"""Actor-critic networks: observations -> `(logits [B, A], baseline [B])`, in the dtype that the net computes in.
 
-A net with a core, that is a memory, also takes the core's state [B, S] and returns the next one. S is its `core_size`.
+A recurrent net has an LSTM core: it also takes the core's state [B, S] and returns the next one. S is its `core_size`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from a3c_mp.nets.obs_norm import ObsNorm
 
 
 class ConvActorCritic(nn.Module):
-    """Convolutions shared by two heads of their own, policy and value, with 512 hidden units each.
+    """Convolutional actor-critic: shared convolutions, and separate policy and value heads of 512 hidden units.
 
     The convolutions are those of Mnih et al. 2015; the separate heads follow Lapan, "Deep Reinforcement Learning
     Hands-On", chapter 13.
@@ -45,7 +45,7 @@ class ConvActorCritic(nn.Module):
 
 
 def nature_convolutions(channels: int) -> nn.Sequential:
-    """The convolutions of Mnih et al. 2015: [N, channels, H, W] -> [N, features], H and W at least 36."""
+    """Make the convolutions of Mnih et al. 2015: [N, channels, H, W] -> [N, features], H and W at least 36."""
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=8, stride=4),
         nn.ReLU(),
@@ -59,12 +59,12 @@ def nature_convolutions(channels: int) -> nn.Sequential:
 
 @torch.no_grad()
 def num_outputs(module: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Size of what a module makes of one input, whatever that is."""
+    """Return the number of features that a module outputs for one input."""
     return module(torch.zeros(1, *input_shape)).shape[1]
 
 
 class MLPActorCritic(nn.Module):
-    """Two tanh layers for the policy and two for the value, for vector observations.
+    """MLP actor-critic for vector observations: two tanh layers for the policy, and two for the value.
 
     Args:
         obs_shape: shape of float32 observations, flattened.
@@ -94,14 +94,14 @@ def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 class ImpalaNet(nn.Module):
-    """Torso, a hidden layer, perhaps an LSTM, and two linear heads (Espeholt et al. 2018, figure 3).
+    """IMPALA's network: torso, hidden layer, optional LSTM, two linear heads (Espeholt et al. 2018, figure 3).
 
     Args:
         obs_shape: of images uint8 [C, H, W], or of vectors.
         num_actions: size of the discrete action set (A).
         image: whether observations go through convolutions.
         deep: the paper's residual convolutions instead of three plain ones.
-        lstm: remember earlier observations of the episode.
+        lstm: add an LSTM core after the hidden layer.
     """
 
     def __init__(
@@ -120,11 +120,11 @@ class ImpalaNet(nn.Module):
         init_orthogonal(self)
         for module in self.modules():
             if isinstance(module, ResidualBlock):
-                nn.init.zeros_(module.second.weight)  # begins as the identity: signals neither grow nor fade
+                nn.init.zeros_(module.second.weight)  # starts as the identity: activations keep their scale
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
-        """obs [B, ...] -> (logits [B, A], baseline [B]); with a core, also state [B, S] -> the next state."""
+        """obs [B, ...] -> (logits [B, A], baseline [B]); with an LSTM, also state [B, S] -> the next state."""
         if self.core is None:
             return self._heads(self.torso(self.norm.convert(obs)))
         assert state is not None
@@ -133,7 +133,7 @@ class ImpalaNet(nn.Module):
         return logits[0], values[0], state
 
     def unroll(self, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """obs [T, B, ...], state [B, S] before the first, starts bool [T, B] of episodes -> (logits, values, state)."""
+        """obs [T, B, ...], state [B, S] before obs[0], episode starts bool [T, B] -> (logits, values, next state)."""
         assert self.core is not None
         features = self.torso(self.norm.convert(obs.flatten(0, 1))).unflatten(0, starts.shape)
         outputs, state = self.core(features, state, starts)
@@ -145,7 +145,7 @@ class ImpalaNet(nn.Module):
 
 
 class LSTMCore(nn.Module):
-    """Hochreiter & Schmidhuber 1997, with forget gates that start open; its state [B, 2 * hidden] is (output, cell)."""
+    """LSTM (Hochreiter & Schmidhuber 1997), forget gates open at first; its state [B, 2 * hidden] is (output, cell)."""
 
     def __init__(self, inputs: int, hidden: int):
         super().__init__()
@@ -153,8 +153,8 @@ class LSTMCore(nn.Module):
         self.from_output = nn.Linear(hidden, 4 * hidden, bias=False)
 
     def forward(self, inputs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """inputs [T, B, I] -> (outputs [T, B, hidden], next state [B, S]); begun anew where `starts`, bool [T, B]."""
-        from_input = self.from_input(inputs)  # of all steps at once: only the rest has to go step by step
+        """inputs [T, B, I] -> (outputs [T, B, hidden], next state [B, S]); reset where `starts`, bool [T, B]."""
+        from_input = self.from_input(inputs)  # for all steps at once: only the recurrent part goes step by step
         outputs = []
         for t in range(len(inputs)):
             output, cell = reset_state(state, starts[t]).chunk(2, dim=-1)
@@ -167,7 +167,7 @@ class LSTMCore(nn.Module):
 
 
 def _residual_convolutions(channels: int) -> nn.Sequential:
-    """Three sections of a convolution, a pooling and two residual blocks (Espeholt et al. 2018, figure 3, right)."""
+    """Make 3 sections of convolution, max-pooling and two residual blocks (Espeholt et al. 2018, figure 3, right)."""
     sections: list[nn.Module] = []
     for inputs, outputs in [(channels, 16), (16, 32), (32, 32)]:
         sections += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
@@ -176,7 +176,7 @@ def _residual_convolutions(channels: int) -> nn.Sequential:
 
 
 class ResidualBlock(nn.Module):
-    """x + two convolutions of x, each behind a ReLU (He et al. 2016, "Identity mappings")."""
+    """Residual block: x + two convolutions of x, each after a ReLU (He et al. 2016, "Identity mappings")."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -191,23 +191,23 @@ ActorCritic = ConvActorCritic | MLPActorCritic | ImpalaNet
 
 
 def initial_state(net: ActorCritic, num_envs: int) -> list[Tensor]:
-    """What a net is to be passed beside the first observations of B episodes: a state [B, S], or nothing."""
+    """Return the LSTM state at the start of B episodes, [zeros [B, S]]; an empty list for nets without an LSTM."""
     like = net.norm.shift
     return [torch.zeros(num_envs, net.core_size, dtype=like.dtype, device=like.device)] if net.core_size else []
 
 
 def reset_state(state: Tensor, starts: Tensor | np.ndarray) -> Tensor:
-    """state [B, S], begun anew where an episode starts, bool [B]."""
+    """Reset the LSTM state [B, S] to zeros where an episode starts, bool [B]."""
     return state.masked_fill(torch.as_tensor(starts, device=state.device)[:, None], 0.0)
 
 
 def unroll(net: ActorCritic, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Policy and value at every step of an unroll.
+    """Compute policy logits and values at every step of an unroll.
 
     Args:
         obs: [T, B, ...].
-        state: [B, S] before obs[0].
-        starts: bool [T, B], where an episode's first observation stands.
+        state: [B, S], the LSTM's before obs[0].
+        starts: bool [T, B], whether obs[t] is an episode's first.
 
     Returns:
         (logits [T, B, A], values [T, B]).
@@ -220,7 +220,7 @@ def unroll(net: ActorCritic, obs: Tensor, state: Tensor, starts: Tensor) -> tupl
 
 
 def init_orthogonal(net: ActorCritic) -> None:
-    """Orthogonal weights with gain sqrt(2), zero biases, and a nearly uniform first policy.
+    """Initialise with orthogonal weights of gain sqrt(2), zero biases, and a nearly uniform policy.
 
     Engstrom et al. 2020 ("Implementation matters") found both to help policy gradients.
     """
@@ -234,14 +234,14 @@ def init_orthogonal(net: ActorCritic) -> None:
 
 
 def is_image(space: gymnasium.Space) -> bool:
-    """Whether observations of this space go through convolutions: bytes [C, H, W], at least 36 x 36."""
+    """Whether observations of this space are images for convolutions: uint8 [C, H, W], at least 36 x 36."""
     return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3 and min(space.shape[1:]) >= 36
 
 
 def make_actor_critic(
     obs_space: gymnasium.Space, action_space: gymnasium.Space, net: str = "shallow", lstm: bool = False
 ) -> ActorCritic:
-    """The net for these spaces, shallow or deep. Raises ValueError where there is none: actions not 0, 1, ..., A-1."""
+    """Make the actor-critic net for these spaces. Raises ValueError if actions are not discrete 0, 1, ..., A-1."""
     if not isinstance(action_space, Discrete) or action_space.start != 0:
         raise ValueError(f"needs discrete actions 0, 1, ..., not {action_space}")
     assert obs_space.shape is not None

@@ -1,4 +1,4 @@
-"""An actor's forward pass as one CUDA graph."""
+"""CUDA graph of an actor's forward pass, and deterministic CUDA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def acting_forward(net: nn.Module, *examples: Tensor, deterministic: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """How an actor calls its net, with observations on the CPU: on the GPU as a graph, on the CPU as it is."""
+    """Return an actor's forward pass for observations on the CPU: for a net on the GPU a CUDA graph, else the net."""
     if next(net.parameters()).device.type == "cpu":
         return net
     if deterministic:
@@ -18,14 +18,14 @@ def acting_forward(net: nn.Module, *examples: Tensor, deterministic: bool) -> Ca
 
 
 class GraphedForward:
-    """A net's forward pass as one CUDA graph: a single launch where each of a dozen small kernels cost one.
+    """A net's forward pass as one CUDA graph: one launch instead of one for each of a dozen small kernels.
 
-    The graph reads the parameters where they lie, so `Weights.load` into the same net takes effect without a new
-    capture (pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+    The graph reads the parameters in place, so `Weights.load` into the same net takes effect without a new capture
+    (pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
 
     Args:
         net: on the GPU, returns a tuple of tensors.
-        examples: one call's inputs, on any device; those of every later call have their shapes and dtypes.
+        examples: inputs of one call, on any device; later inputs must have the same shapes and dtypes.
     """
 
     def __init__(self, net: nn.Module, *examples: Tensor):
@@ -34,7 +34,7 @@ class GraphedForward:
         self.graph = torch.cuda.CUDAGraph()
         warm_up = torch.cuda.Stream(device)
         warm_up.wait_stream(torch.cuda.current_stream(device))
-        with torch.inference_mode(), torch.cuda.device(device):  # a capture takes what the current device is given
+        with torch.inference_mode(), torch.cuda.device(device):  # a capture records work of the current device
             with torch.cuda.stream(warm_up):  # libraries choose their algorithms before, not during, the capture
                 for _ in range(3):
                     net(*self.inputs)
@@ -44,7 +44,7 @@ class GraphedForward:
 
     @torch.inference_mode()
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Outputs for these inputs; where they lie in pinned memory, the copies wait for nothing."""
+        """Run the graph on these inputs; from pinned memory, the copies are asynchronous."""
         for place, value in zip(self.inputs, inputs, strict=True):
             place.copy_(value, non_blocking=True)
         self.graph.replay()
@@ -52,9 +52,9 @@ class GraphedForward:
 
 
 def make_deterministic() -> None:
-    """Have CUDA compute the same bits every time (pytorch.org/docs/stable/notes/randomness.html).
+    """Make CUDA results bit-identical between runs (pytorch.org/docs/stable/notes/randomness.html).
 
-    Warns, rather than fails, where an operation knows no deterministic way. `a3c_mp` sets the workspace of cuBLAS.
+    An operation without a deterministic implementation warns instead of failing. `_bootstrap` sets cuBLAS's workspace.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False

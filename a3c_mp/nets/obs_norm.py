@@ -1,4 +1,4 @@
-"""Running mean and deviation of observations, and how nets normalise their inputs with them."""
+"""Observation normalization: running mean and variance of observations, applied to the inputs of nets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 CLIP = 5.0
-"""largest normalised input"""
+"""largest absolute value of a normalized input"""
 OUTLIER = 100.0
-"""deviations from the mean beyond which a value of a vector enters the moments clipped to `CLIP` deviations"""
+"""distance from the mean (standard deviations) beyond which the moments count a vector's value as `CLIP` deviations"""
 
 
 class Moments(NamedTuple):
-    """What is known of a set of observations once they are gone."""
+    """Count, mean and variance of a set of observations."""
 
     num: Tensor  # [] float32, how many
     mean: Tensor  # [1, *obs_shape] float32
@@ -24,7 +24,7 @@ class Moments(NamedTuple):
     @classmethod
     @torch.no_grad()
     def of(cls, obs: Tensor) -> Moments:
-        """Moments of observations [N, *obs_shape] of any dtype."""
+        """Compute the moments of observations [N, *obs_shape] of any dtype."""
         obs = obs.to(torch.float32, copy=True)
         mean = obs.mean(dim=0, keepdim=True)
         variance = obs.sub_(mean).square_().mean(dim=0, keepdim=True)  # a fifth of the time of `Tensor.var`
@@ -32,14 +32,14 @@ class Moments(NamedTuple):
 
 
 class ObsNorm(nn.Module):
-    """Subtract from every input its running mean, divide by its running deviation, clip to [-`CLIP`, `CLIP`].
+    """Observation normalization: subtract the running mean, divide by the standard deviation, clip to +-`CLIP`.
 
     Burda et al. 2018 ("Exploration by random network distillation"), section 2.4. In Pong all but a few pixels are the
-    same in every frame; what is left after this is the ball and the paddles.
+    same in every frame; normalization leaves the ball and the paddles.
 
     Args:
         shape: of one observation.
-        image: the inputs are bytes; before the first update they are divided by 255.
+        image: the inputs are uint8; before the first update they are divided by 255.
     """
 
     count: Tensor
@@ -58,18 +58,18 @@ class ObsNorm(nn.Module):
         self.register_buffer("scale", torch.full((1, *shape), 1 / 255 if image else 1.0))
 
     def update(self, obs: Tensor) -> tuple[bool, int]:
-        """Merge observations [N, *shape]; returns (whether their moments were merged, how many values were clipped)."""
+        """Update mean and variance with observations [N, *shape]; return (whether it succeeded, values clipped)."""
         moments, clipped = self.clipped_moments(obs)
         return self.merge(moments), clipped
 
     @torch.no_grad()
     def clipped_moments(self, obs: Tensor) -> tuple[Moments, int]:
-        """Moments of observations [N, *shape], and how many values were clipped for them.
+        """Compute moments of observations [N, *shape] with outliers clipped; return (moments, values clipped).
 
-        Once there is a running mean, values of vectors that lie more than `OUTLIER` deviations from it count as
-        `CLIP` deviations, which is what the net sees of them. Otherwise a single huge value, the FLT_MAX of a sensor
-        that sees nothing, would be all that the variance ever shows; and clipped to `OUTLIER` deviations, one in ten
-        thousand (1 / OUTLIER^2) would be enough for the variance to grow without end.
+        As soon as there is a running mean, values of vectors farther than `OUTLIER` deviations from it count as `CLIP`
+        deviations, as in the net's input. Otherwise a single huge value, such as the FLT_MAX of a sensor without a
+        reading, would dominate the variance for good. Clipped to `OUTLIER` deviations instead, one such value in ten
+        thousand (1 / OUTLIER^2) would be enough for the variance to grow without bound.
         """
         if self.image or self.count == 0:
             return Moments.of(obs), 0
@@ -83,33 +83,33 @@ class ObsNorm(nn.Module):
 
     @torch.no_grad()
     def merge(self, moments: Moments) -> bool:
-        """Merge the moments of 1 or more observations (Chan, Golub & LeVeque 1979).
+        """Merge moments of 1 or more observations into the running mean and variance (Chan, Golub & LeVeque 1979).
 
         Returns:
-            whether the result is finite; if not, everything stays as it is.
+            whether the result is finite; if not, nothing changes.
         """
         count, mean, variance = moments
         total = self.count + count
         delta = mean - self.mean
         squares = self.variance * self.count + variance * count + delta.square() * self.count * count / total
         mean, variance = self.mean + delta * count / total, squares / total
-        if not (self.image or bool((mean.isfinite() & variance.isfinite()).all())):  # those of bytes always are
+        if not (self.image or bool((mean.isfinite() & variance.isfinite()).all())):  # uint8 ones always are
             return False
         self.mean.copy_(mean)
         self.variance.copy_(variance)
         self.count.copy_(total)
-        # Whole grey levels are exact in bfloat16, so the actors' copies subtract exactly what the learner does. The
-        # floor under the deviation, one grey level, keeps pixels that hardly ever change from drowning the rest.
+        # Whole grey levels are exact in bfloat16, so the actors' copies subtract exactly what the learner does. One
+        # grey level is added to the deviation, so that pixels that hardly ever change do not dominate the input.
         self.shift.copy_(self.mean.round() if self.image else self.mean)
         self.scale.copy_(1 / (self.variance.sqrt() + (1.0 if self.image else 1e-2)))
         return True
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Floating-point observations [N, *shape], overwritten."""
+        """Normalize floating-point observations [N, *shape] in place."""
         return obs.sub_(self.shift.to(obs.dtype)).mul_(self.scale.to(obs.dtype)).clamp_(-CLIP, CLIP)
 
     def convert(self, obs: Tensor) -> Tensor:
-        """Raw observations [N, *shape], normalised, in the dtype that the net computes in; images as channels_last."""
+        """Normalize raw observations [N, *shape], in the dtype that the net computes in; images as channels_last."""
         if not self.image:
             return self(obs.to(self.shift.dtype, copy=True))
         device = obs.device.type
@@ -118,7 +118,7 @@ class ObsNorm(nn.Module):
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Bytes [N, C, H, W] with the channels of a pixel side by side in memory, as convolutions are fastest."""
+    """Return uint8 images [N, C, H, W] in channels_last memory format, the fastest one for convolutions."""
     if images.device.type != "cpu":
         return images.contiguous(memory_format=torch.channels_last)
     num, channels, height, width = images.shape
@@ -128,7 +128,7 @@ def channels_last(images: Tensor) -> Tensor:
 
 
 def note_on_inputs(net: nn.Module) -> str:
-    """A line for the log where observations have axes as images have, and are treated as vectors; empty elsewhere."""
+    """Return a log line if observations with 2 or more axes are treated as vectors; an empty string otherwise."""
     norm = getattr(net, "norm", None)
     if not isinstance(norm, ObsNorm) or norm.image or norm.mean.dim() < 3:
         return ""

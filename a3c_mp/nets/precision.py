@@ -1,4 +1,4 @@
-"""Which number format nets compute in. Master weights, returns and losses are float32 always."""
+"""Mixed precision: nets compute in bfloat16 or float32. Master weights, returns and losses are always float32."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import nn
 
 
 def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dtype:
-    """bfloat16 or float32, for `--precision {auto,fp32,bf16}`.
+    """Return bfloat16 or float32, for `--precision {auto,fp32,bf16}`.
 
     bfloat16 is for nets on images. Vectors stay in float32: a bfloat16 has 8 bits, enough for a pixel, but not for a
-    position far from 0, and small nets are bound by call overhead. `auto` takes it where the hardware multiplies it
+    position far from 0, and small nets are bound by call overhead. `auto` uses it where the hardware supports it
     natively (AMX, AVX-512 BF16, CUDA capability 8.0 and newer). `fp32` leaves torch's own setting of TF32 as it is.
     """
     wanted = {"auto": has_native_bf16(device), "bf16": True, "fp32": False}[precision]
@@ -18,12 +18,12 @@ def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dt
 
 
 def acting_dtype(precision: str, net: nn.Module) -> torch.dtype:
-    """`compute_dtype` of a net that has an `ObsNorm` as `net.norm`; actors hold their weights in it."""
+    """Return the `compute_dtype` of a net with an `ObsNorm` as `net.norm`; actors hold their weights in it."""
     return compute_dtype(precision, next(net.parameters()).device, net.norm.image)  # type: ignore[union-attr, arg-type]
 
 
 def autocast(precision: str, net: nn.Module) -> torch.autocast:
-    """A context in which the learner's net, whose weights stay float32, computes in `acting_dtype`."""
+    """Return a context in which the learner's net, whose weights stay float32, computes in `acting_dtype`."""
     dtype = acting_dtype(precision, net)
     return torch.autocast(next(net.parameters()).device.type, dtype, enabled=dtype != torch.float32)
 

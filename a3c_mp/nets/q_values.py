@@ -1,4 +1,4 @@
-"""Networks of the replay chapter: action values for discrete actions, an actor and its critic for continuous ones."""
+"""Q networks: dueling DQN for discrete actions, DDPG's actor and critic for continuous ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from a3c_mp.nets.obs_norm import ObsNorm
 
 
 class DuelingQ(nn.Module):
-    """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a) (Wang et al. 2016, equation 9).
+    """Dueling Q network: Q(s, a) = V(s) + A(s, a) - mean_a A(s, a) (Wang et al. 2016, equation 9).
 
     Images go through the convolutions of Mnih et al. 2015, vectors through one linear layer; value and advantage then
     have a hidden layer each. On images the two have 512 units together, as many as the net of Mnih et al.
@@ -42,12 +42,12 @@ class DuelingQ(nn.Module):
 
 
 class DDPGNet(nn.Module):
-    """mu(s) in [-1, 1]^D and Q(s, a), for vector observations (Lillicrap et al. 2016, section 7).
+    """DDPG's actor mu(s) in [-1, 1]^D and critic Q(s, a), for vector observations (Lillicrap et al. 2016, section 7).
 
     Args:
         obs_shape: of one observation, flattened.
         action_shape: of one action, flattened to D numbers.
-        hidden: units of each of the two hidden layers of either net.
+        hidden: units of each of the two hidden layers, in actor and critic.
     """
 
     def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...], hidden: int = 256):

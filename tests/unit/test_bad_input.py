@@ -162,7 +162,7 @@ SPECIAL = {
         ["--num-learners", "2", "--save-replay"],
         "save-replay=True: checkpoints hold the replay",
     ),
-    "another optimizer for ddpg": ("apex_ddpg", ["--optimizer", "rmsprop"], "optimizer=rmsprop: ddpg knows no other"),
+    "another optimizer for ddpg": ("apex_ddpg", ["--optimizer", "rmsprop"], "optimizer=rmsprop: ddpg supports only"),
     "an unknown algorithm": ("apex_dqn", ["--algo", "sac"], "algo=sac: must be one of"),
     "actors that cannot be shared out": ("impala", ["--num-learners", "3"], "num-learners=3: 2 actors cannot"),
     "replayed unrolls": ("impala", ["--replay-proportion", "0.5", "--replay-size", "3"], "replay-size=3: a learner's "),
