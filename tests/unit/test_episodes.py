@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support import files_no_longer_than
+from harness import files_no_longer_than
 
 from a3c_mp.data.episodes import Episode
 from a3c_mp.run.episode_log import EpisodeLog, EpisodeRow, read_episodes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import files_no_longer_than
+from harness import files_no_longer_than
 from torch import nn
 
 from a3c_mp.config import CommonArgs
