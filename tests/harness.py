@@ -136,11 +136,12 @@ class Inline:
     def __call__(self, script: str, *flags: str, name: str = "r", workers=InlineWorkers) -> Finished:
         """Run a script; with `workers` None its actors are processes. The run of a chapter is called `name`."""
         trains = script.startswith("train_")
-        if trains and workers is not None:
-            self.monkeypatch.setattr("a3c_mp.data.actor_states.Workers", workers)
         named = ["--run-name", name] if trains and "--resume" not in flags else []
-        self.monkeypatch.setattr("sys.argv", [script, *named, *flags])
-        code = importlib.import_module(Path(script).stem).main()
+        with self.monkeypatch.context() as patch:
+            if trains and workers is not None:
+                patch.setattr("a3c_mp.data.actor_states.Workers", workers)
+            patch.setattr("sys.argv", [script, *named, *flags])
+            code = importlib.import_module(Path(script).stem).main()
         return Finished(code, *self.capsys.readouterr(), self.folder(name))
 
     def folder(self, name: str = "r") -> Path:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from envs import MISHAPS
 from harness import A3C_DATA, actors_of
+from inline import InlineWorkers
 
 from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import list_checkpoints
@@ -117,7 +118,7 @@ class Killer:
 @pytest.mark.timeout(900)
 def test_bits_survive_kills_of_actors_and_of_the_trainer(scripts, run_inline, monkeypatch, script, steps, flags):
     flags = [*flags, "--deterministic", "--total-steps", str(steps)]
-    whole = run_inline(script, *flags, name="whole", workers=None)
+    whole = run_inline(script, *flags, name="whole", workers=None if "--num-learners" in flags else InlineWorkers)
     runs = {"trainer killed": resumed_three_times(scripts, script, flags)}
     with monkeypatch.context() as patch:
         killer = Killer(patch, times={3, 4, 9, 17, 25})

@@ -28,7 +28,7 @@ from harness import (
 
 from a3c_mp.run.checkpoint import list_checkpoints
 
-HANG_SECONDS = 10
+HANG_SECONDS = 6
 SLOW = pytest.mark.slow
 ONE_IN_CI = pytest.mark.parametrize(
     "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in CHAPTERS[1:])], ids=row_id

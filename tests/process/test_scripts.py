@@ -139,6 +139,7 @@ def test_help_shows_every_flag_with_its_unit(scripts):
         assert flag in done.out
 
 
+@pytest.mark.slow
 def test_too_little_shared_memory_is_found_before_the_start(scripts):
     done = scripts.run(A3C_DATA, "--num-envs", "4096", "--unroll-length", "1e7")
     assert done.code == 2

@@ -121,13 +121,13 @@ def test_play_and_plot_read_a_run(run_inline, tmp_path):
     assert (tmp_path / "cart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_play_records_a_game_of_pong(run_inline, tmp_path):
+def test_play_records_a_game_of_breakout(run_inline, tmp_path):
     imageio = pytest.importorskip("imageio.v2")
-    run_inline.train(A3C_DATA, "--env-id", "PongNoFrameskip-v4", "--total-steps", "64")
-    done = run_inline("play.py", "runs/r", "--episodes", "1", "--video", "game.mp4")
+    run_inline.train(A3C_DATA, "--env-id", "BreakoutNoFrameskip-v4", "--total-steps", "64")
+    done = run_inline("play.py", "runs/r", "--episodes", "1", "--epsilon", "1", "--video", "game.mp4")
     assert done.code == 0, done.err
     with imageio.get_reader(tmp_path / "game.mp4") as video:
         frame = video.get_data(50)
-        assert video.get_meta_data()["duration"] > 20
+        assert video.get_meta_data()["duration"] > 5
     assert frame.shape == (420, 320, 3)
     assert frame.std() > 10, "there is something to see"

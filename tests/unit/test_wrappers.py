@@ -10,8 +10,10 @@ from gymnasium.vector import AutoresetMode
 from wrappers import BrokenContract, make_env, make_vec_env
 
 
-@pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "BreakoutNoFrameskip-v4", "FreewayNoFrameskip-v4"])
-def test_single_and_vector_atari_agree_frame_by_frame(env_id):
+@pytest.mark.parametrize(
+    ("env_id", "steps"), [("PongNoFrameskip-v4", 1200), ("BreakoutNoFrameskip-v4", 500), ("FreewayNoFrameskip-v4", 300)]
+)
+def test_single_and_vector_atari_agree_frame_by_frame(env_id, steps):
     """Without no-ops and stickiness nothing is random, so every byte must be equal, over ends of games too."""
     single = make_env(env_id, noop_max=0)
     vector = make_vec_env(env_id, 2, seed=3, noop_max=0)
@@ -21,7 +23,7 @@ def test_single_and_vector_atari_agree_frame_by_frame(env_id):
     assert single_obs.shape == (4, 84, 84)
     assert single_obs.dtype == vector_obs.dtype == np.uint8
     games = lost_lives = 0
-    for _ in range(1200):
+    for _ in range(steps):
         np.testing.assert_array_equal(single_obs, vector_obs[0])
         action = int(rng.integers(single.action_space.n))
         single_obs, reward, terminated, truncated, single_info = single.step(action)
@@ -233,7 +235,7 @@ def test_an_atari_ids_own_mode_and_difficulty_reach_every_environment(register, 
         action = step % 3
         obs, reward, terminated, _, infos = vector.step(np.full(2, action))
         frame, expected, *_, info = single.step(action)
-        if terminated[0]:
+        if terminated[0] or (lives and differs):
             break
         differs |= bool((frame != plain.step(action)[0]).any())
         np.testing.assert_array_equal(obs[0], frame)
