@@ -13,7 +13,6 @@ import pytest
 import torch
 from envs import MISHAPS
 from harness import A3C_DATA, actors_of
-from inline import InlineWorkers
 
 from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import list_checkpoints
@@ -118,7 +117,7 @@ class Killer:
 @pytest.mark.timeout(900)
 def test_bits_survive_kills_of_actors_and_of_the_trainer(scripts, run_inline, monkeypatch, script, steps, flags):
     flags = [*flags, "--deterministic", "--total-steps", str(steps)]
-    whole = run_inline(script, *flags, name="whole", workers=None if "--num-learners" in flags else InlineWorkers)
+    whole = run_inline(script, *flags, name="whole", workers=None)
     runs = {"trainer killed": resumed_three_times(scripts, script, flags)}
     with monkeypatch.context() as patch:
         killer = Killer(patch, times={3, 4, 9, 17, 25})
@@ -177,7 +176,7 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
 
 def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(scripts, run_inline, monkeypatch):
     flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "6000"]
-    expected = run_inline.train(A3C_DATA, *flags, name="whole")
+    expected = run_inline.train(A3C_DATA, *flags, name="whole", workers=None)
     assert expected.code == 0, expected.err
     monkeypatch.setenv(MISHAPS, "killed in a step,raised,hung")
     done = scripts.run(A3C_DATA, *flags, "--hang-seconds", "3", name="disturbed")
