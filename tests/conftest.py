@@ -1,13 +1,12 @@
 """Fixtures of all tests."""
 
-import importlib
 import logging
 import signal
-from pathlib import Path
 
+import gymnasium
 import pytest
-from inline import InlineWorkers
-from support import Finished, Scripts
+from envs import Env
+from harness import Inline, Scripts
 
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.run.script import exit_with
@@ -48,19 +47,20 @@ def scripts(tmp_path):
 
 @pytest.fixture
 def run_inline(tmp_path, monkeypatch, capsys):
-    """Runs a script of the project in this process, actors as threads: a second instead of ten. Its run is named r."""
-    monkeypatch.chdir(tmp_path)
+    return Inline(tmp_path, monkeypatch, capsys)
 
-    def run(script, *flags):
-        named = ["--run-name", "r"] if script.startswith("train_") and "--resume" not in flags else []
-        module = importlib.import_module(Path(script).stem)
-        if script.startswith("train_"):
-            monkeypatch.setattr("a3c_mp.run.actors.Workers", InlineWorkers)
-        monkeypatch.setattr("sys.argv", [script, *named, *flags])
-        code = module.main()
-        return Finished(code, *capsys.readouterr(), tmp_path / "runs" / "r")
 
-    return run
+@pytest.fixture
+def register(monkeypatch):
+    """As `gymnasium.register`, until the end of the test; without an id, a class with other attributes as Custom-v0."""
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry.copy())
+
+    def register(env_id="Custom-v0", entry_point=Env, changes=None, **kwargs):
+        entry_point = type("Custom", (entry_point,), changes) if changes is not None else entry_point
+        gymnasium.register(env_id, entry_point=entry_point, kwargs=kwargs)
+        return env_id
+
+    return register
 
 
 @pytest.fixture(autouse=True)

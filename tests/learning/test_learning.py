@@ -1,17 +1,16 @@
 """Every chapter learns. Seeded and deterministic, so a failure is the code's and not the dice's."""
 
 import pytest
-
-SCRIPTS = ["train_a3c_data.py", "train_a3c_grad.py", "train_apex.py", "train_impala.py"]
+from harness import APEX_DDPG, EVERY_CHAPTER
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_chapter_learns_cartpole(scripts, script):
+@EVERY_CHAPTER
+def test_a_chapter_learns_cartpole(scripts, chapter):
     """From 20 or so, the mean return of the last 100 games that chance reaches, to 150."""
     flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
     flags += ["--total-steps", "100000"]
-    done = scripts.finish(scripts.train("r", *flags, script=script), "r", timeout=280)
+    done = scripts.finish(scripts.start(chapter.script, "--run-name", "r", *flags), "r", timeout=280)
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary
 
@@ -19,7 +18,7 @@ def test_a_chapter_learns_cartpole(scripts, script):
 @pytest.mark.timeout(300)
 def test_apex_ddpg_swings_the_pendulum_up(scripts):
     flags = ["--env-id", "Pendulum-v1", "--deterministic", "--seed", "1", "--total-steps", "10000"]
-    done = scripts.finish(scripts.train("r", *flags, script="train_apex.py"), "r", timeout=280)
+    done = scripts.finish(scripts.start(APEX_DDPG.script, "--run-name", "r", *flags), "r", timeout=280)
     assert done.code == 0, done.err
     played = scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "20", "--num-envs", "20"), "r")
     mean = float(played.out.split("\nmean ")[1].split(",")[0])

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.multiprocessing as mp
-from support import CARTPOLE, CHAPTERS
+from harness import CHAPTERS, EVERY_CHAPTER
 
 from a3c_mp.run import checkpoint
 from a3c_mp.run.checkpoint import list_checkpoints
@@ -61,13 +61,12 @@ def test_a_save_killed_at_any_moment_costs_that_one_save(tmp_path, kills):
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("algorithm", CHAPTERS)
-def test_a_trainer_killed_at_any_moment_goes_on_from_its_newest_checkpoint(scripts, algorithm):
-    script, flags = CHAPTERS[algorithm]
-    rng, folder = random.Random(algorithm), scripts.runs_dir / "runs/r/checkpoints"
-    command = [*CARTPOLE, *flags, "--run-name", "r", "--checkpoint-seconds", "0.1", "--total-steps", "1e8"]
+@EVERY_CHAPTER
+def test_a_trainer_killed_at_any_moment_goes_on_from_its_newest_checkpoint(scripts, chapter):
+    rng, folder = random.Random(chapter.algorithm), scripts.runs_dir / "runs/r/checkpoints"
+    command = [*chapter.flags, "--run-name", "r", "--checkpoint-seconds", "0.1", "--total-steps", "1e8"]
     for _ in range(int(os.environ.get("KILLS", KILLS // len(CHAPTERS) + 1))):
-        trainer = scripts.start(script, *command)
+        trainer = scripts.start(chapter.script, *command)
         before = list_checkpoints(folder)
         scripts.wait_until(lambda: list_checkpoints(folder)[:1] != before[:1], trainer)  # noqa: B023
         time.sleep(rng.uniform(0, 1))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from counting_env import EPISODE_LENGTH
+from envs import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
 from inline import unconnected_channel
 
@@ -23,8 +23,8 @@ def collected():
     torch.manual_seed(0)
     net = make_actor_critic(*SPACES, lstm=True)
     torch.nn.init.normal_(net.policy[-1].weight)
-    env = make_vec_env("counting_env:Count-v0", B, seed=0)
-    collector = RolloutCollector(CommonArgs(env_id="counting_env:Count-v0", seed=0), env, net, unconnected_channel())
+    env = make_vec_env("envs:Count-v0", B, seed=0)
+    collector = RolloutCollector(CommonArgs(env_id="envs:Count-v0", seed=0), env, net, unconnected_channel())
     rollouts = []
     for _ in range(ROLLOUTS):
         spec = rollout_spec(T, B, *SPACES, net.core_size)

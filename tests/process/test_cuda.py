@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from support import CHAPTERS
+from harness import EVERY_CHAPTER
 
 from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.nets.cuda_graph import GraphedForward
@@ -35,26 +35,24 @@ def test_the_graph_computes_what_the_net_does_with_newly_loaded_weights_too():
         torch.testing.assert_close(forward(obs(2)), net(obs(2).cuda()))
 
 
-@pytest.mark.parametrize("algorithm", CHAPTERS)
+@EVERY_CHAPTER
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])
-def test_training_on_the_gpu_is_deterministic_where_asked(scripts, env_id, algorithm):
-    script, flags = CHAPTERS[algorithm]
-    flags = ["--env-id", env_id, *flags, "--cuda", "--deterministic", "--total-steps", "2000"]
+def test_training_on_the_gpu_is_deterministic_where_asked(scripts, env_id, chapter):
+    flags = ["--env-id", env_id, "--cuda", "--deterministic", "--total-steps", "2000"]
     hashes = []
     for name in ("a", "b"):
-        done = scripts.run(name, *flags, script=script)
+        done = scripts.run(chapter, *flags, name=name)
         assert done.code == 0, done.err
         assert done.summary["updates"] > 0
         hashes.append(done.summary["weights_sha256"])
     assert hashes[0] == hashes[1]
 
 
-@pytest.mark.parametrize("algorithm", CHAPTERS)
-def test_training_on_the_gpu_goes_on_where_it_was_stopped(scripts, algorithm):
+@EVERY_CHAPTER
+def test_training_on_the_gpu_goes_on_where_it_was_stopped(scripts, chapter):
     """Not deterministic: with batches drawn ahead into pinned memory, and slots in flight while others are learned."""
-    script, flags = CHAPTERS[algorithm]
-    first = scripts.run("r", "--env-id", "PongNoFrameskip-v4", *flags, "--cuda", "--total-steps", "2000", script=script)
+    first = scripts.run(chapter, "--env-id", "PongNoFrameskip-v4", "--cuda", "--total-steps", "2000")
     assert first.code == 0, first.err
-    resumed = scripts.finish(scripts.start(script, "--resume", "runs/r", "--total-steps", "4000"), "r")
+    resumed = scripts.resume(chapter, "--total-steps", "4000")
     assert resumed.code == 0, resumed.err
     assert resumed.summary["updates"] > first.summary["updates"] > 0

@@ -7,10 +7,10 @@ import time
 
 import psutil
 import pytest
-from fault_env import MISHAPS
-from support import CHAPTERS, SMALL, actors_of, still_alive
+from envs import MISHAPS
+from harness import A3C_DATA, APEX_DQN, IMPALA, SMALL, actors_of, row_id, still_alive
 
-HELPER = ["--env-id", "fault_env:Helper-v0", "--stop-return", "501"]
+HELPER = ["--env-id", "envs:Helper-v0"]
 NUM_ENVS = int(SMALL[SMALL.index("--num-envs") + 1])
 
 
@@ -38,19 +38,19 @@ def actors_with_helpers(scripts):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "way"),
+    ("chapter", "way"),
     [
-        ("a3c_data", "total_steps"),
-        ("apex_dqn", signal.SIGTERM),
-        ("impala", signal.SIGINT),
-        ("a3c_data", signal.SIGKILL),
-        ("impala", signal.SIGKILL),
+        (A3C_DATA, "total_steps"),
+        (APEX_DQN, signal.SIGTERM),
+        (IMPALA, signal.SIGINT),
+        pytest.param(A3C_DATA, signal.SIGKILL, marks=pytest.mark.slow),
+        (IMPALA, signal.SIGKILL),
     ],
+    ids=row_id,
 )
-def test_no_helper_process_of_an_environment_outlives_the_run(scripts, algorithm, way):
-    script, flags = CHAPTERS[algorithm]
-    learners = ["--num-learners", "2"] if algorithm == "impala" else []
-    trainer = scripts.train("r", *HELPER, *flags, *learners, "--total-steps", "6000", script=script)
+def test_no_helper_process_of_an_environment_outlives_the_run(scripts, chapter, way):
+    learners = chapter.two_learners if chapter is IMPALA else []
+    trainer = scripts.train(chapter, *HELPER, *learners, "--total-steps", "6000")
     scripts.wait_for("r", "episodes.csv:,1,", trainer)
     scripts.wait_until(lambda: len(actors_with_helpers(scripts)) == 2, trainer)
     actors = actors_with_helpers(scripts)
@@ -64,8 +64,7 @@ def test_no_helper_process_of_an_environment_outlives_the_run(scripts, algorithm
 def test_no_helper_process_of_an_environment_outlives_its_actor(scripts, monkeypatch):
     """Actor 0 is killed, then its successor raises, then the next one is terminated."""
     monkeypatch.setenv(MISHAPS, "killed in a step,raised")
-    script, flags = CHAPTERS["a3c_data"]
-    trainer = scripts.train("r", *HELPER, *flags, script=script)
+    trainer = scripts.train(A3C_DATA, *HELPER)
     scripts.wait_for("r", "run.log:restart 2 of", trainer)
     helpers, episodes = scripts.runs_dir / "helpers", scripts.runs_dir / "runs/r/episodes.csv"
     scripts.wait_until(lambda: len(list(helpers.glob(f"{newest(trainer)}-*"))) == 3 * NUM_ENVS, trainer)

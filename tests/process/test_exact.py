@@ -5,16 +5,14 @@ time to start one.
 """
 
 import csv
-import importlib
-import json
 import multiprocessing
 import random
 
 import psutil
 import pytest
 import torch
-from fault_env import MISHAPS
-from support import actors_of
+from envs import MISHAPS
+from harness import A3C_DATA, actors_of
 
 from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import list_checkpoints
@@ -27,17 +25,17 @@ LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
 REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
 KINDS = {
-    "data": ("train_a3c_data", 6000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
-    "grad": ("train_a3c_grad", 4000, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
-    "impala": ("train_impala", 4000, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
-    "dqn": ("train_apex", 1200, APEX),
+    "data": ("train_a3c_data.py", 6000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
+    "grad": ("train_a3c_grad.py", 4000, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
+    "impala": ("train_impala.py", 4000, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
+    "dqn": ("train_apex.py", 1200, APEX),
 }
 SLOW = {
-    "data, Pong": ("train_a3c_data", 2000, [*PONG, "--slots-per-actor", "2"]),
-    "grad, Pong": ("train_a3c_grad", 2000, PONG),
-    "dqn, Pong": ("train_apex", 2000, [*PONG[:-4], "--batch-size", "16", *REPLAY[:-2], "--learning-starts", "80"]),
+    "data, Pong": ("train_a3c_data.py", 2000, [*PONG, "--slots-per-actor", "2"]),
+    "grad, Pong": ("train_a3c_grad.py", 2000, PONG),
+    "dqn, Pong": ("train_apex.py", 2000, [*PONG[:-4], "--batch-size", "16", *REPLAY[:-2], "--learning-starts", "80"]),
     "impala, two learners": (
-        "train_impala",
+        "train_impala.py",
         2000,
         [
             *ROLLOUTS,
@@ -51,7 +49,7 @@ SLOW = {
             "2",
         ],
     ),
-    "ddpg": ("train_apex", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
+    "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
 ALL_KINDS = pytest.mark.parametrize(
     ("script", "steps", "flags"),
@@ -89,10 +87,6 @@ def games_of(folder):
         return [{**row, "seconds": None} for row in csv.DictReader(file)]
 
 
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
-
-
 def own_actors():
     """The actors of this process, which is learner 0, and of the learners that it has started."""
     children = multiprocessing.active_children()
@@ -121,39 +115,33 @@ class Killer:
 
 @ALL_KINDS
 @pytest.mark.timeout(900)
-def test_bits_survive_kills_of_actors_and_of_the_trainer(scripts, tmp_path, monkeypatch, script, steps, flags):
+def test_bits_survive_kills_of_actors_and_of_the_trainer(scripts, run_inline, monkeypatch, script, steps, flags):
     flags = [*flags, "--deterministic", "--total-steps", str(steps)]
-
-    def train(name):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("sys.argv", [script, *flags, "--run-name", name])
-        assert importlib.import_module(script).main() == 0
-        return tmp_path / "runs" / name
-
-    whole = train("whole")
-    folders = {"trainer killed": resumed_three_times(scripts, f"{script}.py", flags)}
+    whole = run_inline(script, *flags, name="whole", workers=None)
+    runs = {"trainer killed": resumed_three_times(scripts, script, flags)}
     with monkeypatch.context() as patch:
         killer = Killer(patch, times={3, 4, 9, 17, 25})
-        folders["actors killed"] = train("actors-killed")
+        runs["actors killed"] = run_inline(script, *flags, name="actors-killed", workers=None)
     assert killer.killed == KILLS
-    restarts = summary_of(folders["actors killed"])["worker_restarts"]
+    restarts = runs["actors killed"].summary["worker_restarts"]
     assert restarts >= KILLS - 1, "one may have been killed before it had started again"
 
-    expected, games = state_of(whole), games_of(whole)
+    expected, games = state_of(whole.folder), games_of(whole.folder)
     assert expected["updates"] > 10
     assert len(games) > 5 or "Pong" in " ".join(flags) or "Pendulum" in " ".join(flags)
-    for how, folder in folders.items():
-        assert differing(state_of(folder), expected) == [], how
-        assert games_of(folder) == games, how
-        assert summary_of(folder)["weights_sha256"] == summary_of(whole)["weights_sha256"], how
+    for how, run in runs.items():
+        assert run.code == 0, how
+        assert differing(state_of(run.folder), expected) == [], how
+        assert games_of(run.folder) == games, how
+        assert run.summary["weights_sha256"] == whole.summary["weights_sha256"], how
 
 
 def resumed_three_times(scripts, script, flags):
-    """The folder of a run whose trainer was killed three times, each some random time after a checkpoint."""
+    """A run whose trainer was killed three times, each some random time after a checkpoint."""
     rng, name = random.Random(script), "trainer-killed"
     folder = scripts.runs_dir / "runs" / name
     every = ["--checkpoint-steps", "64", "--checkpoint-seconds", "3600"]
-    trainer = scripts.train(name, *flags, *every, script=script)
+    trainer = scripts.start(script, "--run-name", name, *flags, *every)
     for _ in range(3):
         before = list_checkpoints(folder / "checkpoints")[:1]
         wanted = rng.randint(1, 4)  # checkpoints later
@@ -169,15 +157,14 @@ def resumed_three_times(scripts, script, flags):
     done = scripts.finish(trainer, name)
     assert done.code == 0, done.out + done.err
     assert done.out.count("resumed from") == 1
-    return folder
+    return done
 
 
 def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(scripts):
-    flags = ["--env-id", "fault_env:Unrepeatable-v0", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
-    flags += ["--deterministic", "--stop-return", "501", "--checkpoint-steps", "200"]
-    first = scripts.run("r", *flags, "--total-steps", "400")
+    flags = ["--env-id", "envs:Unrepeatable-v0", *SMALL, "--batch-size", "16", "--deterministic"]
+    first = scripts.run(A3C_DATA, *flags, "--checkpoint-steps", "200", "--total-steps", "400")
     assert first.code == 0, first.err
-    done = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "2000"), "r")
+    done = scripts.resume(A3C_DATA, "--total-steps", "2000")
     assert done.code == 0, done.out + done.err
     for actor in range(2):
         assert f"actor {actor} (pid " in done.out
@@ -187,13 +174,12 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
     assert done.summary["episodes"] > 10
 
 
-def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(scripts, monkeypatch):
-    flags = ["--env-id", "fault_env:Mishap-v0", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
-    flags += ["--deterministic", "--stop-return", "501", "--total-steps", "6000", "--hang-seconds", "3"]
-    expected = scripts.run("whole", *flags)
+def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(scripts, run_inline, monkeypatch):
+    flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "6000"]
+    expected = run_inline.train(A3C_DATA, *flags, name="whole", workers=None)
     assert expected.code == 0, expected.err
     monkeypatch.setenv(MISHAPS, "killed in a step,raised,hung")
-    done = scripts.run("disturbed", *flags)
+    done = scripts.run(A3C_DATA, *flags, "--hang-seconds", "3", name="disturbed")
     assert done.code == 0, done.out + done.err
     assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 3)
     assert done.out.count("rebuilt to where it was") == 3

@@ -11,17 +11,29 @@ import time
 from datetime import datetime
 
 import pytest
-from fault_env import MISHAPS
-from inline import InlineWorkers
-from support import CARTPOLE, CHAPTERS, actors_of, family_of, scalars, still_alive
+from envs import MISHAPS
+from harness import (
+    A3C_DATA,
+    A3C_GRAD,
+    APEX_DQN,
+    CHAPTERS,
+    EVERY_CHAPTER,
+    IMPALA,
+    actors_of,
+    family_of,
+    row_id,
+    scalars,
+    still_alive,
+)
 
-import train_a3c_data
 from a3c_mp.run.checkpoint import list_checkpoints
 
-HANG_SECONDS = 10
-TWO_LEARNERS = ["--num-learners", "2"]
+HANG_SECONDS = 6
 SLOW = pytest.mark.slow
-ONE_IN_CI = pytest.mark.parametrize("algorithm", ["a3c_data", *(pytest.param(a, marks=SLOW) for a in [*CHAPTERS][1:])])
+ONE_IN_CI = pytest.mark.parametrize(
+    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in CHAPTERS[1:])], ids=row_id
+)
+SEVERAL_LEARNERS = pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c.learners], ids=row_id)
 
 
 def said_at(log, text):
@@ -45,20 +57,19 @@ WAYS = {
 }
 """what can happen to an actor -> how it is told"""
 SOME = [
-    ("a3c_data", ("killed while sending", "hung")),
-    ("a3c_grad", ("raised",)),
-    ("apex_dqn", ("stopped",)),
-    ("impala", ("killed at start",)),
+    (A3C_DATA, ("killed while sending", "hung")),
+    (A3C_GRAD, ("raised",)),
+    (APEX_DQN, ("stopped",)),
+    (IMPALA, ("killed at start",)),
 ]
 
 
-def check_mishaps(scripts, monkeypatch, algorithm, mishaps):
+def check_mishaps(scripts, monkeypatch, chapter, mishaps):
     """Actor 0 and its successors meet these mishaps, then one more, for which there is no budget left."""
     monkeypatch.setenv(MISHAPS, ",".join(mishaps))
-    script, flags = CHAPTERS[algorithm]
     restarts, folder = len(mishaps), scripts.runs_dir / "runs/r"
-    flags = [*flags, "--stop-return", "501", "--max-restarts", str(restarts), "--hang-seconds", str(HANG_SECONDS)]
-    trainer = scripts.train("r", "--env-id", "fault_env:Mishap-v0", *flags, script=script)
+    flags = ["--max-restarts", str(restarts), "--hang-seconds", str(HANG_SECONDS)]
+    trainer = scripts.train(chapter, "--env-id", "envs:Mishap-v0", *flags)
     log = scripts.wait_for("r", f"run.log:restart {restarts} of {restarts}", trainer, timeout=600)
     before = len(episodes(folder))
     scripts.wait_until(lambda: [e for e in episodes(folder)[before:] if e["actor"] == "0"], trainer)
@@ -78,41 +89,37 @@ def check_mishaps(scripts, monkeypatch, algorithm, mishaps):
             assert told - happened < 5
     if "raised" in mishaps:
         assert log.count("ArithmeticError: the pole caught fire") == 1
-        assert re.search(r"\(raised by step\(\) of fault_env:Mishap-v0, seed \d+, after \d+ steps\)", log)
+        assert re.search(r"\(raised by step\(\) of envs:Mishap-v0, seed \d+, after \d+ steps\)", log)
     assert done.code == 1
     assert f"was killed by SIGKILL; restart budget of {restarts} spent" in done.out
     assert done.summary["worker_restarts"] == restarts
-    newest = list_checkpoints(done.folder / "checkpoints")[0]
+    newest = done.checkpoints[0]
     assert f"the last checkpoint is {newest.relative_to(scripts.runs_dir)}" in done.out
     assert "Traceback" not in done.err
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("algorithm", "mishaps"), SOME)
-def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(
-    scripts, monkeypatch, algorithm, mishaps
-):
-    check_mishaps(scripts, monkeypatch, algorithm, mishaps)
+@pytest.mark.parametrize(("chapter", "mishaps"), SOME, ids=row_id)
+def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(scripts, monkeypatch, chapter, mishaps):
+    check_mishaps(scripts, monkeypatch, chapter, mishaps)
 
 
 @SLOW
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("algorithm", CHAPTERS)
-def test_an_actor_may_be_lost_in_every_way_in_every_chapter(scripts, monkeypatch, algorithm):
-    check_mishaps(scripts, monkeypatch, algorithm, tuple(WAYS))
+@EVERY_CHAPTER
+def test_an_actor_may_be_lost_in_every_way_in_every_chapter(scripts, monkeypatch, chapter):
+    check_mishaps(scripts, monkeypatch, chapter, tuple(WAYS))
 
 
 @ONE_IN_CI
-def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_traceback(scripts, algorithm):
-    script, flags = CHAPTERS[algorithm]
-    trainer = scripts.train("r", "--env-id", "fault_env:Unmakeable-v0", *flags, script=script)
-    done = scripts.finish(trainer, "r")
+def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_traceback(scripts, chapter):
+    done = scripts.run(chapter, "--env-id", "envs:Unmakeable-v0")
     since = (scripts.runs_dir / "failed").stat().st_mtime  # what comes before is loading torch, twice
     assert time.time() - since < 10
     assert done.code == 1
     assert (done.out + done.err).count("Traceback") == 1
     assert "ArithmeticError: no coin in the slot" in done.out
-    assert "(raised by the constructor of fault_env:Unmakeable-v0, seed " in done.out
+    assert "(raised by the constructor of envs:Unmakeable-v0, seed " in done.out
     assert done.summary["worker_restarts"] == 0
     assert done.summary["exit_reason"].startswith("error: actor ")
 
@@ -133,19 +140,18 @@ def saving(scripts, trainer):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "moment"),
+    ("chapter", "moment"),
     [
-        ("a3c_data", starting_up),
-        ("impala", under_way),
-        ("apex_dqn", under_way),
-        *(pytest.param(name, under_way, marks=SLOW) for name in ("a3c_data", "a3c_grad")),
-        *(pytest.param(name, starting_up, marks=SLOW) for name in ("a3c_grad", "apex_dqn", "impala")),
+        (A3C_DATA, starting_up),
+        (IMPALA, under_way),
+        *(pytest.param(chapter, under_way, marks=SLOW) for chapter in (A3C_DATA, A3C_GRAD, APEX_DQN)),
+        *(pytest.param(chapter, starting_up, marks=SLOW) for chapter in (A3C_GRAD, APEX_DQN, IMPALA)),
     ],
+    ids=row_id,
 )
-def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts, algorithm, moment):
-    script, flags = CHAPTERS[algorithm]
+def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts, chapter, moment):
     before = set(os.listdir("/dev/shm"))
-    trainer = scripts.train("r", *CARTPOLE, *flags, *TWO_LEARNERS * (algorithm == "impala"), script=script)
+    trainer = scripts.train(chapter, *chapter.two_learners)
     moment(scripts, trainer)
     family = family_of(trainer.pid)
     trainer.kill()
@@ -164,18 +170,18 @@ def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts,
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
 FEW = [  # every pair of two of these choices occurs
-    ("a3c_data", INT, "group", 1, under_way),
-    ("a3c_data", TERM, "parent", 2, saving),
-    ("a3c_grad", TERM, "group", 1, starting_up),
-    ("a3c_grad", INT, "parent", 2, under_way),
-    ("apex_dqn", INT, "group", 2, saving),
-    ("apex_dqn", TERM, "parent", 1, starting_up),
-    ("impala", TERM, "group", 2, under_way),
-    ("impala", INT, "parent", 1, starting_up),
+    (A3C_DATA, INT, "group", 1, under_way),
+    (A3C_DATA, TERM, "parent", 2, saving),
+    (A3C_GRAD, TERM, "group", 1, starting_up),
+    (A3C_GRAD, INT, "parent", 2, under_way),
+    (APEX_DQN, INT, "group", 2, saving),
+    (APEX_DQN, TERM, "parent", 1, starting_up),
+    (IMPALA, TERM, "group", 2, under_way),
+    (IMPALA, INT, "parent", 1, starting_up),
 ]
 ALL = [
-    (algorithm, signum, target, times, moment)
-    for algorithm in CHAPTERS
+    (chapter, signum, target, times, moment)
+    for chapter in CHAPTERS
     for signum in (INT, TERM)
     for target in ("group", "parent")
     for times in (1, 2)
@@ -183,12 +189,11 @@ ALL = [
 ]
 
 
-def check_signal(scripts, algorithm, signum, target, times, moment):
-    script, flags = CHAPTERS[algorithm]
-    flags = [*CARTPOLE, *flags, *TWO_LEARNERS * (algorithm == "impala")]
+def check_signal(scripts, chapter, signum, target, times, moment):
+    learners = chapter.two_learners if chapter is IMPALA else []
     before = set(os.listdir("/dev/shm"))
     pace = ["--checkpoint-seconds", "0.1" if moment is saving else "60"]
-    trainer = scripts.train("r", *flags, *pace, script=script, start_new_session=True)
+    trainer = scripts.train(chapter, *learners, *pace, start_new_session=True)
     moment(scripts, trainer)
     family = family_of(trainer.pid)
     asked = time.monotonic()
@@ -201,30 +206,25 @@ def check_signal(scripts, algorithm, signum, target, times, moment):
     assert done.summary["exit_reason"] == signum.name
     assert "Traceback" not in done.out + done.err
     assert "restart" not in done.out
-    assert list_checkpoints(done.folder / "checkpoints") or moment is starting_up
+    assert done.checkpoints or moment is starting_up
     assert done.summary["steps"] > 0 or moment is starting_up
     assert not still_alive(family)
     assert set(os.listdir("/dev/shm")) <= before
 
 
-@pytest.mark.parametrize(("algorithm", "signum", "target", "times", "moment"), FEW)
-def test_signals_end_a_run_with_checkpoint_and_summary(scripts, algorithm, signum, target, times, moment):
-    check_signal(scripts, algorithm, signum, target, times, moment)
-
-
-@SLOW
 @pytest.mark.parametrize(
-    ("algorithm", "signum", "target", "times", "moment"), [case for case in ALL if case not in FEW]
+    ("chapter", "signum", "target", "times", "moment"),
+    [*FEW, *(pytest.param(*case, marks=SLOW) for case in ALL if case not in FEW)],
+    ids=row_id,
 )
-def test_signals_of_every_kind_end_a_run(scripts, algorithm, signum, target, times, moment):
-    check_signal(scripts, algorithm, signum, target, times, moment)
+def test_signals_end_a_run_with_checkpoint_and_summary(scripts, chapter, signum, target, times, moment):
+    check_signal(scripts, chapter, signum, target, times, moment)
 
 
 @SLOW
-@pytest.mark.parametrize(("algorithm", "signum"), [("apex_dqn", INT), ("impala", TERM)])
-def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, algorithm, signum):
-    script, flags = CHAPTERS[algorithm]
-    trainer = scripts.train("r", *CARTPOLE, *flags, *TWO_LEARNERS, script=script)
+@pytest.mark.parametrize(("chapter", "signum"), [(APEX_DQN, INT), (IMPALA, TERM)], ids=row_id)
+def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, chapter, signum):
+    trainer = scripts.train(chapter, *chapter.two_learners)
     under_way(scripts, trainer)
     family = family_of(trainer.pid)
     learner = next(process for process in actors_of(trainer.pid) if actors_of(process.pid))
@@ -236,30 +236,24 @@ def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, algorithm, s
     assert time.monotonic() - asked < 10
     assert done.code == 128 + signum, done.out + done.err
     assert done.summary["exit_reason"] == signum.name
-    assert list_checkpoints(done.folder / "checkpoints")
+    assert done.checkpoints
     assert not still_alive(family)
 
 
 @SLOW
-@pytest.mark.parametrize("algorithm", ["apex_dqn", "impala"])
-def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, algorithm):
-    script, flags = CHAPTERS[algorithm]
-    flags = [*flags, *TWO_LEARNERS, "--no-reward-clip", "--total-steps", "6000"]
-    done = scripts.run("r", "--env-id", "fault_env:NanReward-v0", *flags, script=script)
+@SEVERAL_LEARNERS
+def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, chapter):
+    flags = [*chapter.two_learners, "--no-reward-clip", "--total-steps", "6000"]
+    done = scripts.run(chapter, "--env-id", "envs:NanReward-v0", *flags)
     assert done.code == 0, done.out + done.err
-    skipped = {name: count for name, count in done.summary.items() if name.endswith("_not_finite")}
-    assert sum(skipped.values()) >= 2, "it happens to the actors of both learners"
+    assert done.not_finite >= 2, "it happens to the actors of both learners"
     assert "contains NaN or inf; skipped" in done.out
     assert done.summary["updates"] > 10
 
 
 @pytest.mark.parametrize(("signum", "times"), [(INT, 2), (TERM, 1)])
-def test_signals_end_an_evaluation_without_a_word(scripts, monkeypatch, signum, times):
-    monkeypatch.chdir(scripts.runs_dir)
-    monkeypatch.setattr("a3c_mp.run.actors.Workers", InlineWorkers)
-    flags = ["--run-name", "r", "--total-steps", "200"]
-    monkeypatch.setattr("sys.argv", ["", *CARTPOLE, *CHAPTERS["a3c_data"][1], *flags])
-    assert train_a3c_data.main() == 0
+def test_signals_end_an_evaluation_without_a_word(scripts, run_inline, monkeypatch, signum, times):
+    assert run_inline.train(A3C_DATA, "--total-steps", "200").code == 0
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     player = scripts.start("play.py", "runs/r", "--episodes", "1000000", start_new_session=True)
     assert "steps of training" in player.stdout.readline()

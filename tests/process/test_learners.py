@@ -119,7 +119,7 @@ def exchange_until_lost(learners, act=lambda pids: None):
     return waited
 
 
-@pytest.mark.parametrize("num_learners", [2, 3])
+@pytest.mark.parametrize("num_learners", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_killed_learner_is_named_at_once_and_takes_the_others_with_it(num_learners):
     learners = Learners(num_learners, count_for_ever, ())
     started = time.monotonic()
@@ -228,6 +228,7 @@ def test_the_death_of_a_learner_aborts_what_nccl_would_wait_for(monkeypatch):
         assert aborted.wait(GLOO_SECONDS + 2.0)
 
 
+@pytest.mark.slow
 def test_a_peer_killed_by_a_signal_without_a_name_is_named():
     with pytest.raises(PeerLost, match=r"learner 1 \(pid \d+\) was killed by signal 40"):
         exchange_until_lost(Learners(2, count_for_ever, ()), lambda pids: os.kill(pids[0], 40))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from counting_env import EPISODE_LENGTH
+from envs import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
 
 from a3c_mp.data.actor_states import ActorStates
@@ -21,7 +21,7 @@ SPACES = Box(-np.inf, np.inf, (2,), np.float32), Discrete(3)
 @pytest.fixture(scope="module")
 def rollouts():
     """Eight rollouts of each of two actors, copied out of their slots in the order in which they were filled."""
-    args = Args(env_id="counting_env:Count-v0", num_actors=ACTORS, num_envs=B, unroll_length=T)
+    args = Args(env_id="envs:Count-v0", num_actors=ACTORS, num_envs=B, unroll_length=T)
     net = make_actor_critic(*SPACES)
     slots, weights = Slots(rollout_spec(T, B, *SPACES), 2 * ACTORS), Weights(net)
     states = ActorStates(args, SPACES[1], T, {}, start=0)

@@ -5,15 +5,10 @@ import signal
 import time
 
 import pytest
-from support import CARTPOLE, CHAPTERS, SMALL, actors_of, episode_steps, scalars, still_alive
+from harness import A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, actors_of, episode_steps, row_id, scalars, still_alive
 
-from a3c_mp.run import checkpoint
 from a3c_mp.run.checkpoint import list_checkpoints
 
-SMALL_CARTPOLE = [*CARTPOLE, *SMALL]
-PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL]
-IMPALA = [*SMALL_CARTPOLE[:-2], "--batch-unrolls", "4", "--replay-size", "100"]
-"""the same for train_impala.py, which knows no --batch-size"""
 CURVES_OF_LEARNING = {
     *("charts/sps", "charts/policy_lag", "losses/policy", "losses/value", "losses/entropy", "losses/total"),
     *("values/advantage", "values/baseline", "values/target"),
@@ -22,13 +17,9 @@ CURVES_OF_LEARNING = {
 CURVES = CURVES_OF_LEARNING | {"charts/episodic_return", "charts/mean_return_100", "charts/episodic_length"}
 
 
-OWN_CURVES = {"train_a3c_data.py": set(), "train_a3c_grad.py": {"charts/grads_too_old", "charts/grads_not_finite"}}
-"""script -> curves that other chapters do not have"""
-
-
-@pytest.mark.parametrize("script", OWN_CURVES)
-def test_a_run_leaves_what_it_promises(scripts, script):
-    done = scripts.run("r", *SMALL_CARTPOLE, "--total-steps", "4000", script=script)
+@pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(A3C_GRAD, marks=pytest.mark.slow)], ids=row_id)
+def test_a_run_leaves_what_it_promises(scripts, chapter):
+    done = scripts.run(chapter, "--total-steps", "4000")
     assert done.code == 0, done.err
     summary = done.summary
     assert summary["exit_reason"] == "total_steps"
@@ -36,27 +27,26 @@ def test_a_run_leaves_what_it_promises(scripts, script):
     assert summary["episodes"] == len(episode_steps(done.folder)) > 20
     assert not summary["solved"]
     assert summary["worker_restarts"] == 0
-    config = json.loads((done.folder / "config.json").read_text())
-    assert config["args"]["num_envs"] == 4
+    assert done.config["args"]["num_envs"] == 4
     curves = scalars(done.folder)
-    assert set(curves) >= CURVES | OWN_CURVES[script]
+    assert set(curves) >= CURVES | chapter.metrics
     assert 0 < len(curves["charts/episodic_return"]) <= summary["episodes"]
     parts = zip(*(curves[f"time/{part}"] for part in ("waiting", "learning", "publishing")), strict=True)
     shares = [sum(event.value for event in at_once) for at_once in parts]  # the last ones are of the shutdown too
     assert 0.5 < max(shares) <= 1.01, "the learner's time is accounted for"
-    assert "total_steps" in (done.folder / "run.log").read_text()
-    assert len(list_checkpoints(done.folder / "checkpoints")) == 2, "after the first round, and at the end"
+    assert "total_steps" in done.log
+    assert len(done.checkpoints) == 2, "after the first round, and at the end"
     drawn = scripts.finish(scripts.start("plot.py", "runs/r", "--out", "r.png"), "r")
     assert (drawn.code, drawn.err) == (0, "")
     assert (scripts.runs_dir / "r.png").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["train_a3c_data.py", "train_a3c_grad.py"])
-def test_deterministic_runs_of_pong_end_bit_identical(scripts, script):
-    flags = [*PONG, "--deterministic", "--total-steps", "640"]
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD], ids=row_id)
+def test_deterministic_runs_of_pong_end_bit_identical(scripts, chapter):
+    flags = ["--env-id", "PongNoFrameskip-v4", "--deterministic", "--total-steps", "640"]
     seeds = {"a": "3", "b": "3", "c": "4"}
-    trainers = {name: scripts.train(name, *flags, "--seed", seed, script=script) for name, seed in seeds.items()}
+    trainers = {name: scripts.train(chapter, *flags, "--seed", seed, name=name) for name, seed in seeds.items()}
     runs = [scripts.finish(trainer, name) for name, trainer in trainers.items()]
     assert [run.code for run in runs] == [0, 0, 0], [run.err for run in runs]
     a, b, c = (run.summary["weights_sha256"] for run in runs)
@@ -65,8 +55,8 @@ def test_deterministic_runs_of_pong_end_bit_identical(scripts, script):
 
 
 def test_impala_with_a_memory_and_two_learners_is_trained_and_played(scripts):
-    flags = [*IMPALA, "--lstm", "--num-learners", "2", "--replay-proportion", "0.5", "--total-steps", "1500"]
-    done = scripts.run("r", *flags, script="train_impala.py")
+    flags = ["--lstm", *IMPALA.two_learners, "--replay-proportion", "0.5", "--total-steps", "1500"]
+    done = scripts.run(IMPALA, *flags)
     assert done.code == 0, done.err
     assert set(scalars(done.folder)) >= CURVES_OF_LEARNING | {"values/rho", "values/rho_clipped"}
     played = scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "3"), "r")
@@ -75,17 +65,14 @@ def test_impala_with_a_memory_and_two_learners_is_trained_and_played(scripts):
 
 @pytest.mark.slow
 def test_deterministic_runs_of_the_deep_net_end_bit_identical(scripts):
-    flags = ["--env-id", "PongNoFrameskip-v4", "--num-actors", "2", "--num-envs", "2", "--unroll-length", "8"]
-    flags += ["--batch-unrolls", "4", "--net", "deep", "--total-steps", "64", "--deterministic"]
-    done = [scripts.run(name, *flags, script="train_impala.py") for name in ("a", "b")]
+    flags = ["--env-id", "PongNoFrameskip-v4", "--num-envs", "2", "--net", "deep", "--total-steps", "64"]
+    done = [scripts.run(IMPALA, *flags, "--deterministic", name=name) for name in ("a", "b")]
     assert [d.code for d in done] == [0, 0], done[0].err
     assert done[0].summary["weights_sha256"] == done[1].summary["weights_sha256"]
 
 
 def test_two_learners_hold_the_replay_ratio_together(scripts):
-    script, flags = CHAPTERS["apex_dqn"]
-    flags = [*CARTPOLE, *flags, "--num-learners", "2", "--total-steps", "2000"]
-    done = scripts.run("r", *flags, script=script)
+    done = scripts.run(APEX_DQN, *APEX_DQN.two_learners, "--total-steps", "2000")
     assert done.code == 0, done.err
     start = 400 + 4 * 32  # each learner has half of the transitions, and rounds its samples down to whole batches
     learned = 2 * 32 * done.summary["updates"]
@@ -95,8 +82,7 @@ def test_two_learners_hold_the_replay_ratio_together(scripts):
 
 
 def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(scripts):
-    flags = [*IMPALA, "--num-learners", "2"]
-    trainer = scripts.train("r", *flags, script="train_impala.py")
+    trainer = scripts.train(IMPALA, *IMPALA.two_learners)
     scripts.wait_for("r", "episodes.csv:,1,", trainer)  # actor 1 is learner 1's: both are at work
     learner = next(process for process in actors_of(trainer.pid) if actors_of(process.pid))
     orphans = actors_of(learner.pid)
@@ -106,14 +92,14 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(scripts
     assert time.monotonic() - killed < 15
     assert done.code == 1
     assert f"learner 1 (pid {learner.pid}) was killed by SIGKILL" in done.out
-    newest = list_checkpoints(done.folder / "checkpoints")[0]
+    newest = done.checkpoints[0]
     assert f"the last checkpoint is {newest.relative_to(scripts.runs_dir)}; go on with --resume runs/r" in done.out
     assert not still_alive(orphans)
-    assert checkpoint.load(newest, algorithm="impala", env_id="CartPole-v1")["steps"] == done.summary["steps"]
+    assert done.state["steps"] == done.summary["steps"]
 
 
 def test_resume_after_a_kill_drops_what_the_checkpoint_does_not_know(scripts):
-    trainer = scripts.train("r", *SMALL_CARTPOLE, "--checkpoint-seconds", "1")
+    trainer = scripts.train(A3C_DATA, "--checkpoint-seconds", "1")
     scripts.wait_for("r", "episodes.csv:,1,", trainer)
     checkpoints = scripts.runs_dir / "runs" / "r" / "checkpoints"
     scripts.wait_until(lambda: list_checkpoints(checkpoints), trainer)
@@ -122,9 +108,7 @@ def test_resume_after_a_kill_drops_what_the_checkpoint_does_not_know(scripts):
     trainer.kill()
     trainer.communicate()
     steps = int(list_checkpoints(checkpoints)[0].stem.split("_")[1])
-    done = scripts.finish(
-        scripts.start("train_a3c_data.py", "--resume", "runs/r", "--total-steps", str(steps + 2000)), "r"
-    )
+    done = scripts.resume(A3C_DATA, "--total-steps", str(steps + 2000))
     assert done.code == 0, done.err
     assert f"at {steps:,} steps" in done.out
     assert len(episode_steps(done.folder)) == done.summary["episodes"]
@@ -133,9 +117,9 @@ def test_resume_after_a_kill_drops_what_the_checkpoint_does_not_know(scripts):
 
 
 def test_a_second_run_in_the_same_folder_is_refused(scripts):
-    trainer = scripts.train("r", *SMALL_CARTPOLE)
+    trainer = scripts.train(A3C_DATA)
     scripts.wait_for("r", "config.json:args", trainer)
-    second = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/r"), "r")
+    second = scripts.resume(A3C_DATA)
     assert second.code == 2
     assert f"in use by process {trainer.pid}; wait for it to end" in second.err
     trainer.send_signal(signal.SIGINT)
@@ -143,7 +127,7 @@ def test_a_second_run_in_the_same_folder_is_refused(scripts):
 
 
 def test_bad_input_of_a_real_process(scripts):
-    done = scripts.finish(scripts.start("train_a3c_data.py", "--resume", "runs/nothing"), "r")
+    done = scripts.resume(A3C_DATA, name="nothing")
     assert (done.code, done.out) == (2, "")
     assert done.err == "error: resume=runs/nothing: there is no run in this folder; name a run folder, runs/<name>\n"
 
@@ -155,8 +139,9 @@ def test_help_shows_every_flag_with_its_unit(scripts):
         assert flag in done.out
 
 
+@pytest.mark.slow
 def test_too_little_shared_memory_is_found_before_the_start(scripts):
-    done = scripts.run("r", *SMALL_CARTPOLE, "--num-envs", "4096", "--unroll-length", "1e7")
+    done = scripts.run(A3C_DATA, "--num-envs", "4096", "--unroll-length", "1e7")
     assert done.code == 2
     assert "MiB of shared memory is needed, " in done.err
     assert " MiB of memory is free; lower --num-actors, --num-envs or --unroll-length" in done.err
@@ -165,7 +150,7 @@ def test_too_little_shared_memory_is_found_before_the_start(scripts):
 
 
 def test_a_run_goes_on_when_the_reader_of_its_output_goes(scripts):
-    trainer = scripts.train("r", *SMALL_CARTPOLE, "--total-steps", "2000")
+    trainer = scripts.train(A3C_DATA, "--total-steps", "2000")
     assert "in runs/r" in trainer.stdout.readline()
     trainer.stdout.close()
     assert trainer.stderr.read() == ""

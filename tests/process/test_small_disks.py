@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import CARTPOLE, CHAPTERS, ROOT
+from harness import A3C_DATA, APEX_DQN, EVERY_CHAPTER, IMPALA, ROOT, row_id
 
 from a3c_mp.run.checkpoint import list_checkpoints, load
 
@@ -69,27 +69,25 @@ def in_namespace(script: str, folder: Path, *arguments: str, timeout: float = 15
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", CHAPTERS)
-def test_a_disk_that_is_full_for_a_while(algorithm, tmp_path):
-    script, flags = CHAPTERS[algorithm]
-    flags = [*CARTPOLE, *flags, "--checkpoint-seconds", "0.5", "--total-steps", "1e9", "--run-name", "r"]
-    done = in_namespace(FULL_DISK, tmp_path, sys.executable, str(ROOT / script), *flags)
+@EVERY_CHAPTER
+def test_a_disk_that_is_full_for_a_while(chapter, tmp_path):
+    flags = [*chapter.flags, "--checkpoint-seconds", "0.5", "--total-steps", "1e9", "--run-name", "r"]
+    done = in_namespace(FULL_DISK, tmp_path, sys.executable, str(ROOT / chapter.script), *flags)
     told = (tmp_path / "out/told").read_text()
     assert done.returncode == 143, done.stderr + told
     assert "No space left on device" in told
     assert "Traceback" not in told
     (during, *_), (after, *_) = (list_checkpoints(tmp_path / "out" / name) for name in ("during", "run/checkpoints"))
-    origin = {"algorithm": algorithm, "env_id": "CartPole-v1"}
+    origin = {"algorithm": chapter.algorithm, "env_id": chapter.env_id}
     assert 0 < load(during, **origin)["steps"] < load(after, **origin)["steps"]
     assert json.loads((tmp_path / "out/run/summary.json").read_text())["exit_reason"] == "SIGTERM"
 
 
-@pytest.mark.parametrize("algorithm", ["a3c_data", "apex_dqn", "impala"])
-def test_a_dev_shm_that_takes_nothing_is_not_needed(algorithm, tmp_path):
-    script, flags = CHAPTERS[algorithm]
-    flags = [*CARTPOLE, *flags, "--total-steps", "500", "--run-name", "r"]
-    flags += ["--num-learners", "2"] if algorithm == "impala" else []
-    done = in_namespace(READ_ONLY_SHM, tmp_path, sys.executable, str(ROOT / script), *flags)
+@pytest.mark.parametrize("chapter", [pytest.param(A3C_DATA, marks=pytest.mark.slow), APEX_DQN, IMPALA], ids=row_id)
+def test_a_dev_shm_that_takes_nothing_is_not_needed(chapter, tmp_path):
+    learners = chapter.two_learners if chapter is IMPALA else []
+    flags = [*chapter.flags, *learners, "--total-steps", "500", "--run-name", "r"]
+    done = in_namespace(READ_ONLY_SHM, tmp_path, sys.executable, str(ROOT / chapter.script), *flags)
     assert done.returncode == 0, done.stderr + done.stdout
     assert json.loads((tmp_path / "runs/r/summary.json").read_text())["worker_restarts"] == 0
 

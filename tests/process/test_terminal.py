@@ -8,12 +8,11 @@ import signal
 import termios
 import time
 
-from fault_env import CHATTER, STEPS
-from support import CARTPOLE, SMALL, actors_of
+from envs import CHATTER, STEPS
+from harness import A3C_DATA, actors_of
 
 from a3c_mp.run.checkpoint import list_checkpoints
 
-FLAGS = [*CARTPOLE, *SMALL]
 END_SECONDS = 10
 
 
@@ -46,7 +45,7 @@ def ended(scripts, trainer, signum):
 
 def test_a_run_whose_output_is_not_read_trains_and_heeds_signals(scripts):
     reader, writer = full_pipe()
-    trainer = scripts.train("r", *FLAGS, stdout=writer)
+    trainer = scripts.train(A3C_DATA, stdout=writer)
     under_way(scripts, trainer)
     trainer.send_signal(signal.SIGTERM)
     ended(scripts, trainer, signal.SIGTERM)
@@ -74,7 +73,7 @@ def test_a_terminal_that_closes_costs_neither_checkpoint_nor_summary(scripts):
         return episodes.exists() and ",1," in episodes.read_text()
 
     trainer = scripts.train(
-        "r", *FLAGS, stdout=stdio, stderr=stdio, stdin=stdio, start_new_session=True, preexec_fn=own_terminal
+        A3C_DATA, stdout=stdio, stderr=stdio, stdin=stdio, start_new_session=True, preexec_fn=own_terminal
     )
     os.close(stdio)
     scripts.wait_until(read_until_under_way, trainer)
@@ -84,14 +83,14 @@ def test_a_terminal_that_closes_costs_neither_checkpoint_nor_summary(scripts):
 
 
 def test_what_an_environment_leaves_in_the_trainer_does_not_keep_it_alive_or_deaf(scripts):
-    trainer = scripts.train("r", *FLAGS, "--env-id", "fault_env:Thread-v0")
+    trainer = scripts.train(A3C_DATA, "--env-id", "envs:Thread-v0")
     under_way(scripts, trainer)
     trainer.send_signal(signal.SIGTERM)
     ended(scripts, trainer, signal.SIGTERM)
 
 
 def test_a_run_without_stdout_and_stderr_keeps_other_files_out_of_their_places(scripts):
-    trainer = scripts.train("r", *FLAGS, prefix=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"])
+    trainer = scripts.train(A3C_DATA, prefix=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"])
     under_way(scripts, trainer)
     for pid in (trainer.pid, *(actor.pid for actor in actors_of(trainer.pid))):
         opened = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)]
@@ -103,7 +102,7 @@ def test_a_run_without_stdout_and_stderr_keeps_other_files_out_of_their_places(s
 def test_what_the_output_cannot_encode_is_escaped(scripts, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     name = "läuft"
-    done = scripts.run(name, *FLAGS, "--env-id", "fault_env:Surrogate-v0", "--max-restarts", "0")
+    done = scripts.run(A3C_DATA, "--env-id", "envs:Surrogate-v0", "--max-restarts", "0", name=name)
     assert done.code == 1
     escaped = "a broken name: " + "\udcff".encode(errors="backslashreplace").decode()
     for text in (done.out, (done.folder / "run.log").read_text()):
@@ -114,8 +113,8 @@ def test_what_the_output_cannot_encode_is_escaped(scripts, monkeypatch):
 
 def test_an_environment_that_prints_is_not_held_up_and_its_crash_is_shown(scripts):
     steps = 6 * STEPS
-    flags = ["--env-id", "fault_env:Chatty-v0", "--total-steps", str(steps), "--max-restarts", "100"]
-    done = scripts.run("r", *FLAGS, *flags)
+    flags = ["--env-id", "envs:Chatty-v0", "--total-steps", str(steps), "--max-restarts", "100"]
+    done = scripts.run(A3C_DATA, *flags)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert 0 < len(lines) < steps * CHATTER / 10

@@ -1,14 +1,12 @@
 """Chapter 2 from end to end, its actors as threads: what is applied, what is dropped, what is the same twice."""
 
 import copy
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from inline import InlineWorkers, unconnected_channel
-from support import ROOT
+from inline import unconnected_channel
 
 import train_a3c_grad
 from a3c_mp.algorithms import actor_critic, gradients
@@ -20,7 +18,6 @@ from a3c_mp.data.rollout import Rollout, empty_rollout, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.nets.obs_norm import ObsNorm
-from a3c_mp.run import checkpoint
 from a3c_mp.seeds import derive_seeds
 from wrappers import make_vec_env
 
@@ -30,18 +27,10 @@ NO_CLIP = ["--clip-grad", "1e9", "--checkpoint-seconds", "1e6", "--precision", "
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
-    """Runs the chapter's `main` with actors as threads; returns (exit code, run folder)."""
+def train(run_inline):
+    """Runs the chapter, each run under a name of its own."""
     numbers = iter(range(100))
-
-    def run(*flags):
-        name = f"r{next(numbers)}"
-        monkeypatch.setattr("sys.argv", ["", *flags, "--runs-dir", str(tmp_path), "--run-name", name])
-        code = train_a3c_grad.main()
-        return code, tmp_path / name
-
-    monkeypatch.setattr("a3c_mp.run.actors.Workers", InlineWorkers)
-    return run
+    return lambda *flags: run_inline("train_a3c_grad.py", *flags, name=f"r{next(numbers)}")
 
 
 @pytest.fixture
@@ -62,10 +51,6 @@ def tape(monkeypatch):
 
     monkeypatch.setattr(torch.optim, "Adam", Recording)
     return steps
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def flat(tensors):
@@ -112,7 +97,8 @@ def first_net(args):
 @pytest.mark.parametrize(
     ("num_actors", "env", "normalize"),
     [
-        *((n, CARTPOLE, flag) for n in (1, 2, 4) for flag in ("--normalize-advantages", "--no-normalize-advantages")),
+        (1, CARTPOLE, "--no-normalize-advantages"),
+        (4, CARTPOLE, "--normalize-advantages"),
         (2, PONG, "--normalize-advantages"),
     ],
 )
@@ -126,18 +112,16 @@ def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
     expected = flat(reference_gradient(args, net, rollouts))
 
     samples = num_actors * args.batch_size
-    code, folder = train(*flags, "--total-steps", str(2 * samples))
-    assert code == 0
-    assert summary(folder)["updates"] == len(tape) == 2
+    done = train(*flags, "--total-steps", str(2 * samples))
+    assert done.code == 0
+    assert done.summary["updates"] == len(tape) == 2
     lr, before, grads, after = tape[0]
     assert torch.equal(flat(before), flat(net.parameters()))
     assert (flat(grads) - expected).abs().max() < 1e-5 * expected.abs().max()
     assert lr == pytest.approx(0.1 / 2), "halfway to the last step"
     np.testing.assert_allclose(flat(after), flat(before) - lr * expected, atol=1e-6 * lr)
 
-    state = checkpoint.load(
-        checkpoint.list_checkpoints(folder / "checkpoints")[0], algorithm="a3c_grad", env_id=args.env_id
-    )
+    state = done.state
     steps = actor_critic.NORM_STEPS if env is PONG else args.unroll_length
     assert state["net"]["norm.count"] == 2 * num_actors * steps * args.num_envs
     assert torch.equal(flat(p for name, p in state["net"].items() if "norm" not in name), flat(tape[-1][3]))
@@ -159,7 +143,7 @@ def test_batches_of_a_rollout_add_up_to_it_and_learn_from_every_sample_once(trai
 
 def test_two_deterministic_runs_end_bit_identical(train):
     flags = [*CARTPOLE, "--deterministic", "--num-actors", "3", "--total-steps", "450"]
-    hashes = [summary(train(*flags, "--seed", seed)[1])["weights_sha256"] for seed in ("5", "5", "6")]
+    hashes = [train(*flags, "--seed", seed).summary["weights_sha256"] for seed in ("5", "5", "6")]
     assert hashes[0] == hashes[1] != hashes[2]
 
 
@@ -184,9 +168,9 @@ def scripted(*script):
 def test_k_gradients_make_a_step(train, tape, monkeypatch):
     monkeypatch.setattr(train_a3c_grad, "actor", scripted((1.0, 0), (2.0, 0), (6.0, 0), (4.0, 0), (5.0, 0), (9.0, 0)))
     flags = [*CARTPOLE, *NO_CLIP, "--num-actors", "1", "--grads-per-step", "3", "--total-steps", "80"]
-    _, folder = train(*flags)
+    done = train(*flags)
     assert [grads[0].unique().tolist() for _, _, grads, _ in tape] == [[3.0], [6.0]], "means, of three"
-    found = summary(folder)
+    found = done.summary
     assert (found["updates"], found["steps"]) == (2, 80), "the last two wait for a third"
 
 
@@ -199,9 +183,9 @@ def test_the_mean_is_clipped_once(train, tape, monkeypatch):
 
 def test_gradients_that_are_too_old_are_dropped_and_counted(train, tape, monkeypatch):
     monkeypatch.setattr(train_a3c_grad, "actor", scripted((1.0, 0), (2.0, 0), (3.0, 2), (4.0, 1), (5.0, 3)))
-    _, folder = train(*CARTPOLE, *NO_CLIP, "--num-actors", "1", "--max-lag", "1", "--total-steps", "50")
+    done = train(*CARTPOLE, *NO_CLIP, "--num-actors", "1", "--max-lag", "1", "--total-steps", "50")
     assert [grads[0].unique().tolist() for _, _, grads, _ in tape] == [[1.0], [2.0], [4.0]]
-    found = summary(folder)
+    found = done.summary
     assert found["grads_too_old"] == 2
     assert found["grads_not_finite"] == 0
     assert found["policy_lag_mean"] == pytest.approx(6 / 5)
@@ -213,45 +197,29 @@ NAN, INF = (float("nan"), 0), (float("inf"), 0)
 
 def test_gradients_that_are_not_finite_are_dropped_counted_and_named(train, tape, monkeypatch):
     monkeypatch.setattr(train_a3c_grad, "actor", scripted(NAN, (1.0, 0), INF, NAN, NAN, NAN, (1.0, 0)))
-    code, folder = train(*CARTPOLE, *NO_CLIP, "--num-actors", "2", "--sync", "--total-steps", "200")
-    assert code == 0
-    found = summary(folder)
+    done = train(*CARTPOLE, *NO_CLIP, "--num-actors", "2", "--sync", "--total-steps", "200")
+    assert done.code == 0
+    found = done.summary
     assert found["grads_not_finite"] == 5
     assert found["updates"] == len(tape) == 10, "the other actor's gradient was taken"
     assert all(grads[0].unique().tolist() == [1.0] for _, _, grads, _ in tape)
-    assert (
-        "gradient of actor 1 at weights 0 contains NaN or inf; skipped (1 so far)" in (folder / "run.log").read_text()
-    )
-    state = checkpoint.load(
-        checkpoint.list_checkpoints(folder / "checkpoints")[0], algorithm="a3c_grad", env_id="CartPole-v1"
-    )
+    assert "gradient of actor 1 at weights 0 contains NaN or inf; skipped (1 so far)" in done.log
+    state = done.state
     assert all(t.isfinite().all() for t in state["net"].values())
     assert state["net"]["norm.count"] == 15, "20 gradients less the 5: their moments were dropped with them"
 
 
 def test_a_few_in_a_row_end_the_run_with_the_last_good_weights(train, tape, monkeypatch):
     monkeypatch.setattr(train_a3c_grad, "actor", scripted((1.0, 0), (1.0, 0), *[NAN] * 100))
-    code, folder = train(*CARTPOLE, *NO_CLIP, "--num-actors", "1")
-    assert code == 1
-    found = summary(folder)
+    done = train(*CARTPOLE, *NO_CLIP, "--num-actors", "1")
+    assert done.code == 1
+    found = done.summary
     assert found["exit_reason"].startswith(
         "error: gradient of actor 0 at weights 2 is not finite, the 5th of actor 0 in a row"
     )
     assert (found["updates"], found["grads_not_finite"]) == (2, 5)
-    state = checkpoint.load(
-        checkpoint.list_checkpoints(folder / "checkpoints")[0], algorithm="a3c_grad", env_id="CartPole-v1"
-    )
+    state = done.state
     assert torch.equal(flat(p for name, p in state["net"].items() if "norm" not in name), flat(tape[-1][3]))
-
-
-def test_an_environment_that_begins_to_reward_nan_is_named_and_ends_the_run(train, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tests" / "process")
-    flags = ["--env-id", "counting_env:Nan-v0", "--num-envs", "3", "--unroll-length", "5", "--batch-size", "5"]
-    code, folder = train(*flags, "--num-actors", "1", "--no-reward-clip")
-    assert code == 1
-    assert "gradient of actor 0" in summary(folder)["exit_reason"]
-    assert summary(folder)["updates"] > 0
-    assert list((folder / "checkpoints").glob("step_*.json"))
 
 
 def test_sync_and_deterministic_settle_what_follows_from_them():
@@ -287,9 +255,7 @@ def test_obs_norm_of_the_run_is_that_of_the_actors_observations(train):
     net = first_net(args)
     norm = ObsNorm((4,), image=False)
     norm.update(torch.cat([collected(args, net, worker).obs[1:].flatten(0, 1) for worker in range(2)]))
-    _, folder = train(*flags)
-    state = checkpoint.load(
-        checkpoint.list_checkpoints(folder / "checkpoints")[0], algorithm="a3c_grad", env_id="CartPole-v1"
-    )
+    done = train(*flags)
+    state = done.state
     for name in ("count", "mean", "variance"):
         torch.testing.assert_close(state["net"][f"norm.{name}"], norm.state_dict()[name])

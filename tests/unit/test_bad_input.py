@@ -9,16 +9,16 @@ import sys
 import typing
 from contextlib import suppress
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
+from envs import Env
 from gymnasium.spaces import Box, Discrete
+from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, CHAPTERS, CONTINUOUS, EVERY_CHAPTER, IMPALA, row_id
 
 import play
 import plot
 import train_a3c_data
-import train_a3c_grad
 import train_apex
 import train_impala
 from a3c_mp.algorithms import ddpg, dqn
@@ -32,29 +32,30 @@ from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 from wrappers import make_env
 
-CHAPTERS = {
-    "a3c_data": (train_a3c_data, []),
-    "a3c_grad": (train_a3c_grad, []),
-    "apex_dqn": (train_apex, ["--algo", "dqn"]),
-    "apex_ddpg": (train_apex, ["--algo", "ddpg", "--env-id", "Pendulum-v1"]),
-    "impala": (train_impala, []),
-}
-DISCRETE = [name for name in CHAPTERS if name != "apex_ddpg"]
-SCRIPTS = {name: chapter for name, (chapter, _) in CHAPTERS.items() if name != "apex_ddpg"}
+ALL = [*CHAPTERS, *CONTINUOUS]
 
 
-def each_chapter(names=CHAPTERS):
-    return pytest.mark.parametrize(("main", "flags"), [(CHAPTERS[n][0].main, CHAPTERS[n][1]) for n in names], ids=names)
+def each_chapter(chapters=ALL):
+    """Of every chapter: its `main`, and the flags that choose its algorithm."""
+    rows = [(chapter.module.main, flags_of(chapter)) for chapter in chapters]
+    return pytest.mark.parametrize(("main", "flags"), rows, ids=[str(chapter) for chapter in chapters])
+
+
+def flags_of(chapter):
+    if chapter.module is not train_apex:
+        return []
+    return ["--algo", "ddpg", "--env-id", "Pendulum-v1"] if chapter is APEX_DDPG else ["--algo", "dqn"]
 
 
 # ---- numbers
 
 
-@pytest.mark.parametrize("chapter", SCRIPTS.values(), ids=SCRIPTS)
+@EVERY_CHAPTER
 def test_every_number_has_its_range(chapter):
     """All numeric flags of a chapter, from both sides, NaN and infinity."""
-    hints, tried = typing.get_type_hints(chapter.Args, include_extras=True), 0
-    args = chapter.Args()
+    make_args = chapter.module.Args
+    hints, tried = typing.get_type_hints(make_args, include_extras=True), 0
+    args = make_args()
     check_ranges(args)
     for field in dataclasses.fields(args):
         hint = hints[field.name]
@@ -73,14 +74,13 @@ def test_every_number_has_its_range(chapter):
     assert tried > 50
 
 
-@pytest.mark.parametrize("chapter", SCRIPTS.values(), ids=SCRIPTS)
+@EVERY_CHAPTER
 def test_whole_numbers_may_be_written_as_1e6(chapter):
-    hints = typing.get_type_hints(chapter.Args, include_extras=True)
-    whole = [
-        f.name for f in dataclasses.fields(chapter.Args) if int in {hints[f.name], *typing.get_args(hints[f.name])}
-    ]
+    make_args = chapter.module.Args
+    hints = typing.get_type_hints(make_args, include_extras=True)
+    whole = [f.name for f in dataclasses.fields(make_args) if int in {hints[f.name], *typing.get_args(hints[f.name])}]
     flags = [f"--{flag_name(name)}=2e0" for name in whole if name not in ("total_steps", "seed")]
-    args = parse_args(chapter.Args, chapter.PRESETS, "", [*flags, "--total-steps", "1e6", "--seed", "1_000"])
+    args = parse_args(make_args, chapter.module.PRESETS, "", [*flags, "--total-steps", "1e6", "--seed", "1_000"])
     assert len(flags) >= 7
     assert (args.total_steps, args.seed) == (1_000_000, 1000)
     values = [getattr(args, name) for name in whole if name not in ("total_steps", "seed")]
@@ -121,78 +121,54 @@ def test_flags_and_environments(main, flags, bad, message, refused):
     assert message in refused(main, [*flags, *bad])
 
 
-@each_chapter(DISCRETE)
+@each_chapter(CHAPTERS)
 def test_continuous_actions_are_for_ddpg_alone(main, flags, refused):
     line = refused(main, [*flags, "--env-id", "Pendulum-v1", *(["--algo", "dqn"] if "--algo" in flags else [])])
     assert line.startswith("error: env-id=Pendulum-v1: its actions are Box(")
 
 
 SPECIAL = {
-    "batch larger than a rollout": (
-        "a3c_data",
-        ["--batch-size", "1e6"],
-        "batch-size=1000000: a rollout has only 32 * 8",
-    ),
-    "the same in chapter 2": ("a3c_grad", ["--batch-size", "1e6"], "batch-size=1000000: a rollout has only 32 * 8"),
-    "batch larger than the replay": ("apex_dqn", ["--batch-size", "300_000"], "batch-size=300000: the replay has room"),
-    "batch larger than what is collected": ("impala", ["--batch-unrolls", "1e4"], "batch-unrolls=10000: 625 new"),
-    "rollouts under way": ("a3c_data", ["--deterministic", "--slots-per-actor", "3"], "slots-per-actor=3: "),
+    "batch larger than a rollout": (A3C_DATA, ["--batch-size", "1e6"], "batch-size=1000000: a rollout has only 32 * 8"),
+    "the same in chapter 2": (A3C_GRAD, ["--batch-size", "1e6"], "batch-size=1000000: a rollout has only 32 * 8"),
+    "batch larger than the replay": (APEX_DQN, ["--batch-size", "300_000"], "batch-size=300000: the replay has room"),
+    "batch larger than what is collected": (IMPALA, ["--batch-unrolls", "1e4"], "batch-unrolls=10000: 625 new"),
+    "rollouts under way": (A3C_DATA, ["--deterministic", "--slots-per-actor", "3"], "slots-per-actor=3: "),
     "more rollouts than tokens fit into a pipe": (
-        "a3c_data",
+        A3C_DATA,
         ["--slots-per-actor", "5000"],
         "slots-per-actor=5000: must be between 1 and 64",
     ),
     "more blocks than tokens fit into a pipe": (
-        "apex_dqn",
+        APEX_DQN,
         ["--blocks-per-actor", "65"],
         "blocks-per-actor=65: must be between 1 and 64",
     ),
-    "gradients of a synchronous step": ("a3c_grad", ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
-    "a replay too small": ("apex_dqn", ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),
-    "a start too late": ("apex_dqn", ["--learning-starts", "1e6"], "learning-starts=1000000: the replay has room for"),
-    "a replay too large": ("apex_dqn", ["--replay-size", "1e10"], "GiB is free; lower --replay-size"),
-    "discrete actions for ddpg": ("apex_ddpg", ["--env-id", "CartPole-v1"], "env-id=CartPole-v1: its actions are Disc"),
-    "learners that do not divide the actors": (
-        "apex_dqn",
-        ["--num-learners", "3"],
-        "num-learners=3: 2 actors cannot be",
-    ),
+    "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
+    "a replay too small": (APEX_DQN, ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),
+    "a start too late": (APEX_DQN, ["--learning-starts", "1e6"], "learning-starts=1000000: the replay has room for"),
+    "a replay too large": (APEX_DQN, ["--replay-size", "1e10"], "GiB is free; lower --replay-size"),
+    "discrete actions for ddpg": (APEX_DDPG, ["--env-id", "CartPole-v1"], "env-id=CartPole-v1: its actions are Disc"),
+    "learners that do not divide the actors": (APEX_DQN, ["--num-learners", "3"], "num-learners=3: 2 actors cannot be"),
     "half a replay": (
-        "apex_dqn",
+        APEX_DQN,
         ["--num-learners", "2", "--save-replay"],
         "save-replay=True: checkpoints hold the replay",
     ),
-    "another optimizer for ddpg": ("apex_ddpg", ["--optimizer", "rmsprop"], "optimizer=rmsprop: ddpg supports only"),
-    "an unknown algorithm": ("apex_dqn", ["--algo", "sac"], "algo=sac: must be one of"),
-    "actors that cannot be shared out": ("impala", ["--num-learners", "3"], "num-learners=3: 2 actors cannot"),
-    "replayed unrolls": ("impala", ["--replay-proportion", "0.5", "--replay-size", "3"], "replay-size=3: a learner's "),
-    "random frame skip": ("a3c_data", ["--env-id", "Pong-v4"], "use PongNoFrameskip-v4 or ALE/Pong-v5; choose another"),
+    "another optimizer for ddpg": (APEX_DDPG, ["--optimizer", "rmsprop"], "optimizer=rmsprop: ddpg supports only"),
+    "an unknown algorithm": (APEX_DQN, ["--algo", "sac"], "algo=sac: must be one of"),
+    "actors that cannot be shared out": (IMPALA, ["--num-learners", "3"], "num-learners=3: 2 actors cannot"),
+    "replayed unrolls": (IMPALA, ["--replay-proportion", "0.5", "--replay-size", "3"], "replay-size=3: a learner's "),
+    "random frame skip": (A3C_DATA, ["--env-id", "Pong-v4"], "use PongNoFrameskip-v4 or ALE/Pong-v5; choose another"),
 }
 
 
-@pytest.mark.parametrize(("name", "bad", "message"), SPECIAL.values(), ids=SPECIAL)
-def test_what_does_not_go_together(name, bad, message, refused):
-    chapter, flags = CHAPTERS[name]
-    small = [] if name == "apex_ddpg" else ["--env-id", "CartPole-v1"]  # nets for Pong take a second to make
-    assert message in refused(chapter.main, [*flags, *small, *bad])
+@pytest.mark.parametrize(("chapter", "bad", "message"), SPECIAL.values(), ids=SPECIAL)
+def test_what_does_not_go_together(chapter, bad, message, refused):
+    small = ["--env-id", chapter.env_id]  # nets for Pong take a second to make
+    assert message in refused(chapter.module.main, [*flags_of(chapter), *small, *bad])
 
 
 # ---- environments of the user's own
-
-
-class Env(gymnasium.Env):
-    """One that keeps the contract; those below each break it in one way."""
-
-    observation_space: gymnasium.Space = Box(-1.0, 1.0, (3,), np.float32)
-    action_space: gymnasium.Space = Discrete(2)
-    obs: object = np.zeros(3, np.float32)
-    rest: tuple = (0.0, False, False, {})
-
-    def reset(self, *, seed=None, options=None):
-        return self.obs, {}
-
-    def step(self, action):
-        return (self.obs, *self.rest)
 
 
 class OldReset(Env):
@@ -252,22 +228,10 @@ BROKEN = {
 }
 
 
-@pytest.fixture
-def register(monkeypatch):
-    """Registers a class of environments, with some of its attributes changed, as Custom-v0."""
-
-    def register(cls, changes):
-        gymnasium.register("Custom-v0", entry_point=type("Custom", (cls,), changes))
-        return "Custom-v0"
-
-    yield register
-    gymnasium.registry.pop("Custom-v0", None)
-
-
-@each_chapter(["a3c_data", "a3c_grad", "apex_dqn", "impala"])
+@each_chapter(CHAPTERS)
 @pytest.mark.parametrize(("cls", "changes", "message"), BROKEN.values(), ids=BROKEN)
 def test_environments_that_break_the_api(main, flags, cls, changes, message, register, refused):
-    line = refused(main, [*flags, "--env-id", register(cls, changes)])
+    line = refused(main, [*flags, "--env-id", register(entry_point=cls, changes=changes)])
     assert line.startswith("error: env-id=Custom-v0: ")
     assert message in line
 
@@ -284,7 +248,7 @@ DDPG_ENVS = {
 
 @pytest.mark.parametrize(("changes", "message"), DDPG_ENVS.values(), ids=DDPG_ENVS)
 def test_environments_that_ddpg_cannot_use(changes, message, register, refused):
-    line = refused(train_apex.main, ["--algo", "ddpg", "--env-id", register(Continuous, changes)])
+    line = refused(train_apex.main, ["--algo", "ddpg", "--env-id", register(entry_point=Continuous, changes=changes)])
     assert message in line
 
 
@@ -293,7 +257,7 @@ def test_an_environment_that_keeps_the_contract_passes(register):
 
     sloppy = {"obs": [0.0, 0.5, 1.0], "rest": (np.float64(1.0), np.bool_(False), 0, {})}
     for changes in ({}, sloppy):
-        assert check_env(register(Env, changes), Discrete)[1] == Discrete(2)
+        assert check_env(register(changes=changes), Discrete)[1] == Discrete(2)
 
 
 def leave(self, *args, **kwargs):
@@ -302,7 +266,7 @@ def leave(self, *args, **kwargs):
 
 @pytest.mark.parametrize("where", ["__init__", "reset", "step"])
 def test_an_environment_that_ends_the_process_is_named(where, register, refused):
-    line = refused(train_a3c_data.main, ["--env-id", register(Env, {where: leave})])
+    line = refused(train_a3c_data.main, ["--env-id", register(changes={where: leave})])
     assert "env-id=Custom-v0: it raises SystemExit(licence expired); " in line
 
 
@@ -318,7 +282,7 @@ def test_a_signal_while_an_environment_is_tried_out_keeps_its_code(where, regist
     def interrupted(self, *args, **kwargs):
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("sys.argv", ["script.py", "--env-id", register(Env, {where: interrupted})])
+    monkeypatch.setattr("sys.argv", ["script.py", "--env-id", register(changes={where: interrupted})])
     with pytest.raises(SystemExit) as end:
         exit_with(train_a3c_data.main)
     assert end.value.code == 128 + signal.SIGTERM
@@ -339,7 +303,7 @@ def test_the_environment_that_is_tried_out_is_closed_in_every_case(changes, regi
 
     closed = []
     with suppress(ConfigError):
-        check_env(register(Env, {**changes, "close": lambda self: closed.append(True)}), Discrete)
+        check_env(register(changes={**changes, "close": lambda self: closed.append(True)}), Discrete)
     assert closed == [True]
 
 
@@ -349,12 +313,12 @@ def test_what_an_environment_raises_itself_is_left_for_the_actor_to_tell(registe
     def step(self, action):
         raise ArithmeticError("the emulator caught fire")
 
-    assert check_env(register(Env, {"step": step}), Discrete)
+    assert check_env(register(changes={"step": step}), Discrete)
 
 
 def test_bytes_of_ram_do_not_go_through_convolutions(register, refused):
     ram = {"observation_space": Box(0, 255, (128,), np.uint8), "obs": np.zeros(128, np.uint8)}
-    line = refused(train_impala.main, ["--net", "deep", "--env-id", register(Env, ram)])
+    line = refused(train_impala.main, ["--net", "deep", "--env-id", register(changes=ram)])
     assert "net=deep: observations are of shape (128,), it needs images" in line
 
 
@@ -372,7 +336,7 @@ NAMES = {
 }
 
 
-@each_chapter(DISCRETE)
+@each_chapter(CHAPTERS)
 @pytest.mark.parametrize(("name", "message"), NAMES.values(), ids=NAMES)
 def test_run_names(main, flags, name, message, refused, tmp_path):
     (tmp_path / "thesis").mkdir()
@@ -386,7 +350,7 @@ def test_run_names(main, flags, name, message, refused, tmp_path):
     assert sorted(path for path in tmp_path.rglob("*") if path.name != ".lock") == before
 
 
-@each_chapter(DISCRETE)
+@each_chapter(CHAPTERS)
 def test_folders_that_cannot_be_written(main, flags, refused, tmp_path):
     (tmp_path / "file").touch()
     for folder in ("file", "file/below", "/proc/runs"):
@@ -402,10 +366,10 @@ def test_folders_that_cannot_be_written(main, flags, refused, tmp_path):
 def finished(tmp_path_factory):
     """A folder with a run of every chapter that has learned nothing in ten steps, made by the library itself."""
     old = tmp_path_factory.mktemp("old")
-    for name, (chapter, _) in CHAPTERS.items():
-        env_id = "Pendulum-v1" if name == "apex_ddpg" else "CartPole-v1"
-        args = chapter.Args(env_id=env_id, runs_dir=old, run_name=name)
-        if chapter is train_apex:
+    for chapter in ALL:
+        name, env_id = chapter.algorithm, chapter.env_id
+        args = chapter.module.Args(env_id=env_id, runs_dir=old, run_name=name)
+        if chapter.module is train_apex:
             args = dataclasses.replace(args, algo=name.removeprefix("apex_"), replay_size=4000, learning_starts=100)
         env = make_env(env_id)
         spaces = env.observation_space, env.action_space
@@ -424,12 +388,12 @@ def old(finished, tmp_path, capfd):
     return shutil.copytree(finished, tmp_path / "old")
 
 
-RESUMED_BY = [(main, other) for main in SCRIPTS for other in CHAPTERS if CHAPTERS[other][0] is not SCRIPTS[main]]
+RESUMED_BY = [(chapter, other) for chapter in CHAPTERS for other in ALL if other.script != chapter.script]
 
 
-@pytest.mark.parametrize(("script", "other"), RESUMED_BY)
-def test_the_run_of_another_chapter_is_not_resumed(script, other, old, refused):
-    line = refused(SCRIPTS[script].main, ["--resume", f"old/{other}"])
+@pytest.mark.parametrize(("chapter", "other"), RESUMED_BY, ids=row_id)
+def test_the_run_of_another_chapter_is_not_resumed(chapter, other, old, refused):
+    line = refused(chapter.module.main, ["--resume", f"old/{other}"])
     assert line.startswith(f"error: resume=old/{other}: ")
     assert "belongs to another chapter, " in line
 
@@ -451,11 +415,10 @@ def test_a_resumed_run_stays_what_it_was(bad, message, old, refused):
     assert (old / "apex_dqn" / "config.json").read_text() == before
 
 
-@each_chapter(DISCRETE)
-def test_a_run_without_a_checkpoint_is_not_begun_anew(main, flags, old, refused):
-    name = next(n for n in DISCRETE if CHAPTERS[n][0].main is main)
-    shutil.rmtree(old / name / "checkpoints")
-    line = refused(main, ["--resume", f"old/{name}"])
+@EVERY_CHAPTER
+def test_a_run_without_a_checkpoint_is_not_started_again(chapter, old, refused):
+    shutil.rmtree(old / str(chapter) / "checkpoints")
+    line = refused(chapter.module.main, ["--resume", f"old/{chapter}"])
     assert "holds no checkpoint; start a new run, or restore the folder" in line
 
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from support import CHAPTERS
 
 import train_apex
 import train_impala
@@ -115,7 +114,7 @@ def test_bytes_in_the_place_of_a_checkpoint_are_read_or_refused(tmp_path):
     write(tmp_path / "step_7.pt", WHOLE, {"format": 1, **ORIGIN, "sha256": hashlib.sha256(WHOLE).hexdigest()})
     assert checkpoint.load(tmp_path / "step_7.pt", **ORIGIN)["steps"] == 7, "undamaged it can be read"
     with warnings.catch_warnings(action="ignore"):
-        fuzz(reads_checkpoint(tmp_path / "step_7.pt"), 300, CHECKPOINTS)
+        fuzz(reads_checkpoint(tmp_path / "step_7.pt"), 150, CHECKPOINTS)
 
 
 @pytest.mark.slow
@@ -173,7 +172,6 @@ CONFIGS = {
 
 
 def test_whatever_stands_in_the_place_of_settings_is_taken_or_refused(tmp_path):
-    assert {"apex_dqn", "impala"} <= set(CHAPTERS)
     chapters = settings_of_chapters()
     for chapter in chapters:
         reads_settings(tmp_path, chapters)(chapter, {}, set(), None)

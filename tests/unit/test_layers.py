@@ -96,7 +96,7 @@ def test_the_library_imports_no_test():
     for path in FILES:
         if "tests" not in path.parts:
             assert not any(
-                name.split(".")[0] in ("tests", "support", "inline", "fault_env") for name in imports(path.read_text())
+                name.split(".")[0] in ("tests", "harness", "inline", "envs") for name in imports(path.read_text())
             )
 
 

@@ -9,8 +9,8 @@ from wrappers import GameLog, make_vec_env, obs_hashes, rebuild, seeding_of
 KINDS = {
     "CartPole-v1": 300,
     "Pendulum-v1": 450,
-    "BreakoutNoFrameskip-v4": 800,
-    "ALE/Breakout-v5": 1100,  # sticky actions
+    "BreakoutNoFrameskip-v4": 600,
+    "ALE/Breakout-v5": 500,  # sticky actions
 }
 """environment -> steps, enough for some of its games to be seeded again"""
 N = 3
@@ -19,7 +19,7 @@ N = 3
 @pytest.fixture(autouse=True)
 def frequent_seeds(monkeypatch):
     monkeypatch.setattr(rebuild, "ATARI_GAMES", 2)
-    monkeypatch.setattr(rebuild, "STICKY_STEPS", 300)
+    monkeypatch.setattr(rebuild, "STICKY_STEPS", 120)
 
 
 def actions_of(env, rng):

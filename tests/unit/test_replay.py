@@ -360,7 +360,7 @@ def crash_at(line_number, stream):
     return False
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_writer_that_ends_at_any_line_leaves_the_shard_usable(seed):
     """All that was ready can be drawn, of what the last step completed all or nothing, and a successor goes on."""
     line, crashed = 0, True

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
+from harness import files_no_longer_than
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import files_no_longer_than
 
 from a3c_mp.processes import slots as slots_module
 from a3c_mp.processes.slots import ALIGNMENT, Slots, check_shared_memory, shared_counters

@@ -5,9 +5,9 @@ from contextlib import suppress
 
 import pytest
 import torch
+from harness import files_no_longer_than
 from hypothesis import given
 from hypothesis import strategies as st
-from support import files_no_longer_than
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from a3c_mp.data.episodes import Episode

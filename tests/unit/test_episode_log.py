@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support import files_no_longer_than
+from harness import files_no_longer_than
 
 from a3c_mp.data.episodes import Episode
 from a3c_mp.run.episode_log import EpisodeLog, EpisodeRow, read_episodes
@@ -36,7 +36,7 @@ def test_every_finished_game_is_a_line(tmp_path, log):
     episodes.close()
 
 
-def test_a_new_run_begins_the_file_anew(tmp_path, log):
+def test_a_new_run_starts_the_file_again(tmp_path, log):
     path = tmp_path / "episodes.csv"
     an_episode_log(path, log, [100, 200])
     EpisodeLog(path, 0, log).close()
@@ -59,7 +59,7 @@ def test_on_resume_the_lines_that_will_be_lived_again_are_dropped(tmp_path, log)
     assert steps_in(path) == [100, 200, 200, 250]
 
 
-def test_a_resumed_run_that_has_lost_its_file_begins_a_new_one(tmp_path, log):
+def test_a_resumed_run_that_has_lost_its_file_starts_a_new_one(tmp_path, log):
     EpisodeLog(tmp_path / "episodes.csv", 200, log).close()
     assert steps_in(tmp_path / "episodes.csv") == []
 
@@ -74,30 +74,22 @@ def test_on_resume_a_line_torn_by_a_crash_is_dropped(torn, tmp_path, log):
     assert steps_in(path) == [100]
 
 
-def test_a_full_disk_costs_a_warning_never_the_run_nor_the_lines_around_it(tmp_path, log, tape):
+@pytest.mark.parametrize("still_full_at_the_end", [False, True])
+def test_a_full_disk_costs_a_warning_never_the_run_nor_the_lines_around_it(still_full_at_the_end, tmp_path, log, tape):
     path = tmp_path / "episodes.csv"
     episodes = EpisodeLog(path, 0, log)
     with files_no_longer_than(100):
         for step in range(100):
             episodes.add(step, 0.0, 0, Episode(1.0, 5))
-        episodes.flush()
-    assert len(tape.messages) == 1
-    assert str(path) in tape.messages[0]
-    episodes.add(100, 0.0, 0, Episode(1.0, 5))
-    episodes.close()
-    steps = steps_in(path)
-    assert steps == sorted(set(steps)), "no line is torn or written twice"
-    assert steps[-1] == 100
-
-
-def test_a_disk_that_is_still_full_at_the_end_does_not_spoil_it(tmp_path, log, tape):
-    path = tmp_path / "episodes.csv"
-    episodes = EpisodeLog(path, 0, log)
-    with files_no_longer_than(100):
-        for step in range(100):
-            episodes.add(step, 0.0, 0, Episode(1.0, 5))
+        (episodes.close if still_full_at_the_end else episodes.flush)()
+    (message,) = tape.messages
+    assert str(path) in message
+    if not still_full_at_the_end:
+        episodes.add(100, 0.0, 0, Episode(1.0, 5))
         episodes.close()
-    assert len(tape.messages) == 1
+        steps = steps_in(path)
+        assert steps == sorted(set(steps)), "no line is torn or written twice"
+        assert steps[-1] == 100
 
 
 # ---- damage

@@ -1,4 +1,22 @@
-"""CartPole with mishaps in actor 0. Loaded as `fault_env:Name-v0`, so every process of a run imports this module."""
+"""Environments that misbehave or count, loaded as `envs:Name-v0`, so that every process of a run imports this module.
+
+| id | what it does |
+|---|---|
+| Mishap | actor 0 is killed, raises, hangs or stops after `STEPS` steps, as the variable `MISHAPS` says |
+| Helper | the same, and each environment has helper processes |
+| Unmakeable | the trainer can make it, an actor cannot |
+| Thread | leaves a thread behind where it is made, and ignores SIGTERM |
+| Chatty | prints in every step; actor 0 crashes in native code |
+| Surrogate | actor 0 raises with a text that no encoding can write |
+| Unrepeatable | the same seed and actions give other observations in another process |
+| NanReward InfiniteReward NanObs InfiniteObs HugeObs | one bad number, in the 150th step |
+| NanForEver NanObsForEver | bad numbers from the 150th step on |
+| Count | the observation is (episode, step), the reward is the step; every third episode is truncated |
+| Crash | Count that raises in its 50th step |
+| Broken | Count that can be made, but not reset |
+
+`Env` keeps gymnasium's contract; the fixture `register` registers a class with some attributes changed as `Custom-v0`.
+"""
 
 import multiprocessing
 import os
@@ -11,6 +29,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.spaces import Box, Discrete
 
 from a3c_mp.processes.channel import WorkerChannel
 
@@ -93,10 +112,6 @@ class UnmakeableEnv(CartPoleEnv):
             raise ArithmeticError("no coin in the slot")
 
 
-gymnasium.register("Mishap-v0", entry_point=MishapEnv, max_episode_steps=500)
-gymnasium.register("Unmakeable-v0", entry_point=UnmakeableEnv, max_episode_steps=500)
-
-
 class HelperEnv(MishapEnv):
     """In an actor it has three helper processes: one that `close()` ends, and two that it leaves: a program, a fork.
 
@@ -124,9 +139,6 @@ class HelperEnv(MishapEnv):
             note(f"closed/{os.getpid()}")
 
 
-gymnasium.register("Helper-v0", entry_point=HelperEnv, max_episode_steps=500)
-
-
 class NotFiniteEnv(CartPoleEnv):
     """Rewards or observations that are not finite, or huge: once, in the 150th step, or from there on."""
 
@@ -142,27 +154,12 @@ class NotFiniteEnv(CartPoleEnv):
         return obs, reward, *rest
 
 
-for name, numbers in {
-    "NanReward": {"reward": np.nan},
-    "InfiniteReward": {"reward": np.inf},
-    "NanObs": {"obs": np.nan},
-    "InfiniteObs": {"obs": -np.inf},
-    "HugeObs": {"obs": np.finfo(np.float32).max},
-    "NanForEver": {"reward": np.nan, "always": True},
-    "NanObsForEver": {"obs": np.nan, "always": True},
-}.items():
-    gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
-
-
 class UnrepeatableEnv(CartPoleEnv):
     """Its observations depend on more than its seed and its actions: on the process that it lives in."""
 
     def step(self, action):
         obs, *rest = super().step(action)
         return obs + np.float32(os.getpid() * 1e-6), *rest
-
-
-gymnasium.register("Unrepeatable-v0", entry_point=UnrepeatableEnv, max_episode_steps=500)
 
 
 class ThreadEnv(CartPoleEnv):
@@ -197,37 +194,83 @@ class SurrogateEnv(CartPoleEnv):
         return super().step(action)
 
 
-gymnasium.register("Thread-v0", entry_point=ThreadEnv, max_episode_steps=500)
-gymnasium.register("Chatty-v0", entry_point=ChattyEnv, max_episode_steps=500)
-gymnasium.register("Surrogate-v0", entry_point=SurrogateEnv, max_episode_steps=500)
+EPISODE_LENGTH = 7
+"""of a CountEnv"""
 
 
-class LengthsEnv(CartPoleEnv):
-    """Games of random length, 20 to 400 steps, whatever is done; their return is 400 - length: 190 on average."""
+class CountEnv(gymnasium.Env):
+    """The observation is (episode, step); the reward of step t is t; every third episode is truncated."""
 
-    def reset(self, **kwargs):
-        result = super().reset(**kwargs)
-        self.left = self.length = int(self.np_random.integers(20, 401))
-        return result
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Discrete(3)
 
-    def step(self, action):
-        obs, *_ = super().step(action)
-        self.left -= 1
-        return obs, float(400 - self.length) * (self.left == 0), self.left == 0, False, {}
-
-
-class HundredEnv(CartPoleEnv):
-    """Games of 100 steps, whatever is done."""
-
-    def reset(self, **kwargs):
+    def __init__(self):
+        self.episode = -1
         self.t = 0
-        return super().reset(**kwargs)
+
+    def _obs(self):
+        return np.array([self.episode, self.t], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.t = 0
+        return self._obs(), {}
 
     def step(self, action):
-        obs, *_ = super().step(action)
+        reward = float(self.t)
         self.t += 1
-        return obs, 1.0, self.t == 100, False, {}
+        done = self.t == EPISODE_LENGTH
+        truncated = done and self.episode % 3 == 2
+        return self._obs(), reward, done and not truncated, truncated, {}
 
 
-gymnasium.register("Lengths-v0", entry_point=LengthsEnv)
-gymnasium.register("Hundred-v0", entry_point=HundredEnv)
+class CrashEnv(CountEnv):
+    """Raises in its 50th step."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 50:
+            raise ArithmeticError("the emulator caught fire")
+        return super().step(action)
+
+
+class BrokenEnv(CountEnv):
+    """Can be made, but not reset."""
+
+    def reset(self, *, seed=None, options=None):
+        raise ArithmeticError("no coin in the slot")
+
+
+class Env(gymnasium.Env):
+    """Keeps the contract; subclasses, or classes with other attributes, break it in one way."""
+
+    observation_space: gymnasium.Space = Box(-1.0, 1.0, (3,), np.float32)
+    action_space: gymnasium.Space = Discrete(2)
+    obs: object = np.zeros(3, np.float32)
+    rest: tuple = (0.0, False, False, {})
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs, {}
+
+    def step(self, action):
+        return (self.obs, *self.rest)
+
+
+NOT_FINITE = {
+    "NanReward": {"reward": np.nan},
+    "InfiniteReward": {"reward": np.inf},
+    "NanObs": {"obs": np.nan},
+    "InfiniteObs": {"obs": -np.inf},
+    "HugeObs": {"obs": np.finfo(np.float32).max},
+    "NanForEver": {"reward": np.nan, "always": True},
+    "NanObsForEver": {"obs": np.nan, "always": True},
+}
+for name, numbers in NOT_FINITE.items():
+    gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
+for env in (MishapEnv, HelperEnv, UnmakeableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
+    gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
+for env in (CountEnv, CrashEnv, BrokenEnv):
+    gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

@@ -1,0 +1,265 @@
+"""One harness for all tests: the table of chapters, and scripts run in processes of their own or in this one.
+
+To add a chapter, add a row to `CHAPTERS`; the tests that hold for every chapter then run it too:
+1. `algorithm` as in its config.json, `script`, and `quick`: flags with which a run on `env_id` is over in a second;
+2. `learners=True` where it has `--num-learners`, `metrics` for TensorBoard names that other chapters do not have;
+3. limits of its own in `TOO_LARGE` (unit/test_chapters.py), bad input in `SPECIAL` (unit/test_bad_input.py);
+4. a run whose bits survive kills in `KINDS` (process/test_exact.py);
+5. its first tests: `python -m pytest -k NAME` with the new algorithm's name.
+"""
+
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+from inline import InlineWorkers
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
+
+from a3c_mp.run import checkpoint
+from a3c_mp.run.episode_log import read_episodes
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A row of the table of chapters."""
+
+    algorithm: str
+    script: str
+    quick: tuple[str, ...]
+    """flags of a run on `env_id` that is over soon"""
+    env_id: str = "CartPole-v1"
+    learners: bool = False
+    """whether several learners can share the work"""
+    metrics: frozenset[str] = frozenset()
+    """names in TensorBoard that other chapters do not have"""
+
+    def __str__(self) -> str:
+        return self.algorithm
+
+    @property
+    def module(self) -> ModuleType:
+        return importlib.import_module(Path(self.script).stem)
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of a quick run that is never solved: a game of CartPole has 500 steps."""
+        return ["--env-id", self.env_id, "--stop-return", "501", *self.quick]
+
+    @property
+    def two_learners(self) -> list[str]:
+        return ["--num-learners", "2"] if self.learners else []
+
+
+SMALL = ("--num-actors", "2", "--num-envs", "4", "--unroll-length", "8", "--batch-size", "32")
+UNROLLS = (*SMALL[:-2], "--batch-unrolls", "4", "--replay-size", "100")
+REPLAY = ("--num-actors", "2", "--num-envs", "4", "--replay-size", "8000", "--learning-starts", "400")
+DROPPED = frozenset({"charts/grads_too_old", "charts/grads_not_finite"})
+A3C_DATA = Chapter("a3c_data", "train_a3c_data.py", SMALL)
+A3C_GRAD = Chapter("a3c_grad", "train_a3c_grad.py", SMALL, metrics=DROPPED)
+APEX_DQN = Chapter("apex_dqn", "train_apex.py", (*REPLAY, "--replay-ratio", "4", "--batch-size", "32"), learners=True)
+APEX_DDPG = Chapter("apex_ddpg", "train_apex.py", (*REPLAY, "--replay-ratio", "1"), env_id="Pendulum-v1")
+IMPALA = Chapter("impala", "train_impala.py", UNROLLS, learners=True)
+CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA)
+CONTINUOUS = (APEX_DDPG,)
+
+
+def row_id(value: object) -> str | None:
+    """The id of a parameter that is a row of the table; pytest names others itself."""
+    return str(value) if isinstance(value, Chapter) else None
+
+
+EVERY_CHAPTER = pytest.mark.parametrize("chapter", CHAPTERS, ids=row_id)
+
+
+@dataclass
+class Finished:
+    """A script that has ended."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    @property
+    def config(self) -> dict:
+        return json.loads((self.folder / "config.json").read_text())
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "run.log").read_text()
+
+    @property
+    def not_finite(self) -> int:
+        """Rollouts, gradients and batches that were skipped as not finite."""
+        return sum(count for name, count in self.summary.items() if name.endswith("_not_finite"))
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Newest first."""
+        return checkpoint.list_checkpoints(self.folder / "checkpoints")
+
+    def load(self, path: Path) -> dict:
+        config = self.config
+        return checkpoint.load(path, algorithm=config["algorithm"], env_id=config["args"]["env_id"])
+
+    @property
+    def state(self) -> dict:
+        """What a resume would take; raises where it cannot be read."""
+        return self.load(self.checkpoints[0])
+
+
+class Inline:
+    """Runs scripts of the project in this process, actors as threads: a second instead of ten."""
+
+    def __init__(self, runs_dir: Path, monkeypatch, capsys):
+        self.runs_dir, self.monkeypatch, self.capsys = runs_dir, monkeypatch, capsys
+        monkeypatch.chdir(runs_dir)
+
+    def __call__(self, script: str, *flags: str, name: str = "r", workers=InlineWorkers) -> Finished:
+        """Run a script; with `workers` None its actors are processes. The run of a chapter is called `name`."""
+        trains = script.startswith("train_")
+        named = ["--run-name", name] if trains and "--resume" not in flags else []
+        with self.monkeypatch.context() as patch:
+            if trains and workers is not None:
+                patch.setattr("a3c_mp.run.actors.Workers", workers)
+            patch.setattr("sys.argv", [script, *named, *flags])
+            code = importlib.import_module(Path(script).stem).main()
+        return Finished(code, *self.capsys.readouterr(), self.folder(name))
+
+    def folder(self, name: str = "r") -> Path:
+        return self.runs_dir / "runs" / name
+
+    def train(self, chapter: Chapter, *flags: str, **how) -> Finished:
+        """A quick run of a chapter."""
+        return self(chapter.script, *chapter.flags, *flags, **how)
+
+    def resume(self, chapter: Chapter, *flags: str) -> Finished:
+        """Look whether it can be; a checkpoint from beyond the budget leaves nothing to do."""
+        return self(chapter.script, "--resume", "runs/r", "--total-steps", "1", *flags)
+
+
+class Scripts:
+    """Starts scripts of the project with run folders below `runs_dir`."""
+
+    def __init__(self, runs_dir: Path):
+        self.runs_dir = runs_dir
+        self.started: list[subprocess.Popen] = []
+
+    def start(self, script: str, *flags: str, prefix: Sequence[str] = (), **popen) -> subprocess.Popen:
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": _default_signals, **popen}
+        process = subprocess.Popen(
+            [*prefix, sys.executable, str(ROOT / script), *flags],
+            cwd=self.runs_dir,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+            **settings,
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen, name: str, timeout: float = 120) -> Finished:
+        out, err = process.communicate(timeout=timeout)
+        return Finished(process.returncode, out, err, self.runs_dir / "runs" / name)
+
+    def train(self, chapter: Chapter, *flags: str, name: str = "r", **popen) -> subprocess.Popen:
+        """Start a quick run of a chapter."""
+        return self.start(chapter.script, "--run-name", name, *chapter.flags, *flags, **popen)
+
+    def run(self, chapter: Chapter, *flags: str, name: str = "r", **popen) -> Finished:
+        """A quick run of a chapter, from beginning to end."""
+        return self.finish(self.train(chapter, *flags, name=name, **popen), name)
+
+    def resume(self, chapter: Chapter, *flags: str, name: str = "r") -> Finished:
+        return self.finish(self.start(chapter.script, "--resume", f"runs/{name}", *flags), name)
+
+    def wait_for(self, name: str, what: str, process: subprocess.Popen, timeout: float = 150) -> str:
+        """Wait until `what` stands in a file of the run, given as file:text; returns what else does."""
+        file, text = what.split(":", 1)
+        path = self.runs_dir / "runs" / name / file
+        self.wait_until(lambda: path.exists() and text in path.read_text(), process, timeout)
+        return path.read_text()
+
+    def wait_until(
+        self, happened: Callable[[], object], process: subprocess.Popen, timeout: float = 150, pause: float = 0.05
+    ) -> None:
+        """Wait for something that a running script brings about."""
+        deadline = time.monotonic() + timeout
+        while not happened():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, f"it did not happen within {timeout} s"
+            time.sleep(pause)
+
+
+def _default_signals() -> None:
+    """Start as a program in a terminal does, also where the tests themselves run in the background (nohup, some CI)."""
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def scalars(folder: Path) -> dict[str, list[ScalarEvent]]:
+    """The curves that TensorBoard shows of a run."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+
+
+def episode_steps(folder: Path) -> list[int]:
+    """Steps at which the episodes of a run ended, in the order of its file."""
+    return [episode.steps for episode in read_episodes(folder / "episodes.csv")]
+
+
+def actors_of(pid: int) -> list[psutil.Process]:
+    """The spawned actors of a trainer, without the resource tracker."""
+    return [child for child in psutil.Process(pid).children() if "spawn_main" in _command_line(child)]
+
+
+def _command_line(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):  # it has ended, perhaps just now
+        return " ".join(process.cmdline())
+    return ""
+
+
+def family_of(pid: int) -> list[psutil.Process]:
+    """The spawned processes of a trainer, and those that they have spawned."""
+    children = actors_of(pid)
+    return children + [grandchild for child in children for grandchild in actors_of(child.pid)]
+
+
+def still_alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended; one that only waits for its exit code to be collected has."""
+    return [process for process in processes if _status(process) not in (None, psutil.STATUS_ZOMBIE)]
+
+
+def _status(process: psutil.Process) -> str | None:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return None
+
+
+@contextmanager
+def files_no_longer_than(size):
+    """Writes beyond `size` bytes fail with an OSError in this process, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
