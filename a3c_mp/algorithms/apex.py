@@ -225,12 +225,12 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
         ConfigError: too little memory, or inconsistent settings.
     """
     if args.save_replay and args.num_learners > 1:
-        why = "checkpoints hold only the replay of the first learner"
+        why = "checkpoints hold the replay of one learner, the others would start with an empty one"
         raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
     rows = -(-args.replay_size // (args.num_actors * args.num_envs))
     least = 4 * room(args) + args.n_step + FRAMES
     if rows < least:
-        why = f"{rows} steps for each of {args.num_actors} * {args.num_envs} environments, at least {least} are needed"
+        why = f"each of {args.num_actors} * {args.num_envs} environments has {rows} steps in it, {least} are needed"
         raise ConfigError("replay-size", args.replay_size, why, "raise it, or lower --num-envs or --block-length")
     if args.batch_size > args.replay_size:
         why = f"the replay has room for {args.replay_size}"
