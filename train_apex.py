@@ -18,7 +18,7 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with it
 from torch import Tensor
 
 from a3c_mp.algorithms import apex, ddpg, dqn
-from a3c_mp.algorithms.apex import PRESETS, Algorithm, ApexArgs, LearnerState
+from a3c_mp.algorithms.apex import PRESETS, Algorithm, Args, LearnerState
 from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.games import make_envs
@@ -44,7 +44,7 @@ ALGORITHMS: dict[str, Algorithm] = {"dqn": dqn, "ddpg": ddpg}
 
 
 def actor(
-    channel: WorkerChannel, args: ApexArgs, shards: Shards, episode_stats: Slots, weights: Weights, states: ActorStates
+    channel: WorkerChannel, args: Args, shards: Shards, episode_stats: Slots, weights: Weights, states: ActorStates
 ) -> None:
     """Actor process: append transitions to its shard, a block of steps at a time, until its learner stops it."""
     env, algo = make_envs(args, channel), ALGORITHMS[args.algo]
@@ -59,7 +59,7 @@ def actor(
         channel.send(slot, version)
 
 
-def loss(args: ApexArgs, learner: LearnerState, batch: Batch, weights: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+def loss(args: Args, learner: LearnerState, batch: Batch, weights: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """Compute (loss, TD errors [N], metrics) of n-step transitions (Horgan et al. 2018); weights [N]: importance."""
     algo, net, target_net = learner.algo, learner.net, learner.target_net
     with autocast(args.precision, net):
@@ -74,7 +74,7 @@ def loss(args: ApexArgs, learner: LearnerState, batch: Batch, weights: Tensor) -
 
 
 def learn(
-    args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerState, drawn: Batch, guard: FiniteGuard
+    args: Args, run: RunState, group: LearnerGroup, learner: LearnerState, drawn: Batch, guard: FiniteGuard
 ) -> None:
     """Take one gradient step on a batch, and update its transitions' priorities to their absolute TD errors."""
     net, target_net, optimizer, replay = learner.net, learner.target_net, learner.optimizer, learner.replay
@@ -98,7 +98,7 @@ def learn(
         replay.update(drawn.ids, td_error.abs().cpu())
 
 
-def train(args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerState) -> None:
+def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState) -> None:
     """Train one learner: fill a replay from its own actors, take every gradient step together with the others."""
     net, replay = learner.net, learner.replay
     group.broadcast_state(net, learner.target_net, learner.optimizer)
@@ -130,14 +130,14 @@ def train(args: ApexArgs, run: RunState, group: LearnerGroup, learner: LearnerSt
             apex.make_room(args, replay, [worker for worker, _, _ in filled])
 
 
-def follow(group: LearnerGroup, args: ApexArgs, steps: int, updates: int) -> None:
+def follow(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
     """Learner process of rank 1, 2, ..."""
     learner = apex.build_learner(args, ALGORITHMS[args.algo], group.rank)
     train(args, ReplicaRun(args, group.rank, steps, updates), group, learner)
 
 
 def main() -> int:
-    args = parse_args(ApexArgs, PRESETS, __doc__)
+    args = parse_args(Args, PRESETS, __doc__)
     learner = apex.build_learner(args, ALGORITHMS[args.algo])
     also = {"target_net": learner.target_net, **({"replay": learner.replay} if args.save_replay else {})}
     with Run(args, f"apex_{args.algo}", learner.net, learner.optimizer, also) as run, Learners.of(run, follow) as group:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from a3c_mp.algorithms import impala
 from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts, rollout_layout
-from a3c_mp.algorithms.impala import PRESETS, DelayLine, ImpalaArgs, LearnerState
+from a3c_mp.algorithms.impala import PRESETS, Args, DelayLine, LearnerState
 from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
@@ -44,7 +44,7 @@ from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 
-def actor(channel: WorkerChannel, args: ImpalaArgs, slots: Slots, weights: Weights, states: ActorStates) -> None:
+def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
     """Actor process: fill slots with unrolls until its learner stops it."""
     env = make_envs(args, channel)
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
@@ -56,7 +56,7 @@ def actor(channel: WorkerChannel, args: ImpalaArgs, slots: Slots, weights: Weigh
         channel.send(slot, version)
 
 
-def loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) -> tuple[Tensor, Metrics]:
+def loss(args: Args, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) -> tuple[Tensor, Metrics]:
     """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
     rewards, discounts = rewards_and_discounts(args, unrolls)
     with autocast(args.precision, net):
@@ -81,7 +81,7 @@ def loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout, group: LearnerGro
 
 
 def learn(
-    args: ImpalaArgs, run: RunState, group: LearnerGroup, learner: LearnerState, unrolls: Rollout, guard: FiniteGuard
+    args: Args, run: RunState, group: LearnerGroup, learner: LearnerState, unrolls: Rollout, guard: FiniteGuard
 ) -> None:
     """Take a gradient step on every batch of new unrolls, filled up with replayed ones."""
     net, optimizer = learner.net, learner.optimizer
@@ -99,7 +99,7 @@ def learn(
             run.record_update(metrics)
 
 
-def train(args: ImpalaArgs, run: RunState, group: LearnerGroup, learner: LearnerState) -> None:
+def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState) -> None:
     """Train one learner: take unrolls from its own actors, and every gradient step together with the others."""
     net, optimizer, slots, replay, action_space = learner
     device = next(net.parameters()).device
@@ -128,13 +128,13 @@ def train(args: ImpalaArgs, run: RunState, group: LearnerGroup, learner: Learner
             run.end_round()
 
 
-def follow(group: LearnerGroup, args: ImpalaArgs, steps: int, updates: int) -> None:
+def follow(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
     """Learner process of rank 1, 2, ..."""
     train(args, ReplicaRun(args, group.rank, steps, updates), group, impala.build_learner(args, group.rank))
 
 
 def main() -> int:
-    args = parse_args(ImpalaArgs, PRESETS, __doc__)
+    args = parse_args(Args, PRESETS, __doc__)
     learner = impala.build_learner(args)
     with Run(args, "impala", learner.net, learner.optimizer) as run, Learners.of(run, follow) as group:
         train(args, run, group, learner)

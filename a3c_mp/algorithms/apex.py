@@ -39,7 +39,7 @@ FRAMES = 4
 
 
 @dataclass(frozen=True)
-class ApexArgs(LearningArgs):
+class Args(LearningArgs):
     """Settings of Ape-X: chapter 3."""
 
     algo: Literal["dqn", "ddpg"] = "dqn"
@@ -104,9 +104,9 @@ class Algorithm(Protocol):
     @property
     def Policy(self) -> Callable[..., Any]: ...
     def make_net(self, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Any: ...
-    def make_optimizer(self, args: ApexArgs, net: Any) -> torch.optim.Optimizer: ...
+    def make_optimizer(self, args: Args, net: Any) -> torch.optim.Optimizer: ...
     def stored_actions(self, action_space: gymnasium.Space) -> gymnasium.Space: ...
-    def policy_state_spec(self, args: ApexArgs, action_space: gymnasium.Space) -> Spec: ...
+    def policy_state_spec(self, args: Args, action_space: gymnasium.Space) -> Spec: ...
     def q_values(self, net: Any, batch: Batch) -> Tensor: ...
     def bootstrap_values(self, net: Any, target_net: Any, batch: Batch) -> Tensor: ...
     def policy_loss(self, net: Any, batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]: ...
@@ -198,7 +198,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
     return torch.stack(norms).norm()
 
 
-def build_learner(args: ApexArgs, algo: Algorithm, rank: int = 0) -> LearnerState:
+def build_learner(args: Args, algo: Algorithm, rank: int = 0) -> LearnerState:
     """Build the networks, optimizer and replay of learner `rank`, for the algorithm `dqn` or `ddpg`.
 
     Raises:
@@ -214,7 +214,7 @@ def build_learner(args: ApexArgs, algo: Algorithm, rank: int = 0) -> LearnerStat
     return LearnerState(algo, net, target_net, algo.make_optimizer(args, net), replay, episode_stats, action_space)
 
 
-def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
+def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
     """Allocate a learner's replay, in equal parts for all environments of its actors, and slots for their blocks.
 
     Args:
@@ -258,17 +258,17 @@ def allocate(args: ApexArgs, obs_space: gymnasium.Space, actions: gymnasium.Spac
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
 
 
-def blocks_under_way(args: ApexArgs) -> int:
+def blocks_under_way(args: Args) -> int:
     """Return the number of blocks in flight for each actor: 1 in deterministic runs."""
     return 1 if args.deterministic else args.blocks_per_actor
 
 
-def room(args: ApexArgs) -> int:
+def room(args: Args) -> int:
     """Return the most rows of a lane that blocks in flight can fill: two for each step (see `Replay.make_room`)."""
     return 2 * args.block_length * blocks_under_way(args)
 
 
-def bad_blocks_in_a_row(args: ApexArgs) -> int:
+def bad_blocks_in_a_row(args: Args) -> int:
     """Return how many blocks with NaN or inf in a row, from one actor, end a run.
 
     One bad reward is part of the n-step returns of several steps, so it can spoil more than one block.
@@ -276,7 +276,7 @@ def bad_blocks_in_a_row(args: ApexArgs) -> int:
     return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
 
 
-def block_stats(args: ApexArgs, learner: LearnerState, filled: Sequence[Filled], version: int) -> list[MessageStats]:
+def block_stats(args: Args, learner: LearnerState, filled: Sequence[Filled], version: int) -> list[MessageStats]:
     """Ingest a round of blocks into the replay, and return the statistics of each.
 
     Args:
@@ -302,7 +302,7 @@ def ingest(replay: Replay, shard: int) -> bool | None:
     return rejected == 0 if accepted or rejected else None
 
 
-def prepare_successor(args: ApexArgs, replay: Replay, own: range) -> Callable[[RestartMessage], None]:
+def prepare_successor(args: Args, replay: Replay, own: range) -> Callable[[RestartMessage], None]:
     """Return a function that prepares the shard of a dead actor, one of a learner's `own`, for its successor.
 
     A deterministic successor writes the lost block again; any other continues after the rows already written of it.
@@ -325,7 +325,7 @@ def obs_for_stats(batch: Batch) -> Tensor:
     return batch.obs[:: -(-len(batch.obs) // NORM_SAMPLES)]
 
 
-def actor_layout(args: ApexArgs, learner: LearnerState) -> ActorLayout:
+def actor_layout(args: Args, learner: LearnerState) -> ActorLayout:
     """Return the layout of the states that deterministic actors send beside their transitions."""
     carried = writer_state_spec(args.num_envs, args.n_step) | learner.algo.policy_state_spec(args, learner.action_space)
     return ActorLayout(learner.action_space, args.block_length, carried, blocks_under_way(args))
@@ -363,13 +363,13 @@ class RateLimiter:
         self.samples_allowed = state["allowed"]
 
 
-def make_room(args: ApexArgs, replay: Replay, shards: Iterable[int] | None = None) -> None:
+def make_room(args: Args, replay: Replay, shards: Iterable[int] | None = None) -> None:
     """Retire the rows that blocks in flight may overwrite, in the given shards or in all."""
     for shard in range(replay.shards.num_shards) if shards is None else shards:
         replay.make_room(shard, room(args))
 
 
-def add_replay_metrics(run: Run, args: ApexArgs, replay: Replay) -> None:
+def add_replay_metrics(run: Run, args: Args, replay: Replay) -> None:
     """Add size and memory of the replay to the metrics, and log it if a resumed run has to fill it again."""
     if args.resume and not replay.size:
         run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")

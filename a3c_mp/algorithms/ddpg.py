@@ -14,7 +14,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.apex import ApexArgs, ladder
+from a3c_mp.algorithms.apex import Args, ladder
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.nets.q_values import DDPGNet
@@ -40,12 +40,12 @@ def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
     return Box(-1.0, 1.0, action_space.shape, np.float32)
 
 
-def policy_state_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
+def policy_state_spec(args: Args, action_space: gymnasium.Space) -> Spec:
     """Return shapes and dtypes of `Policy.fields`."""
     return {"noise": ((args.num_envs, *(action_space.shape or ())), torch.float64)}
 
 
-def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(args: Args, net: nn.Module) -> torch.optim.Optimizer:
     if args.optimizer != "adam":
         raise ConfigError("optimizer", args.optimizer, "ddpg supports only adam", "leave it out, or use --algo dqn")
     assert isinstance(net, DDPGNet)
@@ -72,7 +72,7 @@ class Policy:
     """
 
     def __init__(
-        self, args: ApexArgs, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
+        self, args: Args, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
         assert isinstance(net, DDPGNet)

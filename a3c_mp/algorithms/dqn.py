@@ -13,7 +13,7 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.apex import ApexArgs, ladder
+from a3c_mp.algorithms.apex import Args, ladder
 from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.nets.q_values import DuelingQ
@@ -34,12 +34,12 @@ def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
     return action_space
 
 
-def policy_state_spec(args: ApexArgs, action_space: gymnasium.Space) -> Spec:
+def policy_state_spec(args: Args, action_space: gymnasium.Space) -> Spec:
     """Return shapes and dtypes of `Policy.fields`."""
     return {}
 
 
-def make_optimizer(args: ApexArgs, net: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(args: Args, net: nn.Module) -> torch.optim.Optimizer:
     if args.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
     return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.95, eps=args.adam_eps, centered=True)
@@ -58,7 +58,7 @@ class Policy:
     """
 
     def __init__(
-        self, args: ApexArgs, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
+        self, args: Args, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
         self.forward = acting_forward(net, torch.from_numpy(example), deterministic=args.deterministic)

@@ -25,7 +25,7 @@ from a3c_mp.run.progress import RunState
 
 
 @dataclass(frozen=True)
-class ImpalaArgs(RolloutArgs):
+class Args(RolloutArgs):
     """Settings of IMPALA: chapter 4."""
 
     unroll_length: Count = 20
@@ -74,7 +74,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def rollouts_per_batch(args: ImpalaArgs) -> int:
+def rollouts_per_batch(args: Args) -> int:
     """Return how many rollouts, of B unrolls each, a learner takes at a time: enough for a batch.
 
     In a deterministic run it takes one rollout of each of its actors.
@@ -92,7 +92,7 @@ def rollouts_per_batch(args: ImpalaArgs) -> int:
     return num_actors if args.deterministic else -(-args.fresh_unrolls // args.num_envs)
 
 
-def check_net(args: ImpalaArgs, obs_space: gymnasium.Space) -> None:
+def check_net(args: Args, obs_space: gymnasium.Space) -> None:
     """Raise ConfigError for `--net deep` if observations are not images."""
     if args.net == "deep" and not is_image(obs_space):
         why = f"observations are of shape {obs_space.shape}, it needs images (uint8, 36 x 36 or more)"
@@ -153,7 +153,7 @@ def select(unrolls: Rollout, columns: Tensor) -> Rollout:
     return Rollout(*(field.index_select(1, columns) for field in unrolls))
 
 
-def batches(args: ImpalaArgs, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
+def batches(args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
     """Yield batches with every new unroll once, filled up with replayed ones."""
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
     replay.add(unrolls)
@@ -190,7 +190,7 @@ class DelayLine:
         self.past.extend(nets)
 
 
-def warn_of_lost_unrolls(args: ImpalaArgs, run: RunState) -> None:
+def warn_of_lost_unrolls(args: Args, run: RunState) -> None:
     """Log a warning if a resumed deterministic run has lost the replayed unrolls of learners 1, 2, ..."""
     if args.deterministic and run.steps and args.replay_proportion and args.num_learners > 1:
         run.log.warning("checkpoints hold no replayed unrolls of learners 1, 2, ...; determinism is lost from here on")
@@ -206,7 +206,7 @@ class LearnerState(NamedTuple):
     action_space: gymnasium.Space
 
 
-def build_learner(args: ImpalaArgs, rank: int = 0) -> LearnerState:
+def build_learner(args: Args, rank: int = 0) -> LearnerState:
     """Build network, optimizer, slots and replay of learner `rank`. Raises ConfigError for inconsistent settings."""
     check_learners(args.num_learners, args.num_actors, args.cuda)
     rollouts_per_batch(args)

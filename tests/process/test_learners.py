@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 
 import train_impala
 from a3c_mp.algorithms import impala
-from a3c_mp.algorithms.impala import ImpalaArgs
+from a3c_mp.algorithms.impala import Args
 from a3c_mp.data.rollout import Rollout, rollout_spec
 from a3c_mp.errors import ConfigError, PeerLost
 from a3c_mp.nets.actor_critic import make_actor_critic
@@ -23,7 +23,7 @@ from a3c_mp.processes.supervisor import WAIT_SECONDS
 from a3c_mp.run.preflight import check_learners
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
-ARGS = ImpalaArgs(num_learners=2, num_actors=2, reward_clip=False, clip_grad=1e9)
+ARGS = Args(num_learners=2, num_actors=2, reward_clip=False, clip_grad=1e9)
 UNROLLS = 4
 
 

@@ -6,7 +6,7 @@ import torch
 from envs import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp.data.actor_states import ActorStates
+from a3c_mp.data.actor_states import ActorLayout, ActorStates
 from a3c_mp.data.rollout import Rollout, finished_episodes, rollout_spec
 from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.processes.slots import Slots
@@ -24,7 +24,7 @@ def rollouts():
     args = Args(env_id="envs:Count-v0", num_actors=ACTORS, num_envs=B, unroll_length=T)
     net = make_actor_critic(*SPACES)
     slots, weights = Slots(rollout_spec(T, B, *SPACES), 2 * ACTORS), Weights(net)
-    states = ActorStates(args, SPACES[1], T, {}, start=0)
+    states = ActorStates(args, ActorLayout(SPACES[1], T, {}), start=0)
     seen: dict[int, list[Rollout]] = {worker: [] for worker in range(ACTORS)}
     with Workers(actor, ACTORS, (args, slots, weights, states)) as workers:
         for filled in workers.rounds(lambda: all(len(found) >= 8 for found in seen.values())):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import train_apex
 from a3c_mp.algorithms import apex, ddpg, dqn
-from a3c_mp.algorithms.apex import PRESETS, ApexArgs, LearnerState
+from a3c_mp.algorithms.apex import PRESETS, Args, LearnerState
 from a3c_mp.config import check_ranges
 from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes, reward_to_learn, write_stats
@@ -30,7 +30,7 @@ from a3c_mp.run.guard import FiniteGuard
 N = 7
 VECTOR = Box(-1.0, 1.0, (3,))
 TORQUE = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
-ARGS = ApexArgs(num_actors=2, num_envs=4)
+ARGS = Args(num_actors=2, num_envs=4)
 
 
 def a_batch(action, seed=0):
@@ -338,7 +338,7 @@ def test_a_block_tells_of_each_episode_that_ended_in_it_once():
 
 @pytest.mark.parametrize("env_id", PRESETS)
 def test_presets_are_in_range_and_go_together(env_id):
-    args = ApexArgs(**{**PRESETS[env_id], "env_id": env_id})
+    args = Args(**{**PRESETS[env_id], "env_id": env_id})
     check_ranges(args)
     space = Box(-1.0, 1.0, (apex.FRAMES,))  # a stack of frames that are one number each
     shards, blocks = apex.allocate(args, space, Discrete(2))
@@ -373,7 +373,7 @@ def test_a_small_replay_does_not_need_nothing(monkeypatch):
 
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
     env = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    args = ApexArgs(env_id="PongNoFrameskip-v4", replay_size=1_000_000)
+    args = Args(env_id="PongNoFrameskip-v4", replay_size=1_000_000)
     monkeypatch.setattr(apex, "free_memory", lambda: 0)
     with pytest.raises(ConfigError, match=r"the replay needs 6\.6 GiB, 0\.0 GiB is free"):  # 84 * 84 + some = 7.1 KB
         apex.allocate(args, env, Discrete(6))

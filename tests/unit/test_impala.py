@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 import train_impala
-from a3c_mp.algorithms.impala import PRESETS, DelayLine, ImpalaArgs, UnrollReplay, batches, rollouts_per_batch
+from a3c_mp.algorithms.impala import PRESETS, Args, DelayLine, UnrollReplay, batches, rollouts_per_batch
 from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
@@ -18,7 +18,7 @@ from a3c_mp.run.preflight import check_learners
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
 CPU = torch.device("cpu")
-ARGS = ImpalaArgs(reward_clip=False, life_loss_terminal=False, normalize_advantages=False)
+ARGS = Args(reward_clip=False, life_loss_terminal=False, normalize_advantages=False)
 
 
 def some_unrolls(num_unrolls, unroll_length=6, core_size=0, seed=0):
@@ -77,7 +77,7 @@ def test_replay_keeps_the_newest():
 
 
 def test_a_batch_never_waits_for_more_unrolls_than_there_are():
-    args = ImpalaArgs(num_actors=2, num_envs=4, batch_unrolls=6)
+    args = Args(num_actors=2, num_envs=4, batch_unrolls=6)
     assert rollouts_per_batch(args) == 2
     assert rollouts_per_batch(replace(args, batch_unrolls=4)) == 1
     assert rollouts_per_batch(replace(args, batch_unrolls=4, deterministic=True)) == 2
@@ -142,6 +142,6 @@ def test_a_delay_line_gives_the_net_of_so_many_calls_ago():
 
 @pytest.mark.parametrize("env_id", PRESETS)
 def test_presets_are_settings_within_their_ranges(env_id):
-    args = ImpalaArgs(env_id=env_id, **PRESETS[env_id])
+    args = Args(env_id=env_id, **PRESETS[env_id])
     check_ranges(args)
     assert rollouts_per_batch(args) >= 1
