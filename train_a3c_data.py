@@ -2,7 +2,7 @@
 
 Each actor process steps a vector of environments with its own copy of the net and writes rollouts into slots of shared
 memory. The learner takes filled slots, estimates advantages by GAE, takes gradient steps on A3C's loss and publishes
-new weights. PPO's clipped ratio corrects for the updates since the policy acted.
+new weights. PPO's clipped ratio corrects for the updates since the policy acted. Actors that die or hang are replaced.
 
     actor 0 --(slot 0)--> \\
     actor 1 --(slot 1)-->  learner --(weights, version)--> all actors
@@ -110,7 +110,8 @@ def main() -> int:
         run.keep(actors=states, weights=weights)
         rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
         with Actors(actor, (slots, weights), weights, states, run) as actors:
-            for filled in actors.rounds():  # one rollout, or in a deterministic run one of every actor, in order
+            # A round is one rollout, or with --deterministic one of every actor. Its slots go back after the loop body.
+            for filled in actors.rounds():
                 for worker, slot, version in filled:
                     rollout, source = Rollout(**slots[slot]), f"actor {worker}"
                     optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)

@@ -1,8 +1,8 @@
 """Chapter 2. A3C by gradients: actors compute the gradients, the learner averages them and steps.
 
 Each actor process steps a vector of environments, computes the gradient of its own samples at the newest weights, and
-writes it into a slot of shared memory as one flat vector. The learner owns the only optimizer: it takes the mean of a
-few gradients, clips it, steps and publishes new weights. Observations never leave the actor.
+writes it into a slot of shared memory as one flat vector. The learner owns the only optimizer: it takes a gradient,
+or the mean of several, clips it, steps and publishes new weights. Only gradients and small statistics leave the actor.
 
     actor 0 --(gradient 0)--> \\
     actor 1 --(gradient 1)-->  learner --(weights, version)--> all actors

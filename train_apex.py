@@ -59,15 +59,15 @@ def actor(
         channel.send(slot, version)
 
 
-def loss(args: Args, learner: LearnerState, batch: Batch, weights: Tensor) -> tuple[Tensor, Tensor, Metrics]:
-    """Compute (loss, TD errors [N], metrics) of n-step transitions (Horgan et al. 2018); weights [N]: importance."""
+def loss(args: Args, learner: LearnerState, batch: Batch, importance: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+    """Compute (loss, TD errors [N], metrics) of n-step transitions (Horgan et al. 2018); importance weights [N]."""
     algo, net, target_net = learner.algo, learner.net, learner.target_net
     with autocast(args.precision, net):
         q = algo.q_values(net, batch)
         target = batch.reward + batch.discount * algo.bootstrap_values(net, target_net, batch)
         policy_loss, metrics = algo.policy_loss(net, batch)  # ddpg's; 0 for dqn
     td_error = target - q
-    value_loss = losses.huber(td_error, weights)
+    value_loss = losses.huber(td_error, importance)
     total = value_loss + policy_loss
     metrics |= {"values/q": q, "values/target": target, "values/td_error": td_error.abs()}
     return total, td_error.detach(), metrics | {"losses/value": value_loss, "losses/total": total}
@@ -81,10 +81,10 @@ def learn(
     batch = drawn.to(next(net.parameters()).device)
     importance_exponent = linear(args.importance_exponent, 1.0, run.steps, args.total_steps)
     smallest = group.all_gather(batch.probability.min()[None]).min()
-    weights = importance_weights(batch.probability, importance_exponent, smallest)
+    importance = importance_weights(batch.probability, importance_exponent, smallest)
     if args.normalize_obs:
         update_norm(run, net.norm, group.all_gather(apex.obs_for_stats(batch)), "the replay")
-    total, td_error, metrics = loss(args, learner, batch, weights)
+    total, td_error, metrics = loss(args, learner, batch, importance)
     optimizer.zero_grad(set_to_none=True)
     total.backward()
     group.all_reduce_gradients(net, total)

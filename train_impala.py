@@ -63,10 +63,10 @@ def loss(args: Args, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) ->
         logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
     log_probs = losses.log_prob(logits, unrolls.action)
-    log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # pi over mu
-    weights = log_rhos if args.vtrace else torch.zeros_like(log_rhos)
+    log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # log(pi / mu)
+    log_weights = log_rhos if args.vtrace else torch.zeros_like(log_rhos)
     clips = args.clip_rho, args.clip_c, args.clip_pg_rho
-    vs, pg_advantages = vtrace(weights, discounts, rewards, values, bootstrap_value, *clips)
+    vs, pg_advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *clips)
     if args.normalize_advantages:
         pg_advantages = losses.normalize(pg_advantages, group.all_reduce_mean)
     policy_loss = losses.policy_gradient_loss(log_probs, pg_advantages)

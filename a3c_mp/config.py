@@ -48,7 +48,7 @@ class CommonArgs:
     max_restarts: Annotated[int, Between(0)] = 5
     """restarts of crashed or hanging actors, for each learner, before the run fails"""
     hang_seconds: Annotated[float, Between(1)] = 60.0
-    """timeout: an actor without a step for so long is killed and restarted (s); its first step has 120"""
+    """timeout: seconds without a step after which an actor is killed and restarted; 120 for its first step"""
 
     @property
     def in_order(self) -> bool:
@@ -63,7 +63,7 @@ class LearningArgs(CommonArgs):
     gamma: Fraction = 0.99
     """discount factor gamma"""
     reward_clip: bool = True
-    """clip rewards to their sign for learning (default: on Atari only); reported returns stay raw"""
+    """clip rewards to their sign for learning, off outside Atari; reported returns stay raw"""
     reward_scale: NonNegative = 1.0
     """multiply rewards by this for learning, after clipping"""
     life_loss_terminal: bool = True

@@ -32,7 +32,7 @@ CHAPTERS = {
     "a3c_data": (
         "[1 A3C by data](docs/a3c_data.md)",
         "rollouts; the learner computes the gradients",
-        "observations are small, or a GPU learns: the one to start with",
+        "you are not sure: the one to start with",
     ),
     "a3c_grad": (
         "[2 A3C by gradients](docs/a3c_grad.md)",

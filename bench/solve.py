@@ -32,8 +32,8 @@ import numpy as np
 from a3c_mp.config import Between, Count, check_ranges
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow, read_episodes
+from a3c_mp.run.mean_return import MIN_EPISODES, WINDOW
 from a3c_mp.run.script import exit_with
-from a3c_mp.run.start_order import MIN_EPISODES, WINDOW
 from bench import common
 
 MACHIN_FLAGS = {"--env-id": "CartPole-v0", "--stop-return": "199.5", "--total-steps": "1_000_000"}

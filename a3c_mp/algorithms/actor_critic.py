@@ -43,9 +43,9 @@ class RolloutArgs(LearningArgs):
     entropy_cost: NonNegative = 0.01
     """entropy coefficient: weight of the entropy bonus in the loss"""
     value_cost: NonNegative = 2.0
-    """value loss coefficient"""
+    """value loss coefficient, of half the squared error (2.0 is SB3's vf_coef 1.0)"""
     normalize_advantages: bool = True
-    """normalize advantages to mean 0 and variance 1, over all that are learned from together"""
+    """normalize advantages to mean 0 and variance 1, over a whole rollout, in IMPALA over each batch"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ActorCriticArgs(RolloutArgs):
     """Settings of A3C: chapters 1 and 2."""
 
     batch_size: Count = 128
-    """minibatch size: samples in one gradient; at most T * B, all of a rollout"""
+    """minibatch size: samples in one gradient; at most the whole rollout, T * B"""
     returns: Literal["gae", "nstep"] = "gae"
     """advantage estimator: GAE or n-step returns"""
     gae_lambda: Fraction = 0.95

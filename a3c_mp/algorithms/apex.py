@@ -18,7 +18,7 @@ from a3c_mp.data.actor_states import ActorLayout
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.q_values import ReplayNet
-from a3c_mp.processes.memory import free_memory
+from a3c_mp.processes.free_memory import free_memory
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.workers import Filled, RestartMessage
 from a3c_mp.replay import Prefetch, Replay, Shards, writer_state_spec
@@ -55,7 +55,7 @@ class Args(LearningArgs):
     learning_starts: Count = 20_000
     """transitions in the replay buffer before the first update"""
     replay_ratio: Annotated[float, Between(0.001)] = 4.0
-    """samples learned for each step collected (samples per insert); actors or learner wait to keep it"""
+    """samples per insert: 4 with batches of 32 is an update for every 8 steps; actors or learner wait"""
     batch_size: Count = 32
     """transitions in one gradient, for each learner"""
     prefetch: Annotated[int, Between(0)] = 2
@@ -69,11 +69,11 @@ class Args(LearningArgs):
     epsilon: Fraction = 0.4
     """dqn: epsilon of epsilon-greedy exploration in the first environment of all actors; the others have less"""
     ladder_exponent: NonNegative = 7.0
-    """dqn: the last environment's epsilon is epsilon ** (1 + this)"""
+    """dqn: environment i of all N has epsilon ** (1 + this * i / (N - 1))"""
     noise: Fraction = 0.4
     """ddpg: standard deviation of the first environment's action noise (1 is half the range of actions)"""
     noise_exponent: NonNegative = 2.0
-    """ddpg: the last environment's action noise is noise ** (1 + this)"""
+    """ddpg: environment i of all N has noise ** (1 + this * i / (N - 1))"""
     noise_memory: Annotated[float, Between(0, 0.999)] = 0.0
     """ddpg: correlation of the action noise between steps (Ornstein-Uhlenbeck); 0 is white noise"""
     learning_rate: NonNegative = 2.5e-4

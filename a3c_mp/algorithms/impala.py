@@ -31,7 +31,7 @@ class Args(RolloutArgs):
     unroll_length: Count = 20
     """steps of each environment in one unroll (T)"""
     batch_unrolls: Count = 16
-    """batch size: unrolls in one gradient, each of T steps of one environment"""
+    """batch size: unrolls in one gradient of each learner, each of T steps of one environment"""
     net: Literal["shallow", "deep"] = "shallow"
     """network: three convolutions, or the paper's fifteen with residual connections"""
     lstm: bool = False

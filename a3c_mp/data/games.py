@@ -42,7 +42,8 @@ class Games:
         differing = np.flatnonzero(obs_hashes(self.obs) != self.carried["obs_hash"])
         if len(differing):
             self.obs, self.carried, self.messages = env.start_new_games(), {}, 0  # type: ignore[attr-defined]
-            channel.lose_games(f"its environment {differing[0]} does not repeat a game from its seed and its actions")
+            why = "is not deterministic: the same seed and actions gave other observations"
+            channel.lose_games(f"environment {differing[0]} {why}")
         else:
             self.stats.restore(self.carried)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from a3c_mp.processes.memory import MIB, free_memory
+from a3c_mp.processes.free_memory import MIB, free_memory
 
 ALIGNMENT = 64
 """bytes; fields start on a cache line"""

@@ -315,4 +315,4 @@ def raise_terminated(signum: int, frame: FrameType | None) -> None:
 
 def _tail(text: str) -> str:
     """The end of a text, short enough for a message."""
-    return text.encode(errors="backslashreplace")[-MAX_MESSAGE // 2 :].decode(errors="replace")
+    return text.encode(errors="backslashreplace")[-3 * MAX_MESSAGE // 4 :].decode(errors="replace")

@@ -130,7 +130,7 @@ class Checkpointer:
             )
             self.saved_steps, progress.best_mean = progress.steps, state["best_mean"]
         except (OSError, CheckpointError) as error:
-            self.state.log.warning(f"no checkpoint at {progress.steps:,} steps: {error}")
+            self.state.log.warning(f"checkpoint at {progress.steps:,} steps not written: {error}")
         self._saved_at = time.monotonic()
 
     @property

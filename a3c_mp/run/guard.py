@@ -48,7 +48,7 @@ class FiniteGuard:
         self.run.counters[self.counter] += 1
         total = self.run.counters[self.counter]
         if self.bad_in_a_row[source] == self.in_a_row:
-            fix = "lower --learning-rate, or look for such rewards and observations"
+            fix = "lower --learning-rate, or look for NaN or inf in rewards and observations"
             raise TrainingError(f"{what} is not finite, the {self.in_a_row}th of {source} in a row; {fix}")
         if passes_power_of_two(total - 1, total):
             self.run.log.warning(f"{what} contains NaN or inf; skipped ({total} so far)")
@@ -75,7 +75,7 @@ def merge_moments(run: RunState, norm: ObsNorm, moments: Moments, clipped: int, 
     before = run.counters["obs_values_clipped"]
     run.counters.update(obs_values_clipped=clipped, obs_moments_not_finite=0)  # adds: there from the start
     if passes_power_of_two(before, before + clipped):
-        text = f"{clipped} values more than {OUTLIER:g} deviations from the mean; clipped"
+        text = f"{clipped} values more than {OUTLIER:g} standard deviations from the mean; clipped"
         run.log.warning(f"observations from {source}: {text} ({before + clipped} so far)")
     if not norm.merge(moments):
         run.counters["obs_moments_not_finite"] += 1

@@ -14,9 +14,9 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import TrainingError
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
+from a3c_mp.run.mean_return import CountedEpisode
 from a3c_mp.run.progress import Progress
-from a3c_mp.run.start_order import CountedEpisode
-from a3c_mp.run.tracking import EventFile, Means, Timings, episode_points
+from a3c_mp.run.tensorboard import EventFile, Means, Timings, episode_points
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve; each is a mean over that time"""
@@ -101,7 +101,7 @@ class Metrics:
         if not math.isfinite(loss := means.get("losses/total", 0.0)):
             raise TrainingError(
                 f"the loss became {loss} before step {self.progress.steps:,}; "
-                f"lower --learning-rate, or look for such rewards and observations"
+                f"lower --learning-rate, or look for NaN or inf in rewards and observations"
             )
         seconds = max(now - then, 1e-9)
         means["charts/sps"] = (self.progress.steps - steps) / seconds

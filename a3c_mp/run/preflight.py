@@ -15,7 +15,7 @@ from torch import nn
 import wrappers
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, Stopped
-from a3c_mp.processes.memory import MIB, free_memory
+from a3c_mp.processes.free_memory import MIB, free_memory
 from a3c_mp.processes.slots import check_shared_memory
 
 FILES = 64

@@ -16,8 +16,8 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.workers import RestartMessage
-from a3c_mp.run.start_order import CountedEpisode, ReturnWindow
-from a3c_mp.run.tracking import Timings
+from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow
+from a3c_mp.run.tensorboard import Timings
 
 
 class RunState(Protocol):

@@ -14,7 +14,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.progress import Progress
-from a3c_mp.run.tracking import Timings
+from a3c_mp.run.tensorboard import Timings
 from a3c_mp.seeds import LEARNER, derive_seeds
 
 

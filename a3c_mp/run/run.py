@@ -36,7 +36,7 @@ from a3c_mp.run.metrics import Metrics
 from a3c_mp.run.preflight import check_limits
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
-from a3c_mp.run.tracking import Timings
+from a3c_mp.run.tensorboard import Timings
 
 
 class Run:
@@ -123,8 +123,8 @@ class Run:
         passed_over = order.passed_over
         self.metrics.record_rollout(policy_lag, self.progress.record_rollout(steps, episodes, actor, policy_lag))
         if passes_power_of_two(passed_over, number := order.passed_over):
-            what = f"{number} games have not ended while {order.limit:,} later ones did"
-            self.log.warning(f"{what}; the mean return no longer waits for them")
+            what = f"games still running after {order.limit:,} later ones ended: {number}"
+            self.log.warning(f"{what}; the mean return does not wait for them")
 
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Record metrics, to be averaged until they are written."""
@@ -190,7 +190,7 @@ class Run:
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
-            self.log.warning("the unfinished round is not saved: a deterministic run is exact between rounds only")
+            self.log.warning("steps since the last round are not saved: --deterministic saves after whole rounds")
         elif not self.checkpointer.is_saved:
             self._attempt("checkpoint", self.save)
             self._unsaved = not self.checkpointer.is_saved
@@ -208,7 +208,7 @@ class Run:
         try:
             write()
         except Exception as error:
-            self.log.warning(f"no {what}: {error}")
+            self.log.warning(f"{what} not written: {error}")
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if not self._finished:

@@ -79,7 +79,7 @@ def refuse_foreign(folder: Path) -> None:
     if not any((folder / "checkpoints").glob("*")):
         foreign.discard("checkpoints")
     if foreign and not (folder / "config.json").exists():
-        why = f"{folder} holds other things ({min(foreign)})"
+        why = f"{folder} is not a run folder: it holds {min(foreign)}"
         raise ConfigError("run-name", folder.name, why, "choose another name")
 
 

@@ -330,7 +330,7 @@ NAMES = {
     "nothing": ("", "run-name=: must be a plain folder name"),
     "a line break": ("a\nb", "run-name=a b: must be a plain folder name"),
     "too long": (LONG, "must be a plain folder name"),
-    "a foreign folder": ("thesis", "run-name=thesis: thesis holds other things (chapter.tex); choose another name"),
+    "a foreign folder": ("thesis", "run-name=thesis: thesis is not a run folder: it holds chapter.tex; choose"),
     "a finished run": ("run", "run-name=run: run holds a run already; choose another name, or --resume run"),
     "a file": ("notes.txt", "notes.txt cannot be written (File exists)"),
 }

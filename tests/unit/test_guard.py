@@ -27,7 +27,7 @@ def test_clipped_values_are_counted_and_logged_whenever_their_number_has_doubled
     for _ in range(9):
         update_norm(run, norm, HUGE, "actor 3")
     assert run.counters == {"obs_values_clipped": 9, "obs_moments_not_finite": 0}
-    text = "observations from actor 3: 1 values more than 100 deviations from the mean; clipped ({} so far)"
+    text = "observations from actor 3: 1 values more than 100 standard deviations from the mean; clipped ({} so far)"
     assert run.lines == [text.format(total) for total in (1, 2, 4, 8)]
 
 

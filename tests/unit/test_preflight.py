@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes import memory
-from a3c_mp.processes.memory import free_memory
+from a3c_mp.processes import free_memory
 from a3c_mp.run import preflight as limits
 from a3c_mp.run.preflight import check_limits, check_open_files
 
@@ -20,8 +19,8 @@ NEEDED = limits.FILES + 20 * limits.FILES_PER_ACTOR
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine with 4 GiB available, in a container that may use 3 GiB and uses 2, one of them to cache files."""
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(free_memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(free_memory, "CONTAINER", tmp_path)
     (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {4 * 2**20} kB\nHugePages: 0\n")
     (tmp_path / "memory.max").write_text(f"{3 * GIB}\n")
     (tmp_path / "memory.current").write_text(f"{2 * GIB}\n")
@@ -30,18 +29,18 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_what_caches_files_is_as_good_as_free(machine):
-    assert free_memory() == 2 * GIB
+    assert free_memory.free_memory() == 2 * GIB
 
 
 def test_a_container_without_a_limit_has_what_the_machine_has(machine):
     (machine / "memory.max").write_text("max\n")
-    assert free_memory() == 4 * GIB
+    assert free_memory.free_memory() == 4 * GIB
 
 
 def test_where_the_kernel_says_nothing_there_is_no_limit(machine):
     for path in machine.iterdir():
         path.unlink()
-    assert free_memory() == 2**63
+    assert free_memory.free_memory() == 2**63
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from a3c_mp.processes.console import progress_bar
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import hms
+from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.run import Run
-from a3c_mp.run.start_order import MIN_EPISODES
 
 
 class Part:

@@ -12,9 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.console import console
-from a3c_mp.run import tracking
+from a3c_mp.run import tensorboard
 from a3c_mp.run.display import hms, open_log
-from a3c_mp.run.tracking import POINTS, EventFile, Means, Timings, episode_points
+from a3c_mp.run.tensorboard import POINTS, EventFile, Means, Timings, episode_points
 
 
 def read_curve(folder, name):
@@ -75,7 +75,7 @@ def test_a_full_disk_costs_curves_for_a_while_and_one_warning(tmp_path, log, tap
 
 
 def test_a_disk_that_stays_full_is_reported_once_a_pause(tmp_path, log, tape, monkeypatch):
-    monkeypatch.setattr(tracking, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(tensorboard, "RETRY_SECONDS", 0.0)
     (tmp_path / "folder").write_text("a file where the run's folder should be")
     events = EventFile(tmp_path / "folder", None, log)
     events.scalars([("charts/sps", 1.0, 1)])
@@ -161,7 +161,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(tracking.time, "perf_counter", clock)
+    monkeypatch.setattr(tensorboard.time, "perf_counter", clock)
     return clock
 
 

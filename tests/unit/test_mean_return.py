@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.run.start_order import PATIENCE, StartOrder
+from a3c_mp.run.mean_return import PATIENCE, StartOrder
 
 
 def counted(games):
