@@ -20,7 +20,7 @@ from rich.progress import track
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count, Fraction
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluate import Policy, make_policy, play_episodes, record_episode, with_random_actions
@@ -77,7 +77,7 @@ def load_run(run: Path) -> TrainedRun:
         env_id, algorithm = config["args"]["env_id"], config["algorithm"]
         net_options = {name: config["args"][name] for name in ("net", "lstm") if name in config["args"]}
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
-    except (OSError, ValueError, KeyError, TypeError, checkpoint.CheckpointError) as error:
+    except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         raise ConfigError("run", run, str(error), "name another run or checkpoint") from error
     return TrainedRun(path, algorithm, env_id, net_options, state)
 

@@ -114,7 +114,7 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
     prepare = apex.prepare_successor(args, replay, states.own)
     with batches, Actors(actor, (*learner.memory, weights), weights, states, run, prepare) as actors:
         for filled in actors.rounds():  # one block, or in a deterministic run one of every actor, in order
-            stats = apex.block_stats(args, learner, filled, weights.version)
+            stats = apex.ingest_blocks(args, learner, filled, weights.version)
             _, sizes = actors.sync_counters(filled, stats, block_guard, replay.size)
             limiter.insert(sum(block.steps for block in stats), sizes)
             updates_before = run.updates
@@ -130,7 +130,7 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
             apex.make_room(args, replay, [worker for worker, _, _ in filled])
 
 
-def follow(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
+def peer(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
     """Learner process of rank 1, 2, ..."""
     learner = apex.build_learner(args, ALGORITHMS[args.algo], group.rank)
     train(args, ReplicaRun(args, group.rank, steps, updates), group, learner)
@@ -139,8 +139,8 @@ def follow(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     learner = apex.build_learner(args, ALGORITHMS[args.algo])
-    also = {"target_net": learner.target_net, **({"replay": learner.replay} if args.save_replay else {})}
-    with Run(args, f"apex_{args.algo}", learner.net, learner.optimizer, also) as run, Learners.of(run, follow) as group:
+    kept = {"target_net": learner.target_net, **({"replay": learner.replay} if args.save_replay else {})}
+    with Run(args, f"apex_{args.algo}", learner.net, learner.optimizer, kept) as run, Learners.of(run, peer) as group:
         apex.add_replay_metrics(run, args, learner.replay)
         train(args, run, group, learner)
     return run.exit_code

@@ -128,7 +128,7 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
             run.end_round()
 
 
-def follow(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
+def peer(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
     """Learner process of rank 1, 2, ..."""
     train(args, ReplicaRun(args, group.rank, steps, updates), group, impala.build_learner(args, group.rank))
 
@@ -136,7 +136,7 @@ def follow(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     learner = impala.build_learner(args)
-    with Run(args, "impala", learner.net, learner.optimizer) as run, Learners.of(run, follow) as group:
+    with Run(args, "impala", learner.net, learner.optimizer) as run, Learners.of(run, peer) as group:
         train(args, run, group, learner)
     return run.exit_code
 

@@ -172,7 +172,8 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
 
     match event:
         case _errors.UnrecognizedArgs(tokens=[token, *_]) | _errors.MissingArgs(unrecognized_tokens=[token, *_]):
-            name, _, value = token.replace("_", "-").partition("=")
+            name, _, value = token.partition("=")
+            name = name.replace("_", "-")
             if not name.startswith("-"):
                 return ConfigError("arguments", token, "unexpected positional argument")
             close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
@@ -187,7 +188,7 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
         case _errors.InstantiationFailure(argument=argument, message=message) if argument is not None:
             why = "must be a number" if "string to float" in message else message.rpartition(": ")[2]
             return ConfigError(_name(argument), _peek(argv, f"--{_name(argument)}"), why)
-    return ConfigError("arguments", " ".join(argv), str(event))
+    return ConfigError("arguments", " ".join(argv), getattr(event, "message", type(event).__name__))
 
 
 def _name(argument: ArgumentDefinition) -> str:

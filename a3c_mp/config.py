@@ -13,6 +13,8 @@ from a3c_mp.errors import ConfigError
 
 @dataclass(frozen=True)
 class CommonArgs:
+    """Settings of every chapter."""
+
     env_id: str = "PongNoFrameskip-v4"
     """gymnasium environment id; module:Env-v0 imports the module first"""
     cuda: bool = False

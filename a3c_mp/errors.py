@@ -21,7 +21,7 @@ class ConfigError(A3CError):
 
 
 class TrainingError(A3CError):
-    """Learning itself has failed; going on would waste time."""
+    """Training diverged, for instance to a loss of NaN."""
 
 
 class WorkerError(A3CError):

@@ -37,7 +37,7 @@ from bench import common
 STACK, SIDE, N_STEP, GAMMA, ALPHA, BETA = 4, 84, 3, 0.99, 0.6, 0.4
 OBS_SPACE, ACTION_SPACE = Box(0, 255, (STACK, SIDE, SIDE), np.uint8), Discrete(6)
 BLOCK = 20
-"""steps of the environments between two announcements"""
+"""steps of the environments between two calls of `Replay.ingest`"""
 EPISODE = 800
 """steps in an episode"""
 REEL = 40

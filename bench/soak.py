@@ -1,4 +1,4 @@
-"""A chapter left alone for long, its actors killed one after the other: does anything grow, does it grow slower?
+"""Soak test: run a chapter for long, kill its actors at intervals, check that memory, files and rate stay flat.
 
 Samples memory, shared memory, file descriptors, threads and what waits in pipes, over all processes of the run, and the
 rate of learning. Fits a line to each once the run has warmed up, and ends with code 1 if one of them leaves its bounds.

@@ -17,6 +17,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+import train_a3c_data
 import train_apex
 import train_impala
 from a3c_mp.algorithms import actor_critic, apex, ddpg, dqn, impala
@@ -72,7 +73,7 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
     batches = cycle([samples.select(chosen) for chosen in whole])
 
     def learn() -> None:
-        loss, _ = actor_critic.loss(args, net, next(batches))
+        loss, _ = train_a3c_data.loss(args, net, next(batches))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)

@@ -276,30 +276,24 @@ def bad_blocks_in_a_row(args: Args) -> int:
     return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
 
 
-def block_stats(args: Args, learner: LearnerState, filled: Sequence[Filled], version: int) -> list[MessageStats]:
+def ingest_blocks(args: Args, learner: LearnerState, filled: Sequence[Filled], version: int) -> list[MessageStats]:
     """Ingest a round of blocks into the replay, and return the statistics of each.
+
+    Transitions whose first priority is not finite are dropped. A block's `finite` is None if nothing was new, because
+    its rows already came with the previous one.
 
     Args:
         version: newest version of the weights; a block's payload is the version that its actor used.
     """
-    stats = []
+    replay, stats = learner.replay, []
     for shard, slot, acted_with in filled:
         episodes = finished_episodes(learner.episode_stats[slot])
-        finite = ingest(learner.replay, shard)
+        rejected_before = replay.rejected
+        accepted = replay.ingest(shard)
+        rejected = replay.rejected - rejected_before
+        finite = rejected == 0 if accepted or rejected else None
         stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
     return stats
-
-
-def ingest(replay: Replay, shard: int) -> bool | None:
-    """Ingest the transitions that a shard's writer committed; return whether all priorities were finite.
-
-    Transitions with other priorities are dropped. Returns None if nothing was new, because the rows of this message
-    already came with the previous one.
-    """
-    rejected_before = replay.rejected
-    accepted = replay.ingest(shard)
-    rejected = replay.rejected - rejected_before
-    return rejected == 0 if accepted or rejected else None
 
 
 def prepare_successor(args: Args, replay: Replay, own: range) -> Callable[[RestartMessage], None]:
@@ -372,7 +366,7 @@ def make_room(args: Args, replay: Replay, shards: Iterable[int] | None = None) -
 def add_replay_metrics(run: Run, args: Args, replay: Replay) -> None:
     """Add size and memory of the replay to the metrics, and log it if a resumed run has to fill it again."""
     if args.resume and not replay.size:
-        run.log.info(f"the replay is empty: learning goes on once it holds {args.learning_starts:,} transitions")
+        run.log.info(f"the replay is empty: learning starts once it holds {args.learning_starts:,} transitions")
         if args.deterministic:
             run.log.warning("without --save-replay a resumed run differs from one that was never interrupted")
     shards = replay.shards

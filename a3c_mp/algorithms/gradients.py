@@ -17,7 +17,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.slots import Spec
 from a3c_mp.run.guard import BAD_IN_A_ROW, FiniteGuard
-from a3c_mp.run.run import Run
+from a3c_mp.run.progress import RunState
 
 
 class Report(NamedTuple):
@@ -89,7 +89,7 @@ class Gradient(NamedTuple):
         return Report(version, steps, len(stats.episodes), stats.clipped, finite, named)
 
 
-def settle_sync(args: Any) -> Any:
+def settle_sync(args: Any) -> Any:  # of the chapter's own class
     """Return the settings with those that --sync implies. Raises ConfigError for a --grads-per-step it rules out."""
     if not (args.sync or args.deterministic):
         return args
@@ -136,7 +136,7 @@ class GradientFilter:
         grads_per_rollout: gradients of one rollout; one bad rollout spoils all of them.
     """
 
-    def __init__(self, run: Run, max_lag: int | None, grads_per_rollout: int = 1):
+    def __init__(self, run: RunState, max_lag: int | None, grads_per_rollout: int = 1):
         self.run, self.max_lag = run, max_lag
         self.guard = FiniteGuard(run, "grads_not_finite", in_a_row=BAD_IN_A_ROW * grads_per_rollout)
         run.counters.update(grads_too_old=0)  # adds: there from the start, kept on resume

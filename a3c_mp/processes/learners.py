@@ -1,7 +1,7 @@
 """Several learners: processes that compute gradients on data of their own and take every step together.
 
 Learner 0 is the process that the user started. It spawns the others, which hold nothing worth saving and end when it
-does. They find each other through a file, and communicate over the loopback interface only.
+does. They connect through a file, and communicate over the loopback interface only.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class HasProgress(Protocol):
     def updates(self) -> int: ...
 
     def should_stop(self) -> bool: ...
+    def finish(self, error: BaseException | None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Learners:
             (args, run.steps, run.updates),
             options=LearnerOptions(args.cuda, args.hang_seconds),
             should_stop=run.should_stop,
-            finish=getattr(run, "finish", lambda error: None),
+            finish=run.finish,
         )
 
     @property
@@ -200,7 +201,7 @@ class Learners:
             elif child.process.exitcode != LOST_PEER:
                 reasons.append(f"{child} {how_ended(child.process.exitcode)}")
         reasons = reasons or [f"no answer from {', '.join(silent) or 'the other learners'} ({error})"]
-        return PeerLost("; ".join(reasons) + "; the others cannot go on without it")
+        return PeerLost("; ".join(reasons) + "; the run ends, because learners take every step together")
 
     def _stop(self) -> None:
         """End the other learners, and with them their actors; those that do not end are killed."""

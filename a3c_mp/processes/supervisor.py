@@ -228,7 +228,7 @@ class Supervisor:
         child = self.children[number]
         child.process.kill()
         child.process.join()
-        how = f"gave no sign of life for {child.max_silence:.0f} s and was killed (--hang-seconds)"
+        how = f"sent no heartbeat for {child.max_silence:.0f} s and was killed (--hang-seconds)"
         if child.max_silence > self.hang_seconds:  # it has not had a heartbeat yet
             how = f"took longer than {child.max_silence:.0f} s to start and was killed (lower {child.flag})"
         self._restart(number, how)

@@ -42,7 +42,7 @@ class Actors:
         self.group, self.own = states.group, states.own
         self.restart_messages: list[RestartMessage] = []  # of a group of learners, until the next `sync_counters`
         self._reports: list[ActorReport] = []
-        self._also_on_restart = on_restart
+        self._prepare_successor = on_restart
         args, layout = run.args, states.layout
         self.workers = Workers(
             target,
@@ -79,12 +79,13 @@ class Actors:
         """
         for filled in self.run.timing.each("waiting", self.workers.rounds(self.run.should_stop, size)):
             self._reports = self.states.read(filled)
-            self.states.advance(self._reports)
+            if self.group.size == 1:  # else `sync_counters` does: a peer that is lost in it must not leave half a round
+                self.states.advance(self._reports)
             yield filled
             self.workers.release(filled, self.weights.version)
 
     def sync_counters(
-        self, filled: Sequence[Filled], stats: Sequence[MessageStats], guard: FiniteGuard, also: Any = None
+        self, filled: Sequence[Filled], stats: Sequence[MessageStats], guard: FiniteGuard, extra: Any = None
     ) -> tuple[bool, list[Any]]:
         """Share a round's statistics among learners, so that all keep identical counters and decide alike.
 
@@ -93,16 +94,15 @@ class Actors:
         Args:
             filled, stats: the round of this learner, and the statistics of each of its messages.
             guard: checks what the messages hold, in every learner alike.
-            also: one more thing to share.
+            extra: one more thing to share.
 
         Returns:
-            (whether all of it is finite, `also` of every learner in the order of their ranks).
+            (whether all of it is finite, `extra` of every learner in the order of their ranks).
         """
         named = [(self.own[message.worker], figures) for message, figures in zip(filled, stats, strict=True)]
         reports = self._reports if self.group.size > 1 else []
         with self.run.timing("waiting"):
-            everything = self.group.all_gather_object((named, self.restart_messages, reports, also))
-        self.restart_messages = []
+            everything = self.group.all_gather_object((named, self.restart_messages, reports, extra))
         verdicts = []
         for rank, (their_stats, their_restarts, their_reports, _) in enumerate(everything):
             for message in their_restarts:
@@ -113,13 +113,13 @@ class Actors:
                 self.run.record_rollout(steps, episodes, actor, policy_lag)
                 if finite is not None:
                     verdicts.append(guard.check(finite, f"actor {actor}", f"message from actor {actor}"))
-            if rank != self.group.rank:
-                self.states.advance(their_reports)
-        return all(verdicts), [their_also for *_, their_also in everything]
+            self.states.advance(their_reports)
+        self.restart_messages = []
+        return all(verdicts), [their_extra for *_, their_extra in everything]
 
     def _on_restart(self, message: RestartMessage) -> None:
         if self.group.size > 1:
             self.restart_messages.append(message)
         else:
             self.run.on_restart(message)
-        self._also_on_restart(message)
+        self._prepare_successor(message)

@@ -30,18 +30,18 @@ class FiniteGuard:
         self.bad_in_a_row: Counter[str] = Counter()  # by source
         run.counters.update({counter: 0})  # adds: there from the start, kept on resume
 
-    def check(self, figure: bool | float | Tensor, source: str, what: str) -> bool:
+    def check(self, value: bool | float | Tensor, source: str, what: str) -> bool:
         """Whether a rollout or gradient is finite; if not, skip it.
 
         Args:
-            figure: a number that is finite only if all of it is, or the answer itself.
+            value: the norm or loss to check, finite only if all of it is; or the answer itself.
             source: the actor or learner that it comes from.
             what: its name in the log.
 
         Raises:
             TrainingError: `self.in_a_row` from one source in a row were not finite; none of them was learned from.
         """
-        if figure if isinstance(figure, bool) else math.isfinite(figure):
+        if value if isinstance(value, bool) else math.isfinite(value):
             self.bad_in_a_row[source] = 0
             return True
         self.bad_in_a_row[source] += 1
@@ -49,7 +49,7 @@ class FiniteGuard:
         total = self.run.counters[self.counter]
         if self.bad_in_a_row[source] == self.in_a_row:
             fix = "lower --learning-rate, or look for NaN or inf in rewards and observations"
-            raise TrainingError(f"{what} is not finite, the {self.in_a_row}th of {source} in a row; {fix}")
+            raise TrainingError(f"{what} contains NaN or inf, {self.in_a_row} in a row from {source}; {fix}")
         if passes_power_of_two(total - 1, total):
             self.run.log.warning(f"{what} contains NaN or inf; skipped ({total} so far)")
         return False

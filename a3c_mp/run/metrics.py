@@ -12,17 +12,18 @@ from torch import Tensor
 
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import TrainingError
+from a3c_mp.run.averages import Means, Timings
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
 from a3c_mp.run.mean_return import CountedEpisode
 from a3c_mp.run.progress import Progress
-from a3c_mp.run.tensorboard import EventFile, Means, Timings, episode_points
+from a3c_mp.run.tensorboard import EventFile, episode_points
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve; each is a mean over that time"""
 
 
-class Metrics:
+class MetricsWriter:
     """Averages metrics over `FLUSH_SECONDS` and writes them, with the progress of the run.
 
     Args:

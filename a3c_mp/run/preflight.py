@@ -158,7 +158,7 @@ def check_device(cuda: bool) -> torch.device:
 def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
     """Raise ConfigError unless all learners get the same number of actors, and with CUDA a GPU each."""
     if num_actors % num_learners:
-        why = f"{num_actors} actors cannot be shared out evenly"
+        why = f"{num_actors} actors cannot be divided evenly"
         raise ConfigError("num-learners", num_learners, why, "let --num-actors be a multiple of it")
     if cuda and num_learners > max(1, torch.cuda.device_count()):
         why = f"each needs a GPU to itself, there are {torch.cuda.device_count()}"

@@ -16,8 +16,8 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.run.averages import Timings
 from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow
-from a3c_mp.run.tensorboard import Timings
 
 
 class RunState(Protocol):
@@ -88,13 +88,13 @@ class Progress:
         return [] if self.args.deterministic and message.replaced else self.window.lose(message.actor)
 
     def stop_reason(self) -> str | None:
-        """Why the run should stop: "solved", "total_steps" or "max_seconds"; None if it should not."""
+        """Why the run should stop: "solved", "max_seconds" or "total_steps"; None if it should not."""
         if self.solved_at is not None or self._is_solved():
             return "solved"
-        if self.steps >= self.args.total_steps:
-            return "total_steps"
         seconds = math.inf if self.args.max_seconds is None else self.args.max_seconds
-        return "max_seconds" if time.monotonic() - self.started >= seconds else None
+        if time.monotonic() - self.started >= seconds:
+            return "max_seconds"
+        return "total_steps" if self.steps >= self.args.total_steps else None
 
     def record_solved(self) -> None:
         """Record when the mean return reaches the goal for the first time; called between rounds."""

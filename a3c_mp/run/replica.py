@@ -1,4 +1,4 @@
-"""The run of a learner besides the first: the same counters as in learner 0, and nothing is written."""
+"""The run of a learner besides the first: the same steps and updates as in learner 0, and nothing is written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.run.averages import Timings
 from a3c_mp.run.progress import Progress
-from a3c_mp.run.tensorboard import Timings
 from a3c_mp.seeds import LEARNER, derive_seeds
 
 

@@ -28,15 +28,15 @@ from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.run.averages import Timings
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer, TrainingState
 from a3c_mp.run.display import hms, open_log
 from a3c_mp.run.files import write_json
-from a3c_mp.run.metrics import Metrics
+from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
-from a3c_mp.run.tensorboard import Timings
 
 
 class Run:
@@ -69,9 +69,10 @@ class Run:
             self.progress = Progress(args)
             self.state = TrainingState(net, optimizer, self.progress, extra or {}, self.log)
             self.checkpointer = Checkpointer(self.folder / "checkpoints", self.state, algorithm)
-            self.metrics = Metrics(self.folder, self.progress, self.log)
+            self.metrics = MetricsWriter(self.folder, self.progress, self.log)
             write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
-        self._round_steps = self.steps  # at the end of the last round: in the middle of one, no state is exact
+        # At the end of the last round: in the middle of one, no state is exact.
+        self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
 
     def __enter__(self) -> Run:
         self.metrics.open()
@@ -131,25 +132,25 @@ class Run:
         self.metrics.record(metrics)
 
     def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None:
-        """Record an update of the weights, its metrics, and the samples it used where their rate is of interest."""
+        """Record an update of the weights, its metrics, and the samples it used, for charts/samples_per_second."""
         self.progress.record_update(samples)
         self.metrics.record(metrics)
 
     def on_restart(self, message: RestartMessage) -> None:
         """Count and log the restart of an actor that died or hung, or games that could not be rebuilt."""
-        self.metrics.flush()  # raises if the loss is not finite: such weights kill actors
-        self.metrics.record_games(self.progress.on_restart(message))
-        self.progress.record_solved()
         what, *details = message.text.splitlines()
         if self.args.deterministic:
             rebuilt = "rebuilt to where it was" if message.replaced else "determinism is lost for the rest of this run"
             what += f"; {rebuilt}"
         self.log.warning("\n".join([what, *details]))
+        self.metrics.flush()  # raises if the loss is not finite: such weights kill actors
+        self.metrics.record_games(self.progress.on_restart(message))
+        self.progress.record_solved()
 
     def end_round(self) -> None:
         """Write metrics and checkpoints when they are due; called before slots are released."""
-        self._round_steps = self.steps
         self.progress.record_solved()
+        self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
         self.metrics.flush_if_due()
         if self.checkpointer.is_due():
             self.metrics.flush()  # the files have what the checkpoint counts
@@ -183,8 +184,8 @@ class Run:
         self._finished = True
         self.progress.record_solved()
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
-        if self.steps == self._round_steps:  # else an error comes first: the last round was not learned from
-            self.exit_reason = self.exit_reason or self.progress.stop_reason()
+        if error is not None:  # what was due before it happened; time may have run out because of it
+            self.exit_reason = self.exit_reason or self._reason_to_stop
         if error is not None and self._is_failure(error):
             self.exit_code, self.exit_reason = 1, f"error: {describe_error(error).splitlines()[0]}"
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
@@ -215,13 +216,14 @@ class Run:
             self.exit_reason = signal.Signals(signum).name  # `should_stop` is called several times a second
 
     def _log_end(self, error: BaseException | None) -> None:
-        if error is not None and self._is_failure(error):
+        printed = isinstance(error, ConfigError)  # by `exit_with`
+        if error is not None and self._is_failure(error) and not printed:
             self.log.error(f"error: {describe_error(error)}")
         if self._unsaved:
             self.log.error(f"error: the state at {self.steps:,} steps was not saved; see the warning above")
         newest = self.checkpointer.newest
         if self.exit_code == 1 and newest is not None:
-            self.log.error(f"the last checkpoint is {newest}; go on with --resume {self.folder}")
+            self.log.error(f"the last checkpoint is {newest}; continue with --resume {self.folder}")
         mean = f"mean return {self.progress.window.mean:.1f}, " if self.progress.window.returns else ""
         self.log.info(
             f"{self.exit_reason or 'ended'} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "

@@ -1,20 +1,16 @@
-"""Parts of `Metrics`: the TensorBoard event file, means, and shares of the learner's time."""
+"""The TensorBoard event file of a run, and the points of its curves of single games."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
-
-import torch
-from torch import Tensor
 
 from a3c_mp.data.episodes import Episode
 
@@ -81,7 +77,7 @@ class EventFile:
             yield
         except OSError as error:
             self.log.warning(
-                f"TensorBoard cannot be written ({error}); training goes on without curves for {RETRY_SECONDS:.0f} s"
+                f"TensorBoard cannot be written ({error}); training continues without curves for {RETRY_SECONDS:.0f} s"
             )
             self.writer = None
             self.retry_at = time.monotonic() + RETRY_SECONDS
@@ -104,57 +100,3 @@ def episode_points(games: Sequence[tuple[int, Episode]]) -> list[tuple[str, floa
         points.append(("charts/episodic_return", fmean(game.episode_return for game in group), steps))
         points.append(("charts/episodic_length", fmean(game.length for game in group), steps))
     return points
-
-
-class Timings:
-    """A timer of named sections of code; `with timings("learning"):` adds to one."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.since = time.perf_counter()
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - start
-
-    def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, timing the wait for each."""
-        iterator = iter(items)
-        while True:
-            with self(name):
-                item = next(iterator, None)
-            if item is None:
-                return
-            yield item
-
-    def shares(self) -> dict[str, float]:
-        """The share of each section in the time since the last call."""
-        now = time.perf_counter()
-        shares = {name: seconds / (now - self.since) for name, seconds in self.seconds.items()}
-        self.seconds.clear()
-        self.since = now
-        return shares
-
-
-class Means:
-    """Means of named values between flushes; tensors stay on their device until then."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[Tensor | float]] = defaultdict(list)
-
-    def add(self, values: Mapping[str, Tensor | float]) -> None:
-        for name, value in values.items():
-            self.values[name].append(value.detach().float().mean() if isinstance(value, Tensor) else value)
-
-    def pop(self) -> dict[str, float]:
-        """The means, which start again from nothing."""
-        means = {
-            name: torch.stack([torch.as_tensor(v) for v in values]).mean().item()
-            for name, values in self.values.items()
-        }
-        self.values.clear()
-        return means

@@ -52,8 +52,8 @@ WAYS = {
     "killed in a step": "was killed by SIGKILL",  # a step is written to the slot as soon as it is taken
     "killed while sending": "was killed by SIGKILL",
     "raised": "raised an exception",
-    "hung": rf"gave no sign of life for {HANG_SECONDS} s and was killed \(--hang-seconds\)",
-    "stopped": rf"gave no sign of life for {HANG_SECONDS} s and was killed \(--hang-seconds\)",
+    "hung": rf"sent no heartbeat for {HANG_SECONDS} s and was killed \(--hang-seconds\)",
+    "stopped": rf"sent no heartbeat for {HANG_SECONDS} s and was killed \(--hang-seconds\)",
 }
 """what can happen to an actor -> how it is told"""
 SOME = [

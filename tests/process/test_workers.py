@@ -194,7 +194,7 @@ def test_a_frozen_worker_is_noticed_and_replaced(slots):
     with Workers(freeze_in_the_third, 1, (slots,), options=options, on_restart=restart_messages.append) as workers:
         fill(workers, slots, 30)
     assert len(restart_messages) == 1
-    assert "gave no sign of life" in restart_messages[0].text
+    assert "sent no heartbeat" in restart_messages[0].text
 
 
 def test_restart_messages_name_the_actor_by_its_number_in_the_whole_run(slots):

@@ -71,7 +71,7 @@ def test_where_it_does_not_end_the_run_does_with_the_last_good_weights(run_inlin
     assert "the 5th of actor" in done.summary["exit_reason"]
     assert 5 <= done.not_finite <= 20
     assert done.state["updates"] == done.summary["updates"] > 0
-    assert "go on with --resume" in done.log
+    assert "continue with --resume" in done.log
 
 
 def test_one_bad_rollout_of_many_gradients_is_no_reason_to_give_up(run_inline):
@@ -128,17 +128,17 @@ def test_a_full_disk_costs_warnings_and_the_old_checkpoint_stays(run_inline, cha
     monkeypatch.setattr(logging.Logger, "warning", lambda self, text: warnings.append(text))
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.02)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    tick = Run.end_round
+    end_round = Run.end_round
 
-    def tick_with_little_room(run):
+    def end_round_with_little_room(run):
         full = 1000 <= run.steps < 2000
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if full else soft, hard))
-        tick(run)
+        end_round(run)
         if full:
             newest = checkpoint.list_checkpoints(folder)[0]
             during.append(checkpoint.load(newest, algorithm=chapter.algorithm, env_id=chapter.env_id)["steps"])
 
-    monkeypatch.setattr(Run, "end_round", tick_with_little_room)
+    monkeypatch.setattr(Run, "end_round", end_round_with_little_room)
     try:
         done = run_inline.train(chapter, "--total-steps", "2500", "--checkpoint-seconds", "0.1")
     finally:

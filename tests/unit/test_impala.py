@@ -88,7 +88,7 @@ def test_a_batch_never_waits_for_more_unrolls_than_there_are():
 
 def test_learners_share_the_actors_evenly():
     check_learners(num_learners=2, num_actors=4, cuda=False)
-    with pytest.raises(ConfigError, match="num-learners=3: 4 actors cannot be shared out evenly"):
+    with pytest.raises(ConfigError, match="num-learners=3: 4 actors cannot be divided evenly"):
         check_learners(num_learners=3, num_actors=4, cuda=False)
     with pytest.raises(ConfigError, match="num-learners=64: each needs a GPU to itself"):
         check_learners(num_learners=64, num_actors=64, cuda=True)

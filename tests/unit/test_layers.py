@@ -22,10 +22,10 @@ TABLE = {
     "maths": set(),
     "config": GROUND,
     "cli": GROUND | {"config", "wrappers"},
-    "nets": GROUND | {"config"},
-    "processes": GROUND | {"_bootstrap", "config"},
-    "replay": GROUND | {"processes", "maths"},
-    "data": GROUND | {"config", "wrappers", "maths", "nets", "processes", "replay"},
+    "nets": GROUND,
+    "processes": GROUND | {"_bootstrap"},
+    "replay": GROUND | {"processes"},
+    "data": GROUND | {"config", "wrappers", "nets", "processes", "replay"},
     "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},
 }
 TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run"}

@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -278,3 +279,15 @@ def test_a_checkpoint_of_other_actors_or_of_an_asynchronous_run_is_resumed_with_
             "the game of environment 1 that had ended is lost with the one before it"
         )
     assert "the run differs from one that was never interrupted" in (tmp_path / "r" / "run.log").read_text()
+
+
+def test_an_error_during_which_the_time_limit_passes_is_an_error(args, monkeypatch):
+    run = a_run(replace(args, max_seconds=60.0))
+    with run:
+        run.record_rollout(10, [], 0, 0)
+        run.end_round()
+        later = time.monotonic() + 100
+        monkeypatch.setattr("time.monotonic", lambda: later)
+        raise WorkerError("actor 0 (pid 1) is lost")
+    assert run.exit_code == 1
+    assert run.exit_reason == "error: actor 0 (pid 1) is lost"

@@ -121,6 +121,7 @@ def open_files():
 
 def test_shared_memory_needs_no_dev_shm_and_goes_with_its_tensors(monkeypatch):
     """In a container /dev/shm is often small, and may be read-only."""
+    gc.collect()  # files that other tests have left open
     before, files = open_files(), set(os.listdir("/dev/shm"))
     slots = Slots({"block": ((2**20,), torch.uint8)}, 2)
     counters = shared_counters(3)

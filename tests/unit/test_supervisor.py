@@ -54,7 +54,7 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_no_process(
         scene.look(6)
     assert scene.tape == ["start 0"], "it has had a heartbeat meanwhile"
     scene.look(6)
-    text = "evaluator 0 (pid 7) gave no sign of life for 12 s and was killed (--hang-seconds); restart 1 of 5"
+    text = "evaluator 0 (pid 7) sent no heartbeat for 12 s and was killed (--hang-seconds); restart 1 of 5"
     assert scene.tape == ["start 0", "kill", "join", text, "start 0"]
 
 
@@ -77,7 +77,7 @@ def test_the_budget_is_for_all_children_together(monkeypatch):
     scene.beats += 1
     for _ in range(4):
         scene.look(4)
-    with pytest.raises(WorkerError, match=r"^evaluator 1 \(pid 7\) gave no sign .*; restart budget of 1 spent$"):
+    with pytest.raises(WorkerError, match=r"^evaluator 1 \(pid 7\) sent no heartbeat .*; restart budget of 1 spent$"):
         scene.look(4)
 
 

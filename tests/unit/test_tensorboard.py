@@ -12,9 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.console import console
-from a3c_mp.run import tensorboard
+from a3c_mp.run import averages, tensorboard
+from a3c_mp.run.averages import Means, Timings
 from a3c_mp.run.display import hms, open_log
-from a3c_mp.run.tensorboard import POINTS, EventFile, Means, Timings, episode_points
+from a3c_mp.run.tensorboard import POINTS, EventFile, episode_points
 
 
 def read_curve(folder, name):
@@ -61,7 +62,7 @@ def test_a_full_disk_costs_curves_for_a_while_and_one_warning(tmp_path, log, tap
         for step in range(2, 100):
             events.scalars([("charts/sps", 1.0, step)])
     assert len(tape.messages) == 1
-    assert "training goes on without curves" in tape.messages[0]
+    assert "training continues without curves" in tape.messages[0]
 
     events.scalars([("charts/sps", 2.0, 100)])  # there is room again, but the pause is not over
     monkeypatch.setattr(events, "retry_at", time.monotonic() - 1)
@@ -161,7 +162,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(tensorboard.time, "perf_counter", clock)
+    monkeypatch.setattr(averages.time, "perf_counter", clock)
     return clock
 
 

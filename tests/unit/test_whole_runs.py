@@ -20,9 +20,9 @@ APEX_CURVES = {
 def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch):
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.05)  # so that either run has points of curves in its middle
     first = run_inline.train(A3C_DATA, "--total-steps", "3000", "--gamma", "0.97").summary
-    second = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "6000")
+    second = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "9000")
     assert second.code == 0, second.err
-    assert second.summary["steps"] >= 6000
+    assert second.summary["steps"] >= 9000, "each environment has ended a game, which may take 500 steps"
     assert second.summary["updates"] > first["updates"] > 0
     assert second.summary["episodes"] > first["episodes"] > 0
     assert second.summary["wall_seconds"] > first["wall_seconds"]
@@ -45,7 +45,7 @@ def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(run_inlin
     assert set(scalars(done.folder)) >= APEX_CURVES
     resumed = run_inline("train_apex.py", "--resume", "runs/r", "--total-steps", "5000")
     assert resumed.code == 0, resumed.err
-    assert "the replay is empty: learning goes on once it holds 400 transitions" in resumed.out
+    assert "the replay is empty: learning starts once it holds 400 transitions" in resumed.out
     learned = 32 * (resumed.summary["updates"] - summary["updates"])
     assert learned == pytest.approx(4 * (resumed.summary["steps"] - summary["steps"] - start), abs=4 * 64)
 
