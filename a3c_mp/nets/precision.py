@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import nn
+
+from a3c_mp.nets.obs_norm import ObsNorm
 
 
 def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dtype:
@@ -13,19 +17,23 @@ def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dt
     position far from 0, and small nets are bound by call overhead. `auto` uses it where the hardware supports it
     natively (AMX, AVX-512 BF16, CUDA capability 8.0 and newer). `fp32` leaves torch's own setting of TF32 as it is.
     """
-    wanted = {"auto": has_native_bf16(device), "bf16": True, "fp32": False}[precision]
-    return torch.bfloat16 if image and wanted else torch.float32
+    if not image or precision == "fp32":
+        return torch.float32
+    return torch.bfloat16 if precision == "bf16" or has_native_bf16(device) else torch.float32
 
 
 def acting_dtype(precision: str, net: nn.Module) -> torch.dtype:
     """Return the `compute_dtype` of a net with an `ObsNorm` as `net.norm`; actors hold their weights in it."""
-    return compute_dtype(precision, next(net.parameters()).device, net.norm.image)  # type: ignore[union-attr, arg-type]
+    assert isinstance(net.norm, ObsNorm), net
+    return compute_dtype(precision, net.norm.shift.device, net.norm.image)
 
 
-def autocast(precision: str, net: nn.Module) -> torch.autocast:
+def autocast(precision: str, net: nn.Module) -> AbstractContextManager:
     """Return a context in which the learner's net, whose weights stay float32, computes in `acting_dtype`."""
     dtype = acting_dtype(precision, net)
-    return torch.autocast(next(net.parameters()).device.type, dtype, enabled=dtype != torch.float32)
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(next(net.parameters()).device.type, dtype)
 
 
 def has_native_bf16(device: torch.device) -> bool:

@@ -1,7 +1,6 @@
 """Gradients of the losses against their formulas, written out for a softmax policy."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import train_a3c_data
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples
 from a3c_mp.maths import losses
+from a3c_mp.nets.obs_norm import ObsNorm
 
 B, A = 7, 5
 
@@ -132,7 +132,7 @@ class Given(nn.Module):
 
     def __init__(self, logits, values):
         super().__init__()
-        self.outputs, self.norm = (logits, values), SimpleNamespace(image=False)
+        self.outputs, self.norm = (logits, values), ObsNorm((1,), image=False)
         self.nothing = nn.Parameter(torch.zeros(1))
 
     def forward(self, obs):
