@@ -42,9 +42,9 @@ def actors_with_helpers(scripts):
     [
         (A3C_DATA, "total_steps"),
         (APEX_DQN, signal.SIGTERM),
-        (IMPALA, signal.SIGINT),
-        pytest.param(A3C_DATA, signal.SIGKILL, marks=pytest.mark.slow),
-        (IMPALA, signal.SIGKILL),
+        (A3C_DATA, signal.SIGKILL),
+        pytest.param(IMPALA, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(IMPALA, signal.SIGKILL, marks=pytest.mark.slow),
     ],
     ids=row_id,
 )
