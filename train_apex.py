@@ -19,12 +19,12 @@ from torch import Tensor
 
 from a3c_mp.algorithms import apex, ddpg, dqn
 from a3c_mp.algorithms.apex import PRESETS, Algorithm, Args, LearnerState
+from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.games import make_envs
 from a3c_mp.data.transitions import TransitionCollector
 from a3c_mp.maths import losses
-from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
@@ -59,7 +59,7 @@ def actor(
         channel.send(slot, version)
 
 
-def loss(args: Args, learner: LearnerState, batch: Batch, importance: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+def loss(args: Args, learner: LearnerState, batch: Batch, importance: Tensor) -> tuple[Tensor, Tensor, losses.Metrics]:
     """Compute (loss, TD errors [N], metrics) of n-step transitions (Horgan et al. 2018); importance weights [N]."""
     algo, net, target_net = learner.algo, learner.net, learner.target_net
     with autocast(args.precision, net):
@@ -104,7 +104,7 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
     group.broadcast_state(net, learner.target_net, learner.optimizer)
     weights = Weights(net, acting_dtype(args.precision, net), untrained=run.updates == 0)
     states = ActorStates(args, apex.actor_layout(args, learner), start=run.steps, group=group)
-    limiter = apex.RateLimiter(args.replay_ratio, args.learning_starts)
+    limiter = RateLimiter(args.replay_ratio, args.learning_starts)
     if args.save_replay:  # without it, actors start new games when the run is resumed
         run.keep(actors=states, weights=weights, limiter=limiter)
     block_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -21,13 +21,12 @@ from a3c_mp.nets.q_values import ReplayNet
 from a3c_mp.processes.free_memory import free_memory
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.workers import Filled, RestartMessage
-from a3c_mp.replay import Prefetch, Replay, Shards, writer_state_spec
+from a3c_mp.replay import Replay, Shards, writer_state_spec
 from a3c_mp.replay.replay import Batch
 from a3c_mp.run.actors import MessageStats
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.preflight import check_env, check_learners
-from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from wrappers import is_atari
 
@@ -323,38 +322,6 @@ def actor_layout(args: Args, learner: LearnerState) -> ActorLayout:
     """Return the layout of the states that deterministic actors send beside their transitions."""
     carried = writer_state_spec(args.num_envs, args.n_step) | learner.algo.policy_state_spec(args, learner.action_space)
     return ActorLayout(learner.action_space, args.block_length, carried, blocks_under_way(args))
-
-
-class RateLimiter:
-    """Rate limiter: a fixed ratio of samples to inserts (Cassirer et al. 2021, "Reverb", section 3.3).
-
-    Args:
-        samples_per_insert: samples to learn for each inserted step.
-        min_size_to_sample: transitions in the replays of all learners before the first sample.
-    """
-
-    def __init__(self, samples_per_insert: float, min_size_to_sample: int):
-        self.samples_per_insert, self.min_size_to_sample = samples_per_insert, min_size_to_sample
-        self.samples_allowed = 0.0
-
-    def insert(self, steps: int, sizes: Sequence[int]) -> None:
-        """Count inserted steps, once all replays together, of these `sizes`, hold enough and none is empty."""
-        if sum(sizes) >= self.min_size_to_sample and min(sizes) > 0:
-            self.samples_allowed += self.samples_per_insert * steps
-
-    def allowed(self, batches: Prefetch, run: RunState) -> Iterator[Batch]:
-        """Yield as many batches as the ratio allows; fewer if the run should stop, unless it is deterministic."""
-        while self.samples_allowed >= batches.batch_size and (run.args.deterministic or not run.should_stop()):
-            with run.timing("drawing"):
-                batch = batches.next()
-            yield batch
-            self.samples_allowed -= batches.batch_size
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"allowed": self.samples_allowed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.samples_allowed = state["allowed"]
 
 
 def make_room(args: Args, replay: Replay, shards: Iterable[int] | None = None) -> None:
