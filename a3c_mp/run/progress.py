@@ -138,3 +138,21 @@ class Progress:
         self.window.restore(state["returns"], state.get("episodes", 0))
         self.counters.clear()
         self.counters.update(state.get("counters", {}))
+
+
+class HasProgress:
+    """The figures of its `Progress` that a `Run` and a `ReplicaRun` both show."""
+
+    progress: Progress
+
+    @property
+    def steps(self) -> int:
+        return self.progress.steps
+
+    @property
+    def updates(self) -> int:
+        return self.progress.updates
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.progress.counters

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,11 +13,11 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.averages import Timings
-from a3c_mp.run.progress import Progress
+from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.seeds import LEARNER, derive_seeds
 
 
-class ReplicaRun:
+class ReplicaRun(HasProgress):
     """The `RunState` of learners 1, 2, ...; learner 0 holds the `Run` and decides when all of them stop.
 
     Args:
@@ -38,18 +37,6 @@ class ReplicaRun:
 
     def _seed(self) -> None:
         self.rng.manual_seed(derive_seeds(self.args.seed, self.steps, self.rank, LEARNER)[0])
-
-    @property
-    def steps(self) -> int:
-        return self.progress.steps
-
-    @property
-    def updates(self) -> int:
-        return self.progress.updates
-
-    @property
-    def counters(self) -> Counter[str]:
-        return self.progress.counters
 
     def should_stop(self) -> bool:
         return False

@@ -7,7 +7,6 @@ However the block is left, a checkpoint and `summary.json` are written.
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import FrameType
@@ -35,11 +34,11 @@ from a3c_mp.run.display import hms, open_log
 from a3c_mp.run.files import write_json
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits
-from a3c_mp.run.progress import Progress
+from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
 
 
-class Run:
+class Run(HasProgress):
     """The `RunState` of learner 0: a run in `runs_dir/run_name`, or the one that `--resume` names.
 
     Args:
@@ -88,18 +87,6 @@ class Run:
         return self
 
     # ---- what the training loop calls
-
-    @property
-    def steps(self) -> int:
-        return self.progress.steps
-
-    @property
-    def updates(self) -> int:
-        return self.progress.updates
-
-    @property
-    def counters(self) -> Counter[str]:
-        return self.progress.counters
 
     @property
     def rng(self) -> torch.Generator:
