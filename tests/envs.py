@@ -115,7 +115,7 @@ class UnmakeableEnv(CartPoleEnv):
 class HelperEnv(MishapEnv):
     """In an actor it has three helper processes: one that `close()` ends, and two that it leaves: a program, a fork.
 
-    Each has a file `helpers/ACTOR-PID`; `close()` leaves `closed/ACTOR`.
+    Each has a file `helpers/ACTOR-PID`; `close()` leaves `closed/ACTOR`, and the first step `stepped/ACTOR`.
     """
 
     def __init__(self, **kwargs):
@@ -127,10 +127,15 @@ class HelperEnv(MishapEnv):
         if (fork := os.fork()) == 0:
             time.sleep(120)
             os._exit(0)
-        for folder in ("helpers", "closed"):
+        for folder in ("helpers", "closed", "stepped"):
             Path(folder).mkdir(exist_ok=True)
         for pid in (self.ended_by_close.pid, program.pid, fork):
             note(f"helpers/{os.getpid()}-{pid}")
+
+    def step(self, action):
+        if self.ended_by_close is not None and MishapEnv.steps == 0:
+            note(f"stepped/{os.getpid()}")
+        return super().step(action)
 
     def close(self):
         if self.ended_by_close is not None:
