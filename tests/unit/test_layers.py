@@ -28,6 +28,7 @@ TABLE = {
     "data": GROUND | {"config", "wrappers", "nets", "processes", "replay"},
     "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},
 }
+TABLE["task"] = GROUND | {"config", "processes"}
 TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run"}
 TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "cli"}
 TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' own losses
