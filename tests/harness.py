@@ -126,6 +126,12 @@ class Finished:
         return self.load(self.checkpoints[0])
 
 
+def rounds(workers, should_stop, size=1):
+    """Yield rounds of filled slots, as the loop of a learner takes them."""
+    while filled := workers.take(should_stop, size):
+        yield filled
+
+
 class Inline:
     """Runs scripts of the project in this process, actors as threads: a second instead of ten."""
 

@@ -78,10 +78,11 @@ class InlineWorkers:
         for thread in self.threads:
             thread.join(60)
 
-    def rounds(self, should_stop, size=1):
-        while not should_stop():
-            channels = self.channels if self.in_order else self.channels[:1] * size
-            yield [channel.results.get(timeout=60) for channel in channels]
+    def take(self, should_stop, size=1):
+        if should_stop():
+            return []
+        channels = self.channels if self.in_order else self.channels[:1] * size
+        return [channel.results.get(timeout=60) for channel in channels]
 
     def release(self, filled, version):
         for worker, slot, _ in filled:

@@ -122,7 +122,7 @@ class ActorStates:
         carried = {name: field.numpy() for name, field in self._carried.get(actor, {}).items()}
         return ActorState(self._rollouts[actor], games, carried, self._sent[actor])
 
-    def start_new_games(self, actor: int) -> None:
+    def forget(self, actor: int) -> None:
         """Record that an actor could not rebuild its games and plays new ones."""
         self._games[actor].start_new_games()
         self._sent[actor] = 0

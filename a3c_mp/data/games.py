@@ -43,7 +43,7 @@ class Games:
         if len(differing):
             self.obs, self.carried, self.messages = env.start_new_games(), {}, 0  # type: ignore[attr-defined]
             why = "is not deterministic: the same seed and actions gave other observations"
-            channel.lose_games(f"environment {differing[0]} {why}")
+            channel.not_restored(f"environment {differing[0]} {why}; it starts new games")
         else:
             self.stats.restore(self.carried)
 

@@ -15,8 +15,8 @@ import torch
 from a3c_mp.errors import Terminated
 from a3c_mp.processes.supervisor import MAX_MESSAGE, raise_terminated, run_supervised
 
-FILLED, GAMES_LOST = "filled", "games lost"
-"""kinds of messages: `(FILLED, slot, payload)` and `(GAMES_LOST, reason)`"""
+FILLED, NOT_RESTORED = "filled", "not restored"
+"""kinds of messages: `(FILLED, slot, payload)` and `(NOT_RESTORED, reason)`"""
 BEAT_SECONDS = 0.25
 """between two heartbeats of a worker that waits for a token"""
 NICENESS = 5
@@ -54,7 +54,7 @@ class WorkerChannel:
         pipes: to its parent.
         entropy: numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts
             so far. Where nothing can be restored, the last one keeps a successor from playing the same games again.
-        restored: the state to continue from, what `ActorSource.of` returned; None for a fresh start.
+        restored: the state to continue from, what `StateSource.of` returned; None for a fresh start.
     """
 
     def __init__(self, worker: int, actor: int, pipes: Pipes, *, entropy: tuple[int, ...], restored: Any = None):
@@ -84,9 +84,9 @@ class WorkerChannel:
         assert len(message) <= MAX_MESSAGE, "the statistics of one slot must fit into 4 KiB"
         self._results.send_bytes(message)
 
-    def lose_games(self, reason: str) -> None:
-        """Report that the games in progress could not be rebuilt, and that the worker plays new ones instead."""
-        self._results.send((GAMES_LOST, reason))
+    def not_restored(self, reason: str) -> None:
+        """Report that the worker cannot continue from `restored`, and what it does instead."""
+        self._results.send((NOT_RESTORED, reason))
 
     def beat(self) -> None:
         """Count a heartbeat; called at least once for each environment step."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch.multiprocessing as mp
 
-from a3c_mp.processes.channel import GAMES_LOST, Pipes, Token, WorkerChannel, run_worker
+from a3c_mp.processes.channel import NOT_RESTORED, Pipes, Token, WorkerChannel, run_worker
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervisor import Child, Supervisor
@@ -40,19 +40,23 @@ class RestartMessage(NamedTuple):
     replaced: bool = True  # False: it runs, but plays new games, as those in progress could not be rebuilt
 
 
-class ActorSource(Protocol):
+class StateSource(Protocol):
     """Gives the state that an actor is rebuilt from when it is started; see `actor_states.ActorStates`."""
 
-    start: int  # agent steps of the run when its actors start
+    start: int  # seeds of workers follow from it
 
     def of(self, actor: int) -> Any: ...
-    def start_new_games(self, actor: int) -> None: ...
+    def forget(self, actor: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
     """How workers get their slots, and how they are supervised."""
 
+    role: str = "worker"
+    """what workers are called in messages and errors, before their number"""
+    flag: str = "--num-actors"
+    """the setting that says how many there are"""
     slots_per_worker: int = 2
     """worker i fills slots i * slots_per_worker and on, and no others"""
     max_restarts: int = 5
@@ -67,13 +71,56 @@ class WorkerOptions:
     """number of worker 0 among the actors of the whole run"""
 
 
-@dataclass
-class _Worker:
-    """A worker as its parent sees it."""
+class WorkerPool(Protocol):
+    """What a learner needs of its workers: `Workers`, or others that give rounds of filled slots."""
 
-    given: deque[Token]  # tokens whose slots the caller does not have: a successor gets them again
-    ready: deque[Filled] = field(default_factory=deque)  # filled, the caller does not have them yet
-    tokens: Any = None  # the pipe to it
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *exc: object) -> None: ...
+    def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]: ...
+    def release(self, filled: Iterable[Filled], version: int) -> None: ...
+
+
+class SlotLedger:
+    """Which slots each worker has to fill, which it has filled, and which come next.
+
+    Args:
+        num_workers: number of workers.
+        options: see `WorkerOptions`.
+    """
+
+    def __init__(self, num_workers: int, options: WorkerOptions):
+        self.options, size = options, options.slots_per_worker
+        tokens = list(map(Token, range(num_workers * size), itertools.cycle(options.versions or [0])))
+        self.given = [deque(tokens[w * size : (w + 1) * size]) for w in range(num_workers)]
+        """tokens of each worker whose slots the caller does not have: a successor gets them again"""
+        self.ready: list[deque[Filled]] = [deque() for _ in range(num_workers)]  # the caller does not have them yet
+        self._arrivals: deque[int] = deque()  # workers in the order of their messages
+
+    def fill(self, number: int, slot: int, payload: Any) -> None:
+        """Record that a worker has filled the slot of its oldest token."""
+        self.ready[number].append(Filled(number, slot, payload))
+        if not self.options.in_order:
+            self._arrivals.append(number)
+
+    def take(self, size: int) -> list[Filled]:
+        """Hand out a round, as `Workers.take` does; empty if it is not complete."""
+        if self.options.in_order:
+            chosen = list(range(len(self.ready))) if all(self.ready) else []
+        else:
+            chosen = [self._arrivals.popleft() for _ in range(size)] if len(self._arrivals) >= size else []
+        for number in chosen:
+            self.given[number].popleft()
+        return [self.ready[number].popleft() for number in chosen]
+
+    def give(self, filled: Filled, version: int) -> Token:
+        """Return the token by which a slot goes back to its worker, to be filled with weights `version`."""
+        self.given[filled.worker].append(token := Token(filled.slot, version))
+        return token
+
+    def forget(self, number: int) -> None:
+        """Drop what a lost worker has filled and the caller does not have: its successor fills the same slots again."""
+        self.ready[number].clear()
+        self._arrivals = deque(other for other in self._arrivals if other != number)
 
 
 class Workers:
@@ -93,20 +140,18 @@ class Workers:
         num_workers: int,
         args: tuple = (),
         *,
-        states: ActorSource | None = None,
+        states: StateSource | None = None,
         options: WorkerOptions | None = None,
         on_restart: Callable[[RestartMessage], None] = print,
     ):
         self.options = options = options or WorkerOptions()
         self.target, self.args, self.states, self.on_restart = target, args, states, on_restart
-        size = options.slots_per_worker
-        tokens = list(map(Token, range(num_workers * size), itertools.cycle(options.versions or [0])))
-        self._workers = [_Worker(deque(tokens[w * size : (w + 1) * size])) for w in range(num_workers)]
-        self._arrivals: deque[int] = deque()  # workers in the order of their messages
+        self._ledger = SlotLedger(num_workers, options)
+        self._token_pipes: list[Any] = [None] * num_workers
         self._beats = shared_counters(num_workers)
         self._supervisor = Supervisor(
             [
-                Child(f"actor {options.first_actor + number}", partial(self._launch, number), "--num-actors")
+                Child(f"{options.role} {options.first_actor + number}", partial(self._launch, number), options.flag)
                 for number in range(num_workers)
             ],
             self._beats,
@@ -137,33 +182,34 @@ class Workers:
         """How many workers have been replaced."""
         return self._supervisor.restarts
 
-    def rounds(self, should_stop: Callable[[], bool], size: int = 1) -> Iterator[list[Filled]]:
-        """Yield filled slots until `should_stop()`: `size` in order of arrival, or `in_order` one of each worker.
+    def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
+        """Wait for a round of filled slots: `size` in order of arrival, or `in_order` one of each worker.
 
         They are the caller's until it releases them. A worker that dies before the last slot of a round has arrived
         is replaced, and fills its own slots again.
+
+        Returns:
+            the round; empty once `should_stop()`.
 
         Raises:
             WorkerError: a worker failed before its first filled slot, or the restart budget is spent.
         """
         while not should_stop():
-            if found := self._next_round(size):
-                yield found
-            else:
-                self._supervisor.watch(should_stop)
+            if found := self._ledger.take(size):
+                return found
+            self._supervisor.watch(should_stop)
+        return []
 
     def release(self, filled: Iterable[Filled], version: int) -> None:
         """Give slots back to their workers, to be filled acting with weights `version` or newer."""
-        for number, slot, _ in filled:
-            worker = self._workers[number]
-            worker.given.append(token := Token(slot, version))
-            _send(worker, token)
+        for message in filled:
+            self._send(message.worker, self._ledger.give(message, version))
 
     def _launch(self, number: int) -> tuple[Any, Any]:
         """Start the process of a worker and give it its tokens; returns it and the pipe of its messages."""
-        worker, actor = self._workers[number], self.options.first_actor + number
+        actor = self.options.first_actor + number
         with ExitStack() as child_ends:  # the child has copies; with these closed, its death reads as an end of file
-            take_end, worker.tokens = mp.Pipe(duplex=False)
+            take_end, self._token_pipes[number] = mp.Pipe(duplex=False)
             child_ends.enter_context(take_end)
             results, send_end = mp.Pipe(duplex=False)
             child_ends.enter_context(send_end)
@@ -174,43 +220,29 @@ class Workers:
             channel = WorkerChannel(number, actor, pipes, entropy=entropy, restored=restored)
             args = (self.target, channel, self.args)
             process = start_child(run_worker, args, name=f"worker-{number}", daemon=True, group=True)
-        for token in worker.given:
-            _send(worker, token)
+        for token in self._ledger.given[number]:
+            self._send(number, token)
         return process, results
-
-    def _next_round(self, size: int) -> list[Filled]:
-        if self.options.in_order:
-            chosen = list(range(len(self._workers))) if all(worker.ready for worker in self._workers) else []
-        else:
-            chosen = [self._arrivals.popleft() for _ in range(size)] if len(self._arrivals) >= size else []
-        for number in chosen:
-            self._workers[number].given.popleft()
-        return [self._workers[number].ready.popleft() for number in chosen]
 
     def _receive(self, number: int, message: tuple) -> None:
         kind, *content = message
-        if kind == GAMES_LOST:
-            self._start_new_games(number, *content)
+        if kind == NOT_RESTORED:
+            self._forget_state(number, *content)
             return
-        self._workers[number].ready.append(Filled(number, *content))
+        self._ledger.fill(number, *content)
         self._supervisor.children[number].record_result()
-        if not self.options.in_order:
-            self._arrivals.append(number)
 
     def _forget(self, number: int, text: str) -> None:
-        """Report a restart, and drop what the lost process had filled: its successor fills the same slots again."""
         self.on_restart(RestartMessage(self.options.first_actor + number, text))
-        self._workers[number].ready.clear()
-        self._arrivals = deque(other for other in self._arrivals if other != number)
+        self._ledger.forget(number)
 
-    def _start_new_games(self, number: int, reason: str) -> None:
+    def _forget_state(self, number: int, reason: str) -> None:
         assert self.states is not None
         actor = self.options.first_actor + number
-        self.states.start_new_games(actor)
-        text = f"{self._supervisor.children[number]} cannot be rebuilt: {reason}; it starts new games"
+        self.states.forget(actor)
+        text = f"{self._supervisor.children[number]} cannot be rebuilt: {reason}"
         self.on_restart(RestartMessage(actor, text, replaced=False))
 
-
-def _send(worker: _Worker, token: Token) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # it has died; its successor gets the token again
-        worker.tokens.send(token)
+    def _send(self, number: int, token: Token) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has died; its successor gets the token again
+            self._token_pipes[number].send(token)

@@ -50,6 +50,7 @@ class Actors:
             (args, *shared, states),
             states=states,
             options=WorkerOptions(
+                role="actor",
                 slots_per_worker=layout.slots_per_actor,
                 max_restarts=args.max_restarts,
                 hang_seconds=args.hang_seconds,
@@ -77,12 +78,22 @@ class Actors:
         One of every actor, in their order, is a round of deterministic and synchronous runs. The slots belong to the
         loop's body; when it ends, they go back to their actors with the newest version of the weights.
         """
-        for filled in self.run.timing.each("waiting", self.workers.rounds(self.run.should_stop, size)):
-            self._reports = self.states.read(filled)
-            if self.group.size == 1:  # else `sync_counters` does: a peer that is lost in it must not leave half a round
-                self.states.advance(self._reports)
+        while filled := self.take(size):
             yield filled
-            self.workers.release(filled, self.weights.version)
+            self.release(filled)
+
+    def take(self, size: int = 1) -> list[Filled]:
+        """Wait for the next round of filled slots; empty when the run should stop."""
+        with self.run.timing("waiting"):
+            filled = self.workers.take(self.run.should_stop, size)
+        self._reports = self.states.read(filled)
+        if self.group.size == 1:  # else `sync_counters` does: a peer that is lost in it must not leave half a round
+            self.states.advance(self._reports)
+        return filled
+
+    def release(self, filled: Sequence[Filled]) -> None:
+        """Give slots back to their actors with the newest version of the weights."""
+        self.workers.release(filled, self.weights.version)
 
     def sync_counters(
         self, filled: Sequence[Filled], stats: Sequence[MessageStats], guard: FiniteGuard, extra: Any = None
@@ -108,7 +119,7 @@ class Actors:
             for message in their_restarts:
                 self.run.on_restart(message)
                 if not message.replaced and rank != self.group.rank:
-                    self.states.start_new_games(message.actor)
+                    self.states.forget(message.actor)
             for actor, (steps, episodes, policy_lag, finite) in their_stats:
                 self.run.record_rollout(steps, episodes, actor, policy_lag)
                 if finite is not None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 class Timings:
@@ -28,16 +25,6 @@ class Timings:
             yield
         finally:
             self.seconds[name] += time.perf_counter() - start
-
-    def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, timing the wait for each."""
-        iterator = iter(items)
-        while True:
-            with self(name):
-                item = next(iterator, None)
-            if item is None:
-                return
-            yield item
 
     def shares(self) -> dict[str, float]:
         """The share of each section in the time since the last call."""

@@ -5,6 +5,7 @@ import pytest
 import torch
 from envs import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
+from harness import rounds
 
 from a3c_mp.data.actor_states import ActorLayout, ActorStates
 from a3c_mp.data.rollout import Rollout, finished_episodes, rollout_spec
@@ -27,7 +28,7 @@ def rollouts():
     states = ActorStates(args, ActorLayout(SPACES[1], T, {}), start=0)
     seen: dict[int, list[Rollout]] = {worker: [] for worker in range(ACTORS)}
     with Workers(actor, ACTORS, (args, slots, weights, states)) as workers:
-        for filled in workers.rounds(lambda: all(len(found) >= 8 for found in seen.values())):
+        for filled in rounds(workers, lambda: all(len(found) >= 8 for found in seen.values())):
             for worker, slot, _ in filled:
                 seen[worker].append(Rollout(*(field.clone() for field in Rollout(**slots[slot]))))
             workers.release(filled, weights.version)

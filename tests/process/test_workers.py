@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from harness import rounds
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import Slots
@@ -33,7 +34,7 @@ def count(channel, slots):
 def show_state(channel, slots):
     """Fill slots with 0, 1, 2, ..., each with the version of its token and what the worker was rebuilt from."""
     if channel.restored == "lost":
-        channel.lose_games("a coin was missing")
+        channel.not_restored("a coin was missing")
     for number, (slot, version) in enumerate(channel.tokens()):
         slots[slot]["count"].fill_(number)
         channel.send(slot, (os.getpid(), version, channel.entropy, channel.restored))
@@ -70,7 +71,7 @@ def fill(workers, slots, number):
     """(worker, pid, count) of the next `number` filled slots, each released."""
     found = []
     deadline = time.monotonic() + 60
-    for [filled] in workers.rounds(lambda: len(found) >= number or time.monotonic() > deadline):
+    for [filled] in rounds(workers, lambda: len(found) >= number or time.monotonic() > deadline):
         worker, slot, pid = filled
         found.append((worker, pid, int(slots[slot]["count"])))
         workers.release([filled], 0)
@@ -94,7 +95,7 @@ def test_slots_come_back_in_each_workers_own_order(slots):
 def test_in_order_takes_the_workers_in_turn(slots):
     with Workers(count, 2, (slots,), options=WorkerOptions(in_order=True)) as workers:
         found = []
-        for filled in workers.rounds(lambda: len(found) >= 10):
+        for filled in rounds(workers, lambda: len(found) >= 10):
             found.append([worker for worker, _, _ in filled])
             workers.release(filled, 0)
     assert found == [[0, 1]] * 10
@@ -103,7 +104,7 @@ def test_in_order_takes_the_workers_in_turn(slots):
 def test_a_round_has_as_many_slots_as_asked_for(slots):
     with Workers(count, 2, (slots,)) as workers:
         found = []
-        for filled in workers.rounds(lambda: len(found) >= 10, size=3):
+        for filled in rounds(workers, lambda: len(found) >= 10, size=3):
             found.append(len({slot for _, slot, _ in filled}))
             workers.release(filled, 0)
     assert found == [3] * 10
@@ -124,7 +125,7 @@ def test_a_killed_worker_is_named_and_replaced_and_the_others_go_on(slots, signu
         assert workers.pids[1] == survivor
         assert workers.pids[0] != victim
     assert restart_messages == [
-        RestartMessage(0, f"actor 0 (pid {victim}) was killed by {signum.name}; restart 1 of 5")
+        RestartMessage(0, f"worker 0 (pid {victim}) was killed by {signum.name}; restart 1 of 5")
     ]
     new = [number for worker, pid, number in found if worker == 0 and pid != victim]
     assert new
@@ -133,10 +134,10 @@ def test_a_killed_worker_is_named_and_replaced_and_the_others_go_on(slots, signu
 
 def test_a_slot_held_by_the_learner_is_not_given_to_the_new_worker(slots):
     with Workers(count, 1, (slots,), on_restart=lambda message: None) as workers:
-        [held] = next(iter(workers.rounds(lambda: False)))
+        [held] = next(iter(rounds(workers, lambda: False)))
         os.kill(workers.pids[0], signal.SIGKILL)
         seen = []
-        for filled in workers.rounds(lambda: len(seen) >= 20):
+        for filled in rounds(workers, lambda: len(seen) >= 20):
             seen.append(filled[0].slot)
             workers.release(filled, 0)
         assert held.slot not in seen
@@ -146,7 +147,7 @@ def test_a_slot_held_by_the_learner_is_not_given_to_the_new_worker(slots):
 
 def take_slots(workers, number):
     seen = []
-    for filled in workers.rounds(lambda: len(seen) >= number):
+    for filled in rounds(workers, lambda: len(seen) >= number):
         seen.append(filled[0].slot)
         workers.release(filled, 0)
     return seen
@@ -198,7 +199,7 @@ def test_a_frozen_worker_is_noticed_and_replaced(slots):
 
 
 def test_restart_messages_name_the_actor_by_its_number_in_the_whole_run(slots):
-    restart_messages, options = [], WorkerOptions(first_actor=6)
+    restart_messages, options = [], WorkerOptions(role="actor", first_actor=6)
     with Workers(count, 1, (slots,), options=options, on_restart=restart_messages.append) as workers:
         fill(workers, slots, 2)
         os.kill(workers.pids[0], signal.SIGKILL)
@@ -215,7 +216,7 @@ def test_no_worker_is_replaced_once_the_run_is_to_stop(slots):
             os.kill(pid, signal.SIGTERM)
         stopping.append(True)
         psutil.wait_procs([psutil.Process(pid) for pid in workers.pids], timeout=20)
-        assert not list(workers.rounds(lambda: bool(stopping)))
+        assert not list(rounds(workers, lambda: bool(stopping)))
     assert not restart_messages
 
 
@@ -225,7 +226,7 @@ def test_no_worker_hears_ctrl_c(slots):
         blocked = [int(_status(pid)["SigBlk"], 16) for pid in workers.pids]
         assert all(mask & 1 << (signal.SIGINT - 1) for mask in blocked), blocked
         heard = set()  # from then on a worker is past its own first instructions
-        for filled in workers.rounds(lambda: heard == {0, 1}):
+        for filled in rounds(workers, lambda: heard == {0, 1}):
             heard.add(filled[0].worker)
             workers.release(filled, 0)
         ignored = [int(_status(pid)["SigIgn"], 16) for pid in workers.pids]
@@ -258,7 +259,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         if __name__ == "__main__":
             slots = Slots(SPEC, 4)
             with Workers(count, 2, (slots,)) as workers:
-                for filled in workers.rounds(lambda: False):
+                for filled in rounds(workers, lambda: False):
                     print(*workers.pids, flush=True)
                     workers.release(filled, 0)
     """)
@@ -287,7 +288,7 @@ class States:
     def of(self, actor):
         return self.state
 
-    def start_new_games(self, actor):
+    def forget(self, actor):
         self.lost.append(actor)
 
 
@@ -296,18 +297,18 @@ def test_a_successor_is_given_what_it_is_rebuilt_from_and_the_tokens_of_the_dead
     slots, states = Slots(SPEC, 2), States("a state")
     options = WorkerOptions(versions=[4, 5])
     with Workers(show_state, 1, (slots,), states=states, options=options, on_restart=lambda message: None) as workers:
-        rounds = workers.rounds(lambda: False)
-        [first] = next(rounds)
+        taken = rounds(workers, lambda: False)
+        [first] = next(taken)
         pid, version, entropy, restored = first.payload
         assert (version, entropy, restored) == (4, (7, 0, 0), "a state")
         workers.release([first], 6)
-        while len(workers._workers[0].ready) < 2:  # both have been filled, and are lost with the worker
+        while len(workers._ledger.ready[0]) < 2:  # both have been filled, and are lost with the worker
             workers._supervisor.watch(lambda: False)
         states.state = "a later state"
         os.kill(pid, signal.SIGKILL)
         while workers.pids == [pid]:
             workers._supervisor.watch(lambda: False)
-        found = [next(rounds)[0] for _ in range(2)]
+        found = [next(taken)[0] for _ in range(2)]
     assert [(filled.slot, *filled.payload[1:]) for filled in found] == [
         (1, 5, (7, 0, 0), "a later state"),
         (0, 6, (7, 0, 0), "a later state"),
@@ -319,22 +320,22 @@ def test_without_a_state_a_successor_has_other_seeds():
     with Workers(
         show_state, 1, (slots,), states=States(None), options=options, on_restart=lambda message: None
     ) as workers:
-        rounds = workers.rounds(lambda: False)
-        [first] = next(rounds)
+        taken = rounds(workers, lambda: False)
+        [first] = next(taken)
         os.kill(first.payload[0], signal.SIGKILL)
         workers.release([first], 0)
-        [second] = next(rounds)
+        [second] = next(taken)
     assert (first.payload[2], second.payload[2]) == ((7, 0, 0), (7, 0, 1))
 
 
 def test_a_worker_that_cannot_be_rebuilt_says_so_before_anything_else(slots):
-    restart_messages, states, options = [], States("lost"), WorkerOptions(first_actor=3)
+    restart_messages, states, options = [], States("lost"), WorkerOptions(role="actor", first_actor=3)
     with Workers(
         show_state, 1, (slots,), states=states, options=options, on_restart=restart_messages.append
     ) as workers:
-        next(iter(workers.rounds(lambda: False)))
+        next(iter(rounds(workers, lambda: False)))
         pid = workers.pids[0]
-    text = f"actor 3 (pid {pid}) cannot be rebuilt: a coin was missing; it starts new games"
+    text = f"actor 3 (pid {pid}) cannot be rebuilt: a coin was missing"
     assert restart_messages == [RestartMessage(3, text, replaced=False)]
     assert states.lost == [3]
 
@@ -386,7 +387,7 @@ def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_s
     monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse_the_second)
     with pytest.raises(WorkerError) as refused, Workers(count, 2, (slots,)):
         pass
-    assert str(refused.value).startswith("actor 1 cannot be started: Resource temporarily unavailable; lower")
+    assert str(refused.value).startswith("worker 1 cannot be started: Resource temporarily unavailable; lower")
     assert "--num-actors" in str(refused.value)
     assert "ulimit -u" in str(refused.value)
     assert len(pids) == 1

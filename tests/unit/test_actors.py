@@ -29,7 +29,7 @@ def actors_of():
         advanced, recorded = [], []
         states = SimpleNamespace(
             group=group, own=range(1), layout=ActorLayout(None, 8, {}), start=0, advanced=advanced,
-            read=lambda filled: ["report"], advance=advanced.extend,
+            read=lambda filled: ["report"] * len(filled), advance=advanced.extend,
         )  # fmt: skip
         run = SimpleNamespace(
             args=CommonArgs(num_actors=1), timing=Timings(), should_stop=lambda: False,
@@ -37,7 +37,8 @@ def actors_of():
         )  # fmt: skip
         weights = SimpleNamespace(version=5, versions_in_flight=lambda rollouts: [5] * rollouts)
         actors = Actors(print, (), weights, states, run)
-        actors.workers = SimpleNamespace(rounds=lambda stop, size: iter([ROUND]), release=lambda *_: None)
+        arriving = iter([ROUND, []])
+        actors.workers = SimpleNamespace(take=lambda stop, size: next(arriving), release=lambda *_: None)
         return actors, advanced, recorded
 
     return make

@@ -191,21 +191,6 @@ def test_a_section_left_by_an_exception_still_counts(clock):
     assert timing.shares() == {"learning": 0.5}
 
 
-def test_items_pass_through_and_only_the_waiting_for_them_is_counted(clock):
-    def slow_items():
-        for item in "abc":
-            clock.wait(1.0)
-            yield item
-
-    timing = Timings()
-    passed = []
-    for item in timing.each("waiting", slow_items()):
-        clock.wait(3.0)
-        passed.append(item)
-    assert passed == ["a", "b", "c"]
-    assert timing.shares() == {"waiting": 0.25}
-
-
 # ---- means
 
 
