@@ -53,6 +53,11 @@ class CommonArgs:
     """timeout: seconds without a step after which an actor is killed and restarted; 120 for its first step"""
 
     @property
+    def max_actors(self) -> int:
+        """Actors that there can be at the same time."""
+        return self.num_actors
+
+    @property
     def in_order(self) -> bool:
         """Whether the learner takes one message of every actor in each round, in the order of the actors."""
         return self.deterministic

@@ -105,7 +105,7 @@ def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cp
     if args.batch_size > args.unroll_length * args.num_envs:
         why = f"a rollout has only {args.unroll_length} * {args.num_envs} samples"
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
-    return allocate_slots(args, spec, args.num_actors, device)
+    return allocate_slots(args, spec, args.max_actors, device)
 
 
 def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:

@@ -63,10 +63,10 @@ class ActorStates:
     def __init__(self, args: CommonArgs, layout: ActorLayout, *, start: int, group: LearnerGroup | None = None):
         self.args, self.layout, self.start = args, layout, start
         self.group = group or LearnerGroup()
-        self.own = self.group.own_actors(args.num_actors)
+        self.own = self.group.own_actors(args.max_actors)
         self.slots: Slots | None = None
-        self._sent = dict.fromkeys(range(args.num_actors), 0)  # messages taken of its rollout
-        self._rollouts = dict.fromkeys(range(args.num_actors), 0)
+        self._sent = dict.fromkeys(range(args.max_actors), 0)  # messages taken of its rollout
+        self._rollouts = dict.fromkeys(range(args.max_actors), 0)
         self._carried: dict[int, dict[str, Tensor]] = {}
         self._games: list[GameLog] = []
         if args.deterministic:
@@ -75,7 +75,7 @@ class ActorStates:
                 self.slots = Slots(_spec(num_envs, layout), len(self.own) * layout.slots_per_actor)
             except MemoryError as error:
                 raise ConfigError("num-envs", num_envs, str(error), "lower it, or --num-actors") from error
-            self._games = [GameLog(num_envs, seeding, keep_actions=True) for _ in range(args.num_actors)]
+            self._games = [GameLog(num_envs, seeding, keep_actions=True) for _ in range(args.max_actors)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the slots alone: an actor needs nothing else."""

@@ -39,8 +39,8 @@ CLOSE_SECONDS = 2.0
 """longest time from SIGTERM or an exception to the end of a process, before it is killed"""
 MAX_MESSAGE = 4096 - 4
 """bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
-ERROR = "error"
-"""kind of the message `(ERROR, traceback)`, the last one of a process that raised an exception"""
+ERROR, DONE = "error", "done"
+"""kinds of the last message of a process: `(ERROR, traceback)` of an exception, `(DONE,)` of one that is not replaced"""
 
 
 # ---- in the parent
@@ -66,6 +66,7 @@ class Child:
     max_silence: float = 0.0
     has_result: bool = False  # the current process has produced something
     had_result: bool = False  # this one or an earlier one has; if not, a restart after a failure would not help
+    is_done: bool = False  # its work is done: it ends by itself, and is not replaced
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.process.pid})"
@@ -137,15 +138,19 @@ class Supervisor:
         for number in range(len(self.children)):
             self._start(number)
 
-    def watch(self, should_stop: Callable[[], bool]) -> None:
-        """Wait for a message, a death or `WAIT_SECONDS`, whichever comes first, and deal with it.
+    def watch(self, should_stop: Callable[[], bool], seconds: float = WAIT_SECONDS, also: Sequence[Any] = ()) -> None:
+        """Wait for a message, a death or so many seconds, whichever comes first, and deal with it.
+
+        Args:
+            also: file descriptors that end the wait too.
 
         Raises:
             WorkerError: a child failed before any result, or the restart budget is spent.
         """
-        pipes = {child.pipe: number for number, child in enumerate(self.children)}
-        sentinels = {child.process.sentinel: number for number, child in enumerate(self.children)}
-        events = connection.wait([*pipes, *sentinels], WAIT_SECONDS)
+        working = {number: child for number, child in enumerate(self.children) if not child.is_done}
+        pipes = {child.pipe: number for number, child in working.items()}
+        sentinels = {child.process.sentinel: number for number, child in working.items()}
+        events = connection.wait([*pipes, *sentinels, *also], seconds)
         if should_stop():  # a signal to all processes has ended the children too; they are not to be replaced
             return
         for event in events:  # messages first: they say why a process died
@@ -170,6 +175,10 @@ class Supervisor:
         """Wait until all processes have ended; kill those that take longer than so long (s)."""
         await_end([child.process for child in self.started], seconds)
 
+    def await_own_end(self, seconds: float) -> None:
+        """Wait until all processes have ended by themselves, or for so long (s)."""
+        still_alive([child.process for child in self.started], seconds)
+
     def _start(self, number: int) -> None:
         child = self.children[number]
         child.start()
@@ -184,6 +193,9 @@ class Supervisor:
         for message in child.messages():
             if message[0] == ERROR:
                 self._fail(number, message[1])
+                return
+            if message[0] == DONE:
+                child.is_done = True
                 return
             self.on_message(number, message)
 
@@ -201,7 +213,7 @@ class Supervisor:
         if process.exitcode is None:
             return  # replaced already
         self._receive(number)  # what it still managed to send
-        if child.process is process:
+        if child.process is process and not child.is_done:
             how = how_ended(process.exitcode)
             if process.exitcode >= 0 and not child.has_result:
                 how += " before its first result"
@@ -215,6 +227,8 @@ class Supervisor:
         if self._beats is None:
             return
         for number, (child, beats) in enumerate(zip(self.children, self._read_beats(), strict=True)):
+            if child.is_done:
+                continue
             if beats != child.beats:
                 child.beats, child.silence, child.max_silence = beats, 0.0, self.hang_seconds
             elif child.silence >= QUIET_SECONDS and child.process.exitcode is not None:
@@ -242,13 +256,19 @@ class Supervisor:
         self._start(number)
 
 
-def await_end(processes: Iterable[Any], seconds: float) -> None:
-    """Wait until processes have ended; kill those that take longer than so long (s), even stopped ones (SIGSTOP)."""
+def still_alive(processes: Iterable[Any], seconds: float) -> list[Any]:
+    """Wait until processes have ended; return those that take longer than so long (s)."""
     deadline = time.monotonic() + seconds
     alive = [process for process in processes if process.is_alive()]
     while alive and time.monotonic() < deadline:
         connection.wait([process.sentinel for process in alive], SENTINEL_SECONDS)
         alive = [process for process in alive if process.is_alive()]
+    return alive
+
+
+def await_end(processes: Iterable[Any], seconds: float) -> None:
+    """Wait until processes have ended; kill those that take longer than so long (s), even stopped ones (SIGSTOP)."""
+    alive = still_alive(processes, seconds)
     for process in alive:
         process.kill()
     for process in alive:

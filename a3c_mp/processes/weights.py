@@ -70,6 +70,15 @@ class Weights:
             if self.versions[WRITING] < found + 2:  # otherwise the learner started to overwrite it meanwhile
                 return found
 
+    def read(self) -> tuple[int, Tensor]:
+        """Return the newest version and a copy of its values, flat, in the order of the net's state_dict."""
+        while True:
+            found = self.version
+            values = self.buffers[found % 2].clone()
+            self._wait_for_copies()
+            if self.versions[WRITING] < found + 2:
+                return found, values
+
     def versions_in_flight(self, rollouts: int) -> list[int]:
         """Versions for the next rollouts of an actor that got one slot back after each of the latest versions."""
         return [max(self.version - rollouts + 1 + i, 0) for i in range(rollouts)]

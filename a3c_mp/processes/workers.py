@@ -38,6 +38,7 @@ class RestartMessage(NamedTuple):
     actor: int  # its number in the whole run
     text: str
     replaced: bool = True  # False: it runs, but plays new games, as those in progress could not be rebuilt
+    left: bool = False  # nobody takes its place for now
 
 
 class StateSource(Protocol):

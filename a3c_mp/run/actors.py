@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from a3c_mp.data.actor_states import ActorReport, ActorStates
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, Workers
+from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, WorkerPool, Workers
 from a3c_mp.run.guard import FiniteGuard
 from a3c_mp.run.progress import RunState
 
@@ -32,11 +33,13 @@ class Actors:
         states: what actors are rebuilt from, and which of them belong to this learner.
         run: counts restarts, says when to stop.
         on_restart: called in addition before an actor is replaced.
+        start: makes what starts the actors, called as `Workers` is; default: `Workers` that run `target`.
     """
 
     def __init__(
-        self, target: Callable[..., None], shared: tuple, weights: Weights, states: ActorStates, run: RunState,
+        self, target: Callable[..., None] | None, shared: tuple, weights: Weights, states: ActorStates, run: RunState,
         on_restart: Callable[[RestartMessage], None] = lambda message: None,
+        start: Callable[..., WorkerPool] | None = None,
     ):  # fmt: skip
         self.weights, self.states, self.run = weights, states, run
         self.group, self.own = states.group, states.own
@@ -44,10 +47,9 @@ class Actors:
         self._reports: list[ActorReport] = []
         self._prepare_successor = on_restart
         args, layout = run.args, states.layout
-        self.workers = Workers(
-            target,
-            len(self.own),
-            (args, *shared, states),
+        start = start or partial(Workers, target, args=(args, *shared, states))
+        self.workers = start(
+            num_workers=len(self.own),
             states=states,
             options=WorkerOptions(
                 role="actor",

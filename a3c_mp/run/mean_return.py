@@ -122,10 +122,15 @@ class StartOrder:
 
     def lose(self, actor: int) -> Iterator[CountedEpisode]:
         """Drop the games that an actor was playing, and start others; yields the released ones."""
-        for env, game in enumerate(self._playing[actor]):
-            game.ended = True
-            self._playing[actor][env] = self._start(actor, env)
+        self.leave(actor)
+        self._playing[actor] = [self._start(actor, env) for env in range(self.num_envs)]
         yield from self._release()
+
+    def leave(self, actor: int) -> None:
+        """Drop the games that an actor was playing; until `lose` it plays no others."""
+        for game in self._playing[actor]:
+            game.ended = True
+        self._playing[actor] = []
 
     def _release(self) -> Iterator[CountedEpisode]:
         while self._queue and (self._queue[0].ended or len(self._queue) > self.limit):

@@ -59,7 +59,9 @@ class Progress:
         self.args, self.steps, self.updates = args, steps, updates
         self.samples = self.worker_restarts = 0
         self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
-        self.window = ReturnWindow(args.num_actors, args.num_envs)
+        self.window = ReturnWindow(args.max_actors, args.num_envs)
+        for actor in range(args.num_actors, args.max_actors):  # they may join later
+            self.window.games.leave(actor)
         self.best_mean = -math.inf  # of the checkpoints so far
         self.policy_lag = [0, 0]  # sum over rollouts, their number
         self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier processes of a resumed run
@@ -85,7 +87,12 @@ class Progress:
     def on_restart(self, message: RestartMessage) -> list[CountedEpisode]:
         """Count a restarted actor, and drop its unfinished games unless they were rebuilt; returns as above."""
         self.worker_restarts += message.replaced
-        return [] if self.args.deterministic and message.replaced else self.window.lose(message.actor)
+        if message.actor < 0 or (self.args.deterministic and message.replaced):  # no actor, or it plays on
+            return []
+        if message.left:
+            self.window.games.leave(message.actor)
+            return []
+        return self.window.lose(message.actor)
 
     def stop_reason(self) -> str | None:
         """Why the run should stop: "solved", "max_seconds" or "total_steps"; None if it should not."""

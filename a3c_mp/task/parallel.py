@@ -1,0 +1,376 @@
+"""Nodes: processes that run one function each, with messages between them, supervised by the process that started them.
+
+    def main(node):
+        with Task(router=node, labels=node.labels) as task:
+            task.use(produce, filter_labels=["node.0"])
+            task.use(consume, filter_labels=["node.[12]"])
+            task.run(max_step=100)
+
+    if __name__ == "__main__":
+        runner(3)(main)
+
+Node 0 is the process that the user started. If another node dies, hangs or raises an exception, node 0 names and
+replaces it; with node 0 all of them end.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.multiprocessing as mp
+
+from a3c_mp.processes.slots import shared_counters
+from a3c_mp.processes.spawn import start_child
+from a3c_mp.processes.supervisor import CLOSE_SECONDS, DONE, WAIT_SECONDS, Child, Supervisor, run_supervised
+from a3c_mp.errors import WorkerError
+from a3c_mp.task.endpoint import Endpoint, Topology, check_tcp, ipc_folder, local_endpoints
+from a3c_mp.task.router import Message, Router
+from a3c_mp.task.task import FINISH
+
+
+JOINED, LEFT = "node.joined", "node.left"
+"""events of the nodes themselves, for `Node.handle`: a node is connected, or no longer"""
+GONE_SECONDS = 5.0
+"""a node that has joined ends when node 0's machine has refused connections for so long: node 0 is gone"""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a node is called and does."""
+
+    name: str = "node"
+    """in messages and errors"""
+    labels: tuple[str, ...] = ()
+    """besides its name"""
+    flag: str = "n_parallel_workers"
+    """the setting that says how many such nodes there are"""
+    niceness: int = 0
+
+
+class Node:
+    """One process of a task: its messages to the other nodes, and its labels; `Task(router=node)` uses it.
+
+    Args:
+        router: the connection to the other nodes.
+        known_labels: of all nodes, also of those that may join.
+        setup: what node 0 has prepared for this node; see `Nodes.prepare`.
+        beat: counts a heartbeat of this process; called with each look at messages.
+    """
+
+    def __init__(
+        self, router: Router, *, known_labels: Sequence[str] = (), setup: Any = None,
+        beat: Callable[[], None] = lambda: None,
+    ):  # fmt: skip
+        self.router, self.known_labels, self.setup, self.beat = router, tuple(known_labels), setup, beat
+        self.finishing = False  # another node has ended the task
+        self._handlers: dict[str, Callable[..., None]] = {}
+        self._pending: list[Message] = []  # that are for the task
+        self._lock = threading.RLock()
+        self._open: list[Any] = []
+        self._changes: deque[Message] = deque()  # nodes that have joined or left, from the router's thread
+        router.on_join(lambda peer: self._changes.append(Message(peer.name, JOINED, [])))
+        router.on_leave(lambda peer: self._changes.append(Message(peer.name, LEFT, [])))
+
+    @property
+    def is_active(self) -> bool:
+        return self.router.is_active
+
+    @property
+    def name(self) -> str:
+        return self.router.name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.router.labels
+
+    def send(self, event: str, *args: Any, to: str = "*") -> None:
+        """Send an event to the nodes whose name or label matches; for any thread."""
+        self.router.send(event, *args, to=to)
+
+    def on_arrival(self, callback: Callable[[], None]) -> None:
+        """Have a function called on the router's thread when messages have arrived."""
+        self.router.on_arrival(callback)
+
+    def handle(self, event: str, handler: Callable[..., None]) -> None:
+        """Have an event handled as it is read, by `handler(sender, *args)`, instead of by the task's listeners."""
+        self._handlers[event] = handler
+
+    def receive(self) -> list[Message]:
+        """Return the messages for the task that have arrived. Called by the task between two middlewares."""
+        self.look()
+        with self._lock:
+            found, self._pending = self._pending, []
+        return found
+
+    def look(self) -> None:
+        """Read the messages that have arrived, and handle those that have a handler."""
+        self.beat()
+        with self._lock:
+            messages = self.router.receive()
+            while self._changes:
+                messages.append(self._changes.popleft())
+            for message in messages:
+                if message.event == FINISH:
+                    self.finishing = True
+                if (handler := self._handlers.get(message.event)) is not None:
+                    handler(message.sender, *message.args)
+                elif message.event not in (JOINED, LEFT):
+                    self._pending.append(message)
+
+    def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait for a message or `WAIT_SECONDS`, whichever comes first, and look."""
+        connection.wait([self.router.wake_fd], WAIT_SECONDS)
+        self.look()
+
+    def closing(self, resource: Any) -> Any:
+        """Have the argument, such as a vector environment, closed however the process ends; returns it."""
+        self._open.append(resource)
+        return resource
+
+    def close(self) -> None:
+        """Close what `closing` was given, the latest first. An error in one does not keep the others open."""
+        while self._open:
+            with suppress(BaseException):
+                self._open.pop().close()
+
+
+class JoinedNode(Node):
+    """A node that has joined from elsewhere. It waits for node 0 while the link is down, and ends when node 0 has."""
+
+    def __init__(self, router: Router, address: str):
+        super().__init__(router)
+        self.address = address
+        self._refused_since: float | None = None
+        self._probed = 0.0
+
+    def look(self) -> None:
+        super().look()
+        if "node.0" in self.router.peers:
+            self._refused_since = None
+        elif not self.finishing and time.monotonic() - self._probed > 1.0:
+            self._probe()
+
+    def _probe(self) -> None:
+        """Tell a link that is down, where nobody answers, from a machine that refuses: nobody listens there."""
+        try:
+            socket.create_connection(check_tcp("attach-to", self.address), timeout=1.0).close()
+        except ConnectionRefusedError:
+            self._refused_since = self._refused_since or time.monotonic()
+            if time.monotonic() - self._refused_since > GONE_SECONDS:
+                raise WorkerError(f"node.0 at {self.address} has ended: connections are refused") from None
+        except OSError:
+            self._refused_since = None
+        self._probed = time.monotonic()
+
+
+class FirstNode(Node):
+    """Node 0, which looks after the processes of the others."""
+
+    def __init__(self, router: Router, supervisor: Supervisor, **settings: Any):
+        super().__init__(router, **settings)
+        self.supervisor = supervisor
+        self._looked = time.monotonic()
+
+    def receive(self) -> list[Message]:
+        if threading.current_thread() is threading.main_thread() and time.monotonic() - self._looked > WAIT_SECONDS:
+            self._watch(lambda: False, 0.0)
+        return super().receive()
+
+    def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait for a message or the end of a process; replace a process that has ended.
+
+        Raises:
+            WorkerError: a node failed before its first result, or the restart budget is spent.
+        """
+        if threading.current_thread() is threading.main_thread():
+            self._watch(should_stop, WAIT_SECONDS)
+            self.look()
+        else:  # a process ends with the thread that started it
+            super().wait(should_stop)
+
+    def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
+        self.supervisor.watch(should_stop, seconds, also=[self.router.wake_fd])
+        self._looked = time.monotonic()
+
+
+@dataclass
+class Nodes:
+    """Nodes on this machine, to be used in a `with` block by node 0: starts the others, replaces and ends them.
+
+    Each of them is a process that runs `main(node, *args)`.
+
+    Args:
+        main: a module-level function.
+        args: pickled; shared tensors stay shared.
+        roles: of nodes 0, 1, ...
+        topology: star (node 0 relays between the others) or mesh.
+        listen: address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`.
+        transport: of the messages of this machine's nodes: Unix sockets, or TCP on loopback, with `key_file`.
+        joining: labels that nodes of other machines may have.
+        greeting: JSON values that nodes of other machines are sent.
+        max_restarts: restart budget of all nodes together.
+        hang_seconds: a node whose heartbeats stop for so long is killed and restarted.
+    """
+
+    main: Callable[..., Any]
+    args: tuple[Any, ...]
+    roles: Sequence[Role]
+    topology: Topology = "star"
+    listen: str | None = None
+    transport: Literal["ipc", "tcp"] = "ipc"
+    key_file: Path | None = None
+    joining: Sequence[str] = ()
+    greeting: Mapping[str, Any] = field(default_factory=dict)
+    max_restarts: int = 5
+    hang_seconds: float = 60.0
+    prepare: dict[int, Callable[[], Any]] = field(default_factory=dict)
+    """number of a node -> makes what its process is given as `node.setup`; called before each start"""
+    on_restart: Callable[[int, str], None] = lambda number, text: print(text)
+    """called with the number of a node and what happened before it is replaced"""
+
+    def __enter__(self) -> FirstNode:
+        with ExitStack() as stack:
+            self._endpoints = self._make_endpoints(stack)
+            labels = [label for number, role in enumerate(self.roles) for label in (f"node.{number}", *role.labels)]
+            self._known = tuple(dict.fromkeys(["distributed", *labels, *self.joining])) if len(self.roles) > 1 else ()
+            router = stack.enter_context(Router(self._endpoints[0]))
+            if self.transport == "tcp":
+                port = router.addresses[-1]
+                ends = self._endpoints
+                ends[1:] = [replace(end, dials=(port, *end.dials[1:])) for end in ends[1:]]
+            self._beats = shared_counters(len(self.roles))
+            supervisor = Supervisor(
+                [
+                    Child(role.name, partial(self._launch, number), role.flag)
+                    for number, role in enumerate(self.roles)
+                    if number > 0
+                ],
+                self._beats[1:],
+                max_restarts=self.max_restarts,
+                hang_seconds=self.hang_seconds,
+                on_restart=lambda child, text: self.on_restart(child + 1, text),
+            )
+            self._node = FirstNode(router, supervisor, known_labels=self._known)
+            stack.callback(self._node.close)
+            stack.callback(self._stop)
+            supervisor.start()
+            self._stack = stack.pop_all()
+        return self._node
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.close()
+
+    def _make_endpoints(self, stack: ExitStack) -> list[Endpoint]:
+        labels = [role.labels for role in self.roles]
+        if len(labels) == 1 and self.listen is None:
+            return [Endpoint(labels=labels[0])]
+        settings = {"key_file": self.key_file, "greeting": dict(self.greeting)}
+        ends = local_endpoints(stack.enter_context(ipc_folder()), self.topology, labels, self.listen, **settings)
+        if self.transport == "tcp":
+            ends[0] = replace(ends[0], binds=(*ends[0].binds, "tcp://127.0.0.1:0"))
+        return ends
+
+    def _stop(self) -> None:
+        """End all nodes: they end their iteration, and those that take longer are terminated."""
+        self._node.send(FINISH)
+        self._node.supervisor.await_own_end(CLOSE_SECONDS)
+        self._node.supervisor.stop()
+
+    def _launch(self, number: int) -> tuple[Any, Any]:
+        setup = self.prepare[number]() if number in self.prepare else None
+        pipe, child_end = mp.Pipe(duplex=False)
+        with child_end:  # the child has a copy; with this one closed, its death reads as an end of file
+            node_args = (self._endpoints[number], self._known, setup, self._beats[number : number + 1])
+            args = (self.main, self.args, node_args, self.roles[number].niceness, child_end)
+            name = f"node-{number}"
+            return start_child(run_node, args, name=name, daemon=True, group=True), pipe
+
+
+def run_node(
+    main: Callable[..., Any], args: tuple[Any, ...], node_args: tuple[Any, ...], niceness: int,
+    pipe: connection.Connection,
+) -> None:  # fmt: skip
+    """First code of a node besides node 0."""
+    endpoint, known_labels, setup, beats = node_args
+    torch.set_num_threads(1)
+    os.nice(niceness)
+    open_nodes: list[Node] = []
+
+    def beat() -> None:
+        beats[0] += 1
+
+    def body() -> None:
+        with Router(endpoint) as router:
+            open_nodes.append(node := Node(router, known_labels=known_labels, setup=setup, beat=beat))
+            main(node, *args)
+            pipe.send((DONE,))
+
+    run_supervised(body, pipe, close=lambda: [node.close() for node in open_nodes] and None)
+
+
+def join(
+    main: Callable[..., Any], args: tuple[Any, ...], address: str, labels: tuple[str, ...], key_file: Path | None
+) -> Any:
+    """Run `main(node, *args)` in this process as one more node of a task that runs elsewhere; returns its result.
+
+    `node.router.greeting` is what node 0 sends to nodes that join.
+
+    Raises:
+        ConfigError: the address or the key is wrong, nobody answers, or the versions differ.
+    """
+    endpoint = Endpoint(None, "star", dials=(address,), labels=labels, key_file=key_file)
+    with ExitStack() as stack:
+        node = JoinedNode(stack.enter_context(Router(endpoint)), address)
+        stack.callback(node.close)
+        return main(node, *args)
+
+
+def runner(
+    n_parallel_workers: int,
+    *,
+    topology: Topology = "star",
+    labels: Sequence[Sequence[str]] = (),
+    listen: str | None = None,
+    attach_to: str | None = None,
+    key_file: Path | None = None,
+    max_restarts: int = 5,
+    hang_seconds: float = 60.0,
+) -> Callable[..., Any]:
+    """Return a function `run(main, *args)` that runs `main(node, *args)` in so many processes, node 0 in this one.
+
+    Args:
+        labels: of each node, besides "node.0", ...
+        topology, listen, key_file, max_restarts, hang_seconds: as of `Nodes`.
+        attach_to: address of a node 0 elsewhere, which this process joins as one more node.
+
+    Returns:
+        of `run`: what `main` returns in this process.
+    """
+    roles = [
+        Role(f"node {number}", tuple(labels[number]) if number < len(labels) else ())
+        for number in range(n_parallel_workers)
+    ]
+
+    def run(main: Callable[..., Any], *args: Any) -> Any:
+        if attach_to is not None:
+            return join(main, args, attach_to, roles[0].labels, key_file)
+        nodes = Nodes(
+            main, args, roles, topology=topology, listen=listen, key_file=key_file, max_restarts=max_restarts,
+            hang_seconds=hang_seconds,
+        )  # fmt: skip
+        with nodes as node:
+            return main(node, *args)
+
+    return run
