@@ -26,6 +26,7 @@ TABLE = {
     "processes": GROUND | {"_bootstrap"},
     "replay": GROUND | {"processes"},
     "data": GROUND | {"config", "wrappers", "nets", "processes", "replay"},
+    "task": GROUND | {"config", "processes"},
     "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},
 }
 TABLE["task"] = GROUND | {"config", "processes"}
@@ -36,7 +37,12 @@ TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' 
 
 MODULES_OF_RL = ("gymnasium", "gym", "ale_py")
 PROCESS_MODULES = ("multiprocessing", "torch.multiprocessing", "torch.distributed", "subprocess")
-FORBIDDEN = {"processes": MODULES_OF_RL, "maths": (*MODULES_OF_RL, *PROCESS_MODULES, "numpy"), "nets": PROCESS_MODULES}
+FORBIDDEN = {
+    "processes": MODULES_OF_RL,
+    "task": (*MODULES_OF_RL, "pickle", "marshal", "shelve"),
+    "maths": (*MODULES_OF_RL, *PROCESS_MODULES, "numpy"),
+    "nets": PROCESS_MODULES,
+}
 """group -> packages from elsewhere that it does without"""
 
 
