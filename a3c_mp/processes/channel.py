@@ -114,8 +114,8 @@ class WorkerChannel:
         raise_terminated(signum, frame)
 
 
-def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple) -> None:
+def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple, niceness: int = NICENESS) -> None:
     """First code of a worker process."""
     torch.set_num_threads(1)
-    os.nice(NICENESS)
+    os.nice(niceness)
     channel.run(target, args)

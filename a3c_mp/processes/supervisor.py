@@ -137,15 +137,15 @@ class Supervisor:
         for number in range(len(self.children)):
             self._start(number)
 
-    def watch(self, should_stop: Callable[[], bool]) -> None:
-        """Wait for a message, a death or `WAIT_SECONDS`, whichever comes first, and deal with it.
+    def watch(self, should_stop: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+        """Wait for a message, a death or so long (s; 0: not at all), whichever comes first, and deal with it.
 
         Raises:
             WorkerError: a child failed before any result, or the restart budget is spent.
         """
         pipes = {child.pipe: number for number, child in enumerate(self.children)}
         sentinels = {child.process.sentinel: number for number, child in enumerate(self.children)}
-        events = connection.wait([*pipes, *sentinels], WAIT_SECONDS)
+        events = connection.wait([*pipes, *sentinels], seconds)
         if should_stop():  # a signal to all processes has ended the children too; they are not to be replaced
             return
         for event in events:  # messages first: they say why a process died

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch.multiprocessing as mp
 
-from a3c_mp.processes.channel import GAMES_LOST, Pipes, Token, WorkerChannel, run_worker
+from a3c_mp.processes.channel import GAMES_LOST, NICENESS, Pipes, Token, WorkerChannel, run_worker
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervisor import Child, Supervisor
@@ -65,6 +65,10 @@ class WorkerOptions:
     """weights versions for the first `slots_per_worker` slots of each worker; empty: version 0 for all"""
     first_actor: int = 0
     """number of worker 0 among the actors of the whole run"""
+    name: str | None = None
+    """of the process and in messages, for a single worker that is no actor"""
+    niceness: int = NICENESS
+    """of the processes: added to that of their parent"""
 
 
 @dataclass
@@ -106,7 +110,11 @@ class Workers:
         self._beats = shared_counters(num_workers)
         self._supervisor = Supervisor(
             [
-                Child(f"actor {options.first_actor + number}", partial(self._launch, number), "--num-actors")
+                Child(
+                    options.name or f"actor {options.first_actor + number}",
+                    partial(self._launch, number),
+                    "--num-actors",
+                )
                 for number in range(num_workers)
             ],
             self._beats,
@@ -152,6 +160,15 @@ class Workers:
             else:
                 self._supervisor.watch(should_stop)
 
+    def poll(self, should_stop: Callable[[], bool]) -> list[Filled]:
+        """Return a round of one filled slot, or an empty list: this looks after the workers, but does not wait.
+
+        Raises:
+            WorkerError: as `rounds` does.
+        """
+        self._supervisor.watch(should_stop, seconds=0.0)
+        return self._next_round(1)
+
     def release(self, filled: Iterable[Filled], version: int) -> None:
         """Give slots back to their workers, to be filled acting with weights `version` or newer."""
         for number, slot, _ in filled:
@@ -172,8 +189,9 @@ class Workers:
             entropy = (0 if self.states is None else self.states.start, actor, restarts)
             pipes = Pipes(take_end, send_end, self._beats)
             channel = WorkerChannel(number, actor, pipes, entropy=entropy, restored=restored)
-            args = (self.target, channel, self.args)
-            process = start_child(run_worker, args, name=f"worker-{number}", daemon=True, group=True)
+            args = (self.target, channel, self.args, self.options.niceness)
+            name = self.options.name or f"worker-{number}"
+            process = start_child(run_worker, args, name=name, daemon=True, group=True)
         for token in worker.given:
             _send(worker, token)
         return process, results
