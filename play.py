@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -23,7 +24,15 @@ from a3c_mp.config import Between, Count, Fraction
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.run import checkpoint
-from a3c_mp.run.evaluate import Policy, make_policy, play_episodes, record_episode, with_random_actions
+from a3c_mp.run.evaluate import (
+    NUM_ENVS,
+    Policy,
+    make_play_envs,
+    make_policy,
+    play_episodes,
+    record_episode,
+    with_random_actions,
+)
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.script import exit_with
 
@@ -42,7 +51,7 @@ class Args:
     """probability of a random action"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 10_000
     """random seed of environments and sampling"""
-    num_envs: Count = 8
+    num_envs: Count = NUM_ENVS
     """parallel environments"""
     video: Path | None = None
     """record one more episode to this mp4 file (needs imageio-ffmpeg)"""
@@ -93,9 +102,9 @@ def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
         why = f"{run.path} does not fit {run.env_id} as it is now"
         raise ConfigError("run", args.run, why, "name another run") from error
     if algo:
-        policy: Policy = lambda obs, starts: algo.act_greedily(net, spaces[1], obs)  # noqa: E731
+        policy: Policy = algo.make_policy(net, spaces[1])
     else:
-        policy = make_policy(net, greedy=not args.sampled, seed=args.seed)
+        policy = make_policy(net, spaces[1], greedy=not args.sampled, seed=args.seed)
     return with_random_actions(policy, spaces[1], args.epsilon, seed=args.seed) if args.epsilon else policy
 
 
@@ -119,8 +128,9 @@ def main() -> int:
     how += f" and {args.epsilon:.1%} random" if args.epsilon else ""
     trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
     print(f"{run.path}: {trained}, {how} actions, seed {args.seed}")
-    games = play_episodes(policy, run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)
-    played = list(track(games, "playing", total=args.episodes, transient=True))
+    with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
+        games = play_episodes(policy, env, args.episodes)
+        played = list(track(games, "playing", total=args.episodes, transient=True))
     scores = np.array([episode.episode_return for episode in played])
     print("raw scores: " + " ".join(f"{score:g}" for score in scores))
     print(

@@ -139,8 +139,8 @@ def peer(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     learner = apex.build_learner(args, ALGORITHMS[args.algo])
-    kept = {"target_net": learner.target_net, **({"replay": learner.replay} if args.save_replay else {})}
-    with Run(args, f"apex_{args.algo}", learner.net, learner.optimizer, kept) as run, Learners.of(run, peer) as group:
+    algo, net, optimizer, kept = learner.algo, learner.net, learner.optimizer, apex.saved_parts(args, learner)
+    with Run(args, f"apex_{args.algo}", net, optimizer, kept, algo.make_policy) as run, Learners.of(run, peer) as group:
         apex.add_replay_metrics(run, args, learner.replay)
         train(args, run, group, learner)
     return run.exit_code

@@ -13,99 +13,79 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned node ends with its parent even while it imports torch)
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Annotated, NamedTuple
 
-import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from a3c_mp.algorithms import actor_critic
-from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples, allocate, obs_for_stats, rollout_layout
+from a3c_mp.algorithms.actor_critic import Samples, obs_for_stats
+from a3c_mp.algorithms.node_evaluator import EvaluatorEnd, InlineEvaluator
+from a3c_mp.algorithms.roles import (
+    Cluster,
+    Learner,
+    Memory,
+    RoleArgs,
+    channels_of,
+    check_roles,
+    evaluator_of,
+    join_task,
+    share_memory,
+)  # fmt: skip
 from a3c_mp.cli import parse_args
-from a3c_mp.config import Between, Count
-from a3c_mp.data.actor_states import ActorStates
+from a3c_mp.config import Count
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
-from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, minibatches, rollout_spec
+from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, minibatches
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import make_actor_critic
-from a3c_mp.nets.precision import acting_dtype, autocast
-from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.weights import Weights
-from a3c_mp.run.actors import Actors
+from a3c_mp.nets.precision import autocast
 from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.evaluate import make_policy
+from a3c_mp.run.evaluator import Games
 from a3c_mp.run.guard import FiniteGuard, update_norm
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.context import Context
-from a3c_mp.task.exchange import Intake, OneProcess, Outlet
+from a3c_mp.task.exchange import CollectorChannel
 from a3c_mp.task.middleware import Middleware
-from a3c_mp.task.parallel import Node, Nodes, Role
+from a3c_mp.task.parallel import Node
 from a3c_mp.task.task import Task
 from a3c_mp.task.timing import StepTimer
 
 
 @dataclass(frozen=True)
-class Args(ActorCriticArgs):
+class Args(RoleArgs):
     """Settings of chapter 5."""
 
     update_epochs: Count = 1
     """PPO epochs: times that every sample of a rollout is learned from"""
-    standalone: bool = False
-    """run all middleware in one process"""
-    async_mode: bool = False
-    """with --standalone: run the middleware of an iteration at the same time, in threads"""
-    print_per_step: Annotated[int, Between(0)] = 0
-    """print the time of each middleware every so many iterations; 0 prints none"""
 
 
-CARTPOLES = {name: actor_critic.PRESETS[name] | {"update_epochs": 4} for name in ("CartPole-v0", "CartPole-v1")}
+CARTPOLE = {"update_epochs": 4, "eval_every": 20_000}
+CARTPOLES = {name: actor_critic.PRESETS[name] | CARTPOLE for name in ("CartPole-v0", "CartPole-v1")}
 PRESETS = actor_critic.PRESETS | CARTPOLES
 
 
-class Memory(NamedTuple):
-    """What the learner shares with collectors."""
-
-    slots: Slots
-    weights: Weights
-    states: ActorStates
-
-
-class Learner(NamedTuple):
-    """What only the learner's process has."""
-
-    run: Run
-    actors: Actors
-    net: nn.Module
-    optimizer: torch.optim.Optimizer
-
-
-def collect(args: Args, memory: Memory, channels: list) -> Middleware:
+def collect(args: Args, memory: Memory, channels: Sequence[CollectorChannel]) -> Middleware:
     """Middleware: fill a slot with a rollout, for each collector of this process."""
-
-    @cache
-    def collectors() -> list[tuple]:
-        pairs = []
-        for channel in channels:
-            env = make_envs(args, channel)
-            net = make_actor_critic(env.single_observation_space, env.single_action_space).to(memory.weights.buffers)
-            pairs.append((channel, net, RolloutCollector(args, env, net, channel)))
-        return pairs
+    collectors = []
+    for channel in channels:
+        env = make_envs(args, channel)
+        net = make_actor_critic(env.single_observation_space, env.single_action_space).to(memory.weights.buffers)
+        collectors.append((channel, net, RolloutCollector(args, env, net, channel)))
 
     def _collect(ctx: Context) -> None:
-        for channel, net, collector in collectors():
+        for channel, net, collector in collectors:
             if (token := channel.take()) is not None:
-                slot, version = token
-                version = memory.weights.load(net, version if args.deterministic else None)
-                collector.collect(rollout := Rollout(**channel.fields(memory.slots, slot)))
-                memory.states.write(slot, collector.state_fields, rollout)
-                channel.send(slot, version)
+                version = memory.weights.load(net, token.version if args.deterministic else None)
+                collector.collect(rollout := Rollout(**channel.fields(memory.slots, token.slot)))
+                memory.states.write(token.slot, collector.state_fields, rollout)
+                channel.send(token.slot, version)
 
     return _collect
 
@@ -140,27 +120,27 @@ def learn(args: Args, memory: Memory, learner: Learner) -> Middleware:
     """Middleware: take gradient steps on the rollouts that were taken, and publish the weights."""
     run, _, net, optimizer = learner
     rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
-    device = next(net.parameters()).device
 
     def _learn(ctx: Context) -> None:
         for worker, slot, version in ctx.filled:
             rollout, source = Rollout(**memory.slots[slot]), f"collector {worker}"
             optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
-            lag = memory.weights.version - version
-            run.record_rollout(rollout.num_steps, finished_episodes(rollout), worker, policy_lag=lag)
+            run.record_rollout(
+                rollout.num_steps, finished_episodes(rollout), worker, policy_lag=memory.weights.version - version
+            )
             if rollout_guard.check(is_finite(rollout), source, f"rollout from {source}"):
                 with run.timing("learning"):
-                    take_steps(rollout.to(device), source)
+                    take_gradient_steps(rollout.to(memory.weights.device), source)
         if ctx.filled:
             memory.weights.publish(net)
             run.end_round()
         ctx.finish = ctx.finish or run.should_stop()
 
-    def take_steps(rollout: Rollout, source: str) -> None:
+    def take_gradient_steps(rollout: Rollout, source: str) -> None:
         if args.normalize_obs:
             update_norm(run, net.norm, obs_for_stats(rollout.obs, net.norm.image), source)
         samples = Samples.of(args, rollout)
-        for indices in minibatches(len(samples.obs), args.batch_size, args.update_epochs, run.rng, device):
+        for indices in minibatches(len(samples.obs), args.batch_size, args.update_epochs, run.rng, rollout.obs.device):
             total, metrics = loss(args, net, samples.select(indices))
             optimizer.zero_grad(set_to_none=True)
             total.backward()
@@ -172,40 +152,43 @@ def learn(args: Args, memory: Memory, learner: Learner) -> Middleware:
     return _learn
 
 
+def evaluate(args: Args, evaluator: EvaluatorEnd | InlineEvaluator | None, node: Node) -> Middleware:
+    """Middleware: play whole games with each snapshot of the weights that the learner hands out."""
+    games = Games.of(args)
+
+    def _evaluate(ctx: Context) -> None:
+        if evaluator is not None and (net := evaluator.take()) is not None:
+            evaluator.send(games.play(net, make_policy, node))
+            node.close()  # each evaluation makes new environments, so that all of them play the same games
+
+    return _evaluate
+
+
 def pipeline(node: Node, args: Args, memory: Memory, learner: Learner | None = None) -> None:
-    """Every node runs this, and of the middleware those that its labels select."""
-    channels = learner.actors.workers.channels if args.standalone else [Outlet(node, node.setup)] if node.setup else []
+    """Every node runs this; its labels select the middleware that it uses."""
     with Task(router=node, labels=node.labels, known_labels=node.known_labels, async_mode=args.async_mode) as task:
+        task.use(collect(args, memory, channels_of(node, memory, learner)), filter_labels=["standalone", "collector"])
         if learner is not None:
-            timer = StepTimer(args.print_per_step, log=learner.run.log.info, record=learner.run.record_metrics)
-            task.use_wrapper(timer)
-        task.use(collect(args, memory, channels), filter_labels=["standalone", "collector"])
-        if learner is not None:
-            task.use(task.serial(take(learner), learn(args, memory, learner)), filter_labels=["standalone", "learner"])
+            task.use_wrapper(
+                StepTimer(args.print_per_step, log=learner.run.log.info, record=learner.run.record_metrics)
+            )
+            # One middleware after the other also in --async-mode, where they learn while collectors collect.
+            task.use(task.serial(take(learner), learn(args, memory, learner)))
+        task.use(evaluate(args, evaluator_of(node, args, learner), node), filter_labels=["standalone", "evaluator"])
         task.run()
 
 
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
-    obs_space, action_space = check_env(args.env_id, Discrete)
-    device = set_up_torch(args)
-    net = make_actor_critic(obs_space, action_space).to(device)
+    check_roles(args)
+    if args.attach_to is not None:
+        return join_task(pipeline, args)
+    spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)
+    net = make_actor_critic(*spaces).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
-    slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space))
-    roles = [Role("learner", ("learner",))]
-    if not args.standalone:
-        roles += [Role(f"collector {n}", ("collector",), "--num-actors", 5) for n in range(args.num_actors)]
-
     with Run(args, "task", net, optimizer) as run:
-        weights = Weights(net, acting_dtype(args.precision, net))
-        states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
-        run.keep(actors=states, weights=weights)
-        memory = Memory(slots, weights, states)
-        nodes = Nodes(pipeline, (args, memory), roles, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds)
-        start = OneProcess if args.standalone else partial(Intake, nodes, range(1, len(roles)), slots)
-        with Actors(None, (), weights, states, run, start=start) as actors, nodes as node:
-            if not args.standalone:
-                actors.workers.connect(node)
+        memory = share_memory(args, run, net, spaces)
+        with Cluster(pipeline, args, run, memory) as (node, actors):
             pipeline(node, args, memory, Learner(run, actors, net, optimizer))
     return run.exit_code
 

@@ -27,6 +27,12 @@ class CommonArgs:
     """total timesteps: stop after this many agent steps, over all actors"""
     stop_return: float | None = None
     """early stopping: solved when the mean episode return of the last 100 games (at least 20) reaches this"""
+    eval_every: Annotated[int, Between(0)] = 0
+    """evaluation interval (agent steps): a process beside the training plays whole games, greedily; 0: no evaluation"""
+    eval_episodes: Annotated[int, Between(1, 10_000)] = 20
+    """episodes in each evaluation, the same seeds every time"""
+    stop_eval_return: float | None = None
+    """early stopping: solved when the mean return of an evaluation reaches this; needs --eval-every"""
     max_seconds: NonNegative | None = None
     """time limit, counted from the start or from the resume (s)"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 1
@@ -48,9 +54,9 @@ class CommonArgs:
     learner_threads: Annotated[int, Between(1, 1024)] = 1
     """CPU threads for torch in each learner"""
     max_restarts: Annotated[int, Between(0)] = 5
-    """restarts of crashed or hanging actors, for each learner, before the run fails"""
+    """restarts of crashed or hanging actors, for each learner, before the run fails; as many again for the evaluator"""
     hang_seconds: Annotated[float, Between(1)] = 60.0
-    """timeout: seconds without a step after which an actor is killed and restarted; 120 for its first step"""
+    """timeout: seconds without a step after which an actor (or the evaluator) is restarted; 120 for its first step"""
 
     @property
     def max_actors(self) -> int:

@@ -6,6 +6,8 @@ import numpy as np
 
 LEARNER = 2**32 - 1
 """last number of the entropy of a learner's seeds; an actor's is its restart count"""
+EVALUATOR = 2**32 - 2
+"""the same for the evaluator"""
 
 
 def derive_seeds(*entropy: int) -> tuple[int, int]:

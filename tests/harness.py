@@ -65,6 +65,7 @@ class Chapter:
 
 
 SMALL = ("--num-actors", "2", "--num-envs", "4", "--unroll-length", "8", "--batch-size", "32")
+EVALUATED = ("--eval-every", "500", "--eval-episodes", "10")
 UNROLLS = (*SMALL[:-2], "--batch-unrolls", "4", "--replay-size", "100")
 REPLAY = ("--num-actors", "2", "--num-envs", "4", "--replay-size", "8000", "--learning-starts", "400")
 DROPPED = frozenset({"charts/grads_too_old", "charts/grads_not_finite"})
@@ -107,6 +108,15 @@ class Finished:
         return (self.folder / "run.log").read_text()
 
     @property
+    def evals(self) -> dict:
+        """What the summary says of evaluations: "eval_count" is under "count"."""
+        return {name[5:]: value for name, value in self.summary.items() if name.startswith("eval_")}
+
+    @property
+    def best(self) -> Path:
+        return checkpoint.list_checkpoints(self.folder / "checkpoints", "best")[0]
+
+    @property
     def not_finite(self) -> int:
         """Rollouts, gradients and batches that were skipped as not finite."""
         return sum(count for name, count in self.summary.items() if name.endswith("_not_finite"))
@@ -133,19 +143,20 @@ def rounds(workers, should_stop, size=1):
 
 
 class Inline:
-    """Runs scripts of the project in this process, actors as threads: a second instead of ten."""
+    """Runs scripts of the project in this process, actors and evaluator as threads: a second instead of ten."""
 
     def __init__(self, runs_dir: Path, monkeypatch, capsys):
         self.runs_dir, self.monkeypatch, self.capsys = runs_dir, monkeypatch, capsys
         monkeypatch.chdir(runs_dir)
 
     def __call__(self, script: str, *flags: str, name: str = "r", workers=InlineWorkers) -> Finished:
-        """Run a script; with `workers` None its actors are processes. The run of a chapter is called `name`."""
+        """Run a script; with `workers` None these are processes. The run of a chapter is called `name`."""
         trains = script.startswith("train_")
         named = ["--run-name", name] if trains and "--resume" not in flags else []
         with self.monkeypatch.context() as patch:
             if trains and workers is not None:
                 patch.setattr("a3c_mp.run.actors.Workers", workers)
+                patch.setattr("a3c_mp.run.evaluator.Workers", workers)
             patch.setattr("sys.argv", [script, *named, *flags])
             code = importlib.import_module(Path(script).stem).main()
         return Finished(code, *self.capsys.readouterr(), self.folder(name))

@@ -23,7 +23,9 @@ class InlineChannel:
 
     def __init__(self, worker, first_actor, states, results):
         self.worker, self.actor, self.results, self.given = worker, first_actor + worker, results, queue.Queue()
-        self.entropy, self.restored = (states.start, self.actor, 0), states.of(self.actor)
+        self.entropy = (states.start if states else 0, self.actor, 0)
+        self.restored = states.of(self.actor) if states else None
+        self._open = []
 
     def tokens(self):
         while True:
@@ -42,7 +44,12 @@ class InlineChannel:
         pass
 
     def closing(self, resource):
+        self._open.append(resource)
         return resource
+
+    def close(self):
+        while self._open:
+            self._open.pop().close()
 
 
 def unconnected_channel(actor=0):
@@ -53,7 +60,7 @@ def unconnected_channel(actor=0):
 class InlineWorkers:
     """Stands in for `Workers`: the same calls, threads instead of processes, no supervision."""
 
-    def __init__(self, target, num_workers, args, *, states, options, on_restart):
+    def __init__(self, target, num_workers, args, *, states=None, options, on_restart):
         self.in_order = options.in_order
         results = [queue.Queue() for _ in range(num_workers)] if self.in_order else [queue.Queue()] * num_workers
         self.channels = [
@@ -83,6 +90,11 @@ class InlineWorkers:
             return []
         channels = self.channels if self.in_order else self.channels[:1] * size
         return [channel.results.get(timeout=60) for channel in channels]
+
+    def poll(self, should_stop):
+        with suppress(queue.Empty):
+            return [self.channels[0].results.get_nowait()]
+        return []
 
     def release(self, filled, version):
         for worker, slot, _ in filled:

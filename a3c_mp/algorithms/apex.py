@@ -19,10 +19,12 @@ from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.q_values import ReplayNet
 from a3c_mp.processes.free_memory import free_memory
+from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.workers import Filled, RestartMessage
 from a3c_mp.replay import Replay, Shards, writer_state_spec
 from a3c_mp.replay.replay import Batch
+from a3c_mp.run import evaluate
 from a3c_mp.run.actors import MessageStats
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW
@@ -109,7 +111,7 @@ class Algorithm(Protocol):
     def q_values(self, net: Any, batch: Batch) -> Tensor: ...
     def bootstrap_values(self, net: Any, target_net: Any, batch: Batch) -> Tensor: ...
     def policy_loss(self, net: Any, batch: Batch) -> tuple[Tensor | float, dict[str, Tensor]]: ...
-    def act_greedily(self, net: Any, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray: ...
+    def make_policy(self, net: Any, action_space: gymnasium.Space) -> evaluate.Policy: ...
 
 
 class LearnerState(NamedTuple):
@@ -322,6 +324,12 @@ def actor_layout(args: Args, learner: LearnerState) -> ActorLayout:
     """Return the layout of the states that deterministic actors send beside their transitions."""
     carried = writer_state_spec(args.num_envs, args.n_step) | learner.algo.policy_state_spec(args, learner.action_space)
     return ActorLayout(learner.action_space, args.block_length, carried, blocks_under_way(args))
+
+
+def saved_parts(args: Args, learner: LearnerState) -> dict[str, Stateful]:
+    """Return what checkpoints hold besides net and optimizer."""
+    replay: dict[str, Stateful] = {"replay": learner.replay} if args.save_replay else {}
+    return {"target_net": learner.target_net, **replay}
 
 
 def make_room(args: Args, replay: Replay, shards: Iterable[int] | None = None) -> None:

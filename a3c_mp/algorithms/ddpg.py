@@ -20,6 +20,7 @@ from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.nets.q_values import DDPGNet
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch
+from a3c_mp.run import evaluate
 
 ACTIONS = Box
 """action spaces that this algorithm supports"""
@@ -162,7 +163,11 @@ def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     return policy_gradient_loss(best, action_gradient), {"losses/policy": -value.detach()}
 
 
-def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:
-    """Return mu(s) [B, ...], rescaled for the environment."""
-    with torch.inference_mode():
+def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Policy:
+    """Return the policy mu(s), rescaled for the environment, for evaluation."""
+
+    @torch.inference_mode()
+    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
         return stretch(net(torch.from_numpy(obs))[0].float().numpy(), action_space)
+
+    return act

@@ -19,6 +19,7 @@ from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch
+from a3c_mp.run import evaluate
 
 ACTIONS = Discrete
 """action spaces that this algorithm supports"""
@@ -115,7 +116,11 @@ def policy_loss(net: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]
     return 0.0, {}
 
 
-def act_greedily(net: nn.Module, action_space: gymnasium.Space, obs: np.ndarray) -> np.ndarray:
-    """Return the greedy actions int64 [B] for the environment."""
-    with torch.inference_mode():
+def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Policy:
+    """Return the greedy policy, for evaluation."""
+
+    @torch.inference_mode()
+    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
         return net(torch.from_numpy(obs))[0].argmax(dim=1).numpy()
+
+    return act

@@ -9,32 +9,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import gymnasium
-from torch import nn
+import torch
+from gymnasium.spaces import Discrete
 
 from a3c_mp.algorithms.actor_critic import ActorCriticArgs, allocate, rollout_layout
+from a3c_mp.algorithms.node_evaluator import EvaluatorEnd, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import Between
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError
+from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerPool
 from a3c_mp.run.actors import Actors
+from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
+from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp
 from a3c_mp.task.exchange import Intake, LocalChannel, OneProcess, Outlet, RemoteOutlet, RemoteWeights, serve_weights
-from a3c_mp.task.parallel import FirstNode, Node, Nodes, Role, join
+from a3c_mp.task.parallel import Node, Nodes, Role, join
 
 
 @dataclass(frozen=True)
 class RoleArgs(ActorCriticArgs):
     """Settings of the nodes of chapter 5."""
 
+    eval_every: Annotated[int, Between(0)] = 100_000
+    """evaluation interval (agent steps): the evaluator plays whole games, greedily; 0: no evaluator"""
     standalone: bool = False
     """run all middleware in one process"""
     async_mode: bool = False
@@ -67,18 +74,24 @@ class Memory(NamedTuple):
     states: ActorStates
 
 
+class Learner(NamedTuple):
+    """What the learner's process has, and no other."""
+
+    run: Run
+    actors: Actors
+    net: ActorCritic
+    optimizer: torch.optim.Optimizer
+
+
 def check_roles(args: RoleArgs) -> None:
     """Raise ConfigError for settings that contradict each other, and for addresses and keys that are of no use."""
-    alone = "it runs in one process"
     if args.attach_to is not None and args.role == "learner":
         raise ConfigError("role", args.role, "the task to join has its learner", "--role collector, or evaluator")
     if args.attach_to is None and args.role != "learner":
         raise ConfigError("role", args.role, "the task would have no learner", "add --attach-to, or leave --role out")
-    for flag, value in (("listen", args.listen), ("attach-to", args.attach_to)):
-        if value is not None:
-            check_tcp(flag, value)
-            if args.standalone:
-                raise ConfigError(flag, value, alone, "leave --standalone out")
+    for flag, address in (("listen", args.listen), ("attach-to", args.attach_to)):
+        if address is not None and args.standalone:
+            raise ConfigError(flag, address, "a standalone task is one process", "leave --standalone out")
     if args.listen is not None and args.attach_to is not None:
         raise ConfigError("attach-to", args.attach_to, "a node that joins does not listen", "leave --listen out")
     if args.async_mode and not args.standalone:
@@ -106,7 +119,7 @@ def _check_bind(address: str) -> None:
         raise ConfigError("listen", address, f"cannot be bound ({error.strerror})", fix) from error
 
 
-def share_memory(args: RoleArgs, run: Run, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasium.Space]) -> Memory:
+def share_memory(args: RoleArgs, run: Run, net: ActorCritic, spaces: tuple[gymnasium.Space, gymnasium.Space]) -> Memory:
     """Allocate what the learner shares with its collectors. Raises ConfigError: too little shared memory."""
     slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, *spaces))
     weights = Weights(net, acting_dtype(args.precision, net))
@@ -115,77 +128,92 @@ def share_memory(args: RoleArgs, run: Run, net: nn.Module, spaces: tuple[gymnasi
     return Memory(slots, weights, states)
 
 
-class Pipeline:
-    """The nodes of a run, and the learner's actors among them; to be used in a `with` block.
+class Cluster:
+    """The nodes of a run, seen from the learner; to be used in a `with` block.
 
     Args:
-        main: what every node runs, `main(node, args, memory)`.
+        pipeline: what every node runs, `pipeline(node, args, memory)`.
         args: of the chapter.
         run, memory: of the learner.
     """
 
-    def __init__(self, main: Callable[..., None], args: RoleArgs, run: Run, memory: Memory):
+    def __init__(self, pipeline: Callable[..., None], args: RoleArgs, run: Run, memory: Memory):
+        assert isinstance(memory.weights, Weights)
+        self.run, self.weights, self.standalone = run, memory.weights, args.standalone
         roles = [Role("learner", ("learner",))]
         if not args.standalone:
             roles += [Role(f"collector {n}", ("collector",), "--num-actors", NICENESS) for n in range(args.num_actors)]
+            if args.eval_every:
+                roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS))
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         self.nodes = Nodes(
-            main, (args, memory), roles, listen=args.listen, key_file=args.key_file, greeting={"args": settings},
+            pipeline, (args, memory), roles, listen=args.listen, key_file=args.key_file, greeting={"args": settings},
             joining=("collector", "evaluator") if args.listen else (), max_restarts=args.max_restarts,
             transport=args.transport, hang_seconds=args.hang_seconds,
         )  # fmt: skip
-        start: Callable[..., WorkerPool]
-        start = OneProcess if args.standalone else partial(Intake, self.nodes, range(1, len(roles)), memory.slots)
-        assert isinstance(memory.weights, Weights)
+        start: Callable[..., WorkerPool] = OneProcess
+        if not args.standalone:
+            start = partial(Intake, self.nodes, range(1, args.num_actors + 1), memory.slots)
         self.actors = Actors(None, (), memory.weights, memory.states, run, start=start)
-        self.weights = memory.weights
-        self.node: FirstNode | None = None
 
-    def __enter__(self) -> Pipeline:
-        self.actors.__enter__()
-        try:
-            self.node = self.nodes.__enter__()
-        except BaseException:
-            self.actors.__exit__()
-            raise
+    def __enter__(self) -> tuple[Node, Actors]:
+        self.node = self.nodes.__enter__()
         if isinstance(self.actors.workers, Intake):
             self.actors.workers.connect(self.node)
             serve_weights(self.node, self.weights)
-        return self
+        self.run.evaluate_with(
+            InlineEvaluator() if self.standalone else NodeEvaluator(self.node, self.run.is_interrupted)
+        )
+        return self.node, self.actors
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
-            self.nodes.__exit__(*exc)
+            self.run.finish(error)  # while the evaluator can still answer
         finally:
-            self.actors.__exit__(*exc)
+            self.nodes.__exit__(kind, error, trace)
+            self.actors.__exit__(kind, error, trace)
 
 
-def channels_of(node: Node, memory: Memory, pipeline: Pipeline | None) -> list[LocalChannel] | list[Outlet]:
+def channels_of(node: Node, memory: Memory, learner: Learner | None) -> list[LocalChannel] | list[Outlet]:
     """The channels of the collectors that run in this process."""
-    if pipeline is not None:
-        return pipeline.actors.workers.channels if isinstance(pipeline.actors.workers, OneProcess) else []
+    if learner is not None:
+        workers = learner.actors.workers
+        return workers.channels if isinstance(workers, OneProcess) else []
     if "collector" not in node.labels:
         return []
-    if node.setup is not None:
-        return [Outlet(node, node.setup)]
-    return [RemoteOutlet(node, memory.slots)]
+    return [Outlet(node, node.setup) if node.setup is not None else RemoteOutlet(node, memory.slots)]
 
 
-def join_task(main: Callable[..., None], args: RoleArgs, spaces: Callable[..., tuple], make_net: Callable) -> int:
-    """Run `main(node, args, memory)` as a node of a task elsewhere, with that task's settings; returns the exit code."""
+def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> EvaluatorEnd | InlineEvaluator | None:
+    """Where the evaluator of this process gets its weights; None if there is none."""
+    if learner is not None:
+        evaluator = learner.run.evaluations and learner.run.evaluations.evaluator
+        return evaluator if isinstance(evaluator, InlineEvaluator) else None
+    return EvaluatorEnd(node, make_net(args)) if "evaluator" in node.labels else None
+
+
+def make_net(args: RoleArgs) -> ActorCritic:
+    return make_actor_critic(*check_env(args.env_id, Discrete))
+
+
+def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
+    """Run `pipeline(node, args, memory)` as a node of a task elsewhere, with its settings; returns the exit code.
+
+    Raises:
+        ConfigError: the address or the key is wrong, or nobody answers.
+        WorkerError: the other task has ended without a word.
+    """
     assert args.attach_to is not None
 
     def joined(node: Node) -> None:
-        saved = node.router.greeting["args"]
-        kept = {name: getattr(args, name) for name in ("attach_to", "role", "key_file", "cuda")}
-        theirs = type(args)(**{**saved, **kept, "deterministic": False, "listen": None})
-        obs_space, action_space = spaces(theirs.env_id)
-        spec = rollout_spec(theirs.unroll_length, theirs.num_envs, obs_space, action_space)
-        weights = RemoteWeights(node, acting_dtype(theirs.precision, make_net(obs_space, action_space)))
+        own = {name: getattr(args, name) for name in ("attach_to", "role", "key_file", "cuda")}
+        theirs = type(args)(**{**node.router.greeting["args"], **own, "listen": None})
+        obs_space, action_space = check_env(theirs.env_id, Discrete)
+        slots = Slots(rollout_spec(theirs.unroll_length, theirs.num_envs, obs_space, action_space), 1)
+        weights = RemoteWeights(node, acting_dtype(theirs.precision, make_net(theirs)))
         states = ActorStates(theirs, rollout_layout(theirs, action_space), start=0)
-        main(node, theirs, Memory(Slots(spec, 1), weights, states))
+        pipeline(node, theirs, Memory(slots, weights, states))
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     join(joined, (), args.attach_to, (args.role,), args.key_file)
     return 0
-

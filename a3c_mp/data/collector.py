@@ -15,7 +15,7 @@ from a3c_mp.data.games import Games
 from a3c_mp.data.rollout import Rollout, sample_actions, write_step
 from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
 from a3c_mp.nets.cuda_graph import acting_forward
-from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import derive_seeds
 
@@ -43,7 +43,7 @@ class RolloutCollector:
         channel: to the learner.
     """
 
-    def __init__(self, args: CommonArgs, env: VectorEnv, net: ActorCritic, channel: WorkerChannel):
+    def __init__(self, args: CommonArgs, env: VectorEnv, net: ActorCritic, channel: ActorChannel):
         self.env, self.channel, self.seed = env, channel, args.seed
         self.rng = torch.Generator(next(net.parameters()).device)
         self.games = Games(env, channel)

@@ -11,12 +11,12 @@ from torch import Tensor
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.actor_states import ActorState
 from a3c_mp.data.episodes import EpisodeStats
-from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.seeds import derive_seeds
 from wrappers import make_vec_env, obs_hashes
 
 
-def make_envs(args: CommonArgs, channel: WorkerChannel) -> VectorEnv:
+def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
     """Make an actor's vector environment, seeded for this actor, and closed however the process ends."""
     env_seed, _ = derive_seeds(args.seed, *channel.entropy)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
@@ -31,7 +31,7 @@ class Games:
         channel: to the learner.
     """
 
-    def __init__(self, env: VectorEnv, channel: WorkerChannel):
+    def __init__(self, env: VectorEnv, channel: ActorChannel):
         self.env, self.stats = env, EpisodeStats(env.num_envs)
         state: ActorState | None = channel.restored
         self.rollouts, self.messages = (state.rollouts, state.messages) if state else (0, 0)

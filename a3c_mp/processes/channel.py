@@ -30,6 +30,26 @@ class HasClose(Protocol):
 Closable = TypeVar("Closable", bound=HasClose)
 
 
+class Upkeep(Protocol):
+    """What environments need of the process that they live in."""
+
+    @property
+    def beat(self) -> Callable[[], None]: ...
+    @property
+    def closing(self) -> Callable[[Any], Any]: ...
+
+
+class ActorChannel(Upkeep, Protocol):
+    """What a collector of data needs of its connection to the learner; see `WorkerChannel`."""
+
+    worker: int
+    actor: int
+    entropy: tuple[int, ...]
+    restored: Any
+
+    def not_restored(self, reason: str) -> None: ...
+
+
 class Token(NamedTuple):
     """A slot to fill, and the weights version to act with."""
 
@@ -114,8 +134,8 @@ class WorkerChannel:
         raise_terminated(signum, frame)
 
 
-def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple) -> None:
+def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple, niceness: int = NICENESS) -> None:
     """First code of a worker process."""
     torch.set_num_threads(1)
-    os.nice(NICENESS)
+    os.nice(niceness)
     channel.run(target, args)

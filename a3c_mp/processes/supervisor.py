@@ -40,7 +40,7 @@ CLOSE_SECONDS = 2.0
 MAX_MESSAGE = 4096 - 4
 """bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
 ERROR, DONE = "error", "done"
-"""kinds of the last message of a process: `(ERROR, traceback)` of an exception, `(DONE,)` of one that is not replaced"""
+"""kinds of the last message of a process: `(ERROR, traceback)`, and `(DONE,)` of one that is not to be replaced"""
 
 
 # ---- in the parent
@@ -139,7 +139,7 @@ class Supervisor:
             self._start(number)
 
     def watch(self, should_stop: Callable[[], bool], seconds: float = WAIT_SECONDS, also: Sequence[Any] = ()) -> None:
-        """Wait for a message, a death or so many seconds, whichever comes first, and deal with it.
+        """Wait for a message, a death or so long (s; 0: not at all), whichever comes first, and deal with it.
 
         Args:
             also: file descriptors that end the wait too.

@@ -38,6 +38,7 @@ class Weights:
             self.buffers = shared_bytes(2 * num * dtype.itemsize).view(dtype).view(2, num)
         else:
             self.buffers = torch.zeros(2, num, dtype=dtype, device=device)
+        self.device = device
         self.versions = shared_counters(2).fill_(-1)
         self.publish(net)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch.multiprocessing as mp
 
-from a3c_mp.processes.channel import NOT_RESTORED, Pipes, Token, WorkerChannel, run_worker
+from a3c_mp.processes.channel import NICENESS, NOT_RESTORED, Pipes, Token, WorkerChannel, run_worker
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervisor import Child, Supervisor
@@ -70,6 +70,10 @@ class WorkerOptions:
     """weights versions for the first `slots_per_worker` slots of each worker; empty: version 0 for all"""
     first_actor: int = 0
     """number of worker 0 among the actors of the whole run"""
+    name: str | None = None
+    """of the process and in messages, for a single worker that is no actor"""
+    niceness: int = NICENESS
+    """of the processes: added to that of their parent"""
 
 
 class WorkerPool(Protocol):
@@ -152,7 +156,11 @@ class Workers:
         self._beats = shared_counters(num_workers)
         self._supervisor = Supervisor(
             [
-                Child(f"{options.role} {options.first_actor + number}", partial(self._launch, number), options.flag)
+                Child(
+                    options.name or f"{options.role} {options.first_actor + number}",
+                    partial(self._launch, number),
+                    options.flag,
+                )
                 for number in range(num_workers)
             ],
             self._beats,
@@ -201,6 +209,15 @@ class Workers:
             self._supervisor.watch(should_stop)
         return []
 
+    def poll(self, should_stop: Callable[[], bool]) -> list[Filled]:
+        """Return a round of one filled slot, or an empty list: this looks after the workers, but does not wait.
+
+        Raises:
+            WorkerError: as `take` does.
+        """
+        self._supervisor.watch(should_stop, seconds=0.0)
+        return self._ledger.take(1)
+
     def release(self, filled: Iterable[Filled], version: int) -> None:
         """Give slots back to their workers, to be filled acting with weights `version` or newer."""
         for message in filled:
@@ -219,8 +236,9 @@ class Workers:
             entropy = (0 if self.states is None else self.states.start, actor, restarts)
             pipes = Pipes(take_end, send_end, self._beats)
             channel = WorkerChannel(number, actor, pipes, entropy=entropy, restored=restored)
-            args = (self.target, channel, self.args)
-            process = start_child(run_worker, args, name=f"worker-{number}", daemon=True, group=True)
+            args = (self.target, channel, self.args, self.options.niceness)
+            name = self.options.name or f"worker-{number}"
+            process = start_child(run_worker, args, name=name, daemon=True, group=True)
         for token in self._ledger.given[number]:
             self._send(number, token)
         return process, results

@@ -47,7 +47,9 @@ class Actors:
         self._reports: list[ActorReport] = []
         self._prepare_successor = on_restart
         args, layout = run.args, states.layout
-        start = start or partial(Workers, target, args=(args, *shared, states))
+        if start is None:
+            assert target is not None
+            start = partial(Workers, target, args=(args, *shared, states))
         self.workers = start(
             num_workers=len(self.own),
             states=states,

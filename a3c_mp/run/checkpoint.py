@@ -2,7 +2,8 @@
 
 `step_<steps>.pt` is written to a temporary file, synced and renamed; then its manifest `step_<steps>.json`, with the
 SHA-256 of the bytes, the same way. A checkpoint exists once its manifest does. The last three are kept, and as
-`best_<steps>.pt` the best one at the time of each.
+`best_<steps>.pt` the best one, now and at the time of each. By the mean return of training the best is a copy of a
+checkpoint; by evaluation it holds the net that was evaluated, and its manifest says with what result.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,16 +46,54 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
     if not folder.parent.is_dir():
         raise CheckpointError(f"the run folder {folder.parent} was deleted")
     make_folder(folder)
-    for kind in ["step"] + ["best"] * best:
-        path = folder / f"{kind}_{steps:012d}.pt"
-        digest = hashlib.sha256()
-        kept = state if kind == "step" else {name: part for name, part in state.items() if name != "extra"}
-        write_atomically(path, partial(_write, kept, digest))
-        manifest = {"format": FORMAT, "algorithm": algorithm, "env_id": env_id, "steps": steps}
-        manifest["sha256"] = digest.hexdigest()
-        write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
+    manifest = {"algorithm": algorithm, "env_id": env_id, "steps": steps}
+    path = _save_as(folder / f"step_{steps:012d}.pt", state, manifest)
+    if best:
+        kept = {name: part for name, part in state.items() if name != "extra"}
+        _save_as(folder / f"best_{steps:012d}.pt", kept, manifest)
     _prune(folder)
-    return folder / f"step_{steps:012d}.pt"
+    return path
+
+
+def save_best(
+    folder: Path, net_state: dict[str, torch.Tensor], evaluation: Mapping[str, Any], *, algorithm: str, env_id: str
+) -> Path:
+    """Write the weights of the best evaluation as `best_<steps>.pt`, prune old files, return its path.
+
+    Args:
+        folder, algorithm, env_id: as for `save`.
+        net_state: the weights that were evaluated.
+        evaluation: its result, plain values; `steps` names the file.
+
+    Raises:
+        CheckpointError, OSError: as `save` does.
+    """
+    steps = evaluation["steps"]
+    _check_finite(net_state, "the weights of the best evaluation")
+    if not folder.parent.is_dir():
+        raise CheckpointError(f"the run folder {folder.parent} was deleted")
+    make_folder(folder)
+    manifest = {"algorithm": algorithm, "env_id": env_id, "steps": steps, "evaluation": dict(evaluation)}
+    path = _save_as(folder / f"best_{steps:012d}.pt", {"net": net_state, "steps": steps}, manifest)
+    _prune(folder)
+    return path
+
+
+def best_evaluation(folder: Path) -> dict[str, Any] | None:
+    """The result in the manifest of the newest best checkpoint; None if no evaluation chose it, or there is none."""
+    for path in list_checkpoints(folder, "best")[:1]:
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            evaluation = json.loads(path.with_suffix(".json").read_text())["evaluation"]
+            return {**evaluation, "return_mean": float(evaluation["return_mean"])}
+    return None
+
+
+def _save_as(path: Path, state: dict[str, Any], manifest: dict[str, Any]) -> Path:
+    digest = hashlib.sha256()
+    write_atomically(path, partial(_write, state, digest))
+    manifest = {"format": FORMAT, **manifest, "sha256": digest.hexdigest()}
+    write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
+    return path
 
 
 def _write(state: dict[str, Any], digest: Any, file: BinaryIO) -> None:
@@ -102,9 +142,9 @@ def _steps(path: Path) -> str:
 
 
 def _prune(folder: Path) -> None:
-    """Delete all but the newest three, the best as of each of them, and unfinished files of killed processes."""
+    """Delete all but the newest three, the best now and as of each of them, and files that killed processes left."""
     newest, best = list_checkpoints(folder)[:KEEP], list_checkpoints(folder, "best")
-    kept = set(newest)
+    kept = {*newest, *best[:1]}
     for path in newest:  # a run may be resumed from any of them
         kept |= set([other for other in best if _steps(other) <= _steps(path)][:1])
     for old in {*list_checkpoints(folder), *best} - kept:

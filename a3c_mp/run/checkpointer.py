@@ -17,6 +17,7 @@ from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.maths.schedules import Every
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
+from a3c_mp.run.eval_progress import Evaluation
 from a3c_mp.run.progress import Progress
 
 
@@ -114,6 +115,7 @@ class Checkpointer:
             raise ConfigError("resume", args.resume, str(error), "start a new run, or restore the folder") from error
         self.newest, self.saved_steps = path, self.state.progress.steps
         checkpoint.set_aside_newer(path)
+        self.state.progress.evals.restore_best(checkpoint.best_evaluation(self.folder))
         self.state.log.info(f"resumed from {path} at {self.saved_steps:,} steps")
 
     def is_due(self) -> bool:
@@ -132,6 +134,13 @@ class Checkpointer:
         except (OSError, CheckpointError) as error:
             self.state.log.warning(f"checkpoint at {progress.steps:,} steps not written: {error}")
         self._saved_at = time.monotonic()
+
+    def save_best(self, net: nn.Module, evaluation: Evaluation) -> None:
+        """Write the net of the best evaluation; a failure costs a warning."""
+        try:
+            checkpoint.save_best(self.folder, net.state_dict(), evaluation.description, **self.origin)
+        except (OSError, CheckpointError) as error:
+            self.state.log.warning(f"best checkpoint, of {evaluation.steps:,} steps, not written: {error}")
 
     @property
     def is_saved(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.data.episodes import Episode, EpisodeStats
@@ -17,11 +18,18 @@ from a3c_mp.data.rollout import sample_actions
 from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
 from wrappers import FRAME_SKIP, is_atari, make_env, make_vec_env
 
+NUM_ENVS = 8
+"""games played at once"""
+
 Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """observations [N, *obs_shape], whether each begins an episode [N] -> actions of the environment [N, ...]"""
 
 
-def make_policy(net: ActorCritic, *, greedy: bool, seed: int) -> Policy:
+MakePolicy = Callable[[Any, gymnasium.Space], Policy]
+"""(net, action space of one environment) -> the net's greedy policy; a module-level function"""
+
+
+def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool = True, seed: int = 0) -> Policy:
     """A policy that acts with an actor-critic net on the CPU: greedy, or sampled."""
     rng = torch.Generator().manual_seed(seed)
     state: list[Tensor] = []
@@ -51,21 +59,33 @@ def with_random_actions(policy: Policy, action_space: gymnasium.Space, share: fl
     return act
 
 
-def play_episodes(policy: Policy, env_id: str, episodes: int, *, seed: int, num_envs: int = 8) -> Iterator[Episode]:
+def make_play_envs(env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS) -> VectorEnv:
+    """Make the environments for `play_episodes`, no more than there are episodes.
+
+    Args:
+        env_id: gymnasium id.
+        episodes: number of games.
+        seed: environment i is seeded with (seed + i) % 2^31.
+        num_envs: games played at once.
+    """
+    return make_vec_env(env_id, min(num_envs, episodes), seed=seed)
+
+
+def play_episodes(
+    policy: Policy, env: VectorEnv, episodes: int, on_step: Callable[[], object] = lambda: None
+) -> Iterator[Episode]:
     """Play whole games in parallel; yields each when it ends.
 
     Each environment plays a fixed number of games: taking the first that finish would favour short games.
 
     Args:
         policy: chooses the actions.
-        env_id: gymnasium id.
+        env: from `make_play_envs`, not stepped before.
         episodes: number of games.
-        seed: environment i is seeded with (seed + i) % 2^31.
-        num_envs: games played at once.
+        on_step: called after each step of all environments.
     """
-    num_envs = min(num_envs, episodes)
+    num_envs = env.num_envs
     left = np.array([episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)])
-    env = make_vec_env(env_id, num_envs, seed=seed)
     stats = EpisodeStats(num_envs)
     obs, _ = env.reset()
     starts = np.ones(num_envs, dtype=np.bool_)
@@ -73,10 +93,10 @@ def play_episodes(policy: Policy, env_id: str, episodes: int, *, seed: int, num_
         obs, reward, terminated, truncated, _ = env.step(policy(obs, starts))
         starts = terminated | truncated
         stats.step(reward, starts)
+        on_step()
         for i in np.flatnonzero(stats.done & (left > 0)):
             left[i] -= 1
             yield Episode(float(stats.returns[i]), int(stats.lengths[i]))
-    env.close()
 
 
 def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Episode:

@@ -15,6 +15,7 @@ from a3c_mp.errors import TrainingError
 from a3c_mp.run.averages import Means, Timings
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
+from a3c_mp.run.eval_progress import Evaluation
 from a3c_mp.run.mean_return import CountedEpisode
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.tensorboard import EventFile, episode_points
@@ -72,6 +73,11 @@ class MetricsWriter:
         for actor, episode in games:
             self._episode_log.add(self.progress.steps, self.progress.wall_seconds, actor, episode)
             self._games.append((self.progress.steps, episode))
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Write the result of an evaluation, at the agent steps of its weights."""
+        figures = evaluation.figures.items()
+        self.event_file.scalars([(f"eval/{name}", value, evaluation.steps) for name, value in figures])
 
     @property
     def sps(self) -> float:

@@ -37,14 +37,22 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 def check_limits(args: CommonArgs, net: nn.Module) -> None:
     """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights."""
     check_processor()
-    check_memory(args.num_actors, getattr(args, "num_learners", 1), args.cuda)
+    evaluators = int(args.eval_every > 0)
+    check_memory(args.num_actors, getattr(args, "num_learners", 1) + evaluators, args.cuda)
     check_open_files(args.num_actors)
     try:
         if not args.cuda:
-            check_shared_memory(2 * sum(4 * t.numel() for t in net.state_dict().values()))
+            check_shared_memory((2 + 2 * evaluators) * sum(4 * t.numel() for t in net.state_dict().values()))
     except MemoryError as error:
         fix = "lower it or --num-envs"
         raise ConfigError("num-actors", args.num_actors, f"for the weights {error}", fix) from error
+
+
+def check_evaluation(args: CommonArgs) -> None:
+    """Raise ConfigError for `--stop-eval-return` without evaluations."""
+    if args.stop_eval_return is not None and not args.eval_every:
+        why = "there is no evaluation whose return could reach it"
+        raise ConfigError("stop-eval-return", args.stop_eval_return, why, "give --eval-every too, or leave it out")
 
 
 def check_processor() -> None:

@@ -17,6 +17,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.averages import Timings
+from a3c_mp.run.eval_progress import EvalProgress
 from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow
 
 
@@ -62,6 +63,7 @@ class Progress:
         self.window = ReturnWindow(args.max_actors, args.num_envs)
         for actor in range(args.num_actors, args.max_actors):  # they may join later
             self.window.games.leave(actor)
+        self.evals = EvalProgress(args)
         self.best_mean = -math.inf  # of the checkpoints so far
         self.policy_lag = [0, 0]  # sum over rollouts, their number
         self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier processes of a resumed run
@@ -104,13 +106,14 @@ class Progress:
         return "total_steps" if self.steps >= self.args.total_steps else None
 
     def record_solved(self) -> None:
-        """Record when the mean return reaches the goal for the first time; called between rounds."""
+        """Record when a mean return, of training or evaluation, first reaches its goal; called between rounds."""
         if self.solved_at is None and self._is_solved():
             self.solved_at = (round(self.wall_seconds, 2), self.steps)
 
     def _is_solved(self) -> bool:
         goal = self.args.stop_return
-        return goal is not None and self.window.is_representative and self.window.mean >= goal
+        by_training = goal is not None and self.window.is_representative and self.window.mean >= goal
+        return by_training or self.evals.is_solved
 
     @property
     def wall_seconds(self) -> float:
@@ -118,8 +121,9 @@ class Progress:
 
     @property
     def is_best(self) -> bool:
-        """Whether the mean return is higher than at every checkpoint so far."""
-        return self.window.is_representative and self.window.mean > self.best_mean
+        """Whether the mean return is higher than at every checkpoint so far; with `--eval-every` it does not decide."""
+        is_higher = self.window.is_representative and self.window.mean > self.best_mean
+        return is_higher and not self.args.eval_every
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint written now holds of it."""
@@ -134,6 +138,7 @@ class Progress:
             "wall_seconds": self.wall_seconds,
             "policy_lag": list(self.policy_lag),
             "counters": dict(self.counters),
+            "evals": self.evals.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -145,6 +150,7 @@ class Progress:
         self.window.restore(state["returns"], state.get("episodes", 0))
         self.counters.clear()
         self.counters.update(state.get("counters", {}))
+        self.evals.load_state_dict(state.get("evals", {}), self.steps)
 
 
 class HasProgress:

@@ -31,9 +31,13 @@ from a3c_mp.run.averages import Timings
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer, TrainingState
 from a3c_mp.run.display import hms, open_log
+from a3c_mp.run.eval_progress import Evaluation
+from a3c_mp.run.evaluate import MakePolicy, make_policy
+from a3c_mp.run.evaluations import Evaluator
+from a3c_mp.run.evaluator import evaluations_of
 from a3c_mp.run.files import write_json
 from a3c_mp.run.metrics import MetricsWriter
-from a3c_mp.run.preflight import check_limits
+from a3c_mp.run.preflight import check_evaluation, check_limits
 from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
 
@@ -46,6 +50,7 @@ class Run(HasProgress):
         algorithm: name of the chapter, stored in checkpoints.
         net, optimizer: saved in checkpoints; on resume, restored from the newest one.
         extra: what else to save, by name; what the newest checkpoint lacks of it starts empty, with a warning.
+        make_policy: makes the policy that is evaluated with `--eval-every`; by default that of an actor-critic net.
 
     Raises:
         ConfigError: the folder cannot be made, written or resumed, or is in use; or the machine is too small.
@@ -53,8 +58,9 @@ class Run(HasProgress):
 
     def __init__(
         self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer,
-        extra: Mapping[str, Stateful] | None = None,
+        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy = make_policy,
     ):  # fmt: skip
+        check_evaluation(args)
         check_limits(args, net)
         self.args, self.algorithm = args, algorithm
         self.exit_code = 0
@@ -66,6 +72,9 @@ class Run(HasProgress):
         with refuse_unwritable(args, self.folder):
             self.log = open_log(self.folder)
             self.progress = Progress(args)
+            self.evaluations = evaluations_of(self, net, make_policy) if args.eval_every else None
+            if self.evaluations is not None and self.evaluations.in_order:
+                extra = {**(extra or {}), "evaluation": self.evaluations}
             self.state = TrainingState(net, optimizer, self.progress, extra or {}, self.log)
             self.checkpointer = Checkpointer(self.folder / "checkpoints", self.state, algorithm)
             self.metrics = MetricsWriter(self.folder, self.progress, self.log)
@@ -84,6 +93,8 @@ class Run(HasProgress):
             self.log.info(note)
         if getattr(self.args, "reward_clip", False):
             self.log.info("rewards are clipped to -1, 0 or 1 for learning (--no-reward-clip: learn from raw rewards)")
+        if self.evaluations is not None:
+            self.log.info(self.evaluations.announcement)
         return self
 
     # ---- what the training loop calls
@@ -135,7 +146,9 @@ class Run(HasProgress):
         self.progress.record_solved()
 
     def end_round(self) -> None:
-        """Write metrics and checkpoints when they are due; called before slots are released."""
+        """Write metrics and checkpoints, and start evaluations, when they are due; called before slots are released."""
+        if self.evaluations is not None and not self.evaluations.end_round():
+            return
         self.progress.record_solved()
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
         self.metrics.flush_if_due()
@@ -148,10 +161,29 @@ class Run(HasProgress):
         self.metrics.sync_episodes()  # the file has every game that the checkpoint counts
         self.checkpointer.save()
 
+    def evaluate_with(self, evaluator: Evaluator) -> None:
+        """Have evaluations played elsewhere than by a process that this run starts."""
+        if self.evaluations is not None:
+            self.evaluations.evaluator = evaluator
+
+    # ---- what its evaluations call
+
+    def is_interrupted(self) -> bool:
+        """Whether a signal has arrived."""
+        return self.exit_reason is not None
+
+    def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None:
+        """Write the result of an evaluation, and the net that was evaluated if it is the best so far."""
+        self.metrics.write_evaluation(evaluation)
+        if best_net is not None:
+            self.checkpointer.save_best(best_net, evaluation)
+
     # ---- the end
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.finish(error)
+        if self.evaluations is not None:
+            self.evaluations.evaluator.close()
         self.metrics.close_files()
         prints.settle()
         self.metrics.display.close()
@@ -168,6 +200,9 @@ class Run(HasProgress):
         """
         if self._finished:
             return
+        reached_its_end = error is None and self.progress.stop_reason() in ("total_steps", "solved")
+        if self.evaluations is not None and reached_its_end and not self.is_interrupted():
+            self.evaluations.finish()
         self._finished = True
         self.progress.record_solved()
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
@@ -238,6 +273,7 @@ class Run(HasProgress):
             "policy_lag_mean": total_lag / rollouts if rollouts else None,
             "worker_restarts": progress.worker_restarts,
             **self.counters,
+            **progress.evals.summary(),
             "exit_reason": self.exit_reason,
             "weights_sha256": sha256_of_weights(self.state.net.state_dict()),
         }

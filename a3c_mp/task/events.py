@@ -9,13 +9,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol
 
-
-class Message(Protocol):
-    """An event from another node."""
-
-    sender: str
-    event: str
-    args: Sequence[Any]
+from a3c_mp.task.wire import Message
 
 
 class RouterLike(Protocol):

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.processes.channel import Token
+from a3c_mp.processes.channel import ActorChannel, Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
 from a3c_mp.task.parallel import JOINED, LEFT, FirstNode, Node, Nodes
 
 READY, TOKEN, FILLED, NOT_RESTORED = "slots.ready", "slots.token", "slots.filled", "slots.not_restored"
-"""events: of a collector that has started (); to it (slot, version); of it (slot, payload, fields or None), (reason,)"""
+"""events: of a collector that has started (number,), to it (slot, version), of it (slot, payload, fields), (reason,)"""
 JOIN, SETUP = "slots.join", "slots.setup"
 """events: of a collector of another machine (), and to it (worker, entropy)"""
 WEIGHTS = "slots.weights"
@@ -34,6 +34,14 @@ class Setup(NamedTuple):
     worker: int  # its number among the collectors, from 0
     entropy: tuple[int, ...]  # numbers that its seeds follow from, as of a `WorkerChannel`
     restored: Any = None  # the state to continue from
+
+
+class CollectorChannel(ActorChannel, Protocol):
+    """A collector's end, wherever it runs; see `Outlet`."""
+
+    def take(self) -> Token | None: ...
+    def fields(self, slots: Slots, slot: int) -> dict[str, Tensor]: ...
+    def send(self, slot: int, payload: Any) -> None: ...
 
 
 # ---- at a collector
@@ -130,6 +138,7 @@ class RemoteWeights:
     def __init__(self, node: Node, dtype: torch.dtype = torch.float32, timeout: float = 60.0):
         self.node, self.timeout = node, timeout
         self.buffers = torch.empty(0, dtype=dtype)  # of the dtype and on the device that actors compute in
+        self.device = self.buffers.device
         self._version, self._values = -1, torch.empty(0)
 
     def load(self, net: nn.Module, version: int | None = None) -> int:

@@ -31,14 +31,13 @@ from typing import Any, Literal
 import torch
 import torch.multiprocessing as mp
 
+from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, DONE, WAIT_SECONDS, Child, Supervisor, run_supervised
-from a3c_mp.errors import WorkerError
 from a3c_mp.task.endpoint import Endpoint, Topology, check_tcp, ipc_folder, local_endpoints
 from a3c_mp.task.router import Message, Router
 from a3c_mp.task.task import FINISH
-
 
 JOINED, LEFT = "node.joined", "node.left"
 """events of the nodes themselves, for `Node.handle`: a node is connected, or no longer"""
@@ -317,7 +316,11 @@ def run_node(
             main(node, *args)
             pipe.send((DONE,))
 
-    run_supervised(body, pipe, close=lambda: [node.close() for node in open_nodes] and None)
+    def close() -> None:
+        for node in open_nodes:
+            node.close()
+
+    run_supervised(body, pipe, close=close)
 
 
 def join(

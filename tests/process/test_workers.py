@@ -18,6 +18,7 @@ from harness import rounds
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.supervisor import WAIT_SECONDS
 from a3c_mp.processes.workers import RestartMessage, WorkerOptions, Workers
 
 SPEC = {"count": ((1,), torch.int64)}
@@ -290,6 +291,22 @@ class States:
 
     def forget(self, actor):
         self.lost.append(actor)
+
+
+def test_polling_does_not_wait_for_a_frozen_worker_and_replaces_a_dead_one(slots):
+    restart_messages, options = [], WorkerOptions(slots_per_worker=1, name="evaluator")
+    with Workers(count, 1, (slots,), options=options, on_restart=restart_messages.append) as workers:
+        [first] = workers.take(lambda: False)
+        os.kill(first.payload, signal.SIGSTOP)
+        workers.release([first], 0)
+        started = time.monotonic()
+        assert not any(workers.poll(lambda: False) for _ in range(100))
+        assert time.monotonic() - started < 100 * WAIT_SECONDS / 2
+        os.kill(first.payload, signal.SIGKILL)
+        while not (filled := workers.poll(lambda: False)):
+            pass
+    assert filled[0].payload != first.payload
+    assert restart_messages[0].text == f"evaluator (pid {first.payload}) was killed by SIGKILL; restart 1 of 5"
 
 
 def test_a_successor_is_given_what_it_is_rebuilt_from_and_the_tokens_of_the_dead_one():

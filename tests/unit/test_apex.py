@@ -191,7 +191,7 @@ def test_a_dqn_actor_reports_the_values_of_what_it_does():
     assert q == pytest.approx(table[np.arange(4), action])
     assert value == pytest.approx(table.max(axis=1))
     assert dqn.Policy(args, net, Discrete(5), obs, 0).value(obs) == pytest.approx(table.max(axis=1))
-    assert (dqn.act_greedily(net, Discrete(5), obs) == table.argmax(axis=1)).all()
+    assert (dqn.make_policy(net, Discrete(5))(obs, np.ones(4, np.bool_)) == table.argmax(axis=1)).all()
 
 
 def test_a_ddpg_actor_reports_the_values_of_what_it_does():
@@ -407,6 +407,7 @@ def test_dueling_advantages_have_mean_zero(hidden):
 def test_a_copy_of_a_net_acts_alike():
     net, _ = two_nets(ddpg, TORQUE)
     obs = np.zeros((2, 3), np.float32)
-    assert (ddpg.act_greedily(net, TORQUE, obs) == ddpg.act_greedily(copy.deepcopy(net), TORQUE, obs)).all()
-    assert (ddpg.act_greedily(net, TORQUE, obs) == ddpg.stretch(net(torch.from_numpy(obs))[0].detach().numpy(),
-                                                                TORQUE)).all()  # fmt: skip
+    starts = np.ones(2, np.bool_)
+    actions = ddpg.make_policy(net, TORQUE)(obs, starts)
+    assert (actions == ddpg.make_policy(copy.deepcopy(net), TORQUE)(obs, starts)).all()
+    assert (actions == ddpg.stretch(net(torch.from_numpy(obs))[0].detach().numpy(), TORQUE)).all()

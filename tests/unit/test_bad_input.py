@@ -63,7 +63,7 @@ def test_every_number_has_its_range(chapter):
         kinds |= {int, float} & {inner for part in typing.get_args(hint) for inner in typing.get_args(part)}
         if not kinds:
             continue
-        assert bounds_of(hint) or field.name == "stop_return", f"{field.name} has no range"
+        assert bounds_of(hint) or field.name in ("stop_return", "stop_eval_return"), f"{field.name} has no range"
         bad = [math.nan, math.inf]
         for bounds in bounds_of(hint):
             bad += [bounds.low - 1] + [bounds.high + 1] * (bounds.high < math.inf)
@@ -142,6 +142,11 @@ SPECIAL = {
         APEX_DQN,
         ["--blocks-per-actor", "65"],
         "blocks-per-actor=65: must be between 1 and 64",
+    ),
+    "a goal of evaluations that there are none of": (
+        A3C_DATA,
+        ["--stop-eval-return", "450"],
+        "stop-eval-return=450.0: there is no evaluation whose return could reach it; give --eval-every too",
     ),
     "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
     "a replay too small": (APEX_DQN, ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),

@@ -1,0 +1,144 @@
+"""The evaluator of chapter 5: a node that gets snapshots of the weights as messages, or a middleware of the learner."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+
+from a3c_mp.data.episodes import Episode
+from a3c_mp.run.checkpoint import sha256_of_weights
+from a3c_mp.run.evaluations import PlayedGames
+from a3c_mp.task.parallel import JOINED, LEFT, Node
+
+READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
+"""events: of an evaluator that has started (), to it (number, state_dict), of it (number, returns, lengths, sha256)"""
+
+
+class NodeEvaluator:
+    """An evaluator node as the learner sees it, an `evaluations.Evaluator`.
+
+    Snapshots wait until there is an evaluator; one that is replaced, or joins again, gets the same snapshot again.
+
+    Args:
+        node: of the learner.
+        should_stop: whether a signal has asked the run to stop; ends every wait.
+    """
+
+    def __init__(self, node: Node, should_stop: Callable[[], bool]):
+        self.node, self.should_stop = node, should_stop
+        self._name: str | None = None  # of the node that evaluates
+        self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
+        self._result: PlayedGames | None = None
+        node.handle(READY, self._on_ready)
+        node.handle(PLAYED, self._on_played)
+        node.handle(LEFT, self._on_left)
+
+    def start(self, net: nn.Module) -> None:
+        self._number, self._state = self._number + 1, dict(net.state_dict())
+        self._send()
+
+    def poll(self) -> PlayedGames | None:
+        result, self._result = self._result, None
+        return result
+
+    def wait(self, seconds: float) -> PlayedGames | None:
+        deadline = math.inf if math.isinf(seconds) else time.monotonic() + seconds
+        while self._result is None and time.monotonic() < deadline and not self.should_stop():
+            self.node.wait()
+        return self.poll()
+
+    def close(self) -> None:
+        pass
+
+    def _send(self) -> None:
+        if self._state and self._name is not None:
+            self.node.send(PLAY, self._number, self._state, to=self._name)
+
+    def _on_ready(self, sender: str) -> None:
+        if self._name is None or self._name == sender:
+            self._name = sender
+            self._send()
+
+    def _on_left(self, sender: str) -> None:
+        if sender == self._name:
+            self._name = None
+
+    def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
+        if number == self._number and self._state:
+            self._result, self._state = PlayedGames(returns, lengths, sha256), {}
+
+
+class EvaluatorEnd:
+    """The evaluator's end: snapshots in, results out.
+
+    Args:
+        node: of the evaluator.
+        net: on the CPU; gets the weights.
+    """
+
+    def __init__(self, node: Node, net: nn.Module):
+        self.node, self.net = node, net
+        self._snapshot: tuple[int, Mapping[str, Tensor]] | None = None
+        self._number = 0
+        node.handle(PLAY, self._on_play)
+        node.handle(JOINED, self._on_joined)
+        node.send(READY, to="node.0")
+
+    def take(self) -> nn.Module | None:
+        """Wait for a snapshot, and return the net with its weights; None if the task ends meanwhile."""
+        while self._snapshot is None and not self.node.finishing:
+            self.node.wait()
+        if self._snapshot is None:
+            return None
+        (self._number, state), self._snapshot = self._snapshot, None
+        self.net.load_state_dict(state)
+        return self.net
+
+    def send(self, played: list[Episode]) -> None:
+        """Report the games that were played with the net."""
+        result = played_games(self.net, played)
+        self.node.send(PLAYED, self._number, *result, to="node.0")
+
+    def _on_play(self, sender: str, number: int, state: Mapping[str, Tensor]) -> None:
+        self._snapshot = number, state
+
+    def _on_joined(self, sender: str) -> None:
+        if sender == "node.0":  # again, after the connection was lost
+            self.node.send(READY, to="node.0")
+
+
+class InlineEvaluator:
+    """Both ends in one process: an `evaluations.Evaluator` whose games a middleware plays."""
+
+    def __init__(self) -> None:
+        self._net: nn.Module | None = None
+        self._result: PlayedGames | None = None
+
+    def start(self, net: nn.Module) -> None:
+        self._net = net
+
+    def take(self) -> nn.Module | None:
+        """Return the net of a snapshot that has not been evaluated; None if there is none."""
+        return self._net
+
+    def send(self, played: list[Episode]) -> None:
+        assert self._net is not None
+        self._result, self._net = played_games(self._net, played), None
+
+    def poll(self) -> PlayedGames | None:
+        result, self._result = self._result, None
+        return result
+
+    def wait(self, seconds: float) -> PlayedGames | None:
+        return self.poll()
+
+    def close(self) -> None:
+        pass
+
+
+def played_games(net: nn.Module, played: list[Episode]) -> PlayedGames:
+    returns, lengths = [game.episode_return for game in played], [game.length for game in played]
+    return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()))

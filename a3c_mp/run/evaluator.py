@@ -1,0 +1,172 @@
+"""The evaluator: a supervised process at low priority that plays whole games with snapshots of the run's weights.
+
+It is a `Workers` of one: a token tells it to play with a version of the weights, and the slot that it fills holds the
+returns and lengths of the games. A frozen, slow or killed evaluator costs the learner nothing but a look at its pipe.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.data.episodes import Episode
+from a3c_mp.processes.channel import Upkeep, WorkerChannel
+from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.processes.weights import Weights
+from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, Workers
+from a3c_mp.run.checkpoint import sha256_of_weights
+from a3c_mp.run.eval_progress import Evaluation, evaluation_seed
+from a3c_mp.run.evaluate import MakePolicy, make_play_envs, play_episodes
+from a3c_mp.run.evaluations import Evaluations, PlayedGames
+from a3c_mp.run.progress import Progress
+
+NAME = "evaluator"
+NICENESS = 10
+"""actors have 5: where cores are short, training goes first"""
+LOOK_SECONDS = 0.1
+"""shortest time between two looks at the evaluator"""
+
+
+class Games(NamedTuple):
+    """Which games an evaluation plays: the same as `play.py` with this seed and number of episodes."""
+
+    env_id: str
+    episodes: int
+    seed: int
+
+    @classmethod
+    def of(cls, args: CommonArgs) -> Games:
+        return cls(args.env_id, args.eval_episodes, evaluation_seed(args))
+
+    @property
+    def result_spec(self) -> Spec:
+        return {"returns": ((self.episodes,), torch.float64), "lengths": ((self.episodes,), torch.int64)}
+
+    def play(self, net: nn.Module, make_policy: MakePolicy, channel: Upkeep) -> list[Episode]:
+        """Play them greedily with a net on the CPU; each step is a heartbeat, and `channel` closes the environments."""
+        env = channel.closing(make_play_envs(self.env_id, self.episodes, seed=self.seed))
+        policy = make_policy(net, env.single_action_space)
+        return list(play_episodes(policy, env, self.episodes, channel.beat))
+
+
+def evaluator(
+    channel: WorkerChannel, games: Games, net: nn.Module, make_policy: MakePolicy, weights: Weights, results: Slots
+) -> None:
+    """Evaluator process: play all games with each version of the weights until the learner stops it."""
+    net = net.to_empty(device="cpu")
+    for slot, version in channel.tokens():
+        weights.load(net, version)
+        played = games.play(net, make_policy, channel)
+        result = results[slot]
+        result["returns"].copy_(torch.tensor([game.episode_return for game in played]))
+        result["lengths"].copy_(torch.tensor([game.length for game in played]))
+        channel.send(slot, sha256_of_weights(net.state_dict()))
+        channel.close()  # each evaluation makes new environments, so that all of them play the same games
+
+
+class EvaluatorProcess:
+    """The evaluator's process as the learner sees it, an `evaluations.Evaluator`; the first snapshot starts it.
+
+    Args:
+        args: the chapter's settings.
+        net: on the CPU, of the shapes of every snapshot.
+        make_policy: makes the policy that the net acts with.
+        should_stop: whether a signal has asked the run to stop; ends every wait.
+        on_restart: called each time the process is replaced.
+    """
+
+    def __init__(
+        self, args: CommonArgs, net: nn.Module, make_policy: MakePolicy, should_stop: Callable[[], bool],
+        on_restart: Callable[[RestartMessage], None],
+    ):  # fmt: skip
+        self.should_stop = should_stop
+        games = Games.of(args)
+        self.weights, self.results = Weights(net), Slots(games.result_spec, 1)
+        shapes = copy.deepcopy(net).to("meta")  # of the net alone: its values pass through `weights`
+        self.workers = Workers(
+            evaluator,
+            1,
+            (games, shapes, make_policy, self.weights, self.results),
+            options=WorkerOptions(
+                slots_per_worker=1,
+                max_restarts=args.max_restarts,
+                hang_seconds=args.hang_seconds,
+                versions=[self.weights.version + 1],  # the first snapshot, with which the process starts
+                name=NAME,
+                niceness=NICENESS,
+            ),
+            on_restart=on_restart,
+        )
+        self._is_started = False
+        self._next_look = 0.0
+
+    def start(self, net: nn.Module) -> None:
+        version = self.weights.publish(net)
+        if self._is_started:
+            self.workers.release([Filled(0, 0, None)], version)
+        else:
+            self._is_started = True
+            self.workers.__enter__()
+
+    def poll(self) -> PlayedGames | None:
+        now = time.monotonic()
+        if not self._is_started or now < self._next_look:
+            return None
+        self._next_look = now + LOOK_SECONDS
+        return self._read(self.workers.poll(self.should_stop))
+
+    def wait(self, seconds: float) -> PlayedGames | None:
+        deadline = time.monotonic() + seconds
+        return self._read(self.workers.take(lambda: self.should_stop() or time.monotonic() >= deadline))
+
+    def close(self) -> None:
+        """End the process: it closes its environments, and is killed if that takes too long."""
+        if self._is_started:
+            self._is_started = False
+            self.workers.__exit__()
+
+    def _read(self, filled: list[Filled]) -> PlayedGames | None:
+        if not filled:
+            return None
+        [(_, slot, weights_sha256)] = filled
+        result = self.results[slot]
+        return PlayedGames(result["returns"].tolist(), result["lengths"].tolist(), weights_sha256)
+
+
+class EvaluatedRun(Protocol):
+    """A run as its evaluations see it: a `Run`."""
+
+    @property
+    def args(self) -> CommonArgs: ...
+    @property
+    def log(self) -> logging.Logger: ...
+    @property
+    def progress(self) -> Progress: ...
+
+    def is_interrupted(self) -> bool: ...
+    def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None: ...
+
+
+def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy) -> Evaluations:
+    """The evaluations of a run, played by a process of this machine.
+
+    Args:
+        run: its progress; gets the results.
+        net: that is trained.
+        make_policy: makes the policy that it acts with.
+    """
+
+    def on_restart(message: RestartMessage) -> None:
+        run.progress.evals.restarts += 1
+        run.log.warning(message.text)
+
+    snapshot = copy.deepcopy(net).cpu().requires_grad_(False)
+    process = EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
+    return Evaluations(run.progress, net, snapshot, process, run.record_evaluation, run.log)

@@ -1,0 +1,298 @@
+"""Evaluation during training: when it is due, which weights play, what a result changes; processes as threads.
+
+The same with real processes, kills and signals is in tests/process/test_evaluator.py.
+"""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from harness import A3C_DATA, A3C_GRAD, CHAPTERS, CONTINUOUS, EVALUATED, row_id, scalars
+from torch import nn
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import WorkerError
+from a3c_mp.run.checkpoint import sha256_of_weights
+from a3c_mp.run.eval_progress import EvalProgress, Evaluation
+from a3c_mp.run.evaluations import Evaluations, PlayedGames
+from a3c_mp.run.mean_return import MIN_EPISODES
+from a3c_mp.run.progress import Progress
+
+ARGS = CommonArgs(eval_every=100, eval_episodes=3)
+DETERMINISTIC = replace(ARGS, deterministic=True, stop_eval_return=50.0)
+
+
+class FakeEvaluator:
+    """Remembers which weights it was given; a test says when it answers, and with what."""
+
+    def __init__(self):
+        self.played, self.answer, self.tape = [], None, []
+
+    def start(self, net):
+        self.played.append(net.weight.item())
+
+    def poll(self):
+        answer, self.answer = self.answer, None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def wait(self, seconds):
+        self.tape.append(seconds)
+        return self.poll()
+
+    def close(self):
+        self.tape.append("closed")
+
+
+class Scene:
+    """A run of one weight, which is the number of agent steps."""
+
+    def __init__(self, log, args=ARGS):
+        self.progress, self.net, self.evaluator = Progress(args), nn.Linear(1, 1, bias=False), FakeEvaluator()
+        snapshot, self.results = nn.Linear(1, 1, bias=False), []
+        self.evaluations = Evaluations(self.progress, self.net, snapshot, self.evaluator, self.record, log)
+
+    def record(self, evaluation, best_net):
+        best = None if best_net is None else best_net.weight.item()
+        self.results.append((evaluation.number, evaluation.steps, evaluation.return_mean, best))
+
+    def round(self, steps, answer=None):
+        self.progress.steps, self.evaluator.answer = steps, answer
+        nn.init.constant_(self.net.weight, steps)
+        return self.evaluations.end_round()
+
+
+def games(mean, sha="0"):
+    return PlayedGames([mean - 1.0, mean, mean + 1.0], [5, 6, 7], sha)
+
+
+@pytest.fixture
+def scene(log):
+    return Scene(log)
+
+
+def test_an_evaluation_starts_at_every_multiple_once_the_last_one_has_ended(scene):
+    for steps in (30, 99, 130, 190, 260):
+        scene.round(steps)
+    assert scene.evaluator.played == [130]
+    scene.round(290, games(7.0))  # that of 200 is overdue
+    scene.round(310, games(8.0))
+    scene.round(350)
+    assert scene.evaluator.played == [130, 290, 310]
+    assert scene.results == [(1, 130, 7.0, 130), (2, 290, 8.0, 290)]
+
+
+def test_the_net_that_played_is_the_best_one_whatever_has_been_learned_meanwhile(scene):
+    scene.round(100)
+    for steps in (150, 170):
+        scene.round(steps)
+    scene.round(190, games(5.0))
+    scene.round(200)
+    scene.round(290, games(4.0))
+    assert scene.results == [(1, 100, 5.0, 100), (2, 200, 4.0, None)]
+    assert scene.progress.evals.best_mean == 5.0
+
+
+@pytest.mark.parametrize("mean", [math.nan, -math.inf])
+def test_a_mean_that_is_no_number_is_never_the_best(scene, mean):
+    scene.round(100)
+    scene.round(150, games(mean))
+    assert scene.results[0][3] is None
+    assert not scene.progress.evals.best
+
+
+def test_the_goal_is_reached_by_an_evaluation_and_the_mean_return_of_training_decides_no_best(log):
+    scene = Scene(log, replace(ARGS, stop_eval_return=6.0, num_actors=1, num_envs=1))
+    scene.progress.record_rollout(0, [Episode(99.0, 5)] * MIN_EPISODES, 0, 0)
+    assert not scene.progress.is_best
+    scene.round(100)
+    scene.round(150, games(5.9))
+    assert scene.progress.stop_reason() is None
+    scene.round(200)
+    scene.round(250, games(6.0))
+    assert scene.progress.stop_reason() == "solved"
+    scene.round(300)
+    assert scene.evaluator.played == [100, 200], "a solved run starts no further one"
+
+
+def test_a_failed_evaluator_costs_a_warning_and_with_a_goal_the_run(log, tape):
+    scene = Scene(log)
+    scene.round(100)
+    scene.round(150, WorkerError("evaluator (pid 1) is lost"))
+    for steps in (200, 300):
+        scene.round(steps)
+    assert tape.messages == ["no further evaluation in this run, training continues: evaluator (pid 1) is lost"]
+    assert scene.evaluator.played == [100]
+    assert scene.evaluator.tape == ["closed"]
+    scene = Scene(log, replace(ARGS, stop_eval_return=6.0))
+    scene.round(100)
+    with pytest.raises(WorkerError, match="is lost"):
+        scene.round(150, WorkerError("evaluator (pid 1) is lost"))
+
+
+# ---- a deterministic run with a goal
+
+
+def test_where_a_result_ends_a_deterministic_run_it_counts_when_the_next_is_due_and_is_waited_for(log):
+    scene = Scene(log, DETERMINISTIC)
+    scene.round(100)
+    scene.round(120, games(60.0))
+    assert scene.progress.stop_reason() is None, "it has arrived, and does not count yet"
+    scene.round(200)
+    assert scene.results == [(1, 100, 60.0, 100)]
+    assert scene.progress.stop_reason() == "solved"
+
+    scene = Scene(log, DETERMINISTIC)
+    for steps in (100, 150):
+        scene.round(steps)
+    assert scene.evaluator.tape == [], "nothing is waited for before"
+    assert scene.round(230, games(7.0))
+    assert scene.evaluator.tape == [math.inf]
+    assert scene.evaluator.played == [100, 230]
+
+
+def test_a_signal_ends_the_wait_and_leaves_the_round_open(log):
+    scene = Scene(log, DETERMINISTIC)
+    assert scene.round(100)
+    assert not scene.round(200), "as a wait returns without games after a signal"
+    assert scene.evaluator.played == [100]
+    assert scene.results == []
+
+
+def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
+    scene, other = Scene(log, DETERMINISTIC), Scene(log, DETERMINISTIC)
+    assert other.evaluations.state_dict()["running"] is None
+    other.evaluations.load_state_dict(other.evaluations.state_dict())
+    scene.round(100)
+    scene.round(150)
+    state = {**scene.progress.state_dict(), "wall_seconds": 0.0}
+    other.evaluations.load_state_dict(scene.evaluations.state_dict())
+    other.progress.load_state_dict(state)
+    other.round(160)
+    assert other.evaluator.played == [100]
+    other.round(200, games(7.0))
+    assert other.results == [(1, 100, 7.0, 100)]
+    assert other.evaluator.played == [100, 200]
+
+
+# ---- the end of a run, and its progress
+
+
+def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it_should(scene):
+    scene.evaluations.finish()
+    scene.round(100)
+    scene.progress.steps, scene.evaluator.answer = 180, None
+    scene.evaluations.finish()
+    assert scene.results == []
+    [seconds] = scene.evaluator.tape
+    assert seconds <= 60
+    scene.evaluator.answer = games(7.0)
+    scene.evaluations.finish()
+    assert scene.results == [(1, 100, 7.0, 100)]
+    assert len(scene.evaluator.tape) == 1, "it had arrived"
+
+
+def test_progress_goes_on_where_it_was_and_an_older_checkpoint_holds_none():
+    evals = EvalProgress(ARGS)
+    evals.start(130)
+    evals.record(Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
+    again = EvalProgress(ARGS)
+    again.load_state_dict(evals.state_dict(), 170)
+    assert again.state_dict() == evals.state_dict()
+    assert (again.next_steps, again.best_mean, again.start(200)) == (200, 2.0, 2)
+    overdue = EvalProgress(ARGS)
+    overdue.load_state_dict(evals.state_dict(), 250)
+    assert overdue.is_due(250)
+    older = EvalProgress(ARGS)
+    older.load_state_dict({}, 250)
+    assert (older.next_steps, older.started, older.best) == (300, 0, {})
+
+
+def test_the_figures_are_those_of_play():
+    evaluation = Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc")
+    assert evaluation.figures == {"return_mean": 2.0, "return_std": 1.0, "length_mean": 6.0}
+    off = EvalProgress(CommonArgs())
+    assert (off.summary(), off.is_due(10**9), off.is_solved) == ({}, False, False)
+
+
+# ---- whole runs of every chapter
+
+
+@pytest.mark.parametrize("chapter", [*CHAPTERS, *CONTINUOUS], ids=row_id)
+def test_a_run_is_evaluated_beside_its_training_and_play_repeats_its_best_games(run_inline, chapter):
+    done = run_inline.train(chapter, *EVALUATED, "--total-steps", "1500")
+    assert done.code == 0, done.err
+    evals, curves = done.evals, scalars(done.folder)
+    assert 1 <= evals["count"] <= 3
+    for name in ("return_mean", "return_std", "length_mean"):
+        points = {event.step: event.value for event in curves[f"eval/{name}"]}
+        assert len(points) == evals["count"]
+        assert points[evals["steps"]] == pytest.approx(evals[name])
+        assert points[evals["best_steps"]] == pytest.approx(evals[f"best_{name}"])
+    assert max(event.value for event in curves["eval/return_mean"]) == pytest.approx(evals["best_return_mean"])
+    assert done.log.count("; the best so far") >= 1
+
+    best = done.load(done.best)
+    assert best["steps"] == evals["best_steps"]
+    assert sha256_of_weights(best["net"]) == evals["best_weights_sha256"]
+    assert (
+        json.loads(done.best.with_suffix(".json").read_text())["evaluation"]["return_mean"] == evals["best_return_mean"]
+    )
+    played = run_inline("play.py", "runs/r", "--episodes", "10", "--seed", str(evals["seed"]))
+    line = next(line for line in played.out.splitlines() if line.startswith("mean "))
+    assert line.startswith(f"mean {evals['best_return_mean']:.2f}, standard deviation {evals['best_return_std']:.2f}, ")
+
+
+def test_a_run_that_is_solved_by_evaluation_ends_with_the_weights_that_passed(run_inline):
+    done = run_inline.train(A3C_DATA, *EVALUATED, "--stop-eval-return", "5", "--total-steps", "1000000")
+    assert (done.code, done.summary["exit_reason"], done.summary["solved"]) == (0, "solved", True)
+    assert done.evals["count"] == 1
+    assert sha256_of_weights(done.load(done.best)["net"]) == done.evals["weights_sha256"]
+    again = run_inline("train_a3c_data.py", "--resume", "runs/r")
+    assert again.summary["steps"] == done.summary["steps"], "a solved run has nothing left to do"
+    further = run_inline(
+        "train_a3c_data.py", "--resume", "runs/r", "--stop-eval-return", "501", "--total-steps", "4000"
+    )
+    assert further.summary["exit_reason"] == "total_steps"
+    assert further.evals["count"] > 1
+    assert further.evals["best_return_mean"] >= done.evals["return_mean"]
+
+
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD], ids=row_id)
+def test_a_deterministic_run_is_solved_by_evaluation_at_the_same_step_each_time(run_inline, chapter):
+    flags = [*EVALUATED, "--deterministic", "--stop-eval-return", "5", "--total-steps", "20000"]
+    runs = [run_inline.train(chapter, *flags, name=name) for name in ("a", "b")]
+    assert [run.code for run in runs] == [0, 0]
+    first, second = (
+        (run.summary["solved_at_steps"], run.summary["weights_sha256"], run.evals["weights_sha256"]) for run in runs
+    )
+    assert first == second
+    assert first[0] >= 1000, "when the second evaluation was due"
+    assert runs[0].evals["count"] == 1
+
+
+def test_evaluation_changes_nothing_of_a_deterministic_run(run_inline):
+    flags = ["--deterministic", "--total-steps", "2000"]
+    without = run_inline.train(A3C_DATA, *flags, name="without")
+    evaluated = run_inline.train(A3C_DATA, *flags, *EVALUATED, name="with")
+    assert evaluated.evals["count"] >= 1
+    assert evaluated.summary["weights_sha256"] == without.summary["weights_sha256"]
+    assert torch.equal(evaluated.state["rng"], without.state["rng"])
+
+
+def test_a_resume_counts_on_and_knows_the_best_result_from_its_file(run_inline):
+    done = run_inline.train(A3C_DATA, *EVALUATED, "--total-steps", "1200")
+    first, best = done.evals, done.best
+    assert done.state["evals"]["started"] >= first["count"] >= 1
+    manifest = json.loads(best.with_suffix(".json").read_text())
+    manifest["evaluation"]["return_mean"] = 1000.0  # as if saved after the newest checkpoint
+    best.with_suffix(".json").write_text(json.dumps(manifest))
+    resumed = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "2400")
+    assert resumed.code == 0, resumed.err
+    assert resumed.evals["count"] > first["count"]
+    assert resumed.evals["best_return_mean"] == 1000.0
+    assert resumed.best == best
