@@ -14,18 +14,24 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with it
 
 from dataclasses import dataclass
 
-import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from a3c_mp.algorithms import actor_critic
-from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples, allocate, obs_for_stats, rollout_layout
+from a3c_mp.algorithms.actor_critic import (
+    PPO_PRESETS,
+    GradientSteps,
+    PPOArgs,
+    Samples,
+    allocate,
+    rollout_layout,
+    update_obs_stats,
+)  # fmt: skip
 from a3c_mp.cli import parse_args
-from a3c_mp.config import Count
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
-from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, minibatches, rollout_spec
+from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
@@ -36,22 +42,18 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.actors import Actors
 from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.guard import FiniteGuard, update_norm
+from a3c_mp.run.guard import FiniteGuard
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 
 @dataclass(frozen=True)
-class Args(ActorCriticArgs):
+class Args(PPOArgs):
     """Settings of chapter 1."""
 
-    update_epochs: Count = 1
-    """PPO epochs: times that every sample of a rollout is learned from"""
 
-
-CARTPOLES = {name: actor_critic.PRESETS[name] | {"update_epochs": 4} for name in ("CartPole-v0", "CartPole-v1")}
-PRESETS = actor_critic.PRESETS | CARTPOLES
+PRESETS = PPO_PRESETS
 
 
 def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
@@ -81,21 +83,6 @@ def loss(args: Args, net: nn.Module, samples: Samples) -> tuple[Tensor, Metrics]
     return total, metrics | {"losses/total": total}
 
 
-def learn(
-    args: Args, run: Run, net: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout, guard: FiniteGuard
-) -> None:
-    """Take gradient steps on every sample of a rollout, in shuffled minibatches, `args.update_epochs` times."""
-    samples = Samples.of(args, rollout)
-    for indices in minibatches(len(samples.obs), args.batch_size, args.update_epochs, run.rng, samples.obs.device):
-        total, metrics = loss(args, net, samples.select(indices))
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
-        if guard.check(norm + total.detach(), "the learner", f"gradient {run.updates + 1}"):
-            optimizer.step()
-            run.record_update(metrics)
-
-
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     obs_space, action_space = check_env(args.env_id, Discrete)
@@ -108,7 +95,7 @@ def main() -> int:
         weights = Weights(net, acting_dtype(args.precision, net))
         states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
         run.keep(actors=states, weights=weights)
-        rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
+        guard, steps = FiniteGuard(run, "rollouts_not_finite"), GradientSteps(args, run, net, optimizer, loss)
         with Actors(actor, (slots, weights), weights, states, run) as actors:
             # A round is one rollout, or with --deterministic one of every actor. Its slots go back after the loop body.
             for filled in actors.rounds():
@@ -118,12 +105,11 @@ def main() -> int:
                     run.record_rollout(
                         rollout.num_steps, finished_episodes(rollout), worker, policy_lag=weights.version - version
                     )
-                    if rollout_guard.check(is_finite(rollout), source, f"rollout from {source}"):
+                    if guard.check(is_finite(rollout), source, f"rollout from {source}"):
                         with run.timing("learning"):
                             rollout = rollout.to(device)
-                            if args.normalize_obs:
-                                update_norm(run, net.norm, obs_for_stats(rollout.obs, net.norm.image), source)
-                            learn(args, run, net, optimizer, rollout, grad_guard)
+                            update_obs_stats(args, run, net, rollout, source)
+                            steps.take(Samples.of(args, rollout))
                 with run.timing("publishing"):
                     weights.publish(net)  # waits for the GPU: after this the slots have been read
                 run.end_round()

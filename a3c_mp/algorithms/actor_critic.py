@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
 from a3c_mp.data.actor_states import ActorLayout
 from a3c_mp.data.collector import acting_state_spec
-from a3c_mp.data.rollout import Rollout
+from a3c_mp.data.rollout import Rollout, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
+from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.precision import autocast
 from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.run.guard import FiniteGuard, update_norm
+from a3c_mp.run.progress import RunState
 
 NORM_STEPS = 2
 """steps of an image rollout that update the observation statistics: enough samples, at low cost"""
@@ -64,6 +68,14 @@ class ActorCriticArgs(RolloutArgs):
     """PPO clip range: ratios beyond 1 +- this give no gradient"""
 
 
+@dataclass(frozen=True)
+class PPOArgs(ActorCriticArgs):
+    """Settings of chapters 1 and 5, which learn from a rollout several times."""
+
+    update_epochs: Count = 1
+    """PPO epochs: times that every sample of a rollout is learned from"""
+
+
 CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
@@ -71,6 +83,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
 }
+PPO_PRESETS = PRESETS | {name: PRESETS[name] | {"update_epochs": 4} for name in ("CartPole-v0", "CartPole-v1")}
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
@@ -170,6 +183,42 @@ class Samples(NamedTuple):
     def select(self, indices: Tensor) -> Samples:
         """Return the samples at int64 indices [M]."""
         return Samples(*(field.index_select(0, indices) for field in self))
+
+
+class GradientSteps:
+    """Takes gradient steps on samples, in shuffled minibatches, with gradients clipped to `--clip-grad`.
+
+    Args:
+        args: of the chapter; `update_epochs` times every sample is learned from.
+        run: counts updates and gradients that are not finite, which are skipped.
+        net, optimizer: of the learner.
+        loss: the chapter's: (args, net, samples) -> (loss, metrics).
+    """
+
+    def __init__(
+        self, args: PPOArgs, run: RunState, net: nn.Module, optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any, Any, Samples], tuple[Tensor, losses.Metrics]],
+    ):  # fmt: skip
+        self.args, self.run, self.net, self.optimizer, self.loss = args, run, net, optimizer, loss
+        self.guard = FiniteGuard(run, "grads_not_finite")
+
+    def take(self, samples: Samples) -> None:
+        """Learn from all samples, `update_epochs` times."""
+        args, run = self.args, self.run
+        for indices in minibatches(len(samples.obs), args.batch_size, args.update_epochs, run.rng, samples.obs.device):
+            total, metrics = self.loss(args, self.net, samples.select(indices))
+            self.optimizer.zero_grad(set_to_none=True)
+            total.backward()
+            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(self.net.parameters(), args.clip_grad)
+            if self.guard.check(norm + total.detach(), "the learner", f"gradient {run.updates + 1}"):
+                self.optimizer.step()
+                run.record_update(metrics)
+
+
+def update_obs_stats(args: ActorCriticArgs, run: RunState, net: ActorCritic, rollout: Rollout, source: str) -> None:
+    """Update the net's mean and variance of observations from a rollout, with `--normalize-obs`."""
+    if args.normalize_obs:
+        update_norm(run, net.norm, obs_for_stats(rollout.obs, net.norm.image), source)
 
 
 def loss(args: ActorCriticArgs, net: nn.Module, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
-from a3c_mp.data.episodes import Episode
+from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.checkpoint import sha256_of_weights
+from a3c_mp.run.evaluate import make_policy
 from a3c_mp.run.evaluations import PlayedGames
+from a3c_mp.run.evaluator import Games
 from a3c_mp.task.parallel import JOINED, LEFT, Node
 
 READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
@@ -76,18 +79,19 @@ class EvaluatorEnd:
 
     Args:
         node: of the evaluator.
+        games: that it plays.
         net: on the CPU; gets the weights.
     """
 
-    def __init__(self, node: Node, net: nn.Module):
-        self.node, self.net = node, net
+    def __init__(self, node: Node, games: Games, net: ActorCritic):
+        self.node, self.games, self.net = node, games, net
         self._snapshot: tuple[int, Mapping[str, Tensor]] | None = None
         self._number = 0
         node.handle(PLAY, self._on_play)
         node.handle(JOINED, self._on_joined)
         node.send(READY, to="node.0")
 
-    def take(self) -> nn.Module | None:
+    def take(self) -> ActorCritic | None:
         """Wait for a snapshot, and return the net with its weights; None if the task ends meanwhile."""
         while self._snapshot is None and not self.node.finishing:
             self.node.wait()
@@ -97,10 +101,13 @@ class EvaluatorEnd:
         self.net.load_state_dict(state)
         return self.net
 
-    def send(self, played: list[Episode]) -> None:
-        """Report the games that were played with the net."""
-        result = played_games(self.net, played)
-        self.node.send(PLAYED, self._number, *result, to="node.0")
+    def play(self, net: ActorCritic) -> PlayedGames:
+        """Play all games, each time the same ones."""
+        return _play(self.node, self.games, net)
+
+    def send(self, played: PlayedGames) -> None:
+        """Report the result to the learner."""
+        self.node.send(PLAYED, self._number, *played, to="node.0")
 
     def _on_play(self, sender: str, number: int, state: Mapping[str, Tensor]) -> None:
         self._snapshot = number, state
@@ -111,22 +118,32 @@ class EvaluatorEnd:
 
 
 class InlineEvaluator:
-    """Both ends in one process: an `evaluations.Evaluator` whose games a middleware plays."""
+    """Both ends in one process: an `evaluations.Evaluator` whose games a middleware plays.
 
-    def __init__(self) -> None:
-        self._net: nn.Module | None = None
+    Args:
+        node: of this process.
+        games: that it plays.
+    """
+
+    def __init__(self, node: Node, games: Games):
+        self.node, self.games = node, games
+        self._net: Any = None  # of a snapshot, until its result is there
         self._result: PlayedGames | None = None
 
     def start(self, net: nn.Module) -> None:
         self._net = net
 
-    def take(self) -> nn.Module | None:
+    def take(self) -> ActorCritic | None:
         """Return the net of a snapshot that has not been evaluated; None if there is none."""
         return self._net
 
-    def send(self, played: list[Episode]) -> None:
-        assert self._net is not None
-        self._result, self._net = played_games(self._net, played), None
+    def play(self, net: ActorCritic) -> PlayedGames:
+        """Play all games, each time the same ones."""
+        return _play(self.node, self.games, net)
+
+    def send(self, played: PlayedGames) -> None:
+        """Keep the result for the learner."""
+        self._result, self._net = played, None
 
     def poll(self) -> PlayedGames | None:
         result, self._result = self._result, None
@@ -139,6 +156,12 @@ class InlineEvaluator:
         pass
 
 
-def played_games(net: nn.Module, played: list[Episode]) -> PlayedGames:
+Evaluator = EvaluatorEnd | InlineEvaluator
+"""an evaluator as its middleware sees it"""
+
+
+def _play(node: Node, games: Games, net: ActorCritic) -> PlayedGames:
+    played = games.play(net, make_policy, node)
+    node.close()  # each evaluation makes new environments, so that all of them play the same games
     returns, lengths = [game.episode_return for game in played], [game.length for game in played]
-    return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()))
+    return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()) or "")

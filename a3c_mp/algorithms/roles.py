@@ -15,10 +15,12 @@ import gymnasium
 import torch
 from gymnasium.spaces import Discrete
 
-from a3c_mp.algorithms.actor_critic import ActorCriticArgs, allocate, rollout_layout
-from a3c_mp.algorithms.node_evaluator import EvaluatorEnd, InlineEvaluator, NodeEvaluator
+from a3c_mp.algorithms.actor_critic import PPOArgs, allocate, rollout_layout
+from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorEnd, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import Between
 from a3c_mp.data.actor_states import ActorStates
+from a3c_mp.data.collector import RolloutCollector
+from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
@@ -29,15 +31,25 @@ from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerPool
 from a3c_mp.run.actors import Actors
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
+from a3c_mp.run.evaluator import Games
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp
-from a3c_mp.task.exchange import Intake, LocalChannel, OneProcess, Outlet, RemoteOutlet, RemoteWeights, serve_weights
+from a3c_mp.task.exchange import (
+    CollectorChannel,
+    Intake,
+    LocalChannel,
+    OneProcess,
+    Outlet,
+    RemoteOutlet,
+    RemoteWeights,
+    serve_weights,
+)
 from a3c_mp.task.parallel import Node, Nodes, Role, join
 
 
 @dataclass(frozen=True)
-class RoleArgs(ActorCriticArgs):
+class RoleArgs(PPOArgs):
     """Settings of the nodes of chapter 5."""
 
     eval_every: Annotated[int, Between(0)] = 100_000
@@ -81,6 +93,14 @@ class Learner(NamedTuple):
     actors: Actors
     net: ActorCritic
     optimizer: torch.optim.Optimizer
+
+
+class Collector(NamedTuple):
+    """A collector with its end of the connection to the learner, and the net that it acts with."""
+
+    channel: CollectorChannel
+    net: ActorCritic
+    collector: RolloutCollector
 
 
 def check_roles(args: RoleArgs) -> None:
@@ -139,7 +159,7 @@ class Cluster:
 
     def __init__(self, pipeline: Callable[..., None], args: RoleArgs, run: Run, memory: Memory):
         assert isinstance(memory.weights, Weights)
-        self.run, self.weights, self.standalone = run, memory.weights, args.standalone
+        self.run, self.args, self.weights = run, args, memory.weights
         roles = [Role("learner", ("learner",))]
         if not args.standalone:
             roles += [Role(f"collector {n}", ("collector",), "--num-actors", NICENESS) for n in range(args.num_actors)]
@@ -161,9 +181,9 @@ class Cluster:
         if isinstance(self.actors.workers, Intake):
             self.actors.workers.connect(self.node)
             serve_weights(self.node, self.weights)
-        self.run.evaluate_with(
-            InlineEvaluator() if self.standalone else NodeEvaluator(self.node, self.run.is_interrupted)
-        )
+            self.run.evaluate_with(NodeEvaluator(self.node, self.run.is_interrupted))
+        else:
+            self.run.evaluate_with(InlineEvaluator(self.node, Games.of(self.args)))
         return self.node, self.actors
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -174,22 +194,29 @@ class Cluster:
             self.actors.__exit__(kind, error, trace)
 
 
-def channels_of(node: Node, memory: Memory, learner: Learner | None) -> list[LocalChannel] | list[Outlet]:
-    """The channels of the collectors that run in this process."""
+def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner | None) -> list[Collector]:
+    """The collectors that run in this process: one in a node of its own, all of them in a standalone task."""
+    channels: list[LocalChannel] | list[Outlet] = []
     if learner is not None:
         workers = learner.actors.workers
-        return workers.channels if isinstance(workers, OneProcess) else []
-    if "collector" not in node.labels:
-        return []
-    return [Outlet(node, node.setup) if node.setup is not None else RemoteOutlet(node, memory.slots)]
+        channels = workers.channels if isinstance(workers, OneProcess) else []
+    elif "collector" in node.labels:
+        channels = [Outlet(node, node.setup) if node.setup is not None else RemoteOutlet(node, memory.slots)]
+    return [_make_collector(args, memory, channel) for channel in channels]
 
 
-def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> EvaluatorEnd | InlineEvaluator | None:
+def _make_collector(args: RoleArgs, memory: Memory, channel: CollectorChannel) -> Collector:
+    env = make_envs(args, channel)
+    net = make_actor_critic(env.single_observation_space, env.single_action_space).to(memory.weights.buffers)
+    return Collector(channel, net, RolloutCollector(args, env, net, channel))
+
+
+def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluator | None:
     """Where the evaluator of this process gets its weights; None if there is none."""
     if learner is not None:
         evaluator = learner.run.evaluations and learner.run.evaluations.evaluator
         return evaluator if isinstance(evaluator, InlineEvaluator) else None
-    return EvaluatorEnd(node, make_net(args)) if "evaluator" in node.labels else None
+    return EvaluatorEnd(node, Games.of(args), make_net(args)) if "evaluator" in node.labels else None
 
 
 def make_net(args: RoleArgs) -> ActorCritic:
