@@ -1,12 +1,10 @@
 """Chapter 5. A2C as a task: a pipeline of middleware, which runs in one process or is cut into roles.
 
-Each iteration of the loop passes one context through all middleware, and back in reverse order. Alone, a process runs
-all of them. Cut into roles, every node runs those that its labels select, and messages connect them: collectors fill
-slots with rollouts, the learner takes gradient steps, the evaluator plays whole games with weights that it pulls.
+Each iteration passes one context through all middleware, and back in reverse order. Standalone, one process runs all
+of them; distributed, each node runs those that its labels select, and messages connect the nodes.
 
-    standalone:   collect -> take -> learn -> evaluate
-    distributed:  collector 0 --(slot)--> \\
-                  collector 1 --(slot)--> learner --(weights)--> evaluator
+    collector 0 --(slot)--> \\
+    collector 1 --(slot)-->  learner --(weights)--> evaluator
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from a3c_mp.algorithms.roles import Learner, Memory, RoleArgs
 from a3c_mp.cli import parse_args
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite
 from a3c_mp.maths import losses
-from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.nets.precision import autocast
@@ -74,7 +71,7 @@ def take(learner: Learner) -> Middleware:
     return _take
 
 
-def loss(args: Args, net: nn.Module, samples: Samples) -> tuple[Tensor, Metrics]:
+def loss(args: Args, net: nn.Module, samples: Samples) -> tuple[Tensor, losses.Metrics]:
     """Compute (loss, metrics): A2C's loss (Mnih et al. 2016, section 4) with PPO's clipped ratio in place of log pi."""
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
@@ -128,10 +125,8 @@ def pipeline(node: Node, args: Args, memory: Memory, learner: Learner | None = N
         collectors = roles.collectors_of(node, args, memory, learner)
         task.use(collect(args, memory, collectors), filter_labels=["standalone", "collector"])
         if learner is not None:
-            task.use_wrapper(
-                StepTimer(args.print_per_step, log=learner.run.log.info, record=learner.run.record_metrics)
-            )
-            # One middleware, so that in --async-mode they run beside the others, but not beside each other.
+            task.use_wrapper(StepTimer(args.print_per_step, learner.run.log.info, learner.run.record_metrics))
+            # One middleware: with --async-mode they run beside the others, but not beside each other.
             task.use(task.serial(take(learner), learn(args, memory, learner)), name="learner")
         task.use(evaluate(roles.evaluator_of(node, args, learner)), filter_labels=["standalone", "evaluator"])
         task.run()
@@ -142,12 +137,11 @@ def main() -> int:
     roles.check_roles(args)
     if args.attach_to is not None:
         return roles.join_task(pipeline, args)
-    spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)
-    net = make_actor_critic(*spaces).to(device)
+    spaces = check_env(args.env_id, Discrete)
+    net = make_actor_critic(*spaces).to(set_up_torch(args))
     optimizer = actor_critic.make_optimizer(args, net)
     with Run(args, "task", net, optimizer) as run:
-        memory = roles.share_memory(args, run, net, spaces)
-        with roles.Cluster(pipeline, args, run, memory) as (node, actors):
+        with roles.Cluster(pipeline, args, run, roles.share_memory(args, run, net, spaces)) as (node, memory, actors):
             pipeline(node, args, memory, Learner(run, actors, net, optimizer))
     return run.exit_code
 

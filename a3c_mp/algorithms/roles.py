@@ -159,7 +159,7 @@ class Cluster:
 
     def __init__(self, pipeline: Callable[..., None], args: RoleArgs, run: Run, memory: Memory):
         assert isinstance(memory.weights, Weights)
-        self.run, self.args, self.weights = run, args, memory.weights
+        self.run, self.args, self.memory = run, args, memory
         roles = [Role("learner", ("learner",))]
         if not args.standalone:
             roles += [Role(f"collector {n}", ("collector",), "--num-actors", NICENESS) for n in range(args.num_actors)]
@@ -176,15 +176,15 @@ class Cluster:
             start = partial(Intake, self.nodes, range(1, args.num_actors + 1), memory.slots)
         self.actors = Actors(None, (), memory.weights, memory.states, run, start=start)
 
-    def __enter__(self) -> tuple[Node, Actors]:
+    def __enter__(self) -> tuple[Node, Memory, Actors]:
         self.node = self.nodes.__enter__()
         if isinstance(self.actors.workers, Intake):
             self.actors.workers.connect(self.node)
-            serve_weights(self.node, self.weights)
+            serve_weights(self.node, self.actors.weights)
             self.run.evaluate_with(NodeEvaluator(self.node, self.run.is_interrupted))
         else:
             self.run.evaluate_with(InlineEvaluator(self.node, Games.of(self.args)))
-        return self.node, self.actors
+        return self.node, self.memory, self.actors
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:

@@ -32,17 +32,17 @@ class StepTimer:
 
     Args:
         print_per_step: print a table every so many iterations; 0 prints none.
-        smooth_window: iterations that the figures are means of.
         log: called with the table.
         record: called after each iteration with `time/task/<middleware>`, its seconds in that iteration.
+        smooth_window: iterations that the figures are means of.
     """
 
     def __init__(
         self,
         print_per_step: int = 1,
-        smooth_window: int = 10,
         log: Callable[[str], object] = print,
         record: Callable[[dict[str, float]], object] | None = None,
+        smooth_window: int = 10,
     ):
         self.print_per_step, self.smooth_window, self.log, self.record = print_per_step, smooth_window, log, record
         self._durations: dict[tuple[str, ...], _Durations] = {}  # by path: the middleware, after those that run it

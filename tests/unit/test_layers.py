@@ -30,7 +30,7 @@ TABLE = {
     "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},
 }
 TABLE["task"] = GROUND | {"config", "processes"}
-TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run"}
+TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task"}
 TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "cli"}
 TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' own losses
 """group -> groups of this project that its files may import, besides their own"""
