@@ -140,9 +140,8 @@ def main() -> int:
     spaces = check_env(args.env_id, Discrete)
     net = make_actor_critic(*spaces).to(set_up_torch(args))
     optimizer = actor_critic.make_optimizer(args, net)
-    with Run(args, "task", net, optimizer) as run:
-        with roles.Cluster(pipeline, args, run, roles.share_memory(args, run, net, spaces)) as (node, memory, actors):
-            pipeline(node, args, memory, Learner(run, actors, net, optimizer))
+    with Run(args, "task", net, optimizer) as run, roles.Cluster(pipeline, args, run, spaces) as (node, memory, actors):
+        pipeline(node, args, memory, Learner(run, actors, net, optimizer))
     return run.exit_code
 
 

@@ -139,11 +139,11 @@ def _check_bind(address: str) -> None:
         raise ConfigError("listen", address, f"cannot be bound ({error.strerror})", fix) from error
 
 
-def share_memory(args: RoleArgs, run: Run, net: ActorCritic, spaces: tuple[gymnasium.Space, gymnasium.Space]) -> Memory:
-    """Allocate what the learner shares with its collectors. Raises ConfigError: too little shared memory."""
-    slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, *spaces))
-    weights = Weights(net, acting_dtype(args.precision, net))
-    states = ActorStates(args, rollout_layout(args, spaces[1]), start=run.steps)
+def _share_memory(args: RoleArgs, run: Run, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Memory:
+    """Allocate what the learner shares with its collectors."""
+    slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space))
+    weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
+    states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
     run.keep(actors=states, weights=weights)
     return Memory(slots, weights, states)
 
@@ -154,10 +154,17 @@ class Cluster:
     Args:
         pipeline: what every node runs, `pipeline(node, args, memory)`.
         args: of the chapter.
-        run, memory: of the learner.
+        run: of the learner.
+        spaces: of observations and actions.
+
+    Raises:
+        ConfigError: too little shared memory, or an address cannot be bound.
     """
 
-    def __init__(self, pipeline: Callable[..., None], args: RoleArgs, run: Run, memory: Memory):
+    def __init__(
+        self, pipeline: Callable[..., None], args: RoleArgs, run: Run, spaces: tuple[gymnasium.Space, gymnasium.Space]
+    ):
+        memory = _share_memory(args, run, *spaces)
         assert isinstance(memory.weights, Weights)
         self.run, self.args, self.memory = run, args, memory
         roles = [Role("learner", ("learner",))]
