@@ -137,8 +137,8 @@ def main() -> int:
     roles.check_roles(args)
     if args.attach_to is not None:
         return roles.join_task(pipeline, args)
-    spaces = check_env(args.env_id, Discrete)
-    net = make_actor_critic(*spaces).to(set_up_torch(args))
+    spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)
+    net = make_actor_critic(*spaces).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     with Run(args, "task", net, optimizer) as run, roles.Cluster(pipeline, args, run, spaces) as (node, memory, actors):
         pipeline(node, args, memory, Learner(run, actors, net, optimizer))
