@@ -169,6 +169,7 @@ class Run(HasProgress):
     def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None:
         """Write the result of an evaluation, and the net that was evaluated if it is the best so far."""
         self.metrics.write_evaluation(evaluation)
+        self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
             self.checkpointer.save_best(best_net, evaluation)
 
