@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from harness import A3C_DATA, EVALUATED, IMPALA, family_of, still_alive
+from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, family_of, row_id, still_alive
 
 from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import sha256_of_weights
@@ -122,11 +122,25 @@ def test_a_run_that_evaluation_is_to_end_fails_where_that_cannot_be(scripts):
     assert done.checkpoints
 
 
-def test_several_learners_stop_together_once_an_evaluation_has_passed(scripts):
-    flags = [*IMPALA.two_learners, *EVALUATED, "--stop-eval-return", "5", "--total-steps", "1000000"]
-    done = scripts.run(IMPALA, *flags)
+@pytest.mark.parametrize("chapter", [IMPALA, pytest.param(APEX_DQN, marks=pytest.mark.slow)], ids=row_id)
+@pytest.mark.parametrize("how", [(), pytest.param(("--deterministic",), marks=pytest.mark.slow)])
+def test_several_learners_stop_together_once_an_evaluation_has_passed(scripts, chapter, how):
+    flags = [*chapter.two_learners, *EVALUATED, "--stop-eval-return", "5", "--total-steps", "1000000", *how]
+    done = scripts.run(chapter, *flags)
     assert (done.code, done.summary["exit_reason"]) == (0, "solved"), done.out + done.err
     assert sha256_of_weights(done.load(done.best)["net"]) == done.evals["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_play_repeats_games_of_pong(scripts, run_inline):
+    flags = ["--env-id", "PongNoFrameskip-v4", "--eval-every", "64", "--eval-episodes", "3", "--total-steps", "64"]
+    done = run_inline.train(A3C_DATA, *flags, workers=None)
+    assert done.evals["count"] == 1, done.log
+    flags = ["--episodes", "3", "--seed", str(done.evals["seed"])]
+    played = scripts.finish(scripts.start("play.py", "runs/r", *flags), "r")
+    figures = "mean {return_mean:.2f}, standard deviation {return_std:.2f}, ".format(**done.evals)
+    assert figures in played.out
+    assert f"3 games of {done.evals['length_mean']:.0f} steps on average" in played.out
 
 
 @pytest.mark.parametrize("target", ["group", "parent"])
