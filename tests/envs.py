@@ -5,6 +5,7 @@
 | Mishap | actor 0 is killed, raises, hangs or stops after `STEPS` steps, as the variable `MISHAPS` says |
 | Helper | the same, and each environment has helper processes |
 | Unmakeable | the trainer can make it, an actor cannot |
+| Unplayable | raises in the evaluator |
 | Thread | leaves a thread behind where it is made, and ignores SIGTERM |
 | Chatty | prints in every step; actor 0 crashes in native code |
 | Surrogate | actor 0 raises with a text that no encoding can write |
@@ -112,16 +113,26 @@ class UnmakeableEnv(CartPoleEnv):
             raise ArithmeticError("no coin in the slot")
 
 
+class UnplayableEnv(CartPoleEnv):
+    """Can be stepped by the trainer and by actors, and raises in the evaluator's first step."""
+
+    def step(self, action):
+        if multiprocessing.current_process().name == "evaluator":
+            raise ArithmeticError("no coin for another player")
+        return super().step(action)
+
+
 class HelperEnv(MishapEnv):
     """In an actor it has three helper processes: one that `close()` ends, and two that it leaves: a program, a fork.
 
-    Each has a file `helpers/ACTOR-PID`; `close()` leaves `closed/ACTOR`, and the first step `stepped/ACTOR`.
+    Each has a file `helpers/ACTOR-PID`; `close()` leaves `closed/ACTOR`, and the first step `stepped/ACTOR`. The same
+    in the evaluator.
     """
 
     def __init__(self, **kwargs):
         self.ended_by_close = None
         super().__init__(**kwargs)
-        if not multiprocessing.current_process().name.startswith("worker-"):
+        if not multiprocessing.current_process().name.startswith(("worker-", "evaluator")):
             return
         self.ended_by_close, program = (subprocess.Popen(["sleep", "120"]) for _ in range(2))
         if (fork := os.fork()) == 0:
@@ -275,7 +286,7 @@ NOT_FINITE = {
 }
 for name, numbers in NOT_FINITE.items():
     gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
-for env in (MishapEnv, HelperEnv, UnmakeableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
+for env in (MishapEnv, HelperEnv, UnmakeableEnv, UnplayableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
 for env in (CountEnv, CrashEnv, BrokenEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

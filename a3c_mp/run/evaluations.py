@@ -137,6 +137,7 @@ class Evaluations:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the evaluation that was running played again, from the next `end_round` on."""
+        self.running = None
         if state["running"] is not None:
             self.snapshot.load_state_dict(state["net"])
             number, steps = state["running"]

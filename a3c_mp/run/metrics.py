@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -85,6 +86,16 @@ class MetricsWriter:
         if self._learning_since is None:
             return 0.0
         return (self.progress.steps - self._steps_at_start) / max(time.monotonic() - self._learning_since, 1e-9)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time inside out of the agent steps a second: nothing is learned in it."""
+        start = time.monotonic()
+        yield
+        seconds, (then, steps, samples) = time.monotonic() - start, self._flushed
+        self._flushed = (then + seconds, steps, samples)
+        if self._learning_since is not None:
+            self._learning_since += seconds
 
     def sync_episodes(self) -> None:
         """Wait until `episodes.csv` has on disk every game recorded so far."""

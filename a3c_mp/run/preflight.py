@@ -38,7 +38,7 @@ def check_limits(args: CommonArgs, net: nn.Module) -> None:
     """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights."""
     check_processor()
     evaluators = int(args.eval_every > 0)
-    check_memory(args.num_actors, getattr(args, "num_learners", 1) + evaluators, args.cuda)
+    check_memory(args.num_actors, getattr(args, "num_learners", 1), args.cuda, evaluators)
     check_open_files(args.num_actors)
     try:
         if not args.cuda:
@@ -66,9 +66,9 @@ def check_processor() -> None:
         raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
 
 
-def check_memory(num_actors: int, num_learners: int, cuda: bool) -> None:
+def check_memory(num_actors: int, num_learners: int, cuda: bool, evaluators: int = 0) -> None:
     """Raise ConfigError if host or GPU memory does not suffice for the processes besides the first learner."""
-    needed = (num_actors + num_learners - 1) * (ACTOR_BYTES + cuda * CONTEXT_BYTES)
+    needed = (num_actors + num_learners - 1) * (ACTOR_BYTES + cuda * CONTEXT_BYTES) + evaluators * ACTOR_BYTES
     if needed > (free := free_memory()):
         why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
         raise ConfigError("num-actors", num_actors, why, "lower it")

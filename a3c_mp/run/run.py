@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import wrappers
 from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
@@ -28,7 +27,6 @@ from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.averages import Timings
-from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer, TrainingState
 from a3c_mp.run.display import hms, open_log
 from a3c_mp.run.eval_progress import Evaluation
@@ -40,6 +38,7 @@ from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_evaluation, check_limits
 from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
+from a3c_mp.run.summary import summarize
 
 
 class Run(HasProgress):
@@ -175,6 +174,7 @@ class Run(HasProgress):
     def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None:
         """Write the result of an evaluation, and the net that was evaluated if it is the best so far."""
         self.metrics.write_evaluation(evaluation)
+        self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
             self.checkpointer.save_best(best_net, evaluation)
 
@@ -202,7 +202,8 @@ class Run(HasProgress):
             return
         reached_its_end = error is None and self.progress.stop_reason() in ("total_steps", "solved")
         if self.evaluations is not None and reached_its_end and not self.is_interrupted():
-            self.evaluations.finish()
+            with self.metrics.paused():
+                self.evaluations.finish()
         self._finished = True
         self.progress.record_solved()
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
@@ -256,27 +257,7 @@ class Run(HasProgress):
 
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
-        progress = self.progress
-        solved_seconds, solved_steps = progress.solved_at or (None, None)
-        total_lag, rollouts = progress.policy_lag
-        return {
-            "steps": self.steps,
-            "frames": self.steps * (wrappers.FRAME_SKIP if wrappers.is_atari(self.args.env_id) else 1),
-            "updates": self.updates,
-            "episodes": progress.window.episodes,
-            "wall_seconds": round(progress.wall_seconds, 2),
-            "sps": round(self.metrics.sps, 1),
-            "mean_return_100": progress.window.mean if progress.window.returns else None,
-            "solved": progress.solved_at is not None,
-            "solved_at_seconds": solved_seconds,
-            "solved_at_steps": solved_steps,
-            "policy_lag_mean": total_lag / rollouts if rollouts else None,
-            "worker_restarts": progress.worker_restarts,
-            **self.counters,
-            **progress.evals.summary(),
-            "exit_reason": self.exit_reason,
-            "weights_sha256": sha256_of_weights(self.state.net.state_dict()),
-        }
+        return summarize(self)
 
 
 def describe_error(error: BaseException) -> str:

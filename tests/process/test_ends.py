@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 from envs import MISHAPS
-from harness import A3C_DATA, APEX_DQN, IMPALA, SMALL, actors_of, row_id, still_alive
+from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, SMALL, actors_of, row_id, still_alive
 
 HELPER = ["--env-id", "envs:Helper-v0"]
 NUM_ENVS = int(SMALL[SMALL.index("--num-envs") + 1])
@@ -38,21 +38,25 @@ def actors_with_helpers(scripts):
 
 
 @pytest.mark.parametrize(
-    ("chapter", "way"),
+    ("chapter", "way", "flags"),
     [
-        (A3C_DATA, "total_steps"),
-        (APEX_DQN, signal.SIGTERM),
-        (A3C_DATA, signal.SIGKILL),
-        pytest.param(IMPALA, signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(IMPALA, signal.SIGKILL, marks=pytest.mark.slow),
+        (A3C_DATA, "total_steps", ()),
+        (APEX_DQN, signal.SIGTERM, ()),
+        (A3C_DATA, signal.SIGKILL, ()),
+        (A3C_DATA, signal.SIGTERM, EVALUATED),
+        pytest.param(A3C_DATA, "total_steps", EVALUATED, marks=pytest.mark.slow),
+        pytest.param(A3C_DATA, signal.SIGKILL, EVALUATED, marks=pytest.mark.slow),
+        pytest.param(IMPALA, signal.SIGINT, IMPALA.two_learners, marks=pytest.mark.slow),
+        pytest.param(IMPALA, signal.SIGKILL, IMPALA.two_learners, marks=pytest.mark.slow),
     ],
     ids=row_id,
 )
-def test_no_helper_process_of_an_environment_outlives_the_run(scripts, chapter, way):
-    learners = chapter.two_learners if chapter is IMPALA else []
-    trainer = scripts.train(chapter, *HELPER, *learners, "--total-steps", "6000")
+def test_no_helper_process_of_an_environment_outlives_the_run(scripts, chapter, way, flags):
+    steps = "6000" if way == "total_steps" else "1000000"
+    trainer = scripts.train(chapter, *HELPER, *flags, "--total-steps", steps)
     scripts.wait_for("r", "episodes.csv:,1,", trainer)
-    scripts.wait_until(lambda: len(actors_with_helpers(scripts)) == 2, trainer)
+    processes = 3 if flags is EVALUATED else 2
+    scripts.wait_until(lambda: len(actors_with_helpers(scripts)) == processes, trainer)
     actors = actors_with_helpers(scripts)
     if way != "total_steps":
         trainer.send_signal(way)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from envs import MISHAPS
-from harness import A3C_DATA, actors_of
+from harness import A3C_DATA, EVALUATED, actors_of
 
 from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import list_checkpoints
@@ -48,6 +48,11 @@ SLOW = {
             "--slots-per-actor",
             "2",
         ],
+    ),
+    "evaluated": (
+        "train_a3c_data.py",
+        3000,
+        [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"],
     ),
     "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }

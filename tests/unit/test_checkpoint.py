@@ -125,6 +125,49 @@ def test_whichever_a_run_goes_on_from_the_best_before_it_is_still_there(tmp_path
     assert [load(path)["steps"] for path in checkpoint.list_checkpoints(tmp_path, "best")] == [5]
 
 
+def save_evaluated(folder, steps, mean):
+    evaluation = {"steps": steps, "return_mean": mean}
+    return checkpoint.save_best(folder, a_state(steps)["net"], evaluation, **IDENTITY)
+
+
+def test_the_best_by_evaluation_holds_the_weights_that_played_and_is_nothing_to_resume_from(tmp_path, warnings):
+    save(tmp_path, 10)
+    path = save_evaluated(tmp_path, 8, mean=3.5)
+    assert checkpoint.list_checkpoints(tmp_path, "best") == [path]
+    assert load(path)["steps"] == 8
+    assert load(path)["net"]["weight"].tolist() == [8.0] * 3
+    assert checkpoint.best_evaluation(tmp_path) == {"steps": 8, "return_mean": 3.5}
+    state, _ = checkpoint.load_newest(tmp_path, warn=warnings.append, **IDENTITY)
+    assert state["steps"] == 10
+
+
+def test_the_best_by_evaluation_stays_where_it_is_newer_than_every_checkpoint_and_where_a_run_resumes_before_it(
+    tmp_path,
+):
+    save(tmp_path, 10)
+    for steps in (8, 12, 14):
+        save_evaluated(tmp_path, steps, mean=steps)
+    assert [load(path)["steps"] for path in checkpoint.list_checkpoints(tmp_path, "best")] == [14, 8]
+    checkpoint.set_aside_newer(tmp_path / f"step_{10:012d}.pt")
+    assert checkpoint.best_evaluation(tmp_path)["return_mean"] == 8
+
+
+def test_a_best_checkpoint_that_no_evaluation_chose_or_that_is_damaged_has_no_result(tmp_path):
+    assert checkpoint.best_evaluation(tmp_path) is None
+    save(tmp_path, 10, best=True)
+    assert checkpoint.best_evaluation(tmp_path) is None
+    path = save_evaluated(tmp_path, 12, mean=3.5)
+    path.with_suffix(".json").write_text('{"evaluation": ["return_mean"]}')
+    assert checkpoint.best_evaluation(tmp_path) is None
+
+
+def test_weights_that_are_not_finite_are_never_the_best(tmp_path):
+    save(tmp_path, 10)
+    with pytest.raises(CheckpointError, match="the weights of the best evaluation: weight holds NaN"):
+        checkpoint.save_best(tmp_path, {"weight": torch.tensor(float("nan"))}, {"steps": 12}, **IDENTITY)
+    assert checkpoint.list_checkpoints(tmp_path, "best") == []
+
+
 def test_what_was_set_aside_is_kept_until_the_next_time(tmp_path):
     for steps in (1, 2, 3):
         save(tmp_path, steps)

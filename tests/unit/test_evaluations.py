@@ -20,6 +20,7 @@ from a3c_mp.run.eval_progress import EvalProgress, Evaluation
 from a3c_mp.run.evaluations import Evaluations, PlayedGames
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import Progress
+from a3c_mp.run.run import Run
 
 ARGS = CommonArgs(eval_every=100, eval_episodes=3)
 DETERMINISTIC = replace(ARGS, deterministic=True, stop_eval_return=50.0)
@@ -165,8 +166,7 @@ def test_a_signal_ends_the_wait_and_leaves_the_round_open(log):
 
 def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
     scene, other = Scene(log, DETERMINISTIC), Scene(log, DETERMINISTIC)
-    assert other.evaluations.state_dict()["running"] is None
-    other.evaluations.load_state_dict(other.evaluations.state_dict())
+    idle = scene.evaluations.state_dict()
     scene.round(100)
     scene.round(150)
     state = {**scene.progress.state_dict(), "wall_seconds": 0.0}
@@ -177,6 +177,8 @@ def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
     other.round(200, games(7.0))
     assert other.results == [(1, 100, 7.0, 100)]
     assert other.evaluator.played == [100, 200]
+    other.evaluations.load_state_dict(idle)  # an older checkpoint, as a newer one cannot be read
+    assert other.evaluations.running is None
 
 
 # ---- the end of a run, and its progress
@@ -194,6 +196,18 @@ def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it
     scene.evaluations.finish()
     assert scene.results == [(1, 100, 7.0, 100)]
     assert len(scene.evaluator.tape) == 1, "it had arrived"
+
+
+def test_the_wait_at_the_end_does_not_lower_the_steps_a_second(tmp_path, monkeypatch):
+    args = replace(ARGS, env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", total_steps=1000)
+    net = nn.Linear(1, 1)
+    with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
+        now = [run.progress.started]
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
+        monkeypatch.setattr(run.evaluations, "finish", lambda: now.__setitem__(0, now[0] + 50.0))
+        run.record_rollout(1000, [], 0, 0)
+        now[0] += 10.0
+    assert run.summary()["sps"] == 100.0
 
 
 def test_progress_goes_on_where_it_was_and_an_older_checkpoint_holds_none():

@@ -69,6 +69,7 @@ class Sizes(NamedTuple):
     num_actors: int
     num_learners: int
     cuda: bool
+    eval_every: int = 0
 
 
 def check_with(monkeypatch, args, free, free_on_gpu=2**63):
@@ -79,9 +80,14 @@ def check_with(monkeypatch, args, free, free_on_gpu=2**63):
 
 @pytest.mark.parametrize("cuda", [True, False])
 @pytest.mark.parametrize("num_learners", [1, 2])
-def test_every_process_besides_the_first_learner_takes_memory_and_with_cuda_a_context(cuda, num_learners, monkeypatch):
-    args = Sizes(6, num_learners, cuda)
+@pytest.mark.parametrize("eval_every", [0, 1000])
+def test_every_process_besides_the_first_learner_takes_memory_and_with_cuda_a_context(
+    cuda, num_learners, eval_every, monkeypatch
+):
+    """The evaluator has no context: it plays on the CPU."""
+    args = Sizes(6, num_learners, cuda, eval_every)
     needed = (6 + num_learners - 1) * (limits.ACTOR_BYTES + (limits.CONTEXT_BYTES if cuda else 0))
+    needed += limits.ACTOR_BYTES if eval_every else 0
     check_with(monkeypatch, args, needed)
     with pytest.raises(ConfigError, match=f"num-actors=6: that takes {needed // 2**20:,} MiB of memory at least"):
         check_with(monkeypatch, args, needed - 2**20)

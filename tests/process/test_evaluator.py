@@ -1,0 +1,161 @@
+"""The evaluator's process: what becomes of a run whose evaluator is killed, is frozen or raises; several learners."""
+
+import multiprocessing
+import os
+import re
+import signal
+import time
+
+import psutil
+import pytest
+from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, family_of, row_id, still_alive
+
+from a3c_mp.run import run as run_module
+from a3c_mp.run.checkpoint import sha256_of_weights
+
+FEW = ["--num-actors", "1", "--num-envs", "2", "--batch-size", "16"]
+
+
+def evaluator():
+    """The evaluator of a run in this process; None while there is none."""
+    children = multiprocessing.active_children()
+    return next((psutil.Process(child.pid) for child in children if child.name == "evaluator"), None)
+
+
+@pytest.fixture
+def each_round(monkeypatch):
+    """Has a function called with the run after each of its rounds."""
+
+    def patch(act):
+        end_round = run_module.Run.end_round
+
+        def end_round_and_act(run):
+            end_round(run)
+            act(run)
+
+        monkeypatch.setattr(run_module.Run, "end_round", end_round_and_act)
+
+    return patch
+
+
+def kill_evaluators(each_round, times):
+    """Kill each evaluator as soon as it is there, so many of them; returns their process ids as they come."""
+    killed = []
+
+    def kill(run):
+        process = evaluator() if len(killed) < times else None
+        if process is not None and process.pid not in killed:
+            process.kill()
+            killed.append(process.pid)
+
+    each_round(kill)
+    return killed
+
+
+def test_a_killed_evaluator_is_named_replaced_and_changes_no_bit_of_the_training(run_inline, each_round):
+    flags = [*FEW, "--deterministic", "--total-steps", "3000"]
+    without = run_inline.train(A3C_DATA, *flags, name="without", workers=None)
+    killed = kill_evaluators(each_round, times=3)
+    done = run_inline.train(A3C_DATA, *flags, *EVALUATED, workers=None)
+    assert done.code == 0, done.out + done.err
+    assert len(killed) == done.summary["evaluator_restarts"] == 3
+    for number, pid in enumerate(killed, start=1):
+        assert f"evaluator (pid {pid}) was killed by SIGKILL; restart {number} of 5" in done.log
+    assert done.evals["count"] >= 1, "the fourth one has played"
+    assert sha256_of_weights(done.load(done.best)["net"]) == done.evals["best_weights_sha256"]
+    assert done.summary["weights_sha256"] == without.summary["weights_sha256"]
+    assert done.summary["worker_restarts"] == 0
+
+
+def test_a_run_whose_evaluator_is_killed_too_often_goes_on_without(run_inline, each_round):
+    killed = kill_evaluators(each_round, times=2)
+    flags = [*FEW, *EVALUATED, "--max-restarts", "1", "--total-steps", "3000"]
+    done = run_inline.train(A3C_DATA, *flags, workers=None)
+    assert (done.code, done.summary["exit_reason"]) == (0, "total_steps")
+    reason = f"evaluator (pid {killed[1]}) was killed by SIGKILL; restart budget of 1 spent"
+    assert f"no further evaluation in this run, training continues: {reason}" in done.log
+    assert done.evals["count"] == 0
+
+
+def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_weights_again(run_inline, each_round):
+    frozen, pauses, last = [], [0.0], [time.monotonic()]
+
+    def freeze(run):
+        now, process = time.monotonic(), evaluator()
+        if frozen and run.progress.evals.restarts == 0:
+            pauses.append(now - last[0])
+        last[0] = now
+        if not frozen and run.progress.evals.finished == 1 and run.evaluations.running and process:
+            process.suspend()
+            frozen.append((process.pid, *run.evaluations.running))
+        if run.progress.evals.finished == 2 and run.exit_reason is None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    each_round(freeze)
+    done = run_inline.train(A3C_DATA, *FEW, *EVALUATED, "--hang-seconds", "3", workers=None)
+    assert done.code == 130, done.out + done.err
+    [(pid, number, steps)] = frozen
+    assert number == 2
+    assert (
+        f"evaluator (pid {pid}) sent no heartbeat for 3 s and was killed (--hang-seconds); restart 1 of 5" in done.log
+    )
+    assert re.search(rf"evaluation 2: .*; weights of {steps:,} steps, 10 games", done.log)
+    assert len(pauses) > 10
+    assert max(pauses) < 2
+    assert evaluator() is None
+
+
+def test_an_evaluator_whose_environment_raises_is_named_once(scripts):
+    flags = ["--env-id", "envs:Unplayable-v0", *EVALUATED, "--total-steps", "2000"]
+    done = scripts.run(A3C_DATA, *flags)
+    assert (done.code, done.summary["exit_reason"]) == (0, "total_steps")
+    assert done.log.count("ArithmeticError: no coin for another player") == 1
+    assert "no further evaluation in this run, training continues: evaluator (pid " in done.log
+    assert (done.evals["count"], done.summary["worker_restarts"]) == (0, 0)
+
+
+def test_a_run_that_evaluation_is_to_end_fails_where_that_cannot_be(scripts):
+    flags = ["--env-id", "envs:Unplayable-v0", *EVALUATED, "--stop-eval-return", "5"]
+    done = scripts.run(A3C_DATA, *flags)
+    assert done.code == 1
+    assert re.match(r"error: evaluator \(pid \d+\) failed before its first result:", done.summary["exit_reason"])
+    assert done.checkpoints
+
+
+@pytest.mark.parametrize("chapter", [IMPALA, pytest.param(APEX_DQN, marks=pytest.mark.slow)], ids=row_id)
+@pytest.mark.parametrize("how", [(), pytest.param(("--deterministic",), marks=pytest.mark.slow)])
+def test_several_learners_stop_together_once_an_evaluation_has_passed(scripts, chapter, how):
+    flags = [*chapter.two_learners, *EVALUATED, "--stop-eval-return", "5", "--total-steps", "1000000", *how]
+    done = scripts.run(chapter, *flags)
+    assert (done.code, done.summary["exit_reason"]) == (0, "solved"), done.out + done.err
+    assert sha256_of_weights(done.load(done.best)["net"]) == done.evals["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_play_repeats_games_of_pong(scripts, run_inline):
+    flags = ["--env-id", "PongNoFrameskip-v4", "--eval-every", "64", "--eval-episodes", "3", "--total-steps", "64"]
+    done = run_inline.train(A3C_DATA, *flags, workers=None)
+    assert done.evals["count"] == 1, done.log
+    flags = ["--episodes", "3", "--seed", str(done.evals["seed"])]
+    played = scripts.finish(scripts.start("play.py", "runs/r", *flags), "r")
+    figures = "mean {return_mean:.2f}, standard deviation {return_std:.2f}, ".format(**done.evals)
+    assert figures in played.out
+    assert f"3 games of {done.evals['length_mean']:.0f} steps on average" in played.out
+
+
+@pytest.mark.parametrize("target", ["group", "parent"])
+def test_a_signal_ends_the_wait_of_a_deterministic_run_for_its_evaluation(scripts, target):
+    flags = ["--eval-every", "500", "--eval-episodes", "10000", "--deterministic", "--stop-eval-return", "501"]
+    trainer = scripts.train(A3C_DATA, *flags, "--checkpoint-steps", "64", start_new_session=True)
+    scripts.wait_for("r", "checkpoints/step_000000000960.json:steps", trainer)  # in the next round, 1,000 are reached
+    family, asked = family_of(trainer.pid), time.monotonic()
+    assert len(family) == 3
+    (os.killpg if target == "group" else os.kill)(trainer.pid, signal.SIGTERM)
+    done = scripts.finish(trainer, "r")
+    assert time.monotonic() - asked < 10
+    assert (done.code, done.summary["exit_reason"]) == (143, "SIGTERM")
+    assert "Traceback" not in done.out + done.err
+    assert "restart" not in done.out
+    assert "steps since the last round are not saved" in done.out
+    assert (done.state["steps"], done.summary["steps"]) == (960, 1024)
+    assert not still_alive(family)
