@@ -1,5 +1,6 @@
 """Nodes in processes of their own, which a test steers one call at a time."""
 
+import ctypes
 import logging
 import os
 import signal
@@ -18,14 +19,21 @@ from a3c_mp.task.router import Router
 WAIT_SECONDS = 60
 """longest wait for a node's answer; spawned processes import torch first"""
 
+CLONE_NEWNET = 0x40000000  # of setns(2)
+
 
 class Node:
-    """A spawned process with a router: `node(function, *args)` runs `function(router, *args)` there."""
+    """A spawned process with a router: `node(function, *args)` runs `function(router, *args)` there.
 
-    def __init__(self, endpoint: Endpoint):
+    Args:
+        endpoint: of the router.
+        namespace: network namespace to run in; empty for that of the test.
+    """
+
+    def __init__(self, endpoint: Endpoint, namespace: str = ""):
         self._pipe, child_end = mp.Pipe()
         with child_end:
-            self.process = start_child(_run, (child_end, endpoint), name="node", daemon=True)
+            self.process = start_child(_run, (child_end, endpoint, namespace), name="node", daemon=True)
 
     def begin(self, function: Callable[..., Any], *args: Any) -> None:
         self._pipe.send((function, args))
@@ -57,8 +65,11 @@ class Node:
         self.process.join(WAIT_SECONDS)
 
 
-def _run(pipe: Any, endpoint: Endpoint) -> None:
+def _run(pipe: Any, endpoint: Endpoint, namespace: str) -> None:
     """Enter the router at the first call, so that imports are over."""
+    if namespace:
+        with open(f"/run/netns/{namespace}") as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
     assert pipe.recv() == (enter, ())
     try:
         router = Router(endpoint, logging.getLogger("node"))
