@@ -15,9 +15,9 @@ from a3c_mp.task.wire import num_bytes
 
 MIB = 2**20
 WINDOW_MESSAGES, WINDOW_BYTES = 1000, 16 * MIB
-"""most that is on its way to a node that has not acknowledged it; a larger message goes alone"""
-BACKLOG_MESSAGES, BACKLOG_BYTES = 50_000, 128 * MIB
-"""most that waits for a node, before the node is dropped; a larger message waits alone"""
+"""most that is on its way to a node that has not acknowledged it"""
+BACKLOG_MESSAGES, BACKLOG_BYTES = 50_000, 256 * MIB
+"""most that waits for a node, before the node is dropped"""
 ACK_MESSAGES, ACK_BYTES = WINDOW_MESSAGES // 4, WINDOW_BYTES // 4
 """read messages or bytes after which a node acknowledges them"""
 
@@ -35,7 +35,7 @@ class Link:
     Args:
         peer: the node.
         token: of the session.
-        transmit: hands frames to the socket; raises zmq.ZMQError if the node is gone.
+        transmit: hands frames to the socket; raises zmq.Again if it takes no more.
         instance: random id of the node's process, the same when it joins again.
     """
 
@@ -52,7 +52,7 @@ class Link:
         return not self._waiting
 
     def send(self, frames: Frames) -> None:
-        """Send frames after all that were sent before. Raises BacklogFull, zmq.ZMQError."""
+        """Send frames after all that were sent before. Raises BacklogFull, zmq.Again."""
         size = num_bytes(frames)
         if self._waiting:
             if len(self._waiting) >= BACKLOG_MESSAGES or self._waiting_bytes + size > BACKLOG_BYTES:
@@ -64,7 +64,7 @@ class Link:
         self._waiting_bytes += size
 
     def acknowledge(self, messages: int, size: int) -> None:
-        """The node has read so much: send what waits. Raises zmq.ZMQError."""
+        """The node has read so much: send what waits. Raises zmq.Again."""
         self._sent_messages = max(self._sent_messages - max(messages, 0), 0)
         self._sent_bytes = max(self._sent_bytes - max(size, 0), 0)
         while self._waiting and self._fits(self._waiting[0][1]):
@@ -86,7 +86,8 @@ class Link:
         return due
 
     def _fits(self, size: int) -> bool:
-        if not self._sent_messages:
+        # The node may never acknowledge less than this, so a large message does not wait for it.
+        if self._sent_messages < ACK_MESSAGES and self._sent_bytes < ACK_BYTES:
             return True
         return self._sent_messages < WINDOW_MESSAGES and self._sent_bytes + size <= WINDOW_BYTES
 

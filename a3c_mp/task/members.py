@@ -101,16 +101,18 @@ class Members:
         return [link for link in self.links.values() if self.is_spoke or matches(link.peer, to)]
 
     def send(self, link: Link, frames: Frames) -> None:
-        """Send through a link; end it if the node is gone or does not read."""
+        """Send through a link; drop the node if it does not read."""
         try:
             link.send(frames)
-        except BacklogFull as error:
+        except (BacklogFull, zmq.Again) as error:
             self.warnings.warn(f"{link.peer.name} does not read; dropped with what waited for it ({error})")
-            with suppress(zmq.ZMQError):
-                link.transmit(self.frames(DROPPED, None))
-            self.end(link.token)
-        except zmq.ZMQError:
-            self.end(link.token)
+            self.drop(link)
+
+    def drop(self, link: Link) -> None:
+        """End a session that the node itself may still believe in."""
+        with suppress(zmq.Again):
+            link.transmit(self.frames(DROPPED, None))
+        self.end(link.token)
 
     # ---- joining
 
@@ -134,8 +136,9 @@ class Members:
             self.warnings.warn(f"a node with other versions wants to join: {differs}; refused")
             transmit(self.frames(REFUSED, f"it has {differs}"))
             return
+        labels = _labels(hello["labels"])
         number = self._choose_number(hello["number"], instance)
-        peer = Peer(node_name(number), _labels(hello["labels"]))
+        peer = Peer(node_name(number), labels)
         if (older := self._link(peer.name)) is not None:  # a process that was killed, or lost its connection
             self.end(older.token)
         others = list(self.peers.values()) if self.is_hub else []
@@ -171,9 +174,9 @@ class Members:
 
     def end(self, token: bytes) -> None:
         """End a session; a spoke that loses its hub loses all nodes."""
+        self.ended.add(token)  # also where it ends before a welcome
         if (link := self.links.pop(token, None)) is None:
             return
-        self.ended.add(token)
         self._remove(list(self.peers) if self.is_spoke else [link.peer.name])
         if self.is_hub:
             for other in list(self.links.values()):

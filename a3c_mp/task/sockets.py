@@ -18,10 +18,11 @@ from zmq.utils.monitor import recv_monitor_message
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.endpoint import is_tcp
 from a3c_mp.task.keys import KeyPair
-from a3c_mp.task.link import MIB, WINDOW_MESSAGES, Frames
+from a3c_mp.task.link import WINDOW_MESSAGES, Frames
+from a3c_mp.task.wire import MAX_TENSOR
 
-MAX_FRAME = 256 * MIB
-"""bytes; a connection that announces a larger frame is closed before memory is allocated. Slots of Pong have 20 MiB"""
+MAX_FRAME = MAX_TENSOR + 1024
+"""bytes, with what encryption adds; a connection that announces a larger frame is closed before memory is allocated"""
 QUEUE = WINDOW_MESSAGES + 1000
 """high-water marks: the window, and room for acknowledgements, which are not counted in it"""
 HEARTBEAT_SECONDS, SILENCE_SECONDS = 2.0, 8.0
@@ -78,8 +79,16 @@ class Listener:
             raise
 
     def send(self, token: bytes, frames: Frames) -> None:
-        """Raises zmq.ZMQError if the session has ended."""
-        self.socket.send_multipart([token, *frames], zmq.NOBLOCK, copy=False)
+        """Send to one node; nothing happens if it is gone, as `read` is about to report that after its last messages.
+
+        Raises:
+            zmq.Again: it has not read far more than a window.
+        """
+        try:
+            self.socket.send_multipart([token, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
 
     def read(self) -> Batch:
         """Messages that have arrived, and what has ended."""

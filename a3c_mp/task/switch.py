@@ -98,7 +98,7 @@ class Switch:
             self._open(context)
             self._loop()
             for link in list(self.members.links.values()):
-                with suppress(zmq.ZMQError):
+                with suppress(zmq.Again):
                     link.transmit(self.members.frames(GOODBYE, None))
         except BaseException as error:
             self.error = error
@@ -158,7 +158,7 @@ class Switch:
                 link = self.members.links.get(token)
                 sender = "a node that has not joined" if link is None else link.peer.name
                 self.warnings.warn(f"message from {sender} dropped: {error}")
-            except zmq.ZMQError:  # the answer found the node gone
+            except zmq.Again:  # it does not read what it is to acknowledge
                 self.members.end(token)
         for token in gone:
             self.members.end(token)
@@ -234,8 +234,8 @@ class Switch:
             if due := link.take_due():
                 try:
                     link.transmit(self.members.frames(ACK, due))
-                except zmq.ZMQError:
-                    self.members.end(link.token)
+                except zmq.Again:
+                    self.members.drop(link)
 
 
 class _Outbox:

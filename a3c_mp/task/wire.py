@@ -18,6 +18,8 @@ import zmq
 
 MAX_JSON = 4 * 2**20
 """bytes of the content of a message; larger things are tensors"""
+MAX_TENSOR = 128 * 2**20
+"""bytes of a tensor; a slot of Pong has 20 MiB"""
 MAX_TENSORS = 1024
 """tensors in a message; the nets of this library have tens of parameters"""
 MAX_DIMS = 32
@@ -87,6 +89,8 @@ def encode(content: Any) -> list[zmq.Frame]:
         if isinstance(value, np.generic):
             return value.item()
         kind, name, data = _raw(value)
+        if len(data) > MAX_TENSOR:
+            raise ValueError(f"a tensor of {len(data):,} bytes is too large for one message; split it")
         tensors.append(zmq.Frame(data, copy=True))
         return {TENSOR: [len(tensors) - 1, kind, name, list(value.shape)]}
 
@@ -148,7 +152,8 @@ def _raw(value: Any) -> tuple[str, str, Any]:
     if name not in DTYPES:
         raise TypeError(f"{kind} dtype {name} cannot be sent to another node")
     if isinstance(value, torch.Tensor):
-        return kind, name, value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data
+        flat = value.detach().cpu().reshape(-1).contiguous()
+        return kind, name, flat.view(torch.uint8).numpy().data if len(flat) else b""  # no view of an empty tensor
     native = value.astype(value.dtype.newbyteorder("="), copy=False)
     return kind, name, np.ascontiguousarray(native).reshape(-1).view(np.uint8).data
 
@@ -166,4 +171,6 @@ def _tensor(frame: zmq.Frame, kind: str, name: str, shape: list, copy: bool) -> 
         return data.view(name).reshape(shape)
     if kind != TORCH:
         raise ValueError(f"kind {kind!r}")
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(data).view(dtype).reshape(shape)
