@@ -199,6 +199,11 @@ class FirstNode(Node):
         else:  # a process ends with the thread that started it
             super().wait(should_stop)
 
+    def wait_for_nodes(self, number: int) -> None:
+        """Wait until so many other nodes are connected. Raises WorkerError as `wait` does."""
+        while len(self.router.peers) < number:
+            self.wait()
+
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
         self.supervisor.watch(should_stop, seconds, also=[self.router.wake_fd])
         self._looked = time.monotonic()
@@ -374,6 +379,7 @@ def runner(
             hang_seconds=hang_seconds,
         )  # fmt: skip
         with nodes as node:
+            node.wait_for_nodes(n_parallel_workers - 1)  # none of them misses an event
             return main(node, *args)
 
     return run
