@@ -28,13 +28,14 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 A = TypeVar("A")
 
-ChapterName = Literal["a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg"]
+ChapterName = Literal["a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task"]
 CHAPTERS: dict[ChapterName, list[str]] = {
     "a3c_data": ["train_a3c_data.py"],
     "a3c_grad": ["train_a3c_grad.py"],
     "impala": ["train_impala.py"],
     "apex_dqn": ["train_apex.py", "--algo", "dqn"],
     "apex_ddpg": ["train_apex.py", "--algo", "ddpg", "--env-id", "Pendulum-v1"],
+    "task": ["train_task.py"],
 }
 """name of a chapter -> its script and the flags that choose it"""
 

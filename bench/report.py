@@ -49,6 +49,11 @@ CHAPTERS = {
         "unrolls that may be old; V-trace corrects for it",
         "actors fall behind, the net has an LSTM, or one learner is too slow",
     ),
+    "task": (
+        "[5 Tasks](docs/task.md)",
+        "messages between nodes: slot numbers on one machine, rollouts from others",
+        "machines join and leave, or you build a pipeline of your own",
+    ),
 }
 """chapter -> its page, what its actors send, when to use it"""
 GOALS = {"PongNoFrameskip-v4": True, "CartPole-v1": False}

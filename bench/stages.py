@@ -172,6 +172,7 @@ STAGES: dict[str, Callable[[Any, torch.device, torch.dtype], AbstractContextMana
     "impala": impala_stages,
     "apex_dqn": apex_stages,
     "apex_ddpg": apex_stages,
+    "task": actor_critic_stages,
 }
 """chapter -> its stages, named as in `bound`"""
 
