@@ -50,18 +50,22 @@ class Hooks(NamedTuple):
 
 
 class RateLimitedLog:
-    """Logs warnings that may repeat without end: those whose count is a power of two."""
+    """Logs warnings that may repeat without end: those whose count is a power of two.
+
+    Other nodes cause them, so details in their words are shortened to one line, and do not count as another warning.
+    """
 
     def __init__(self, log: logging.Logger):
         self._log = log
         self._counts: Counter[str] = Counter()
 
-    def warning(self, text: str, count: int = 1) -> None:
+    def warning(self, text: str, detail: object = "", count: int = 1) -> None:
         for _ in range(count):
             self._counts[text] += 1
             total = self._counts[text]
             if total & (total - 1) == 0:
-                self._log.warning(f"{text} ({total} so far)")
+                shown = f": {str(detail)!r:.200}" if detail else ""
+                self._log.warning(f"{text} ({total} so far){shown}")
 
 
 class Members:
@@ -105,7 +109,7 @@ class Members:
         try:
             link.send(frames)
         except (BacklogFull, zmq.Again) as error:
-            self.log.warning(f"{link.peer.name} does not read; dropped with what waited for it ({error})")
+            self.log.warning(f"{link.peer.name} does not read; dropped with what waited for it", error)
             self.drop(link)
 
     def drop(self, link: Link) -> None:
@@ -133,7 +137,7 @@ class Members:
         if token in self.links:
             raise ValueError("a second hello")
         if differs := _differences(versions, self.endpoint.versions):
-            self.log.warning(f"a node with other versions wants to join: {differs}; refused")
+            self.log.warning("a node with other versions was refused", differs)
             transmit(self.frames(REFUSED, f"it has {differs}"))
             return
         labels = _labels(hello["labels"])

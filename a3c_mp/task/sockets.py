@@ -184,7 +184,8 @@ class Dialer:
         return Batch(arrived, [self.token] if ended else [], 0)
 
     def close(self, linger: int) -> None:
-        _close(self.socket, self.monitor, linger)
+        """As `Listener.close`; without a connection nothing is on its way."""
+        _close(self.socket, self.monitor, linger if self._connected else 0)
 
     def _open(self) -> None:
         self.token = os.urandom(16)

@@ -40,8 +40,10 @@ OUTBOX = 2000
 """messages that other threads have sent and this one has not taken yet; beyond, `post` waits for it"""
 CLOSE_SECONDS = 2.0
 """longest wait at the end for nodes to read what waits for them"""
-LINGER_MS = 500
+LINGER_MS = 1500
 """longest wait after that for the operating system to take what is on its way"""
+STUCK_SECONDS = 5.0
+"""longest wait at the end for a handler that runs on the thread; the thread ends with the process"""
 BAD_KEYS = 3
 """handshakes over TCP that fail in a row, before the first success, until the key counts as wrong"""
 
@@ -74,8 +76,9 @@ class Switch:
     def stop(self) -> None:
         """End the thread, once what was sent is on its way or `CLOSE_SECONDS` have passed."""
         self._outbox.stop()
-        self._thread.join()
-        os.close(self._outbox.wake_fd)
+        self._thread.join(CLOSE_SECONDS + LINGER_MS / 1000 + STUCK_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._outbox.wake_fd)
 
     def is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -154,13 +157,13 @@ class Switch:
             except (WireError, ValueError, TypeError, KeyError) as error:
                 link = self.members.links.get(token)
                 sender = "a node that has not joined" if link is None else link.peer.name
-                self.log.warning(f"message from {sender} dropped: {error}")
+                self.log.warning(f"message from {sender} dropped", error)
             except zmq.Again:  # it does not read what it is to acknowledge
                 self.members.end(token)
         for token in gone:
             self.members.end(token)
         if refused:
-            self.log.warning("a connection was refused: another key, or no node", refused)
+            self.log.warning("a connection was refused: another key, or no node", count=refused)
         if isinstance(port, Dialer) and port.failures >= BAD_KEYS and not self.is_ready and is_tcp(port.address):
             raise ConfigError(FLAG, self.endpoint.key_file, f"the node at {port.address} has another one", COPY_IT)
 
