@@ -54,8 +54,11 @@ class Inbox:
         os.eventfd_write(self.wake_fd, 1)
 
     def close(self) -> None:
-        os.close(self.wake_fd)
+        """What has arrived can still be taken."""
+        with self._lock:
+            os.close(self.wake_fd)
+            self.wake_fd = -1
 
     def _clear_wake(self) -> None:
-        with suppress(BlockingIOError):
+        with suppress(BlockingIOError, ValueError):  # there was nothing, or it is closed
             os.eventfd_read(self.wake_fd)

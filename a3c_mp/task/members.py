@@ -49,19 +49,23 @@ class Hooks(NamedTuple):
     """whoever waits for the router should look again"""
 
 
-class Warnings:
-    """Warnings that may repeat without end: logged when their count is a power of two."""
+class RateLimitedLog:
+    """Logs warnings that may repeat without end: those whose count is a power of two.
+
+    Other nodes cause them, so details in their words are shortened to one line, and do not count as another warning.
+    """
 
     def __init__(self, log: logging.Logger):
-        self.log = log
+        self._log = log
         self._counts: Counter[str] = Counter()
 
-    def warn(self, what: str, count: int = 1) -> None:
+    def warning(self, text: str, detail: object = "", count: int = 1) -> None:
         for _ in range(count):
-            self._counts[what] += 1
-            total = self._counts[what]
+            self._counts[text] += 1
+            total = self._counts[text]
             if total & (total - 1) == 0:
-                self.log.warning(f"{what} ({total} so far)")
+                shown = f": {str(detail)!r:.200}" if detail else ""
+                self._log.warning(f"{text} ({total} so far){shown}")
 
 
 class Members:
@@ -70,8 +74,8 @@ class Members:
     In a star the hub has a link to each spoke, and a spoke has one link, to the hub; it knows the others by name.
     """
 
-    def __init__(self, endpoint: Endpoint, hooks: Hooks, warnings: Warnings):
-        self.endpoint, self.hooks, self.warnings = endpoint, hooks, warnings
+    def __init__(self, endpoint: Endpoint, hooks: Hooks, log: RateLimitedLog):
+        self.endpoint, self.hooks, self.log = endpoint, hooks, log
         self.number = endpoint.number
         self.greeting = endpoint.greeting
         self.links: dict[bytes, Link] = {}
@@ -105,7 +109,7 @@ class Members:
         try:
             link.send(frames)
         except (BacklogFull, zmq.Again) as error:
-            self.warnings.warn(f"{link.peer.name} does not read; dropped with what waited for it ({error})")
+            self.log.warning(f"{link.peer.name} does not read; dropped with what waited for it", error)
             self.drop(link)
 
     def drop(self, link: Link) -> None:
@@ -133,7 +137,7 @@ class Members:
         if token in self.links:
             raise ValueError("a second hello")
         if differs := _differences(versions, self.endpoint.versions):
-            self.warnings.warn(f"a node with other versions wants to join: {differs}; refused")
+            self.log.warning("a node with other versions was refused", differs)
             transmit(self.frames(REFUSED, f"it has {differs}"))
             return
         labels = _labels(hello["labels"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from a3c_mp.errors import A3CError, ConfigError, RequestError, WorkerError
+from a3c_mp.errors import ConfigError, RequestError, WorkerError
 from a3c_mp.task.endpoint import Endpoint, Peer, is_tcp
 from a3c_mp.task.inbox import Inbox
 from a3c_mp.task.members import Hooks, matches
@@ -62,15 +62,13 @@ class Router:
             is_full=lambda: self._inbox.is_full,
             changed=self._on_change,
         )
-        switch = self._switch = Switch(self.endpoint, self.endpoint.load_key(), hooks, self.log)
-        switch.start()
-        dials = self.endpoint.dials
-        seconds = WELCOME_SECONDS if dials and is_tcp(dials[0]) else LOCAL_WELCOME_SECONDS
-        with self._changed:
-            self._changed.wait_for(lambda: switch.is_ready or switch.error, seconds)
-        if not switch.is_ready or switch.error:
+        self._switch = Switch(self.endpoint, self.endpoint.load_key(), hooks, self.log)
+        self._switch.start()
+        try:
+            self._wait_for_welcome(self._switch)
+        except BaseException:
             self.__exit__()
-            raise switch.error or self._no_welcome(dials[0], seconds)
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -208,11 +206,18 @@ class Router:
         if self._switch is not None:
             self._switch.post(Envelope(kind, "", to, request), encode(content))
 
-    def _no_welcome(self, address: str, seconds: float) -> A3CError:
-        why = f"no node lets this one in within {seconds:g} s"
-        if is_tcp(address):
-            return ConfigError("attach-to", address, why, "start the node that listens there first, with the same key")
-        return WorkerError(f"{self.name}: {why}, at {address}")
+    def _wait_for_welcome(self, switch: Switch) -> None:
+        address = self.endpoint.dials[0] if self.endpoint.dials else ""
+        seconds = WELCOME_SECONDS if is_tcp(address) else LOCAL_WELCOME_SECONDS
+        with self._changed:
+            self._changed.wait_for(lambda: switch.is_ready or switch.error, seconds)
+        self._check()
+        if not switch.is_ready:
+            why = f"no node lets this one in within {seconds:g} s"
+            if is_tcp(address):
+                fix = "start the node that listens there first, with the same key"
+                raise ConfigError("attach-to", address, why, fix)
+            raise WorkerError(f"{self.name}: {why}, at {address}")
 
     # ---- on the router's thread
 

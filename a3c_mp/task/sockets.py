@@ -114,18 +114,13 @@ class Listener:
         if self._authenticator is not None:
             self._authenticator.stop()
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client with this public key may connect; called by the authenticator's thread."""
-        return key == self.socket_key
-
     def _admit(self, context: zmq.Context, key: KeyPair) -> None:
-        self.socket_key = key.public
         self.socket.curve_publickey, self.socket.curve_secretkey = key
         self.socket.curve_server = True
         if self._authenticator is None:
             self._authenticator = ThreadAuthenticator(context)
             self._authenticator.start()
-            self._authenticator.configure_curve_callback(credentials_provider=self)
+            self._authenticator.configure_curve_callback(credentials_provider=_OneKey(key.public))
 
     def _read_monitor(self) -> None:
         for event, descriptor in _events(self.monitor):
@@ -142,6 +137,16 @@ class Listener:
                 self._ended.remove(descriptor)
             self._replaced.append(self._tokens[descriptor])
         self._tokens[descriptor] = token
+
+
+class _OneKey:
+    """Lets clients with one public key in; asked by the authenticator's thread."""
+
+    def __init__(self, public: bytes):
+        self.public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self.public
 
 
 class Dialer:
@@ -179,7 +184,8 @@ class Dialer:
         return Batch(arrived, [self.token] if ended else [], 0)
 
     def close(self, linger: int) -> None:
-        _close(self.socket, self.monitor, linger)
+        """As `Listener.close`; without a connection nothing is on its way."""
+        _close(self.socket, self.monitor, linger if self._connected else 0)
 
     def _open(self) -> None:
         self.token = os.urandom(16)

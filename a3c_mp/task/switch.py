@@ -27,7 +27,7 @@ from a3c_mp.task.members import (
     WELCOME,
     Hooks,
     Members,
-    Warnings,
+    RateLimitedLog,
     matches,
     parse_peer,
 )
@@ -40,8 +40,10 @@ OUTBOX = 2000
 """messages that other threads have sent and this one has not taken yet; beyond, `post` waits for it"""
 CLOSE_SECONDS = 2.0
 """longest wait at the end for nodes to read what waits for them"""
-LINGER_MS = 500
+LINGER_MS = 1500
 """longest wait after that for the operating system to take what is on its way"""
+STUCK_SECONDS = 5.0
+"""longest wait at the end for a handler that runs on the thread; the thread ends with the process"""
 BAD_KEYS = 3
 """handshakes over TCP that fail in a row, before the first success, until the key counts as wrong"""
 
@@ -58,15 +60,14 @@ class Switch:
 
     def __init__(self, endpoint: Endpoint, key: KeyPair | None, hooks: Hooks, log: logging.Logger):
         self.endpoint, self.key, self.hooks = endpoint, key, hooks
-        self.warnings = Warnings(log)
-        self.members = Members(endpoint, hooks, self.warnings)
+        self.log = RateLimitedLog(log)
+        self.members = Members(endpoint, hooks, self.log)
         self.ports: list[Listener | Dialer] = []
         self.is_ready = False
         """bound, and welcomed by node 0"""
         self.error: BaseException | None = None
         """what has ended the thread"""
         self._thread = threading.Thread(target=self._run, name="router", daemon=True)
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outbox = _Outbox()
 
     def start(self) -> None:
@@ -75,9 +76,9 @@ class Switch:
     def stop(self) -> None:
         """End the thread, once what was sent is on its way or `CLOSE_SECONDS` have passed."""
         self._outbox.stop()
-        self.wake()
-        self._thread.join()
-        os.close(self._wake)
+        self._thread.join(CLOSE_SECONDS + LINGER_MS / 1000 + STUCK_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._outbox.wake_fd)
 
     def is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -85,10 +86,10 @@ class Switch:
     def post(self, envelope: Envelope, content: list[zmq.Frame]) -> None:
         """Send a message, from any thread, to all other nodes that match `envelope.to` then."""
         self._outbox.put((envelope, content), wait=not self.is_own_thread())
-        self.wake()
 
     def wake(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        """Have the thread look again at what it has held back."""
+        self._outbox.wake()
 
     # ---- on the thread
 
@@ -107,6 +108,7 @@ class Switch:
             for port in self.ports:
                 port.close(0 if self.error else LINGER_MS)
             context.term()
+            self.members.peers = {}
             self.hooks.changed()
 
     def _open(self, context: zmq.Context) -> None:
@@ -125,8 +127,6 @@ class Switch:
         while True:
             rest = None if deadline is None else max(round(1000 * (deadline - time.monotonic())), 0)
             poller.poll(rest)
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
             for envelope, content in self._outbox.take():
                 self._send(envelope, content)
             for port in self.ports:
@@ -143,7 +143,7 @@ class Switch:
 
     def _poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._outbox.wake_fd, zmq.POLLIN)
         for port in self.ports:
             poller.register(port.socket, zmq.POLLIN)
             poller.register(port.monitor, zmq.POLLIN)
@@ -157,13 +157,13 @@ class Switch:
             except (WireError, ValueError, TypeError, KeyError) as error:
                 link = self.members.links.get(token)
                 sender = "a node that has not joined" if link is None else link.peer.name
-                self.warnings.warn(f"message from {sender} dropped: {error}")
+                self.log.warning(f"message from {sender} dropped", error)
             except zmq.Again:  # it does not read what it is to acknowledge
                 self.members.end(token)
         for token in gone:
             self.members.end(token)
         if refused:
-            self.warnings.warn("a connection was refused: another key, or no node", refused)
+            self.log.warning("a connection was refused: another key, or no node", count=refused)
         if isinstance(port, Dialer) and port.failures >= BAD_KEYS and not self.is_ready and is_tcp(port.address):
             raise ConfigError(FLAG, self.endpoint.key_file, f"the node at {port.address} has another one", COPY_IT)
 
@@ -242,6 +242,8 @@ class _Outbox:
     """What other threads have sent, until the switch's thread takes it."""
 
     def __init__(self) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """readable when there is something to do"""
         self.is_stopped = self._is_closed = False
         self._parcels: deque[tuple[Envelope, list[zmq.Frame]]] = deque()
         self._changed = threading.Condition()
@@ -257,17 +259,26 @@ class _Outbox:
                 self._changed.wait()
             if not self._is_closed:
                 self._parcels.append(parcel)
+                os.eventfd_write(self.wake_fd, 1)
 
     def take(self) -> list[tuple[Envelope, list[zmq.Frame]]]:
         with self._changed:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.wake_fd)
             parcels = list(self._parcels)
             self._parcels.clear()
             self._changed.notify_all()
         return parcels
 
+    def wake(self) -> None:
+        with self._changed:
+            if not self._is_closed:
+                os.eventfd_write(self.wake_fd, 1)
+
     def stop(self) -> None:
         """Have the thread end once all is sent."""
         self.is_stopped = True
+        self.wake()
 
     def close(self) -> None:
         """Nobody takes anything any more."""
