@@ -104,7 +104,12 @@ class Node:
 
     def handle(self, event: str, handler: Callable[..., None]) -> None:
         """Have an event handled as it is read, by `handler(sender, *args)`, instead of by the task's listeners."""
-        self._handlers[event] = handler
+        with self._lock:
+            self._handlers[event] = handler
+            waiting = [message for message in self._pending if message.event == event]
+            self._pending = [message for message in self._pending if message.event != event]
+            for message in waiting:
+                handler(message.sender, *message.args)
 
     def receive(self) -> list[Message]:
         """Return the messages for the task that have arrived. Called by the task between two middlewares."""
