@@ -175,7 +175,7 @@ class Cluster:
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         self.nodes = Nodes(
             pipeline, (args, memory), roles, listen=args.listen, key_file=args.key_file, greeting={"args": settings},
-            joining=("collector", "evaluator") if args.listen else (), max_restarts=args.max_restarts,
+            joining=("collector", "evaluator"), max_restarts=args.max_restarts,
             transport=args.transport, hang_seconds=args.hang_seconds,
         )  # fmt: skip
         start: Callable[..., WorkerPool] = OneProcess

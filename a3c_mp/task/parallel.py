@@ -227,7 +227,7 @@ class Nodes:
         topology: star (node 0 relays between the others) or mesh.
         listen: address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`.
         transport: of the messages of this machine's nodes: Unix sockets, or TCP on loopback, with `key_file`.
-        joining: labels that nodes of other machines may have.
+        joining: labels that nodes may have that are not among `roles`, for instance nodes of other machines.
         greeting: JSON values that nodes of other machines are sent.
         max_restarts: restart budget of all nodes together.
         hang_seconds: a node whose heartbeats stop for so long is killed and restarted.
