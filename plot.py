@@ -157,7 +157,8 @@ def main() -> int:
         figure.savefig(args.out, dpi=150)
     except OSError as error:
         raise ConfigError("out", args.out, f"it cannot be written ({error.strerror})", "choose another") from error
-    print(f"{args.out}: {len(runs)} runs, {sum(map(len, games.values()))} curves, {len(games)} games")
+    counts = {"run": len(runs), "curve": sum(map(len, games.values())), "game": len(games)}
+    print(f"{args.out}: " + ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items()))
     return 0
 
 
