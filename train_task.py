@@ -133,8 +133,7 @@ def pipeline(node: Node, args: Args, memory: Memory, learner: Learner | None = N
 
 
 def main() -> int:
-    args = parse_args(Args, PRESETS, __doc__)
-    roles.check_roles(args)
+    args = roles.check_roles(parse_args(Args, PRESETS, __doc__))
     if args.attach_to is not None:
         return roles.join_task(pipeline, args)
     spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)

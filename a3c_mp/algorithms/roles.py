@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import gymnasium
 import torch
@@ -57,7 +57,7 @@ class RoleArgs(PPOArgs):
     standalone: bool = False
     """run all middleware in one process"""
     async_mode: bool = False
-    """with --standalone: run the middleware of an iteration at the same time, in threads"""
+    """with --standalone: run the middleware of an iteration in threads, at the same time; at least 2 slots-per-actor"""
     print_per_step: Annotated[int, Between(0)] = 0
     """print the time of each middleware every so many iterations; 0 prints none"""
     transport: Literal["ipc", "tcp"] = "ipc"
@@ -103,8 +103,15 @@ class Collector(NamedTuple):
     collector: RolloutCollector
 
 
-def check_roles(args: RoleArgs) -> None:
-    """Raise ConfigError for settings that contradict each other, and for addresses and keys that are of no use."""
+R = TypeVar("R", bound=RoleArgs)
+
+
+def check_roles(args: R) -> R:
+    """Return the settings with those that follow from the roles.
+
+    Raises:
+        ConfigError: settings contradict each other, or an address or a key is of no use.
+    """
     if args.attach_to is not None and args.role == "learner":
         raise ConfigError("role", args.role, "the task to join has its learner", "--role collector, or evaluator")
     if args.attach_to is None and args.role != "learner":
@@ -127,6 +134,8 @@ def check_roles(args: RoleArgs) -> None:
         _check_bind(args.listen)
     if args.attach_to is not None:
         Endpoint(None, "star", dials=(args.attach_to,), key_file=args.key_file).load_key()
+    # Collectors fill one slot while the learner has the other.
+    return dataclasses.replace(args, slots_per_actor=max(args.slots_per_actor, 2)) if args.async_mode else args
 
 
 def _check_bind(address: str) -> None:
