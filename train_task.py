@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from a3c_mp.algorithms import actor_critic, roles
+from a3c_mp.algorithms import actor_critic, attach, roles
 from a3c_mp.algorithms.actor_critic import PPO_PRESETS, GradientSteps, Samples, update_obs_stats
 from a3c_mp.algorithms.roles import Learner, Memory, RoleArgs
 from a3c_mp.cli import parse_args
@@ -136,7 +136,7 @@ def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     roles.check_roles(args)
     if args.attach_to is not None:
-        return roles.join_task(pipeline, args)
+        return attach.join_task(pipeline, args)
     spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)
     net = make_actor_critic(*spaces).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
