@@ -196,7 +196,7 @@ class JoinedNode(Node):
         if self.is_connected:
             if self.router.greeting != self._greeting:
                 raise WorkerError(f"another task listens at {self.address} now; attach to it again")
-            self._refused_since = None
+            self._refused_since, self._probed = None, time.monotonic()
             if self._is_down:
                 self.tell(f"{self.address} answers again")
             self._is_down = False
