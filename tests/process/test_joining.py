@@ -186,26 +186,53 @@ def test_a_node_that_is_terminated_leaves_and_all_end_when_the_hub_is_killed(sta
     assert not still_alive(family)
 
 
-@pytest.mark.slow
-def test_a_collector_of_another_network_solves_cartpole_and_survives_a_link_that_is_down(start_hub, cable):
-    hub = start_hub("--num-actors", "1", "--num-envs", "4", "--stop-return", "475", host="10.231.7.1")
-    machine = hub.attach(1, "collector", "--num-actors", "1", prefix=("ip", "netns", "exec", "a3c-test"))
-    hub.wait_for("collector 1 joined")
-    hub.wait_for_steps()
+IN_NAMESPACE = ("ip", "netns", "exec", "a3c-test")
+
+
+@contextlib.contextmanager
+def link_down(hub, machine, cable, name):
+    """The link to a collector's machine is down, and both sides see it; afterwards it joins again."""
     cable("link set a3c-hub down")
-    down = time.monotonic()
-    hub.wait_for("collector 1 left")
-    assert time.monotonic() - down < 15
+    begin = time.monotonic()
+    hub.wait_for(f"{name} left")
     machine.wait_for("does not answer")
-    hub.wait_for_steps()
-    time.sleep(max(0.0, down + 30 - time.monotonic()))
+    assert time.monotonic() - begin < 15
+    yield
     cable("link set a3c-hub up")
-    up = time.monotonic()
-    hub.wait_for("collector 1 joined", times=2)
-    assert time.monotonic() - up < 10
+    begin = time.monotonic()
+    hub.wait_for(f"{name} joined", times=2)
     machine.wait_for("answers again")
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.slow
+def test_two_commands_in_two_networks_solve_cartpole_though_the_link_is_down_for_30_seconds(start_hub, cable):
+    hub = start_hub("--num-actors", "0", "--checkpoint-steps", "500", host="10.231.7.1")
+    machine = hub.attach(1, "collector", "--num-actors", "1", prefix=IN_NAMESPACE)
+    hub.wait_for("collector 0 joined")
+    hub.wait_for_steps()
+    with link_down(hub, machine, cable, "collector 0"):
+        time.sleep(20)
     assert hub.end(300) == 0
     assert hub.summary["solved"]
+    assert machine.end() == 0
+
+
+@pytest.mark.slow
+def test_a_hub_goes_on_while_the_link_to_a_collector_is_down(start_hub, cable):
+    hub = start_hub("--num-actors", "1", *SMALL, *ENDLESS, host="10.231.7.1")
+    machine = hub.attach(1, "collector", "--num-actors", "1", prefix=IN_NAMESPACE)
+    hub.wait_for("collector 1 joined")
+    hub.wait_for_steps()
+    with link_down(hub, machine, cable, "collector 1"):
+        hub.wait_for_steps()
+        games = (hub.folder / "episodes.csv").read_text().count("\n")
+        hub.scripts.wait_until(
+            lambda: (hub.folder / "episodes.csv").read_text().count("\n") > games + 10, hub.process
+        )  # no game of the collector that left is waited for
+    hub.wait_for_steps()
+    hub.process.send_signal(signal.SIGINT)
+    assert hub.end() == 130
     assert machine.end() == 0
 
 
