@@ -20,8 +20,11 @@ from a3c_mp.task.endpoint import node_name
 from a3c_mp.task.parallel import JOINED, LEFT, FirstNode, Node, Nodes
 from a3c_mp.task.wire import WireError
 
-READY, TOKEN, FILLED, NOT_RESTORED = "slots.ready", "slots.token", "slots.filled", "slots.not_restored"
-"""events: of a collector that has started (number,), to it (slot, version), of it (slot, payload, fields), (reason,)"""
+READY, TOKENS, TOKEN = "slots.ready", "slots.tokens", "slots.token"
+"""events: of a collector that has started (number), to it the tokens of all slots that it has to fill ([[slot,
+version], ...]), and later of one more (slot, version)"""
+FILLED, NOT_RESTORED = "slots.filled", "slots.not_restored"
+"""events: of a collector (slot, payload, fields or None), (reason)"""
 JOIN, SETUP, NO_PLACE = "slots.join", "slots.setup", "slots.no_place"
 """events: of a collector of another machine (host name), and to it (worker, entropy), or (number of places)"""
 
@@ -62,8 +65,10 @@ class Outlet:
     def __init__(self, node: Node, setup: Setup | None, own_slots: Slots | None = None):
         self.node, self.own_slots = node, own_slots
         self._tokens: list[Token] = []
+        self._has_asked = False  # its first tokens are on their way, and what comes before is among them
         self._session = self._taken_in = 0  # a slot that was taken in an earlier session is not this collector's now
-        node.handle(TOKEN, lambda sender, slot, version: self._tokens.append(Token(slot, version)))
+        node.handle(TOKENS, self._on_tokens)
+        node.handle(TOKEN, self._on_token)
         node.handle(JOINED, self._on_joined)
         self.beat, self.closing = node.beat, node.closing
         if setup is not None:
@@ -99,11 +104,19 @@ class Outlet:
 
     def _ask(self) -> None:
         """Ask for slots."""
+        self._has_asked = True
         self.node.send(READY, self.worker, to="node.0")
 
     def _ask_again(self) -> None:
         """The connection was lost, and is there again."""
         self._ask()
+
+    def _on_tokens(self, sender: str, tokens: list[list[int]]) -> None:
+        self._has_asked, self._tokens = False, [Token(*token) for token in tokens]
+
+    def _on_token(self, sender: str, slot: int, version: int) -> None:
+        if not self._has_asked:
+            self._tokens.append(Token(slot, version))
 
     def _on_joined(self, sender: str) -> None:
         if sender == "node.0":
@@ -189,8 +202,8 @@ class Intake:
             self.on_restart(RestartMessage(worker, text, replaced=False))
         self._names[worker] = sender
         self.ledger.forget(worker)
-        for token in self.ledger.given[worker]:
-            self._send(worker, token)
+        assert self.node is not None
+        self.node.send(TOKENS, list(self.ledger.given[worker]), to=sender)
 
     def _on_filled(self, sender: str, slot: int, payload: int, fields: Any) -> None:
         if sender not in self._names:

@@ -25,7 +25,7 @@ import train_task
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.run import checkpoint
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.exchange import FILLED, JOIN, READY, SETUP, TOKEN
+from a3c_mp.task.exchange import FILLED, JOIN, READY, SETUP, TOKEN, TOKENS
 from a3c_mp.task.router import Router
 from a3c_mp.task.wire import encode
 from wrappers import make_env
@@ -319,7 +319,7 @@ def intruder(standing):
         worker = wait_for_message(router, SETUP).args[0]
         assert worker == 1
         router.send(READY, worker, to="node.0")
-        yield router, wait_for_message(router, TOKEN).args[0]
+        yield router, wait_for_message(router, TOKENS).args[0][0][0]
 
 
 def wait_for_message(router, event, timeout=30):
