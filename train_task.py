@@ -128,7 +128,8 @@ def pipeline(node: Node, args: Args, memory: Memory, learner: Learner | None = N
             task.use_wrapper(StepTimer(args.print_per_step, learner.run.log.info, learner.run.record_metrics))
             # One middleware: with --async-mode they run beside the others, but not beside each other.
             task.use(task.serial(take(learner), learn(args, memory, learner)), name="learner")
-        task.use(evaluate(roles.evaluator_of(node, args, learner)), filter_labels=["standalone", "evaluator"])
+        if args.eval_every:
+            task.use(evaluate(roles.evaluator_of(node, args, learner)), filter_labels=["standalone", "evaluator"])
         task.run()
 
 
