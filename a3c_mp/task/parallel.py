@@ -47,6 +47,8 @@ GONE_SECONDS = 5.0
 """a node that has joined ends when node 0's machine has refused connections for so long: node 0 is gone"""
 PROBE_SECONDS = 1.0
 """between two attempts to find out why node 0 does not answer, and the longest of them"""
+LOST_SECONDS = 2.0
+"""time without a connection after which that is logged"""
 
 
 @dataclass(frozen=True)
@@ -175,16 +177,12 @@ class JoinedNode(Node):
 
     Args:
         router: the connection to node 0.
-        log: told of a link that is down, and back.
+        log: gets a line when node 0 cannot be reached, and when it can again.
     """
 
     def __init__(self, router: Router, log: Callable[[str], None]):
         super().__init__(router)
-        self.tell, self.address = log, router.endpoint.dials[0]
-        self._greeting = router.greeting
-        self._is_down = False
-        self._refused_since: float | None = None
-        self._probed = 0.0
+        self._greeting, self._reach = router.greeting, _Reach(router.endpoint.dials[0], log)
 
     @property
     def is_connected(self) -> bool:
@@ -195,29 +193,47 @@ class JoinedNode(Node):
         super().look()
         if self.is_connected:
             if self.router.greeting != self._greeting:
-                raise WorkerError(f"another task listens at {self.address} now; attach to it again")
-            self._refused_since, self._probed = None, time.monotonic()
-            if self._is_down:
-                self.tell(f"{self.address} answers again")
-            self._is_down = False
-        elif not self.finishing and time.monotonic() - self._probed > PROBE_SECONDS:
-            self._probe()
-            self._probed = time.monotonic()
+                raise WorkerError(f"another task listens at {self._reach.address} now; attach to it again")
+            self._reach.confirm()
+        elif not self.finishing:
+            self._reach.probe()
 
-    def _probe(self) -> None:
-        """Distinguish a link that is down, where nobody answers, from a machine that refuses: nobody listens there."""
+
+class _Reach:
+    """Whether a machine can be reached: tells a link that is down, which may come back, from a process that is gone."""
+
+    def __init__(self, address: str, log: Callable[[str], None]):
+        self.address, self.log = address, log
+        self._seen = self._probed = time.monotonic()
+        self._refused_since: float | None = None
+        self._is_lost = False  # and that has been logged
+
+    def confirm(self) -> None:
+        """The connection is there."""
+        if self._is_lost:
+            self.log(f"{self.address} answers again")
+        self._is_lost, self._refused_since = False, None
+        self._seen = self._probed = time.monotonic()
+
+    def probe(self) -> None:
+        """Find out, now and then, why there is no connection. Raises WorkerError if nobody listens there."""
+        if time.monotonic() - self._probed < PROBE_SECONDS:
+            return
+        why = "it is stopped, or very busy"
         try:
             socket.create_connection(check_tcp("attach-to", self.address), timeout=PROBE_SECONDS).close()
+            self._refused_since = None
         except ConnectionRefusedError:
             self._refused_since = self._refused_since or time.monotonic()
             if time.monotonic() - self._refused_since > GONE_SECONDS:
-                why = "the task there was killed, or its machine restarted"
-                raise WorkerError(f"{self.address} refuses connections: {why}") from None
+                what = f"{self.address} refuses connections"
+                raise WorkerError(f"{what}: the task there was killed, or its machine restarted") from None
         except OSError as error:
-            self._refused_since = None
-            if not self._is_down:
-                self.tell(f"{self.address} does not answer ({error.strerror or error}); waiting until it does")
-            self._is_down = True
+            why, self._refused_since = error.strerror or str(error), None
+        self._probed = time.monotonic()
+        if not self._is_lost and self._refused_since is None and self._probed - self._seen > LOST_SECONDS:
+            self.log(f"{self.address} does not answer ({why}); waiting until it does")
+            self._is_lost = True
 
 
 class FirstNode(Node):

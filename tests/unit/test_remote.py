@@ -2,26 +2,29 @@
 
 import contextlib
 import logging
+import socket
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from nodes import free_port
 from torch import nn
 
 from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorEnd, NodeEvaluator
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import RestartMessage, WorkerOptions
 from a3c_mp.run.progress import Progress
-from a3c_mp.task.endpoint import ipc_folder, local_endpoints
+from a3c_mp.task import parallel
+from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import FILLED, Intake, Outlet, Setup
-from a3c_mp.task.parallel import FirstNode, Node
+from a3c_mp.task.parallel import FirstNode, JoinedNode, Node
 from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
 from a3c_mp.task.router import Router
 
@@ -191,6 +194,57 @@ def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(node
     run_until(lambda: tape.messages, hub)
     assert "malformed message slots.ready from node.2 dropped" in tape.messages[0]
     assert intake._names == ["node.1", None]
+
+
+# ---- a node 0 that is lost
+
+
+@pytest.fixture
+def joined(tmp_path, log, monkeypatch):
+    """A node that has joined, its log lines, the end of node 0, and a function that makes a router for another one."""
+    for name, seconds in (("GONE", 0.3), ("PROBE", 0.01), ("LOST", 0.0)):
+        monkeypatch.setattr(parallel, f"{name}_SECONDS", seconds)
+    address, key_file, lines = f"tcp://127.0.0.1:{free_port()}", tmp_path / "key", []
+
+    def enter(greeting):
+        return Router(Endpoint(0, "star", binds=(address,), key_file=key_file, greeting={"run": greeting}), log)
+
+    with contextlib.ExitStack() as hub:
+        hub.enter_context(enter("first"))
+        with Router(Endpoint(None, "star", dials=(address,), key_file=key_file), log) as router:
+            yield JoinedNode(router, lines.append), lines, hub.close, enter
+
+
+def test_a_node_ends_when_node_0_was_killed(joined):
+    node, lines, end, _ = joined
+    end()
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match="refuses connections"):
+        run_until(lambda: False, node)
+    assert time.monotonic() - begin >= 0.3
+    assert not lines
+
+
+def test_a_node_ends_when_another_task_takes_the_place_of_the_first(joined):
+    node, _, end, enter = joined
+    end()
+    with enter("second"), pytest.raises(WorkerError, match="another task listens at"):
+        run_until(lambda: False, node)
+
+
+def test_a_node_waits_while_the_link_is_down(joined, monkeypatch):
+    node, lines, end, enter = joined
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            socket, "create_connection", lambda *args, **kwargs: (_ for _ in ()).throw(TimeoutError("timed out"))
+        )
+        end()
+        run_until(lambda: lines, node)
+        node.look()
+    with enter("first"):
+        run_until(lambda: len(lines) > 1, node)
+    address = node.router.endpoint.dials[0]
+    assert lines == [f"{address} does not answer (timed out); waiting until it does", f"{address} answers again"]
 
 
 # ---- evaluators
