@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from a3c_mp.algorithms import actor_critic, roles
+from a3c_mp.algorithms import actor_critic, attach, roles
 from a3c_mp.algorithms.actor_critic import PPO_PRESETS, GradientSteps, Samples, update_obs_stats
 from a3c_mp.algorithms.roles import Learner, Memory, RoleArgs
 from a3c_mp.cli import parse_args
@@ -128,14 +128,15 @@ def pipeline(node: Node, args: Args, memory: Memory, learner: Learner | None = N
             task.use_wrapper(StepTimer(args.print_per_step, learner.run.log.info, learner.run.record_metrics))
             # One middleware: with --async-mode they run beside the others, but not beside each other.
             task.use(task.serial(take(learner), learn(args, memory, learner)), name="learner")
-        task.use(evaluate(roles.evaluator_of(node, args, learner)), filter_labels=["standalone", "evaluator"])
+        if args.eval_every:
+            task.use(evaluate(roles.evaluator_of(node, args, learner)), filter_labels=["standalone", "evaluator"])
         task.run()
 
 
 def main() -> int:
     args = roles.check_roles(parse_args(Args, PRESETS, __doc__))
     if args.attach_to is not None:
-        return roles.join_task(pipeline, args)
+        return attach.join_task(pipeline, args)
     spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)
     net = make_actor_critic(*spaces).to(device)
     optimizer = actor_critic.make_optimizer(args, net)

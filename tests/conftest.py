@@ -1,7 +1,10 @@
 """Fixtures of all tests."""
 
 import logging
+import os
+import shutil
 import signal
+import subprocess
 
 import gymnasium
 import pytest
@@ -43,6 +46,31 @@ def scripts(tmp_path):
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.communicate()
+
+
+@pytest.fixture
+def cable():
+    """A network namespace at 10.231.7.2 and the link to it, at 10.231.7.1: a function that runs `ip` for it."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and iproute2")
+
+    def ip(command):
+        return subprocess.run(["ip", *command.split()], capture_output=True, text=True)
+
+    made = [
+        ip("netns add a3c-test"),
+        ip("link add a3c-hub type veth peer name a3c-spoke netns a3c-test"),
+        ip("addr add 10.231.7.1/30 dev a3c-hub"),
+        ip("link set a3c-hub up"),
+        ip("-n a3c-test addr add 10.231.7.2/30 dev a3c-spoke"),
+        ip("-n a3c-test link set a3c-spoke up"),
+    ]
+    try:
+        if any(done.returncode for done in made):
+            pytest.skip(f"needs network namespaces: {[done.stderr for done in made]}")
+        yield ip
+    finally:
+        ip("netns del a3c-test")
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,30 +15,38 @@ from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluate import make_policy
 from a3c_mp.run.evaluations import PlayedGames
 from a3c_mp.run.evaluator import Games
+from a3c_mp.run.run import Run
+from a3c_mp.task.joining import CALLED, RESULT
 from a3c_mp.task.parallel import JOINED, LEFT, Node
+from a3c_mp.task.wire import WireError
 
 READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
-"""events: of an evaluator that has started (), to it (number, state_dict), of it (number, returns, lengths, sha256)"""
+"""events: of an evaluator that has started (host name), to it (number, state_dict), of it (number, returns,
+lengths, sha256)"""
 
 
 class NodeEvaluator:
-    """An evaluator node as the learner sees it, an `evaluations.Evaluator`.
+    """Evaluator nodes as the learner sees them, an `evaluations.Evaluator`.
 
-    Snapshots wait until there is an evaluator; one that is replaced, or joins again, gets the same snapshot again.
+    One of another machine goes first, so that the learner's machine has its cores for training; that of the learner's
+    machine is its spare. Snapshots wait until there is an evaluator; where one is lost, another one, or the same once
+    it is back, gets the same snapshot again.
 
     Args:
         node: of the learner.
-        should_stop: whether a signal has asked the run to stop; ends every wait.
+        own: name of the evaluator of the learner's machine.
+        run: gets log lines; a signal to it ends every wait.
     """
 
-    def __init__(self, node: Node, should_stop: Callable[[], bool]):
-        self.node, self.should_stop = node, should_stop
-        self._name: str | None = None  # of the node that evaluates
+    def __init__(self, node: Node, own: str, run: Run):
+        self.node, self.own, self.run = node, own, run
+        self._ready: list[str] = []  # names of the nodes that could evaluate
+        self._name: str | None = None  # of the node that evaluates the snapshot
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
         self._result: PlayedGames | None = None
-        node.handle(READY, self._on_ready)
-        node.handle(PLAYED, self._on_played)
-        node.handle(LEFT, self._on_left)
+        node.handle(READY, self._on_ready, [str])
+        node.handle(PLAYED, self._on_played, [int, list, list, str])
+        node.handle(LEFT, self._on_left, [])
 
     def start(self, net: nn.Module) -> None:
         self._number, self._state = self._number + 1, dict(net.state_dict())
@@ -49,7 +58,7 @@ class NodeEvaluator:
 
     def wait(self, seconds: float) -> PlayedGames | None:
         deadline = math.inf if math.isinf(seconds) else time.monotonic() + seconds
-        while self._result is None and time.monotonic() < deadline and not self.should_stop():
+        while self._result is None and time.monotonic() < deadline and not self.run.is_interrupted():
             self.node.wait()
         return self.poll()
 
@@ -57,21 +66,37 @@ class NodeEvaluator:
         pass
 
     def _send(self) -> None:
-        if self._state and self._name is not None:
+        """Give the snapshot to an evaluator, unless one has it."""
+        if self._state and self._name is None and self._ready:
+            self._name = next((name for name in self._ready if name != self.own), self.own)
             self.node.send(PLAY, self._number, self._state, to=self._name)
 
-    def _on_ready(self, sender: str) -> None:
-        if self._name is None or self._name == sender:
-            self._name = sender
-            self._send()
+    def _on_ready(self, sender: str, host: str) -> None:
+        """An evaluator has started, or has lost its connection and joined again."""
+        self._on_left(sender)
+        if sender != self.own:
+            self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
+        self._ready.append(sender)
+        self._send()
 
     def _on_left(self, sender: str) -> None:
+        if sender not in self._ready:
+            return
+        self._ready.remove(sender)
+        if sender != self.own:
+            self.run.log.info(f"evaluator left ({sender})")
         if sender == self._name:
             self._name = None
+            self._send()
 
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
-        if number == self._number and self._state:
-            self._result, self._state = PlayedGames(returns, lengths, sha256), {}
+        if sender != self._name or number != self._number or not self._state:
+            return  # the snapshot has gone to another evaluator meanwhile
+        if not len(returns) == len(lengths) == self.run.args.eval_episodes:
+            raise WireError(f"{len(returns)} returns and {len(lengths)} lengths")
+        if not all(type(value) in (int, float) for value in (*returns, *lengths)):
+            raise WireError("returns or lengths are no numbers")
+        self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 
 
 class EvaluatorEnd:
@@ -89,7 +114,7 @@ class EvaluatorEnd:
         self._number = 0
         node.handle(PLAY, self._on_play)
         node.handle(JOINED, self._on_joined)
-        node.send(READY, to="node.0")
+        self._say_ready()
 
     def take(self) -> ActorCritic | None:
         """Wait for a snapshot, and return the net with its weights; None if the task ends meanwhile."""
@@ -108,13 +133,19 @@ class EvaluatorEnd:
     def send(self, played: PlayedGames) -> None:
         """Report the result to the learner."""
         self.node.send(PLAYED, self._number, *played, to="node.0")
+        self.node.report(RESULT)
 
     def _on_play(self, sender: str, number: int, state: Mapping[str, Tensor]) -> None:
         self._snapshot = number, state
 
     def _on_joined(self, sender: str) -> None:
         if sender == "node.0":  # again, after the connection was lost
-            self.node.send(READY, to="node.0")
+            self._snapshot = None
+            self._say_ready()
+
+    def _say_ready(self) -> None:
+        self.node.report(CALLED, "evaluator")
+        self.node.send(READY, socket.gethostname(), to="node.0")
 
 
 class InlineEvaluator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
+import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,26 +34,20 @@ from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import Games
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
-from a3c_mp.task.endpoint import Endpoint, check_tcp
-from a3c_mp.task.exchange import (
-    CollectorChannel,
-    Intake,
-    LocalChannel,
-    OneProcess,
-    Outlet,
-    RemoteOutlet,
-    RemoteWeights,
-    serve_weights,
-)
-from a3c_mp.task.parallel import Node, Nodes, Role, join
+from a3c_mp.task.endpoint import Endpoint, check_tcp, node_name
+from a3c_mp.task.exchange import CollectorChannel, Intake, LocalChannel, OneProcess, Outlet
+from a3c_mp.task.parallel import Node, Nodes, Role
+from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
 
 
 @dataclass(frozen=True)
 class RoleArgs(PPOArgs):
     """Settings of the nodes of chapter 5."""
 
+    num_actors: Annotated[int, Between(0, 1024)] = 2
+    """collectors on this machine, also with --attach-to; 0 with --listen: all of them join"""
     eval_every: Annotated[int, Between(0)] = 100_000
-    """evaluation interval (agent steps): the evaluator plays whole games, greedily; 0: no evaluator"""
+    """evaluation interval (agent steps): the evaluator plays whole games, greedily (one that joins, if any); 0: none"""
     standalone: bool = False
     """run all middleware in one process"""
     async_mode: bool = False
@@ -65,11 +59,11 @@ class RoleArgs(PPOArgs):
     listen: str | None = None
     """address tcp://HOST:PORT at which nodes of other machines may join; needs --key-file"""
     remote_actors: Annotated[int, Between(0, 1024)] = 4
-    """collectors that may join with --listen, besides num-actors"""
+    """most collectors that may join at a time with --listen, besides num-actors"""
     attach_to: str | None = None
     """join the task that listens at this address, with its settings; needs --key-file and --role"""
     role: Literal["learner", "collector", "evaluator"] = "learner"
-    """with --attach-to: what this process does there"""
+    """with --attach-to: join as so many collectors as num-actors, or as an evaluator"""
     key_file: Path | None = None
     """secret key of a task on TCP; made at the first --listen, copy it to the other machines"""
 
@@ -121,6 +115,8 @@ def check_roles(args: R) -> R:
             raise ConfigError(flag, address, "a standalone task is one process", "leave --standalone out")
     if args.listen is not None and args.attach_to is not None:
         raise ConfigError("attach-to", args.attach_to, "a node that joins does not listen", "leave --listen out")
+    if args.num_actors == 0 and (args.listen is None or args.remote_actors == 0) and args.role != "evaluator":
+        raise ConfigError("num-actors", 0, "there would be no collector", "use 1 or more, or --listen for others")
     if args.async_mode and not args.standalone:
         raise ConfigError("async-mode", True, "nodes run beside each other anyway", "add --standalone")
     if args.deterministic and args.async_mode:
@@ -183,9 +179,10 @@ class Cluster:
                 roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS))
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         self.nodes = Nodes(
-            pipeline, (args, memory), roles, listen=args.listen, key_file=args.key_file, greeting={"args": settings},
+            pipeline, (args, memory), roles, listen=args.listen, key_file=args.key_file,
+            greeting={"args": settings, "run": secrets.token_hex(8)},
             joining=("collector", "evaluator"), max_restarts=args.max_restarts,
-            transport=args.transport, hang_seconds=args.hang_seconds,
+            transport=args.transport, hang_seconds=args.hang_seconds, log=run.log,
         )  # fmt: skip
         start: Callable[..., WorkerPool] = OneProcess
         if not args.standalone:
@@ -197,9 +194,13 @@ class Cluster:
         if isinstance(self.actors.workers, Intake):
             self.actors.workers.connect(self.node)
             serve_weights(self.node, self.actors.weights)
-            self.run.evaluate_with(NodeEvaluator(self.node, self.run.is_interrupted))
+            self.run.evaluate_with(NodeEvaluator(self.node, node_name(self.args.num_actors + 1), self.run))
         else:
             self.run.evaluate_with(InlineEvaluator(self.node, Games.of(self.args)))
+        if self.args.listen is not None:
+            self.run.log.info(
+                f"listening at {self.node.router.addresses[-1]}, for at most {self.args.remote_actors} collectors"
+            )
         return self.node, self.memory, self.actors
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -237,26 +238,3 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluat
 
 def make_net(args: RoleArgs) -> ActorCritic:
     return make_actor_critic(*check_env(args.env_id, Discrete))
-
-
-def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
-    """Run `pipeline(node, args, memory)` as a node of a task elsewhere, with its settings; returns the exit code.
-
-    Raises:
-        ConfigError: the address or the key is wrong, or nobody answers.
-        WorkerError: the other task has ended without a word.
-    """
-    assert args.attach_to is not None
-
-    def joined(node: Node) -> None:
-        own = {name: getattr(args, name) for name in ("attach_to", "role", "key_file", "cuda")}
-        theirs = type(args)(**{**node.router.greeting["args"], **own, "listen": None})
-        obs_space, action_space = check_env(theirs.env_id, Discrete)
-        slots = Slots(rollout_spec(theirs.unroll_length, theirs.num_envs, obs_space, action_space), 1)
-        weights = RemoteWeights(node, acting_dtype(theirs.precision, make_net(theirs)))
-        states = ActorStates(theirs, rollout_layout(theirs, action_space), start=0)
-        pipeline(node, theirs, Memory(slots, weights, states))
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    join(joined, (), args.attach_to, (args.role,), args.key_file)
-    return 0

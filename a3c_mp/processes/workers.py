@@ -38,6 +38,7 @@ class RestartMessage(NamedTuple):
     actor: int  # its number in the whole run
     text: str
     replaced: bool = True  # False: it runs, but plays new games, as those in progress could not be rebuilt
+    joined: bool = False  # from another machine
     left: bool = False  # nobody takes its place for now
 
 
@@ -121,6 +122,11 @@ class SlotLedger:
         """Return the token by which a slot goes back to its worker, to be filled with weights `version`."""
         self.given[filled.worker].append(token := Token(filled.slot, version))
         return token
+
+    def due(self, number: int) -> int | None:
+        """The slot that a worker fills next; None if it has filled all that it was given."""
+        filled = len(self.ready[number])
+        return self.given[number][filled].slot if filled < len(self.given[number]) else None
 
     def forget(self, number: int) -> None:
         """Drop what a lost worker has filled and the caller does not have: its successor fills the same slots again."""

@@ -74,6 +74,15 @@ def open_log(folder: Path) -> logging.Logger:
     return log
 
 
+def open_terminal_log() -> logging.Logger:
+    """A logger to the console alone, for processes without a run folder."""
+    log = logging.getLogger("a3c_mp.terminal")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.handlers = [ConsoleHandler()]
+    return log
+
+
 class QuietFileHandler(logging.FileHandler):
     """A file handler that drops lines which cannot be written."""
 

@@ -6,6 +6,7 @@ However the block is left, a checkpoint and `summary.json` are written.
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -134,12 +135,13 @@ class Run(HasProgress):
         self.metrics.record(metrics)
 
     def on_restart(self, message: RestartMessage) -> None:
-        """Count and log the restart of an actor that died or hung, or games that could not be rebuilt."""
+        """Count and log the restart of an actor that died or hung, lost games, joins and leaves."""
         what, *details = message.text.splitlines()
         if self.args.deterministic:
             rebuilt = "rebuilt to where it was" if message.replaced else "determinism is lost for the rest of this run"
             what += f"; {rebuilt}"
-        self.log.warning("\n".join([what, *details]))
+        level = logging.INFO if message.joined or message.left else logging.WARNING
+        self.log.log(level, "\n".join([what, *details]))
         self.metrics.flush()  # raises if the loss is not finite: such weights kill actors
         self.metrics.record_games(self.progress.on_restart(message))
         self.progress.record_solved()

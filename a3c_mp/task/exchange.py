@@ -11,21 +11,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from a3c_mp.processes.channel import ActorChannel, Token
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
+from a3c_mp.task.endpoint import node_name
 from a3c_mp.task.parallel import JOINED, LEFT, FirstNode, Node, Nodes
+from a3c_mp.task.wire import WireError
 
-READY, TOKEN, FILLED, NOT_RESTORED = "slots.ready", "slots.token", "slots.filled", "slots.not_restored"
-"""events: of a collector that has started (number,), to it (slot, version), of it (slot, payload, fields), (reason,)"""
-JOIN, SETUP = "slots.join", "slots.setup"
-"""events: of a collector of another machine (), and to it (worker, entropy)"""
-WEIGHTS = "slots.weights"
-"""request (version that the asking node has): (newest version, its values or None if it is the same)"""
+READY, TOKENS, TOKEN = "slots.ready", "slots.tokens", "slots.token"
+"""events: of a collector that has started (number), to it the tokens of all slots that it has to fill ([[slot,
+version], ...]), and later of one more (slot, version)"""
+FILLED, NOT_RESTORED = "slots.filled", "slots.not_restored"
+"""events: of a collector (slot, payload, fields or None), (reason)"""
+JOIN, SETUP, NO_PLACE = "slots.join", "slots.setup", "slots.no_place"
+"""events: of a collector of another machine (host name), and to it (worker, entropy), or (number of places)"""
 
 
 class Setup(NamedTuple):
@@ -52,27 +53,32 @@ class Outlet:
 
     Args:
         node: of this process.
-        setup: of this collector.
+        setup: of this collector; None if the learner sends it later.
         own_slots: where a collector of another machine has its data; None where it shares the learner's slots.
     """
 
-    def __init__(self, node: Node, setup: Setup, own_slots: Slots | None = None):
-        self.node, self.own_slots = node, own_slots
-        self.worker = self.actor = setup.worker
-        self.entropy, self.restored = setup.entropy, setup.restored
-        self._tokens: list[Token] = []
-        node.handle(TOKEN, lambda sender, slot, version: self._tokens.append(Token(slot, version)))
-        self.beat, self.closing = node.beat, node.closing
-        self._say_ready()
+    worker: int
+    actor: int
+    entropy: tuple[int, ...]
+    restored: Any
 
-    def _say_ready(self) -> None:
-        self._tokens.clear()
-        self.node.send(READY, self.worker, to="node.0")
+    def __init__(self, node: Node, setup: Setup | None, own_slots: Slots | None = None):
+        self.node, self.own_slots = node, own_slots
+        self._tokens: list[Token] = []
+        self._has_asked = False  # its first tokens are on their way, and what comes before is among them
+        self._session = self._taken_in = 0  # a slot that was taken in an earlier session is not this collector's now
+        node.handle(TOKENS, self._on_tokens)
+        node.handle(TOKEN, self._on_token)
+        node.handle(JOINED, self._on_joined)
+        self.beat, self.closing = node.beat, node.closing
+        if setup is not None:
+            self._set_up(setup)
 
     def take(self) -> Token | None:
         """Wait for a token to fill a slot; None if the task ends meanwhile."""
         while not self.node.finishing:
             if self._tokens:
+                self._taken_in = self._session
                 return self._tokens.pop(0)
             self.node.wait()
         return None
@@ -82,84 +88,41 @@ class Outlet:
         return slots[slot] if self.own_slots is None else self.own_slots[0]
 
     def send(self, slot: int, payload: Any) -> None:
-        """Hand a filled slot to the learner."""
-        fields = None if self.own_slots is None else {name: f.clone() for name, f in self.own_slots[0].items()}
-        self.node.send(FILLED, slot, payload, fields, to="node.0")
+        """Hand a filled slot to the learner. One of an earlier session is lost: its token is given again."""
+        if self._taken_in == self._session:
+            fields = None if self.own_slots is None else self.own_slots[0]
+            self.node.send(FILLED, slot, payload, fields, to="node.0")
 
     def not_restored(self, reason: str) -> None:
         """Report that the collector cannot continue from `restored`, and what it does instead."""
         self.node.send(NOT_RESTORED, reason, to="node.0")
 
+    def _set_up(self, setup: Setup) -> None:
+        self.worker = self.actor = setup.worker
+        self.entropy, self.restored = setup.entropy, setup.restored
+        self._ask()
 
-class RemoteOutlet(Outlet):
-    """The end of a collector of another machine: it fills a slot of its own, whose fields travel with the message.
+    def _ask(self) -> None:
+        """Ask for slots."""
+        self._has_asked = True
+        self.node.send(READY, self.worker, to="node.0")
 
-    Args:
-        node: of this process.
-        slots: one slot.
-    """
+    def _ask_again(self) -> None:
+        """The connection was lost, and is there again."""
+        self._ask()
 
-    def __init__(self, node: Node, slots: Slots):
-        self._setup: Setup | None = None
-        self._session = 0  # a slot that was given in an earlier one is not this collector's any longer
-        node.handle(SETUP, self._on_setup)
-        node.handle(JOINED, self._on_joined)
-        node.send(JOIN, to="node.0")
-        while self._setup is None:
-            node.wait()
-        super().__init__(node, self._setup, slots)
+    def _on_tokens(self, sender: str, tokens: list[list[int]]) -> None:
+        self._has_asked, self._tokens = False, [Token(*token) for token in tokens]
 
-    def take(self) -> Token | None:
-        token = super().take()
-        self._given_in = self._session
-        return token
-
-    def send(self, slot: int, payload: Any) -> None:
-        if self._given_in == self._session:
-            super().send(slot, payload)
+    def _on_token(self, sender: str, slot: int, version: int) -> None:
+        if not self._has_asked:
+            self._tokens.append(Token(slot, version))
 
     def _on_joined(self, sender: str) -> None:
-        """Ask for slots again after the connection was lost."""
         if sender == "node.0":
             self._session += 1
             self._tokens.clear()
-            self.node.send(JOIN, to="node.0")
-
-    def _on_setup(self, sender: str, worker: int, entropy: list[int]) -> None:
-        first, self._setup = self._setup is None, Setup(worker, tuple(entropy))
-        if not first:
-            self.worker = self.actor = worker
-            self._say_ready()
-
-
-class RemoteWeights:
-    """The learner's newest weights, requested by a node of another machine; used as `Weights` is."""
-
-    def __init__(self, node: Node, dtype: torch.dtype = torch.float32, timeout: float = 60.0):
-        self.node, self.timeout = node, timeout
-        self.buffers = torch.empty(0, dtype=dtype)  # of the dtype and on the device that actors compute in
-        self.device = self.buffers.device
-        self._version, self._values = -1, torch.empty(0)
-
-    def load(self, net: nn.Module, version: int | None = None) -> int:
-        """Copy the newest version into `net`, and return it."""
-        newest, values = self.node.router.request(WEIGHTS, self._version, to="node.0", timeout=self.timeout)
-        if values is not None:
-            self._version, self._values = newest, values
-        tensors = [tensor.detach() for tensor in net.state_dict().values()]
-        parts = self._values.split([tensor.numel() for tensor in tensors])
-        torch._foreach_copy_(tensors, [p.view(t.shape) for p, t in zip(parts, tensors, strict=True)])
-        return self._version
-
-
-def serve_weights(node: Node, weights: Weights) -> None:
-    """Answer the requests of `RemoteWeights`, on the router's thread."""
-
-    def answer(has_version: int) -> tuple[int, Tensor | None]:
-        version = weights.version
-        return (version, None) if version == has_version else weights.read()
-
-    node.router.serve(WEIGHTS, answer)
+            self._ask_again()
 
 
 # ---- at the learner
@@ -198,15 +161,15 @@ class Intake:
     def connect(self, node: FirstNode) -> None:
         """Take the messages of collectors from now on."""
         self.node = node
-        handlers: dict[str, Callable[..., None]] = {
-            READY: self._on_ready,
-            FILLED: self._on_filled,
-            NOT_RESTORED: self._on_lost,
-            JOIN: self._on_join,
-            LEFT: self._on_left,
+        handlers: dict[str, tuple[Callable[..., None], list[type]]] = {
+            READY: (self._on_ready, [int]),
+            FILLED: (self._on_filled, [int, int, object]),
+            NOT_RESTORED: (self._on_lost, [str]),
+            JOIN: (self._on_join, [str]),
+            LEFT: (self._on_left, []),
         }
-        for event, handler in handlers.items():
-            node.handle(event, handler)
+        for event, (handler, types) in handlers.items():
+            node.handle(event, handler, types)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does."""
@@ -229,44 +192,72 @@ class Intake:
         return Setup(worker, (self.states.start, worker, restarts), restored)
 
     def _on_ready(self, sender: str, worker: int) -> None:
+        """A collector has started, or has lost its connection and joined again: it gets its tokens."""
+        own = self._names[worker] if worker in range(len(self._names)) else None
+        is_local = worker in range(len(self.numbers)) and sender == node_name(self.numbers[worker])
+        if sender != own and not is_local:
+            raise WireError(f"it is not collector {worker}")
+        if is_local and sender == own:
+            text = f"collector {worker} was cut off and is back; its rollout is lost"
+            self.on_restart(RestartMessage(worker, text, replaced=False))
         self._names[worker] = sender
-        for token in self.ledger.given[worker]:
-            self._send(worker, token)
+        self.ledger.forget(worker)
+        assert self.node is not None
+        self.node.send(TOKENS, list(self.ledger.given[worker]), to=sender)
 
-    def _on_filled(self, sender: str, slot: int, payload: Any, fields: Mapping[str, Tensor] | None) -> None:
+    def _on_filled(self, sender: str, slot: int, payload: int, fields: Any) -> None:
         if sender not in self._names:
             return  # of a process that is lost: its successor fills the slot again
         assert self.node is not None
         worker = self._names.index(sender)
-        if slot not in (token.slot for token in self.ledger.given[worker]):
-            return
-        if fields is not None:
-            for name, place in self.slots[slot].items():
-                place.copy_(fields[name])
-        self.ledger.fill(worker, slot, payload)
+        if slot != self.ledger.due(worker):
+            raise WireError(f"slot {slot} is not the one that it is to fill")
         if worker < len(self.numbers):
             self.node.supervisor.children[self.numbers[worker] - 1].record_result()
+        else:
+            self._copy(slot, fields)
+        self.ledger.fill(worker, slot, payload)
 
-    def _on_join(self, sender: str) -> None:
-        """Give a collector of another machine a place; without a free one it waits for nothing."""
+    def _copy(self, slot: int, fields: Any) -> None:
+        """Copy what a collector of another machine has sent into a slot."""
+        if not isinstance(fields, Mapping) or fields.keys() != self.slots.spec.keys():
+            raise WireError("its fields are not those of a slot")
+        for name, (shape, dtype) in self.slots.spec.items():
+            field = fields[name]
+            if not isinstance(field, Tensor) or field.shape != shape or field.dtype != dtype:
+                raise WireError(f"field {name} is not {dtype} {list(shape)}")
+        for name, place in self.slots[slot].items():
+            place.copy_(fields[name])
+
+    def _on_join(self, sender: str, host: str) -> None:
+        """Give a collector of another machine a place, or tell it that there is none."""
         assert self.node is not None
-        for worker in range(len(self.numbers), len(self._names)):
-            if self._names[worker] is None:
-                self._names[worker] = sender
-                self._joins += 1
-                self.on_restart(RestartMessage(worker, f"{sender} joined as collector {worker}", replaced=False))
-                self.node.send(SETUP, worker, (self.states.start, worker, self._joins), to=sender)
-                return
-        self.on_restart(RestartMessage(-1, f"{sender} has no place: --remote-actors are all there", replaced=False))
+        remote = range(len(self.numbers), len(self._names))
+        worker = next((w for w in remote if self._names[w] == sender), None)
+        if worker is None:
+            worker = next((w for w in remote if self._names[w] is None), None)
+        if worker is None:
+            self.node.send(NO_PLACE, len(remote), to=sender)
+            text = f"a collector of {host!r:.80} was refused: all {len(remote)} places are taken (--remote-actors)"
+            self.on_restart(RestartMessage(-1, text, replaced=False, joined=True))
+            return
+        if self._names[worker] is None:
+            self._names[worker] = sender
+            self._joins += 1
+            text = f"collector {worker} joined from {host!r:.80} ({sender})"
+            self.on_restart(RestartMessage(worker, text, replaced=False, joined=True))
+        self.node.send(SETUP, worker, (self.states.start, worker, self._joins), to=sender)
 
     def _on_left(self, sender: str) -> None:
         if sender in self._names[len(self.numbers) :]:
             worker = self._names.index(sender)
             self._names[worker] = None
             self.ledger.forget(worker)
-            self.on_restart(RestartMessage(worker, f"{sender}, collector {worker}, left", replaced=False, left=True))
+            self.on_restart(RestartMessage(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
 
     def _on_lost(self, sender: str, reason: str) -> None:
+        if sender not in self._names:
+            raise WireError("it is no collector")
         worker = self._names.index(sender)
         self.states.forget(worker)
         self.on_restart(RestartMessage(worker, f"{sender} cannot be rebuilt: {reason}", replaced=False))

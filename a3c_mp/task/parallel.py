@@ -15,11 +15,11 @@ replaces it; with node 0 all of them end.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -35,14 +35,20 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, DONE, WAIT_SECONDS, Child, Supervisor, run_supervised
-from a3c_mp.task.endpoint import Endpoint, Topology, check_tcp, ipc_folder, local_endpoints
+from a3c_mp.task.endpoint import Endpoint, Topology, check_tcp, ipc_folder, local_endpoints, node_name
+from a3c_mp.task.members import RateLimitedLog
 from a3c_mp.task.router import Message, Router
 from a3c_mp.task.task import FINISH
+from a3c_mp.task.wire import WireError
 
 JOINED, LEFT = "node.joined", "node.left"
 """events of the nodes themselves, for `Node.handle`: a node is connected, or no longer"""
 GONE_SECONDS = 5.0
 """a node that has joined ends when node 0's machine has refused connections for so long: node 0 is gone"""
+PROBE_SECONDS = 1.0
+"""between two attempts to find out why node 0 does not answer, and the longest of them"""
+LOST_SECONDS = 2.0
+"""time without a connection after which that is logged"""
 
 
 @dataclass(frozen=True)
@@ -66,21 +72,24 @@ class Node:
         known_labels: of all nodes, also of those that may join.
         setup: what node 0 has prepared for this node; see `Nodes.prepare`.
         beat: counts a heartbeat of this process; called with each look at messages.
+        report: sends a message, kind and contents, to the process that has started this one.
     """
 
     def __init__(
         self, router: Router, *, known_labels: Sequence[str] = (), setup: Any = None,
-        beat: Callable[[], None] = lambda: None,
+        beat: Callable[[], None] = lambda: None, report: Callable[..., None] = lambda *message: None,
     ):  # fmt: skip
         self.router, self.known_labels, self.setup, self.beat = router, tuple(known_labels), setup, beat
+        self.report = report
         self.finishing = False  # another node has ended the task
-        self._handlers: dict[str, Callable[..., None]] = {}
+        self.log = RateLimitedLog(router.log)
+        self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
         self._pending: list[Message] = []  # that are for the task
         self._lock = threading.RLock()
         self._open: list[Any] = []
-        self._changes: deque[Message] = deque()  # nodes that have joined or left, from the router's thread
-        router.on_join(lambda peer: self._changes.append(Message(peer.name, JOINED, [])))
-        router.on_leave(lambda peer: self._changes.append(Message(peer.name, LEFT, [])))
+        # Among the messages: what a node sent before it left is handled before that, and what it sends after it joined.
+        router.on_join(lambda peer: router.insert(Message(peer.name, JOINED, [])))
+        router.on_leave(lambda peer: router.insert(Message(peer.name, LEFT, [])))
 
     @property
     def is_active(self) -> bool:
@@ -102,14 +111,20 @@ class Node:
         """Have a function called on the router's thread when messages have arrived."""
         self.router.on_arrival(callback)
 
-    def handle(self, event: str, handler: Callable[..., None]) -> None:
-        """Have an event handled as it is read, by `handler(sender, *args)`, instead of by the task's listeners."""
+    def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
+        """Have an event handled as it is read, by `handler(sender, *args)`, instead of by the task's listeners.
+
+        Args:
+            event: its name.
+            handler: may raise WireError for a malformed message, which is then dropped with a warning.
+            types: of `args`; a message with others is dropped too.
+        """
         with self._lock:
-            self._handlers[event] = handler
+            self._handlers.setdefault(event, []).append((handler, types))
             waiting = [message for message in self._pending if message.event == event]
             self._pending = [message for message in self._pending if message.event != event]
             for message in waiting:
-                handler(message.sender, *message.args)
+                self._call_handlers(message)
 
     def receive(self) -> list[Message]:
         """Return the messages for the task that have arrived. Called by the task between two middlewares."""
@@ -122,16 +137,23 @@ class Node:
         """Read the messages that have arrived, and handle those that have a handler."""
         self.beat()
         with self._lock:
-            messages = self.router.receive()
-            while self._changes:
-                messages.append(self._changes.popleft())
-            for message in messages:
+            for message in self.router.receive():
                 if message.event == FINISH:
                     self.finishing = True
-                if (handler := self._handlers.get(message.event)) is not None:
-                    handler(message.sender, *message.args)
+                if message.event in self._handlers:
+                    self._call_handlers(message)
                 elif message.event not in (JOINED, LEFT):
                     self._pending.append(message)
+
+    def _call_handlers(self, message: Message) -> None:
+        args = message.args
+        try:
+            for handler, types in self._handlers[message.event]:
+                if types is not None and not (len(args) == len(types) and all(map(isinstance, args, types))):
+                    raise WireError(f"not [{', '.join(kind.__name__ for kind in types)}]")
+                handler(message.sender, *args)
+        except WireError as error:
+            self.log.warning(f"malformed message {message.event} from {message.sender} dropped", error)
 
     def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Wait for a message or `WAIT_SECONDS`, whichever comes first, and look."""
@@ -151,32 +173,67 @@ class Node:
 
 
 class JoinedNode(Node):
-    """A node that has joined from elsewhere. It waits for node 0 while the link is down, and ends when node 0 has."""
+    """A node that has joined from elsewhere. It waits for node 0 while the link is down, and ends when node 0 has.
 
-    def __init__(self, router: Router, address: str):
+    Args:
+        router: the connection to node 0.
+        log: gets a line when node 0 cannot be reached, and when it can again.
+    """
+
+    def __init__(self, router: Router, log: Callable[[str], None]):
         super().__init__(router)
-        self.address = address
-        self._refused_since: float | None = None
-        self._probed = 0.0
+        self._greeting, self._reach = router.greeting, _Reach(router.endpoint.dials[0], log)
+
+    @property
+    def is_connected(self) -> bool:
+        return node_name(0) in self.router.peers
 
     def look(self) -> None:
+        """Read messages. Raises WorkerError when node 0 has ended without a word, or is that of another task."""
         super().look()
-        if "node.0" in self.router.peers:
-            self._refused_since = None
-        elif not self.finishing and time.monotonic() - self._probed > 1.0:
-            self._probe()
+        if self.is_connected:
+            if self.router.greeting != self._greeting:
+                raise WorkerError(f"another task listens at {self._reach.address} now; attach to it again")
+            self._reach.confirm()
+        elif not self.finishing:
+            self._reach.probe()
 
-    def _probe(self) -> None:
-        """Tell a link that is down, where nobody answers, from a machine that refuses: nobody listens there."""
+
+class _Reach:
+    """Whether a machine can be reached: tells a link that is down, which may come back, from a process that is gone."""
+
+    def __init__(self, address: str, log: Callable[[str], None]):
+        self.address, self.log = address, log
+        self._seen = self._probed = time.monotonic()
+        self._refused_since: float | None = None
+        self._is_lost = False  # and that has been logged
+
+    def confirm(self) -> None:
+        """The connection is there."""
+        if self._is_lost:
+            self.log(f"{self.address} answers again")
+        self._is_lost, self._refused_since = False, None
+        self._seen = self._probed = time.monotonic()
+
+    def probe(self) -> None:
+        """Find out, now and then, why there is no connection. Raises WorkerError if nobody listens there."""
+        if time.monotonic() - self._probed < PROBE_SECONDS:
+            return
+        why = "it is stopped, or very busy"
         try:
-            socket.create_connection(check_tcp("attach-to", self.address), timeout=1.0).close()
+            socket.create_connection(check_tcp("attach-to", self.address), timeout=PROBE_SECONDS).close()
+            self._refused_since = None
         except ConnectionRefusedError:
             self._refused_since = self._refused_since or time.monotonic()
             if time.monotonic() - self._refused_since > GONE_SECONDS:
-                raise WorkerError(f"node.0 at {self.address} has ended: connections are refused") from None
-        except OSError:
-            self._refused_since = None
+                what = f"{self.address} refuses connections"
+                raise WorkerError(f"{what}: the task there was killed, or its machine restarted") from None
+        except OSError as error:
+            why, self._refused_since = error.strerror or str(error), None
         self._probed = time.monotonic()
+        if not self._is_lost and self._refused_since is None and self._probed - self._seen > LOST_SECONDS:
+            self.log(f"{self.address} does not answer ({why}); waiting until it does")
+            self._is_lost = True
 
 
 class FirstNode(Node):
@@ -244,6 +301,8 @@ class Nodes:
     greeting: Mapping[str, Any] = field(default_factory=dict)
     max_restarts: int = 5
     hang_seconds: float = 60.0
+    log: logging.Logger | None = None
+    """for what other nodes do wrong"""
     prepare: dict[int, Callable[[], Any]] = field(default_factory=dict)
     """number of a node -> makes what its process is given as `node.setup`; called before each start"""
     on_restart: Callable[[int, str], None] = lambda number, text: print(text)
@@ -254,7 +313,7 @@ class Nodes:
             self._endpoints = self._make_endpoints(stack)
             labels = [label for number, role in enumerate(self.roles) for label in (f"node.{number}", *role.labels)]
             self._known = tuple(dict.fromkeys(["distributed", *labels, *self.joining])) if len(self.roles) > 1 else ()
-            router = stack.enter_context(Router(self._endpoints[0]))
+            router = stack.enter_context(Router(self._endpoints[0], self.log))
             if self.transport == "tcp":
                 port = router.addresses[-1]
                 ends = self._endpoints
@@ -299,12 +358,18 @@ class Nodes:
 
     def _launch(self, number: int) -> tuple[Any, Any]:
         setup = self.prepare[number]() if number in self.prepare else None
-        pipe, child_end = mp.Pipe(duplex=False)
-        with child_end:  # the child has a copy; with this one closed, its death reads as an end of file
-            node_args = (self._endpoints[number], self._known, setup, self._beats[number : number + 1])
-            args = (self.main, self.args, node_args, self.roles[number].niceness, child_end)
-            name = f"node-{number}"
-            return start_child(run_node, args, name=name, daemon=True, group=True), pipe
+        node_args = (self._endpoints[number], self._known, setup, self._beats[number : number + 1])
+        return start_node(self.main, self.args, node_args, self.roles[number].niceness, f"node-{number}")
+
+
+def start_node(
+    main: Callable[..., Any], args: tuple[Any, ...], node_args: tuple[Any, ...], niceness: int, name: str
+) -> tuple[Any, Any]:
+    """Start a process that runs `main(node, *args)`; returns it and the pipe of its messages."""
+    pipe, child_end = mp.Pipe(duplex=False)
+    with child_end:  # the child has a copy; with this one closed, its death reads as an end of file
+        child_args = (main, args, node_args, niceness, child_end)
+        return start_child(run_node, child_args, name=name, daemon=True, group=True), pipe
 
 
 def run_node(
@@ -322,7 +387,8 @@ def run_node(
 
     def body() -> None:
         with Router(endpoint) as router:
-            open_nodes.append(node := Node(router, known_labels=known_labels, setup=setup, beat=beat))
+            settings = {"known_labels": known_labels, "setup": setup, "beat": beat}
+            open_nodes.append(node := Node(router, **settings, report=lambda *message: pipe.send(message)))
             main(node, *args)
             pipe.send((DONE,))
 
@@ -342,10 +408,11 @@ def join(
 
     Raises:
         ConfigError: the address or the key is wrong, nobody answers, or the versions differ.
+        WorkerError: node 0 has ended without a word.
     """
     endpoint = Endpoint(None, "star", dials=(address,), labels=labels, key_file=key_file)
     with ExitStack() as stack:
-        node = JoinedNode(stack.enter_context(Router(endpoint)), address)
+        node = JoinedNode(stack.enter_context(Router(endpoint)), print)
         stack.callback(node.close)
         return main(node, *args)
 

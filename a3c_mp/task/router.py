@@ -144,15 +144,20 @@ class Router:
         """Have a function called on the router's thread when a node has ended, was lost or was dropped."""
         self._callbacks["leave"].append(callback)
 
+    def insert(self, message: Message) -> None:
+        """Add a message behind those that have arrived; for callbacks of `on_join` and `on_leave`."""
+        self._inbox.put(message, 0, b"")
+
     def serve(self, name: str, handler: Callable[..., Any]) -> None:
         """Answer requests of other nodes: `handler(*args)` runs on the router's thread, and its result is sent back."""
         self._requests.serve(name, handler)
 
-    def request(self, name: str, *args: Any, to: str, timeout: float) -> Any:
+    def request(self, name: str, *args: Any, to: str, timeout: float, beat: Callable[[], None] = lambda: None) -> Any:
         """Ask a node, the first that matches the pattern `to`, and wait for its answer.
 
         Args:
             timeout: longest wait, in seconds.
+            beat: called several times a second meanwhile.
 
         Raises:
             TimeoutError: no answer in time.
@@ -168,7 +173,7 @@ class Router:
             request.fail("it has left")
         else:
             self._post(REQUEST, [name, args], names[0], number)
-        return self._requests.finish(number, request, timeout)
+        return self._requests.finish(number, request, timeout, beat)
 
     def wait_for_peers(self, wanted: int | Iterable[str], timeout: float) -> None:
         """Wait until so many other nodes are connected, or one for each pattern. Raises TimeoutError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 from a3c_mp.errors import RequestError
 from a3c_mp.task.endpoint import Peer
 from a3c_mp.task.wire import Envelope
+
+BEAT_SECONDS = 0.25
+"""between two heartbeats while a request waits for its answer"""
 
 
 @dataclass
@@ -46,11 +50,14 @@ class Requests:
         self._open[number] = request
         return number, request
 
-    def finish(self, number: int, request: Request, timeout: float) -> Any:
+    def finish(self, number: int, request: Request, timeout: float, beat: Callable[[], None]) -> Any:
         """Wait for the answer. Raises RequestError, TimeoutError."""
+        deadline = time.monotonic() + timeout
         try:
-            if not request.done.wait(timeout):
-                raise TimeoutError(f"{request.to} did not answer {request.name!r} within {timeout:g} s")
+            while not request.done.wait(max(0.0, min(BEAT_SECONDS, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{request.to} did not answer {request.name!r} within {timeout:g} s")
+                beat()
         finally:
             del self._open[number]
         if request.error:

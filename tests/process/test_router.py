@@ -3,9 +3,7 @@
 import dataclasses
 import multiprocessing.connection
 import os
-import shutil
 import signal
-import subprocess
 import threading
 import time
 
@@ -250,29 +248,6 @@ def test_a_busy_node_is_not_lost(hub, start):
     assert hub.tape == [("join", "node.1")]
 
 
-@pytest.fixture
-def cable():
-    """A network namespace at 10.231.7.2 and the link to it, at 10.231.7.1: a function that runs `ip` for it."""
-
-    def ip(command):
-        return subprocess.run(["ip", *command.split()], capture_output=True, text=True)
-
-    made = [
-        ip("netns add a3c-test"),
-        ip("link add a3c-hub type veth peer name a3c-spoke netns a3c-test"),
-        ip("addr add 10.231.7.1/30 dev a3c-hub"),
-        ip("link set a3c-hub up"),
-        ip("-n a3c-test addr add 10.231.7.2/30 dev a3c-spoke"),
-        ip("-n a3c-test link set a3c-spoke up"),
-    ]
-    try:
-        if any(done.returncode for done in made):
-            pytest.skip(f"needs network namespaces: {[done.stderr for done in made]}")
-        yield ip
-    finally:
-        ip("netns del a3c-test")
-
-
 def numbers_and_end(router):
     """Numbers until the event "end", and seconds (of the machine's clock) at which the hub was lost."""
     lost, found = [], []
@@ -283,7 +258,6 @@ def numbers_and_end(router):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
 def test_a_node_whose_link_is_down_is_lost_on_both_sides_and_joins_again(folder, tmp_path, start, cable):
     (end,) = local_endpoints(folder, "star", [()], listen="tcp://10.231.7.1:50515", key_file=tmp_path / "key")
     sent, stop, left = [0], threading.Event(), []

@@ -1,0 +1,94 @@
+"""Processes that join a task of chapter 5 from another machine: `--attach-to`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gymnasium.spaces import Discrete
+
+from a3c_mp.algorithms.actor_critic import rollout_layout
+from a3c_mp.algorithms.roles import Memory, RoleArgs, make_net
+from a3c_mp.data.actor_states import ActorStates
+from a3c_mp.data.rollout import rollout_spec
+from a3c_mp.errors import ConfigError, Stopped, WorkerError
+from a3c_mp.nets.precision import acting_dtype
+from a3c_mp.processes.channel import NICENESS
+from a3c_mp.processes.slots import Slots
+from a3c_mp.run.display import open_terminal_log
+from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
+from a3c_mp.run.preflight import check_env, check_memory, check_open_files
+from a3c_mp.task.endpoint import Endpoint
+from a3c_mp.task.joining import REFUSED, JoinedNodes
+from a3c_mp.task.parallel import Node, Role
+from a3c_mp.task.remote import RemoteWeights
+from a3c_mp.task.router import Router
+
+
+def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
+    """Join the task at `args.attach_to` with processes that run `pipeline(node, settings, memory)`, until it ends.
+
+    Args:
+        pipeline: a module-level function.
+        args: address, key, role, number of collectors and supervision; all else is as that task has it.
+
+    Returns:
+        exit code: 0 where the task has ended, 1 where it was killed or its nodes here fail again and again.
+
+    Raises:
+        ConfigError: the address or the key is wrong, nobody answers, or the task has no place for these nodes.
+    """
+    assert args.attach_to is not None
+    log = open_terminal_log()
+    roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS)]
+    if args.role == "collector":
+        check_memory(args.num_actors, 1, False)
+        check_open_files(args.num_actors)
+        roles = [Role("collector", ("collector",), "--num-actors", NICENESS) for _ in range(args.num_actors)]
+    try:
+        with Router(Endpoint(None, "star", dials=(args.attach_to,), key_file=args.key_file), log) as router:
+            theirs = settings_of(args, router.greeting)
+            check_env(theirs.env_id, Discrete)
+            log.info(
+                f"{len(roles)} {args.role}{'s' * (len(roles) > 1)} for the task on {theirs.env_id} at {args.attach_to}"
+            )
+            nodes = JoinedNodes(
+                run_node_of_task, (pipeline, theirs), roles, router, log, args.max_restarts, args.hang_seconds
+            )
+            with nodes:
+                nodes.wait()
+            log.info("the task has ended")
+    except WorkerError as error:
+        log.error(f"error: {error}")
+        return 1
+    except Stopped:
+        log.info(f"left {args.attach_to}")
+        raise
+    return 0
+
+
+def settings_of(args: RoleArgs, greeting: Mapping[str, Any]) -> RoleArgs:
+    """The settings of the task that sends a greeting, for a node of this machine. Raises ConfigError."""
+    try:
+        theirs = type(args)(**greeting["args"])
+    except (KeyError, TypeError) as error:
+        why = f"the node there runs another program ({error})"
+        raise ConfigError("attach-to", args.attach_to, why, "install the same version here") from error
+    if args.role == "evaluator" and not theirs.eval_every:
+        raise ConfigError("role", args.role, "the task there has no evaluations", "start it with --eval-every")
+    return replace(theirs, attach_to=args.attach_to, role=args.role, key_file=args.key_file, listen=None, cuda=False)
+
+
+def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) -> None:
+    """A node that has joined: run the pipeline with memory of its own."""
+    try:
+        obs_space, action_space = check_env(args.env_id, Discrete)
+        memory = Memory(
+            Slots(rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space), 1),
+            RemoteWeights(node, acting_dtype(args.precision, make_net(args))),
+            ActorStates(args, rollout_layout(args, action_space), start=0),
+        )
+        pipeline(node, args, memory)
+    except ConfigError as error:
+        node.report(REFUSED, error.what, str(error.value), error.why, error.fix)

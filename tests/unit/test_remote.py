@@ -1,0 +1,335 @@
+"""Messages between the learner and nodes that join: slots, weights, snapshots for evaluators."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nodes import free_port
+from torch import nn
+
+from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorEnd, NodeEvaluator
+from a3c_mp.config import CommonArgs
+from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.supervisor import Supervisor
+from a3c_mp.processes.weights import Weights
+from a3c_mp.processes.workers import RestartMessage, WorkerOptions
+from a3c_mp.run.progress import Progress
+from a3c_mp.task import parallel
+from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
+from a3c_mp.task.exchange import FILLED, Intake, Outlet, Setup
+from a3c_mp.task.parallel import FirstNode, JoinedNode, Node
+from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
+from a3c_mp.task.router import Router
+
+SPEC = {"obs": ((2, 3), torch.float32), "done": ((2,), torch.bool)}
+
+
+@pytest.fixture
+def nodes(log):
+    """A learner and two others, in this process."""
+    with ipc_folder() as folder, contextlib.ExitStack() as stack:
+        ends = local_endpoints(folder, "star", [("learner",), ("collector",), ("collector",)])
+        stacks = [stack.enter_context(contextlib.ExitStack()) for _ in ends]
+        routers = [own.enter_context(Router(end, log)) for own, end in zip(stacks, ends, strict=True)]
+        for router in routers:
+            router.wait_for_peers(2, 10)
+        child = SimpleNamespace(is_done=True, record_result=lambda: None)
+        learner, *others = FirstNode(routers[0], Supervisor([child])), *map(Node, routers[1:])
+        for node, own in zip(others, stacks[1:], strict=True):
+            node.leave = own.close
+        yield learner, *others
+
+
+def run_until(happened, *nodes, timeout=20):
+    """Have nodes handle their messages until something has happened."""
+    deadline = time.monotonic() + timeout
+    while not happened():
+        assert time.monotonic() < deadline, f"it did not happen within {timeout} s"
+        for node in nodes:
+            node.look()
+
+
+def run_in_thread(function, *args):
+    """Call a function that waits for others; returns the thread and the list that gets its result."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function(*args)))
+    thread.start()
+    return thread, results
+
+
+# ---- weights
+
+
+@pytest.mark.parametrize("theirs", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ours", [torch.float32, torch.bfloat16])
+def test_weights_cross_between_machines_that_compute_in_other_dtypes(nodes, theirs, ours):
+    trained, acting = nn.Linear(5, 3), nn.Linear(5, 3).to(ours)
+    weights = Weights(trained, theirs)
+    serve_weights(nodes[0], weights)
+    remote = RemoteWeights(nodes[1], ours)
+    assert remote.load(acting) == 0
+    for mine, original in zip(acting.parameters(), trained.parameters(), strict=True):
+        assert mine.dtype == ours
+        assert torch.equal(mine, original.to(theirs).to(ours))
+
+
+def test_weights_travel_again_only_when_they_are_newer(nodes):
+    trained, acting = nn.Linear(5, 3), nn.Linear(5, 3)
+    weights = Weights(trained)
+    serve_weights(nodes[0], weights)
+    remote = RemoteWeights(nodes[1])
+    remote.load(acting)
+    nn.init.zeros_(acting.weight)
+    assert remote.load(acting) == 0
+    assert not acting.weight.any(), "nothing came"
+    weights.publish(trained)
+    assert remote.load(acting) == 1
+    assert torch.equal(acting.weight, trained.weight)
+
+
+def test_weights_are_waited_for_until_the_learner_answers_or_the_task_ends(nodes):
+    net = nn.Linear(5, 3)
+    thread, results = run_in_thread(RemoteWeights(nodes[1]).load, net)
+    thread.join(0.3)
+    assert thread.is_alive(), "nobody answers yet"
+    serve_weights(nodes[0], Weights(net))
+    thread.join(20)
+    assert results == [0]
+    thread, results = run_in_thread(RemoteWeights(nodes[2], timeout=0.01).load, net)
+    nodes[2].finishing = True
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+# ---- slots
+
+
+@pytest.fixture
+def make_intake(nodes):
+    """An intake for these collectors of this machine, and for one of another; `told` is what it reports."""
+
+    def make(numbers, num_workers, slots_per_worker=2):
+        told = []
+        states = SimpleNamespace(start=7, of=lambda worker: None)
+        options = WorkerOptions(slots_per_worker=slots_per_worker)
+        launcher = SimpleNamespace(prepare={})
+        slots = Slots(SPEC, num_workers * slots_per_worker)
+        intake = Intake(launcher, numbers, slots, num_workers, states=states, options=options, on_restart=told.append)
+        intake.connect(nodes[0])
+        intake.told = told
+        return intake
+
+    return make
+
+
+def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(nodes, make_intake):
+    hub, node, _ = nodes
+    intake = make_intake([1], 1)
+    outlet = Outlet(node, Setup(0, (7, 0, 0)))
+    run_until(lambda: len(outlet._tokens) == 2, hub, node)
+    for _ in range(2):
+        outlet.send(outlet.take().slot, 0)
+    run_until(lambda: len(intake.ledger.ready[0]) == 2, hub)
+    held = intake.take(lambda: False)  # the learner reads slot 0
+    assert [filled.slot for filled in held] == [0]
+    outlet._on_joined("node.0")
+    run_until(lambda: outlet._tokens, hub, node)
+    assert [token.slot for token in outlet._tokens] == [1], "slot 0 is the learner's"
+    assert not intake.ledger.ready[0], "what it had sent before is dropped, as it writes there again"
+    text = "collector 0 was cut off and is back; its rollout is lost"
+    assert intake.told == [RestartMessage(0, text, replaced=False)]
+    outlet.take()
+    outlet._on_joined("node.0")  # while it fills slot 1
+    outlet.send(1, 0)
+    intake.release(held, 5)
+    run_until(lambda: len(outlet._tokens) == 2, hub, node)
+    assert [token.slot for token in outlet._tokens] == [1, 0], "none of them twice"
+    assert not intake.ledger.ready[0], "a rollout of an earlier session is not sent"
+    outlet.send(outlet.take().slot, 0)
+    run_until(lambda: intake.ledger.ready[0], hub)
+
+
+def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_intake):
+    hub, node, other = nodes
+    intake = make_intake([], 1, slots_per_worker=1)
+    thread, results = run_in_thread(RemoteOutlet, node, Slots(SPEC, 1))
+    run_until(lambda: results, hub)
+    thread.join()
+    [outlet] = results
+    assert (outlet.worker, outlet.entropy) == (0, (7, 0, 1))
+    run_until(lambda: outlet._tokens, hub, node)
+    fields = outlet.fields(intake.slots, outlet.take().slot)
+    fields["obs"].copy_(torch.arange(6.0).view(2, 3))
+    outlet.send(0, 3)
+    [filled] = intake.take(lambda: False)
+    assert filled.payload == 3
+    assert torch.equal(intake.slots[0]["obs"], fields["obs"])
+    assert intake.told[0].joined
+
+    def refused():
+        with pytest.raises(ConfigError, match="its 1 places"):
+            RemoteOutlet(other, Slots(SPEC, 1))
+
+    other.router.endpoint = SimpleNamespace(dials=("tcp://hub:1",))
+    thread, _ = run_in_thread(refused)
+    run_until(lambda: not thread.is_alive(), hub)
+    assert len(intake.told) == 2
+    assert "1 places are taken" in intake.told[1].text
+
+
+def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(nodes, make_intake, tape):
+    hub, node, other = nodes
+    intake = make_intake([1], 2)
+    Outlet(node, Setup(0, (7, 0, 0)))
+    run_until(lambda: intake._names[0] == "node.1", hub)
+    other.send("slots.ready", 0, to="node.0")
+    other.send(FILLED, 0, 0, None, to="node.0")
+    run_until(lambda: tape.messages, hub)
+    assert "malformed message slots.ready from node.2 dropped" in tape.messages[0]
+    assert intake._names == ["node.1", None]
+
+
+# ---- a node 0 that is lost
+
+
+@pytest.fixture
+def joined(tmp_path, log, monkeypatch):
+    """A node that has joined, its log lines, the end of node 0, and a function that makes a router for another one."""
+    for name, seconds in (("GONE", 0.3), ("PROBE", 0.01), ("LOST", 0.0)):
+        monkeypatch.setattr(parallel, f"{name}_SECONDS", seconds)
+    address, key_file, lines = f"tcp://127.0.0.1:{free_port()}", tmp_path / "key", []
+
+    def enter(greeting):
+        return Router(Endpoint(0, "star", binds=(address,), key_file=key_file, greeting={"run": greeting}), log)
+
+    with contextlib.ExitStack() as hub:
+        hub.enter_context(enter("first"))
+        with Router(Endpoint(None, "star", dials=(address,), key_file=key_file), log) as router:
+            yield JoinedNode(router, lines.append), lines, hub.close, enter
+
+
+def test_a_node_ends_when_node_0_was_killed(joined):
+    node, lines, end, _ = joined
+    end()
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match="refuses connections"):
+        run_until(lambda: False, node)
+    assert time.monotonic() - begin >= 0.3
+    assert not lines
+
+
+def test_a_node_ends_when_another_task_takes_the_place_of_the_first(joined):
+    node, _, end, enter = joined
+    end()
+    with enter("second"), pytest.raises(WorkerError, match="another task listens at"):
+        run_until(lambda: False, node)
+
+
+def test_a_node_waits_while_the_link_is_down(joined, monkeypatch):
+    node, lines, end, enter = joined
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            socket, "create_connection", lambda *args, **kwargs: (_ for _ in ()).throw(TimeoutError("timed out"))
+        )
+        end()
+        run_until(lambda: lines, node)
+        node.look()
+    with enter("first"):
+        run_until(lambda: len(lines) > 1, node)
+    address = node.router.endpoint.dials[0]
+    assert lines == [f"{address} does not answer (timed out); waiting until it does", f"{address} answers again"]
+
+
+# ---- evaluators
+
+
+@pytest.fixture
+def evaluators(nodes):
+    """The learner's side, and a function that adds the other side at a node; node.1 is of the learner's machine."""
+    lines = []
+    log = logging.Logger("run")
+    log.info = lines.append
+    run = SimpleNamespace(args=SimpleNamespace(eval_episodes=2), log=log, is_interrupted=lambda: False)
+    learner = NodeEvaluator(nodes[0], "node.1", run)
+    learner.lines = lines
+    return learner, lambda node: EvaluatorEnd(node, None, nn.Linear(2, 1))
+
+
+def has_snapshot(end):
+    return lambda: end._snapshot is not None
+
+
+def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare(nodes, evaluators):
+    hub, local, remote = nodes
+    learner, add = evaluators
+    own, joined = add(local), add(remote)
+    run_until(lambda: len(learner._ready) == 2, hub)
+    net = nn.Linear(2, 1)
+    learner.start(net)
+    run_until(has_snapshot(joined), hub, local, remote)
+    assert own._snapshot is None
+    assert torch.equal(joined.take().weight, net.weight)
+    remote.leave()
+    run_until(has_snapshot(own), hub, local)
+    assert [line.split(" (")[0].split(" from")[0] for line in learner.lines] == ["evaluator joined", "evaluator left"]
+    own.take()
+    own.send(([1.0, 2.0], [3, 4], "sha"))
+    run_until(lambda: learner._result, hub)
+    assert learner.poll() == ([1.0, 2.0], [3, 4], "sha")
+    assert learner.poll() is None
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(), (1, [1.0], [1, 1], "x"), (1, ["a", 1.0], [1, 1], "x"), (1, [1.0, 1.0], [1, 1], 5), (1, None, [1, 1], "x")],
+)
+def test_a_malformed_result_is_dropped(nodes, evaluators, tape, args):
+    hub, _, remote = nodes
+    learner, add = evaluators
+    end = add(remote)
+    learner.start(nn.Linear(2, 1))
+    run_until(has_snapshot(end), hub, remote)
+    remote.send(PLAYED, *args, to="node.0")
+    run_until(lambda: tape.messages, hub)
+    assert learner._result is None
+    assert "malformed message evaluator.played from node.2 dropped" in tape.messages[0]
+    remote.send(PLAYED, 1, [1.0, 1.0], [1, 1], "x", to="node.0")
+    run_until(lambda: learner._result, hub)
+
+
+# ---- what is counted
+
+
+class Args(CommonArgs):
+    @property
+    def max_actors(self):
+        return self.num_actors + 1
+
+
+def test_the_mean_return_waits_for_a_collector_from_its_join_until_it_leaves():
+    progress = Progress(Args(num_actors=1, num_envs=1))
+    games = iter(range(100))
+
+    def end_game(actor=0):
+        return [
+            counted.episode.episode_return
+            for counted in progress.record_rollout(1, [Episode(next(games), 5)], actor, 0)
+        ]
+
+    assert end_game() == [0], "nobody has joined"
+    progress.on_restart(RestartMessage(1, "", replaced=False, joined=True))
+    assert end_game() == [1], "it started before that"
+    assert end_game() == [], "it started after the first game of the one that joined"
+    assert end_game(actor=1) == [3, 2]
+    assert end_game() == [4]
+    assert end_game() == []
+    progress.on_restart(RestartMessage(1, "", replaced=False, left=True))
+    assert end_game() == [5, 6]
+    assert progress.worker_restarts == 0
