@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from a3c_mp.errors import WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluate import make_policy
 from a3c_mp.run.evaluations import PlayedGames
 from a3c_mp.run.evaluator import Games
-from a3c_mp.task.parallel import JOINED, LEFT, Node
+from a3c_mp.task.parallel import JOINED, LEFT, FirstNode, Node
 
 READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
 """events: of an evaluator that has started (), to it (number, state_dict), of it (number, returns, lengths, sha256)"""
@@ -28,11 +29,12 @@ class NodeEvaluator:
     Args:
         node: of the learner.
         should_stop: whether a signal has asked the run to stop; ends every wait.
+        error: what the evaluator of this machine is given up for, if it is.
     """
 
-    def __init__(self, node: Node, should_stop: Callable[[], bool]):
-        self.node, self.should_stop = node, should_stop
-        self._name: str | None = None  # of the node that evaluates
+    def __init__(self, node: FirstNode, should_stop: Callable[[], bool], error: Callable[[], WorkerError | None]):
+        self.node, self.should_stop, self.error = node, should_stop, error
+        self._ready: list[str] = []  # nodes that can evaluate; the first one does
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
         self._result: PlayedGames | None = None
         node.handle(READY, self._on_ready)
@@ -44,32 +46,39 @@ class NodeEvaluator:
         self._send()
 
     def poll(self) -> PlayedGames | None:
+        if not self._ready and (error := self.error()) is not None:
+            raise error
         result, self._result = self._result, None
         return result
 
     def wait(self, seconds: float) -> PlayedGames | None:
         deadline = math.inf if math.isinf(seconds) else time.monotonic() + seconds
-        while self._result is None and time.monotonic() < deadline and not self.should_stop():
+        while (result := self.poll()) is None and time.monotonic() < deadline and not self.should_stop():
             self.node.wait()
-        return self.poll()
+        return result
 
     def close(self) -> None:
         pass
 
     def _send(self) -> None:
-        if self._state and self._name is not None:
-            self.node.send(PLAY, self._number, self._state, to=self._name)
+        if self._state and self._ready:
+            self.node.send(PLAY, self._number, self._state, to=self._ready[0])
 
     def _on_ready(self, sender: str) -> None:
-        if self._name is None or self._name == sender:
-            self._name = sender
+        if sender not in self._ready:
+            self._ready.append(sender)
+        if sender == self._ready[0]:
             self._send()
 
     def _on_left(self, sender: str) -> None:
-        if sender == self._name:
-            self._name = None
+        if sender in self._ready:
+            was_first = sender == self._ready[0]
+            self._ready.remove(sender)
+            if was_first:
+                self._send()
 
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
+        self.node.record_result(sender)
         if number == self._number and self._state:
             self._result, self._state = PlayedGames(returns, lengths, sha256), {}
 
@@ -143,13 +152,16 @@ class InlineEvaluator:
 
     def send(self, played: PlayedGames) -> None:
         """Keep the result for the learner."""
-        self._result, self._net = played, None
+        self._net = None  # first: once the result is there, another thread may start the next one
+        self._result = played
 
     def poll(self) -> PlayedGames | None:
         result, self._result = self._result, None
         return result
 
     def wait(self, seconds: float) -> PlayedGames | None:
+        if self._net is not None:  # its middleware has not had its turn since
+            self.send(self.play(self._net))
         return self.poll()
 
     def close(self) -> None:

@@ -15,14 +15,14 @@ import gymnasium
 import torch
 from gymnasium.spaces import Discrete
 
-from a3c_mp.algorithms.actor_critic import PPOArgs, allocate, rollout_layout
+from a3c_mp.algorithms.actor_critic import PPOArgs, rollout_layout
 from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorEnd, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import Between
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import rollout_spec
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
@@ -45,12 +45,14 @@ from a3c_mp.task.exchange import (
     RemoteWeights,
     serve_weights,
 )
-from a3c_mp.task.parallel import Node, Nodes, Role, join
+from a3c_mp.task.parallel import Callbacks, Node, Nodes, Role, join
 
 
 @dataclass(frozen=True)
 class RoleArgs(PPOArgs):
     """Settings of the nodes of chapter 5."""
+
+    chapter = "task"
 
     eval_every: Annotated[int, Between(0)] = 100_000
     """evaluation interval (agent steps): the evaluator plays whole games, greedily; 0: no evaluator"""
@@ -114,6 +116,8 @@ def check_roles(args: RoleArgs) -> None:
             raise ConfigError(flag, address, "a standalone task is one process", "leave --standalone out")
     if args.listen is not None and args.attach_to is not None:
         raise ConfigError("attach-to", args.attach_to, "a node that joins does not listen", "leave --listen out")
+    if args.transport == "tcp" and args.standalone:
+        raise ConfigError("transport", "tcp", "a standalone task is one process", "leave --standalone out")
     if args.async_mode and not args.standalone:
         raise ConfigError("async-mode", True, "nodes run beside each other anyway", "add --standalone")
     if args.deterministic and args.async_mode:
@@ -122,6 +126,8 @@ def check_roles(args: RoleArgs) -> None:
         raise ConfigError("listen", args.listen, "who joins, and when, has no fixed order", "leave --deterministic out")
     if args.transport == "tcp" and args.key_file is None:
         raise ConfigError("transport", "tcp", "TCP needs a key", "add --key-file FILE")
+    if args.transport == "tcp":
+        Endpoint(0, "star", binds=("tcp://127.0.0.1:0",), key_file=args.key_file).load_key()
     if args.listen is not None:
         Endpoint(0, "star", binds=(args.listen,), key_file=args.key_file).load_key()
         _check_bind(args.listen)
@@ -139,9 +145,8 @@ def _check_bind(address: str) -> None:
         raise ConfigError("listen", address, f"cannot be bound ({error.strerror})", fix) from error
 
 
-def _share_memory(args: RoleArgs, run: Run, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Memory:
-    """Allocate what the learner shares with its collectors."""
-    slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space))
+def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> Memory:
+    """Make what the learner shares with its collectors."""
     weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
     states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
     run.keep(actors=states, weights=weights)
@@ -155,43 +160,50 @@ class Cluster:
         pipeline: what every node runs, `pipeline(node, args, memory)`.
         args: of the chapter.
         run: of the learner.
-        spaces: of observations and actions.
+        slots: for rollouts, shared.
+        action_space: of the environment.
 
     Raises:
-        ConfigError: too little shared memory, or an address cannot be bound.
+        ConfigError: an address cannot be bound.
     """
 
     def __init__(
-        self, pipeline: Callable[..., None], args: RoleArgs, run: Run, spaces: tuple[gymnasium.Space, gymnasium.Space]
+        self, pipeline: Callable[..., None], args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space
     ):
-        memory = _share_memory(args, run, *spaces)
+        memory = _share_memory(args, run, slots, action_space)
         assert isinstance(memory.weights, Weights)
         self.run, self.args, self.memory = run, args, memory
         roles = [Role("learner", ("learner",))]
         if not args.standalone:
-            roles += [Role(f"collector {n}", ("collector",), "--num-actors", NICENESS) for n in range(args.num_actors)]
+            collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
+            roles += [collector(f"collector {number}") for number in range(args.num_actors)]
             if args.eval_every:
-                roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS))
+                roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, needs_result=True))
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         self.nodes = Nodes(
             pipeline, (args, memory), roles, listen=args.listen, key_file=args.key_file, greeting={"args": settings},
-            joining=("collector", "evaluator") if args.listen else (), max_restarts=args.max_restarts,
-            transport=args.transport, hang_seconds=args.hang_seconds,
+            joining=("collector", "evaluator"), max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            transport=args.transport, is_interrupted=run.is_interrupted,
         )  # fmt: skip
+        if not args.standalone and args.eval_every:
+            evaluator = Callbacks(on_restart=self._on_evaluator_restart, on_lost=self._on_evaluator_lost)
+            self.nodes.callbacks[len(roles) - 1] = evaluator
+        self._evaluator_error: WorkerError | None = None
         start: Callable[..., WorkerPool] = OneProcess
         if not args.standalone:
             start = partial(Intake, self.nodes, range(1, args.num_actors + 1), memory.slots)
         self.actors = Actors(None, (), memory.weights, memory.states, run, start=start)
 
-    def __enter__(self) -> tuple[Node, Memory, Actors]:
+    def __enter__(self) -> Cluster:
         self.node = self.nodes.__enter__()
         if isinstance(self.actors.workers, Intake):
             self.actors.workers.connect(self.node)
             serve_weights(self.node, self.actors.weights)
-            self.run.evaluate_with(NodeEvaluator(self.node, self.run.is_interrupted))
+            evaluator = NodeEvaluator(self.node, self.run.is_interrupted, lambda: self._evaluator_error)
+            self.run.evaluate_with(evaluator)
         else:
             self.run.evaluate_with(InlineEvaluator(self.node, Games.of(self.args)))
-        return self.node, self.memory, self.actors
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
@@ -199,6 +211,13 @@ class Cluster:
         finally:
             self.nodes.__exit__(kind, error, trace)
             self.actors.__exit__(kind, error, trace)
+
+    def _on_evaluator_restart(self, text: str) -> None:
+        self.run.progress.evals.restarts += 1
+        self.run.log.warning(text)
+
+    def _on_evaluator_lost(self, error: WorkerError) -> None:
+        self._evaluator_error = error
 
 
 def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner | None) -> list[Collector]:

@@ -18,7 +18,7 @@ from a3c_mp.processes.channel import ActorChannel, Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
-from a3c_mp.task.parallel import JOINED, LEFT, FirstNode, Node, Nodes
+from a3c_mp.task.parallel import JOINED, LEFT, Callbacks, FirstNode, Node, Nodes
 
 READY, TOKEN, FILLED, NOT_RESTORED = "slots.ready", "slots.token", "slots.filled", "slots.not_restored"
 """events: of a collector that has started (number,), to it (slot, version), of it (slot, payload, fields), (reason,)"""
@@ -186,8 +186,7 @@ class Intake:
         self._names: list[str | None] = [None] * num_workers  # of the nodes that fill the slots now
         self._joins = 0  # of collectors of other machines, so far
         for worker, number in enumerate(self.numbers):
-            nodes.prepare[number] = partial(self._prepare, worker)
-        nodes.on_restart = self._on_restart
+            nodes.callbacks[number] = Callbacks(partial(self._prepare, worker), partial(self._on_restart, worker))
 
     def __enter__(self) -> Intake:
         return self
@@ -201,7 +200,7 @@ class Intake:
         handlers: dict[str, Callable[..., None]] = {
             READY: self._on_ready,
             FILLED: self._on_filled,
-            NOT_RESTORED: self._on_lost,
+            NOT_RESTORED: self._on_not_restored,
             JOIN: self._on_join,
             LEFT: self._on_left,
         }
@@ -244,8 +243,7 @@ class Intake:
             for name, place in self.slots[slot].items():
                 place.copy_(fields[name])
         self.ledger.fill(worker, slot, payload)
-        if worker < len(self.numbers):
-            self.node.supervisor.children[self.numbers[worker] - 1].record_result()
+        self.node.record_result(sender)
 
     def _on_join(self, sender: str) -> None:
         """Give a collector of another machine a place; without a free one it waits for nothing."""
@@ -266,17 +264,17 @@ class Intake:
             self.ledger.forget(worker)
             self.on_restart(RestartMessage(worker, f"{sender}, collector {worker}, left", replaced=False, left=True))
 
-    def _on_lost(self, sender: str, reason: str) -> None:
+    def _on_not_restored(self, sender: str, reason: str) -> None:
+        if sender not in self._names:
+            return  # of a process that is lost
+        assert self.node is not None
         worker = self._names.index(sender)
         self.states.forget(worker)
-        self.on_restart(RestartMessage(worker, f"{sender} cannot be rebuilt: {reason}", replaced=False))
+        text = f"{self.node.child(sender)} cannot be rebuilt: {reason}"
+        self.on_restart(RestartMessage(worker, text, replaced=False))
 
-    def _on_restart(self, number: int, text: str) -> None:
-        """Forget what a lost collector has filled; other nodes are only counted."""
-        if number not in self.numbers:
-            self.on_restart(RestartMessage(-1, text))
-            return
-        worker = self.numbers.index(number)
+    def _on_restart(self, worker: int, text: str) -> None:
+        """Forget what a lost collector has filled."""
         self.on_restart(RestartMessage(worker, text))
         self._names[worker] = None
         self.ledger.forget(worker)

@@ -19,14 +19,13 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.multiprocessing as mp
@@ -54,8 +53,21 @@ class Role:
     labels: tuple[str, ...] = ()
     """besides its name"""
     flag: str = "n_parallel_workers"
-    """the setting that says how many such nodes there are"""
+    """the setting that says how many such nodes there are; they share a restart budget"""
     niceness: int = 0
+    needs_result: bool = False
+    """an exception is final unless node 0 has called `record_result` before: a restart would not help"""
+
+
+class Callbacks(NamedTuple):
+    """What node 0 calls as it looks after another node of its machine."""
+
+    prepare: Callable[[], Any] = lambda: None
+    """makes what the node is given as `node.setup`; before each start"""
+    on_restart: Callable[[str], Any] = print
+    """gets what happened; before the node is replaced"""
+    on_lost: Callable[[WorkerError], Any] | None = None
+    """gets the error that the node is given up for, and the task goes on; without it, the error ends the task"""
 
 
 class Node:
@@ -64,7 +76,7 @@ class Node:
     Args:
         router: the connection to the other nodes.
         known_labels: of all nodes, also of those that may join.
-        setup: what node 0 has prepared for this node; see `Nodes.prepare`.
+        setup: what node 0 has prepared for this node; see `Callbacks.prepare`.
         beat: counts a heartbeat of this process; called with each look at messages.
     """
 
@@ -78,9 +90,8 @@ class Node:
         self._pending: list[Message] = []  # that are for the task
         self._lock = threading.RLock()
         self._open: list[Any] = []
-        self._changes: deque[Message] = deque()  # nodes that have joined or left, from the router's thread
-        router.on_join(lambda peer: self._changes.append(Message(peer.name, JOINED, [])))
-        router.on_leave(lambda peer: self._changes.append(Message(peer.name, LEFT, [])))
+        router.on_join(lambda peer: router.insert(Message(peer.name, JOINED, [])))
+        router.on_leave(lambda peer: router.insert(Message(peer.name, LEFT, [])))
 
     @property
     def is_active(self) -> bool:
@@ -117,10 +128,7 @@ class Node:
         """Read the messages that have arrived, and handle those that have a handler."""
         self.beat()
         with self._lock:
-            messages = self.router.receive()
-            while self._changes:
-                messages.append(self._changes.popleft())
-            for message in messages:
+            for message in self.router.receive():
                 if message.event == FINISH:
                     self.finishing = True
                 if (handler := self._handlers.get(message.event)) is not None:
@@ -175,12 +183,30 @@ class JoinedNode(Node):
 
 
 class FirstNode(Node):
-    """Node 0, which looks after the processes of the others."""
+    """Node 0, which looks after the processes of the others.
 
-    def __init__(self, router: Router, supervisor: Supervisor, **settings: Any):
-        super().__init__(router, **settings)
-        self.supervisor = supervisor
+    Args:
+        router, known_labels: as of `Node`.
+        supervisor: of nodes 1, 2, ...
+        is_interrupted: as of `Nodes`.
+    """
+
+    def __init__(
+        self, router: Router, supervisor: Supervisor, is_interrupted: Callable[[], bool], known_labels: Sequence[str]
+    ):
+        super().__init__(router, known_labels=known_labels)
+        self.supervisor, self.is_interrupted = supervisor, is_interrupted
         self._looked = time.monotonic()
+
+    def child(self, name: str) -> Child | None:
+        """The process of a node; None for one of another machine."""
+        number = int(name.removeprefix("node."))
+        return self.supervisor.children[number - 1] if 0 < number <= len(self.supervisor.children) else None
+
+    def record_result(self, name: str) -> None:
+        """A node has produced something: it can work."""
+        if (child := self.child(name)) is not None:
+            child.record_result()
 
     def receive(self) -> list[Message]:
         if threading.current_thread() is threading.main_thread() and time.monotonic() - self._looked > WAIT_SECONDS:
@@ -200,7 +226,8 @@ class FirstNode(Node):
             super().wait(should_stop)
 
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
-        self.supervisor.watch(should_stop, seconds, also=[self.router.wake_fd])
+        wake = [self.router.wake_fd]
+        self.supervisor.watch(lambda: should_stop() or self.is_interrupted(), seconds, also=wake)
         self._looked = time.monotonic()
 
 
@@ -217,9 +244,9 @@ class Nodes:
         topology: star (node 0 relays between the others) or mesh.
         listen: address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`.
         transport: of the messages of this machine's nodes: Unix sockets, or TCP on loopback, with `key_file`.
-        joining: labels that nodes of other machines may have.
+        joining: labels that filters may name though none of `roles` has them: of nodes that join, for instance.
         greeting: JSON values that nodes of other machines are sent.
-        max_restarts: restart budget of all nodes together.
+        max_restarts: restart budget of all nodes whose roles have the same flag.
         hang_seconds: a node whose heartbeats stop for so long is killed and restarted.
     """
 
@@ -234,10 +261,10 @@ class Nodes:
     greeting: Mapping[str, Any] = field(default_factory=dict)
     max_restarts: int = 5
     hang_seconds: float = 60.0
-    prepare: dict[int, Callable[[], Any]] = field(default_factory=dict)
-    """number of a node -> makes what its process is given as `node.setup`; called before each start"""
-    on_restart: Callable[[int, str], None] = lambda number, text: print(text)
-    """called with the number of a node and what happened before it is replaced"""
+    is_interrupted: Callable[[], bool] = lambda: False
+    """whether a signal has arrived: it may have ended other nodes too, which are not to be replaced"""
+    callbacks: dict[int, Callbacks] = field(default_factory=dict)
+    """by the number of the node"""
 
     def __enter__(self) -> FirstNode:
         with ExitStack() as stack:
@@ -251,17 +278,13 @@ class Nodes:
                 ends[1:] = [replace(end, dials=(port, *end.dials[1:])) for end in ends[1:]]
             self._beats = shared_counters(len(self.roles))
             supervisor = Supervisor(
-                [
-                    Child(role.name, partial(self._launch, number), role.flag)
-                    for number, role in enumerate(self.roles)
-                    if number > 0
-                ],
+                [self._make_child(number) for number in range(1, len(self.roles))],
                 self._beats[1:],
                 max_restarts=self.max_restarts,
                 hang_seconds=self.hang_seconds,
-                on_restart=lambda child, text: self.on_restart(child + 1, text),
+                on_restart=lambda child, text: self._callbacks_of(child + 1).on_restart(text),
             )
-            self._node = FirstNode(router, supervisor, known_labels=self._known)
+            self._node = FirstNode(router, supervisor, self.is_interrupted, self._known)
             stack.callback(self._node.close)
             stack.callback(self._stop)
             supervisor.start()
@@ -287,13 +310,20 @@ class Nodes:
         self._node.supervisor.await_own_end(CLOSE_SECONDS)
         self._node.supervisor.stop()
 
+    def _callbacks_of(self, number: int) -> Callbacks:
+        return self.callbacks.get(number, Callbacks())
+
+    def _make_child(self, number: int) -> Child:
+        role, on_lost = self.roles[number], self._callbacks_of(number).on_lost
+        return Child(role.name, partial(self._launch, number), role.flag, on_lost, role.needs_result)
+
     def _launch(self, number: int) -> tuple[Any, Any]:
-        setup = self.prepare[number]() if number in self.prepare else None
+        setup = self._callbacks_of(number).prepare()
         pipe, child_end = mp.Pipe(duplex=False)
         with child_end:  # the child has a copy; with this one closed, its death reads as an end of file
             node_args = (self._endpoints[number], self._known, setup, self._beats[number : number + 1])
             args = (self.main, self.args, node_args, self.roles[number].niceness, child_end)
-            name = f"node-{number}"
+            name = self.roles[number].name.replace(" ", "-")
             return start_child(run_node, args, name=name, daemon=True, group=True), pipe
 
 
