@@ -95,7 +95,7 @@ def games_of(folder):
 def own_actors():
     """The actors of this process, which is learner 0, and of the learners that it has started."""
     children = multiprocessing.active_children()
-    actors = [psutil.Process(child.pid) for child in children if child.name.startswith("worker-")]
+    actors = [psutil.Process(child.pid) for child in children if child.name.startswith(("worker-", "collector-"))]
     learners = [child.pid for child in children if child.name.startswith("learner-")]
     return actors + [actor for pid in learners for actor in actors_of(pid)]
 

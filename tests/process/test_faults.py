@@ -79,7 +79,7 @@ def check_mishaps(scripts, monkeypatch, chapter, mishaps):
     restart_messages = [line for line in log.splitlines() if "restart" in line]
     for number, (line, mishap) in enumerate(zip(restart_messages, mishaps, strict=True), start=1):
         assert line.endswith(f"restart {number} of {restarts}")
-        assert re.search(rf"actor 0 \(pid \d+\) {WAYS[mishap]}; restart", line)
+        assert re.search(rf"{chapter.actor} 0 \(pid \d+\) {WAYS[mishap]}; restart", line)
         happened, told = (scripts.runs_dir / mishap).stat().st_mtime, said_at(log, line)
         if WAYS[mishap].startswith("sent no heartbeat"):
             assert HANG_SECONDS - 1 < told - happened < HANG_SECONDS + 5
@@ -121,7 +121,7 @@ def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_tracebac
     assert "ArithmeticError: no coin in the slot" in done.out
     assert "(raised by the constructor of envs:Unmakeable-v0, seed " in done.out
     assert done.summary["worker_restarts"] == 0
-    assert done.summary["exit_reason"].startswith("error: actor ")
+    assert done.summary["exit_reason"].startswith(f"error: {chapter.actor} ")
 
 
 def under_way(scripts, trainer):
