@@ -16,6 +16,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
@@ -283,6 +284,20 @@ def _status(process: psutil.Process) -> str | None:
         return process.status()
     except psutil.NoSuchProcess:
         return None
+
+
+def files_of_runs():
+    """Shared memory, and the folders of Unix sockets."""
+    return {*Path("/dev/shm").iterdir(), *Path(tempfile.gettempdir()).glob("a3c-*")}
+
+
+def left_of_runs(before, seconds=60):
+    """New ones that stay there; other tests, run at the same time, remove theirs when they end."""
+    deadline, left = time.monotonic() + seconds, files_of_runs() - before
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left &= files_of_runs()
+    return left
 
 
 @contextmanager
