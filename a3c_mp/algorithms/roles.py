@@ -138,11 +138,12 @@ def check_roles(args: RoleArgs) -> None:
 def _check_bind(address: str) -> None:
     """Raise ConfigError if an address cannot be bound, before anything is started."""
     host, port = check_tcp("listen", address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port)).close()
+        socket.create_server((host.removeprefix("*"), port), family=family).close()
     except OSError as error:
-        fix = "choose another port, or an address of this machine"
-        raise ConfigError("listen", address, f"cannot be bound ({error.strerror})", fix) from error
+        why, fix = str(error.strerror).partition(" (")[0], "choose another port, or an address of this machine"
+        raise ConfigError("listen", address, f"cannot be bound ({why})", fix) from error
 
 
 def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> Memory:
@@ -233,7 +234,8 @@ def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner |
 
 def _make_collector(args: RoleArgs, memory: Memory, channel: CollectorChannel) -> Collector:
     env = make_envs(args, channel)
-    net = make_actor_critic(env.single_observation_space, env.single_action_space).to(memory.weights.buffers)
+    with torch.random.fork_rng(devices=[]):  # in a standalone task, a resume continues the learner's
+        net = make_actor_critic(env.single_observation_space, env.single_action_space).to(memory.weights.buffers)
     return Collector(channel, net, RolloutCollector(args, env, net, channel))
 
 

@@ -19,6 +19,7 @@ import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -86,7 +87,7 @@ class Node:
     ):  # fmt: skip
         self.router, self.known_labels, self.setup, self.beat = router, tuple(known_labels), setup, beat
         self.finishing = False  # another node has ended the task
-        self._handlers: dict[str, Callable[..., None]] = {}
+        self._handlers: defaultdict[str, list[Callable[..., None]]] = defaultdict(list)
         self._pending: list[Message] = []  # that are for the task
         self._lock = threading.RLock()
         self._open: list[Any] = []
@@ -115,7 +116,7 @@ class Node:
 
     def handle(self, event: str, handler: Callable[..., None]) -> None:
         """Have an event handled as it is read, by `handler(sender, *args)`, instead of by the task's listeners."""
-        self._handlers[event] = handler
+        self._handlers[event].append(handler)
 
     def receive(self) -> list[Message]:
         """Return the messages for the task that have arrived. Called by the task between two middlewares."""
@@ -131,9 +132,10 @@ class Node:
             for message in self.router.receive():
                 if message.event == FINISH:
                     self.finishing = True
-                if (handler := self._handlers.get(message.event)) is not None:
+                handlers = self._handlers.get(message.event, [])
+                for handler in handlers:
                     handler(message.sender, *message.args)
-                elif message.event not in (JOINED, LEFT):
+                if not handlers and message.event not in (JOINED, LEFT):
                     self._pending.append(message)
 
     def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:
