@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -269,6 +268,5 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
         states = ActorStates(theirs, rollout_layout(theirs, action_space), start=0)
         pipeline(node, theirs, Memory(slots, weights, states))
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     join(joined, (), args.attach_to, (args.role,), args.key_file)
     return 0

@@ -17,7 +17,10 @@ LOOK_SECONDS = 0.1
 
 
 class RouterLike(Protocol):
-    """What a task needs of a `Router`."""
+    """What a task needs of a `Node`."""
+
+    finishing: bool
+    """set once the task is asked to end, here or by another node"""
 
     @property
     def is_active(self) -> bool: ...

@@ -86,7 +86,7 @@ class Node:
         beat: Callable[[], None] = lambda: None,
     ):  # fmt: skip
         self.router, self.known_labels, self.setup, self.beat = router, tuple(known_labels), setup, beat
-        self.finishing = False  # another node has ended the task
+        self.finishing = False  # the task is asked to end, by another node or its own
         self._handlers: defaultdict[str, list[Callable[..., None]]] = defaultdict(list)
         self._pending: list[Message] = []  # that are for the task
         self._lock = threading.RLock()
@@ -212,7 +212,7 @@ class FirstNode(Node):
 
     def receive(self) -> list[Message]:
         if threading.current_thread() is threading.main_thread() and time.monotonic() - self._looked > WAIT_SECONDS:
-            self._watch(lambda: False, 0.0)
+            self._watch(lambda: self.finishing, 0.0)  # a signal to all processes has ended others too
         return super().receive()
 
     def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:

@@ -15,9 +15,8 @@ from a3c_mp.run.checkpoint import sha256_of_weights
 
 SLOW = pytest.mark.slow
 FEW = ["--num-actors", "1", "--num-envs", "2", "--batch-size", "16"]
-EITHER = pytest.mark.parametrize("chapter", [A3C_DATA, TASK], ids=row_id)
+EITHER = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=SLOW)], ids=row_id)
 """an evaluator that is a process of the run, and one that is a node"""
-EITHER_SLOW = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=pytest.mark.slow)], ids=row_id)
 
 
 def evaluator():
@@ -68,7 +67,7 @@ def pauses_of(each_round):
     return pauses
 
 
-@EITHER
+@pytest.mark.parametrize("chapter", [A3C_DATA, TASK], ids=row_id)
 @pytest.mark.parametrize(("times", "steps"), [(3, "3000"), pytest.param(20, "30000", marks=SLOW)])
 def test_a_killed_evaluator_is_named_replaced_and_changes_no_bit_of_the_training(
     run_inline, each_round, chapter, times, steps
@@ -89,7 +88,7 @@ def test_a_killed_evaluator_is_named_replaced_and_changes_no_bit_of_the_training
     assert done.summary["worker_restarts"] == 0
 
 
-@EITHER_SLOW
+@EITHER
 def test_a_run_whose_evaluator_is_killed_too_often_goes_on_without(run_inline, each_round, chapter):
     killed = kill_evaluators(each_round, times=2)
     flags = [*FEW, *EVALUATED, "--max-restarts", "1", "--total-steps", "3000"]
@@ -128,7 +127,7 @@ def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_we
     assert evaluator() is None
 
 
-@EITHER_SLOW
+@EITHER
 def test_an_evaluator_whose_environment_raises_is_named_once(scripts, chapter):
     flags = ["--env-id", "envs:Unplayable-v0", *EVALUATED, "--total-steps", "2000"]
     done = scripts.run(chapter, *flags)
@@ -138,7 +137,7 @@ def test_an_evaluator_whose_environment_raises_is_named_once(scripts, chapter):
     assert (done.evals["count"], done.summary["worker_restarts"]) == (0, 0)
 
 
-@EITHER_SLOW
+@EITHER
 def test_a_run_that_evaluation_is_to_end_fails_where_that_cannot_be(scripts, chapter):
     flags = ["--env-id", "envs:Unplayable-v0", *EVALUATED, "--stop-eval-return", "5"]
     done = scripts.run(chapter, *flags)

@@ -180,7 +180,6 @@ FEW = [  # every pair of two of these choices occurs
     (IMPALA, TERM, "group", 2, under_way),
     (IMPALA, INT, "parent", 1, starting_up),
     (TASK, TERM, "group", 1, under_way),
-    (TASK, INT, "parent", 2, starting_up),
 ]
 ALL = [
     (chapter, signum, target, times, moment)

@@ -23,6 +23,7 @@ IMPORTED = time.monotonic()
 LABELS = [("learner",), ("collector",), ("collector", "spare")]
 PATTERNS = ("*", "collector", "spare", "node.[01]", "nobody")
 HANG_SECONDS = 2.0
+SLOW = pytest.mark.slow
 SCRIPT = "tests/process/test_nodes.py"
 
 
@@ -78,7 +79,7 @@ def converse(node):
     return {**tape, "node.0": (heard, ways_back, IMPORTED)}
 
 
-@pytest.mark.parametrize("topology", ["star", "mesh"])
+@pytest.mark.parametrize("topology", ["star", pytest.param("mesh", marks=SLOW)])
 def test_events_and_shared_values_reach_the_nodes_that_are_meant_and_one_node_ends_all(topology):
     started = time.monotonic()
     tape = runner(3, topology=topology, labels=LABELS)(converse)
@@ -120,6 +121,7 @@ def mislabelled(node):
         task.use(wait_for_the_end(task)).run()
 
 
+@SLOW
 def test_a_filter_that_no_node_matches_is_an_error_that_names_the_labels():
     known = "collector, distributed, learner, node.0, node.1, node.2, spare"
     with pytest.raises(ConfigError) as error:
@@ -196,7 +198,7 @@ def burn_hub(node):
         task.use(wait_for_the_end(task)).run()
 
 
-@pytest.mark.slow
+@SLOW
 def test_node_0_that_raises_ends_all():
     with pytest.raises(ArithmeticError, match="the hub caught fire") as error:
         runner(3)(burn_hub)
@@ -215,9 +217,7 @@ def endless(node):
         task.use(wait_for_the_end(task)).run()
 
 
-@pytest.mark.parametrize(
-    "signum", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW)])
 def test_all_nodes_end_with_node_0_and_leave_nothing(scripts, signum):
     before = files_of_runs()
     hub = scripts.start(SCRIPT, "endless", start_new_session=True)

@@ -2,11 +2,13 @@
 
 import signal
 
+import psutil
 import pytest
 from harness import A3C_DATA, EVALUATED, TASK
 from nodes import free_port
 
 from a3c_mp.run.checkpoint import sha256_of_weights
+from a3c_mp.run.episode_log import read_episodes
 
 SLOW = pytest.mark.slow
 MODES = {"alone": ["--standalone"], "ipc": [], "tcp": ["--transport", "tcp", "--key-file", "k"]}
@@ -26,31 +28,38 @@ def test_a_deterministic_run_has_the_weights_of_chapter_1_in_every_mode(run_inli
             assert done.summary[figure] == expected[figure], (name, figure)
 
 
+def games_of_collector_1(scripts):
+    return [episode.actor for episode in read_episodes(scripts.runs_dir / "runs/r/episodes.csv")].count(1)
+
+
 @SLOW
 @pytest.mark.timeout(400)
 def test_nodes_join_are_counted_and_leave(scripts):
-    """A collector joins, is killed, and another takes its place; an evaluator joins; both end with the task."""
+    """Three collectors join in turn; two are killed and terminated, the third and an evaluator end with the task."""
     address = f"tcp://127.0.0.1:{free_port()}"
     flags = ["--num-actors", "1", "--remote-actors", "1", *EVALUATED, "--listen", address, "--key-file", "k"]
     trainer = scripts.train(TASK, *flags, "--checkpoint-seconds", "1")
     scripts.wait_for("r", "episodes.csv:,0,", trainer)
     join = ["--attach-to", address, "--key-file", "k", "--role"]
-    first = scripts.start(TASK.script, *join, "collector")
-    scripts.wait_for("r", "episodes.csv:,1,", trainer)
-    first.kill()
-    first.communicate()
-    scripts.wait_for("r", "run.log:, collector 1, left", trainer)
+    for number, signum, code in ((3, signal.SIGKILL, -9), (4, signal.SIGTERM, 143)):
+        node = scripts.start(TASK.script, *join, "collector")
+        scripts.wait_for("r", f"run.log:node.{number} joined as collector 1", trainer)
+        games = games_of_collector_1(scripts)
+        scripts.wait_until(lambda games=games: games_of_collector_1(scripts) > games, trainer)
+        node.send_signal(signum)
+        ended = scripts.finish(node, "r")
+        assert (ended.code, ended.err) == (code, "")
+        scripts.wait_for("r", f"run.log:node.{number}, collector 1, left", trainer)
     others = [scripts.start(TASK.script, *join, role) for role in ("collector", "evaluator")]
-    log = scripts.wait_for("r", "run.log:evaluation 2: ", trainer)
-    episodes = (scripts.runs_dir / "runs/r/episodes.csv").read_text().count(",1,")
-    scripts.wait_until(
-        lambda: (scripts.runs_dir / "runs/r/episodes.csv").read_text().count(",1,") > episodes + 20, trainer
-    )
+    scripts.wait_until(lambda: all(psutil.Process(node.pid).net_connections("tcp") for node in others), trainer)
+    log = scripts.runs_dir / "runs/r/run.log"
+    scripts.wait_until(lambda: log.read_text().count("joined as collector 1") == 3, trainer)
+    games = games_of_collector_1(scripts)
+    scripts.wait_until(lambda: games_of_collector_1(scripts) > games + 10, trainer)
     trainer.send_signal(signal.SIGINT)
     done = scripts.finish(trainer, "r")
     assert done.code == 130, done.out + done.err
     assert (done.summary["worker_restarts"], done.summary["evaluator_restarts"]) == (0, 0)
-    assert log.count("joined as collector 1") >= 1
     assert sha256_of_weights(done.load(done.best)["net"]) == done.evals["best_weights_sha256"]
     for node in others:
         ended = scripts.finish(node, "r")
