@@ -52,6 +52,8 @@ from a3c_mp.run.script import exit_with
 class Args(PPOArgs):
     """Settings of chapter 1."""
 
+    chapter = "a3c_data"
+
 
 PRESETS = PPO_PRESETS
 
@@ -91,7 +93,7 @@ def main() -> int:
     optimizer = actor_critic.make_optimizer(args, net)
     slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space))
 
-    with Run(args, "a3c_data", net, optimizer) as run:
+    with Run(args, args.chapter, net, optimizer) as run:
         weights = Weights(net, acting_dtype(args.precision, net))
         states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
         run.keep(actors=states, weights=weights)

@@ -46,6 +46,8 @@ from a3c_mp.run.script import exit_with
 class Args(ActorCriticArgs):
     """Settings of chapter 2."""
 
+    chapter = "a3c_grad"
+
     batch_size: Count = 256
     """samples in one gradient, at most T * B; sending a gradient costs the same for any batch size"""
     grads_per_step: Count = 1
@@ -108,7 +110,7 @@ def main() -> int:
     spec = gradients.gradient_spec(net, obs_space.shape or (), args.unroll_length * args.num_envs)
     slots = allocate(args, spec, device)
 
-    with Run(args, "a3c_grad", net, optimizer) as run:
+    with Run(args, args.chapter, net, optimizer) as run:
         weights = Weights(net)
         acting_weights = Weights(net) if args.sync else weights  # for collecting rollouts
         grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)

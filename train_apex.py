@@ -140,7 +140,10 @@ def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     learner = apex.build_learner(args, ALGORITHMS[args.algo])
     algo, net, optimizer, kept = learner.algo, learner.net, learner.optimizer, apex.saved_parts(args, learner)
-    with Run(args, f"apex_{args.algo}", net, optimizer, kept, algo.make_policy) as run, Learners.of(run, peer) as group:
+    with (
+        Run(args, f"{args.chapter}_{args.algo}", net, optimizer, kept, algo.make_policy) as run,
+        Learners.of(run, peer) as group,
+    ):
         apex.add_replay_metrics(run, args, learner.replay)
         train(args, run, group, learner)
     return run.exit_code

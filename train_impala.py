@@ -136,7 +136,7 @@ def peer(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     learner = impala.build_learner(args)
-    with Run(args, "impala", learner.net, learner.optimizer) as run, Learners.of(run, peer) as group:
+    with Run(args, args.chapter, learner.net, learner.optimizer) as run, Learners.of(run, peer) as group:
         train(args, run, group, learner)
     return run.exit_code
 

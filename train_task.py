@@ -18,10 +18,10 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from a3c_mp.algorithms import actor_critic, attach, roles
-from a3c_mp.algorithms.actor_critic import PPO_PRESETS, GradientSteps, Samples, update_obs_stats
-from a3c_mp.algorithms.roles import Learner, Memory, RoleArgs
+from a3c_mp.algorithms.actor_critic import PPO_PRESETS, GradientSteps, Samples, allocate, update_obs_stats
+from a3c_mp.algorithms.roles import Cluster, Learner, Memory, RoleArgs
 from a3c_mp.cli import parse_args
-from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite
+from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
 from a3c_mp.maths import losses
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import make_actor_critic
@@ -102,7 +102,8 @@ def learn(args: Args, memory: Memory, learner: Learner) -> Middleware:
                     update_obs_stats(args, run, net, rollout, source)
                     steps.take(Samples.of(args, rollout))
         if ctx.filled:
-            weights.publish(net)
+            with run.timing("publishing"):
+                weights.publish(net)
             run.end_round()
         ctx.finish = ctx.finish or run.should_stop()
 
@@ -128,8 +129,7 @@ def pipeline(node: Node, args: Args, memory: Memory, learner: Learner | None = N
             task.use_wrapper(StepTimer(args.print_per_step, learner.run.log.info, learner.run.record_metrics))
             # One middleware: with --async-mode they run beside the others, but not beside each other.
             task.use(task.serial(take(learner), learn(args, memory, learner)), name="learner")
-        if args.eval_every:
-            task.use(evaluate(roles.evaluator_of(node, args, learner)), filter_labels=["standalone", "evaluator"])
+        task.use(evaluate(roles.evaluator_of(node, args, learner)), filter_labels=["standalone", "evaluator"])
         task.run()
 
 
@@ -140,8 +140,9 @@ def main() -> int:
     spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)
     net = make_actor_critic(*spaces).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
-    with Run(args, "task", net, optimizer) as run, roles.Cluster(pipeline, args, run, spaces) as (node, memory, actors):
-        pipeline(node, args, memory, Learner(run, actors, net, optimizer))
+    slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, *spaces))
+    with Run(args, args.chapter, net, optimizer) as run, Cluster(pipeline, args, run, slots, spaces[1]) as cluster:
+        pipeline(cluster.node, args, cluster.memory, Learner(run, cluster.actors, net, optimizer))
     return run.exit_code
 
 

@@ -91,13 +91,12 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
     hints = typing.get_type_hints(args_class)
-    if foreign := set(saved) - set(hints):
-        field = min(map(str, foreign))
-        if set(hints) <= set(saved):
-            why = f"{path} has {field}, which this version does not know; written by a newer version?"
-            raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
-        why = f"{path} belongs to another chapter, {content.get('algorithm', '?')} (it has {field})"
+    if not (algorithm := str(content.get("algorithm", ""))).startswith(args_class.chapter):
+        why = f"{path} belongs to another chapter, {algorithm}"
         raise ConfigError("resume", folder, why, "resume it with the script that started it")
+    if foreign := set(saved) - set(hints):
+        why = f"{path} has {min(map(str, foreign))}, which this version does not know; written by a newer version?"
+        raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
     given = {token.partition("=")[0].replace("_", "-").replace("--no-", "--") for token in argv}
     try:
         flags = [_saved_flag(name, value, hints[name]) for name, value in saved.items() if _flag(name) not in given]

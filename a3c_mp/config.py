@@ -15,6 +15,8 @@ from a3c_mp.errors import ConfigError
 class CommonArgs:
     """Settings of every chapter."""
 
+    chapter = ""  # without an annotation it is no flag: what the algorithm's name begins with in config.json
+
     env_id: str = "PongNoFrameskip-v4"
     """gymnasium environment id; module:Env-v0 imports the module first"""
     cuda: bool = False

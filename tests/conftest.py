@@ -12,6 +12,7 @@ from envs import Env
 from harness import Inline, Scripts
 
 from a3c_mp.processes.spawn import SIGNALS
+from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.run.script import exit_with
 
 
@@ -107,9 +108,7 @@ def refused(tmp_path, monkeypatch, capfd):
     def run(main, flags):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("sys.argv", ["script.py", *flags])
-        monkeypatch.setattr(
-            "a3c_mp.processes.workers.Workers.__enter__", lambda self: pytest.fail("a process was started")
-        )
+        monkeypatch.setattr(Supervisor, "start", lambda self: pytest.fail("a process was started"))
         with pytest.raises(SystemExit) as end:
             exit_with(main)
         printed = capfd.readouterr()

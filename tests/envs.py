@@ -33,6 +33,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
 
 from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.task.exchange import FILLED, Outlet
 
 STEPS = 400
 """of all environments of an actor together, before something happens"""
@@ -43,7 +44,7 @@ MISHAPS = "MISHAPS"
 
 
 def in_actor_0():
-    return multiprocessing.current_process().name == "worker-0"
+    return multiprocessing.current_process().name in ("worker-0", "collector-0")
 
 
 def next_mishap():
@@ -56,6 +57,13 @@ def next_mishap():
 
 def note(mishap):
     Path(mishap).touch()
+
+
+def send_and_end(outlet, slot, payload):
+    """Instead of `Outlet.send`: the message may be sent, in part or not at all."""
+    note("killed while sending")
+    outlet.node.send(FILLED, slot, payload, None, to="node.0")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def send_half(channel, slot, payload):
@@ -79,7 +87,7 @@ class MishapEnv(CartPoleEnv):
                 note(MishapEnv.mishap)
                 os.kill(os.getpid(), signal.SIGKILL)
             if MishapEnv.mishap == "killed while sending":
-                WorkerChannel.send = send_half
+                WorkerChannel.send, Outlet.send = send_half, send_and_end
 
     def step(self, action):
         MishapEnv.steps += 1
@@ -132,7 +140,7 @@ class HelperEnv(MishapEnv):
     def __init__(self, **kwargs):
         self.ended_by_close = None
         super().__init__(**kwargs)
-        if not multiprocessing.current_process().name.startswith(("worker-", "evaluator")):
+        if not multiprocessing.current_process().name.startswith(("worker-", "collector-", "evaluator")):
             return
         self.ended_by_close, program = (subprocess.Popen(["sleep", "120"]) for _ in range(2))
         if (fork := os.fork()) == 0:

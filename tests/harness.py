@@ -2,7 +2,8 @@
 
 To add a chapter, add a row to `CHAPTERS`; the tests that hold for every chapter then run it too:
 1. `algorithm` as in its config.json, `script`, and `quick`: flags with which a run on `env_id` is over in a second;
-2. `learners=True` where it has `--num-learners`, `metrics` for TensorBoard names that other chapters do not have;
+2. `learners=True` where it has `--num-learners`, `metrics` for TensorBoard names that other chapters do not have,
+   `actor` and `inline` where it has neither actors of that name nor `Workers`;
 3. limits of its own in `TOO_LARGE` (unit/test_chapters.py), bad input in `SPECIAL` (unit/test_bad_input.py);
 4. a run whose bits survive kills in `KINDS` (process/test_exact.py);
 5. its first tests: `python -m pytest -k NAME` with the new algorithm's name.
@@ -15,6 +16,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +48,10 @@ class Chapter:
     """whether several learners can share the work"""
     metrics: frozenset[str] = frozenset()
     """names in TensorBoard that other chapters do not have"""
+    actor: str = "actor"
+    """what its actors are called in messages, before their number"""
+    inline: tuple[str, ...] = ()
+    """flags by which all of it runs in one process, where `InlineWorkers` has nothing to replace"""
 
     def __str__(self) -> str:
         return self.algorithm
@@ -74,7 +80,15 @@ A3C_GRAD = Chapter("a3c_grad", "train_a3c_grad.py", SMALL, metrics=DROPPED)
 APEX_DQN = Chapter("apex_dqn", "train_apex.py", (*REPLAY, "--replay-ratio", "4", "--batch-size", "32"), learners=True)
 APEX_DDPG = Chapter("apex_ddpg", "train_apex.py", (*REPLAY, "--replay-ratio", "1"), env_id="Pendulum-v1")
 IMPALA = Chapter("impala", "train_impala.py", UNROLLS, learners=True)
-CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA)
+TASK = Chapter(
+    "task",
+    "train_task.py",
+    (*SMALL, "--eval-every", "0"),
+    metrics=frozenset({"time/task/learner", "time/task/learner/take", "time/task/learner/learn"}),
+    actor="collector",
+    inline=("--standalone",),
+)
+CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK)
 CONTINUOUS = (APEX_DDPG,)
 
 
@@ -157,6 +171,7 @@ class Inline:
             if trains and workers is not None:
                 patch.setattr("a3c_mp.run.actors.Workers", workers)
                 patch.setattr("a3c_mp.run.evaluator.Workers", workers)
+                flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))
             patch.setattr("sys.argv", [script, *named, *flags])
             code = importlib.import_module(Path(script).stem).main()
         return Finished(code, *self.capsys.readouterr(), self.folder(name))
@@ -269,6 +284,20 @@ def _status(process: psutil.Process) -> str | None:
         return process.status()
     except psutil.NoSuchProcess:
         return None
+
+
+def files_of_runs():
+    """Shared memory, and the folders of Unix sockets."""
+    return {*Path("/dev/shm").iterdir(), *Path(tempfile.gettempdir()).glob("a3c-*")}
+
+
+def left_of_runs(before, seconds=60):
+    """New ones that stay there; other tests, run at the same time, remove theirs when they end."""
+    deadline, left = time.monotonic() + seconds, files_of_runs() - before
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left &= files_of_runs()
+    return left
 
 
 @contextmanager

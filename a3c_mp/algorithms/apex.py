@@ -43,6 +43,8 @@ FRAMES = 4
 class Args(LearningArgs):
     """Settings of Ape-X: chapter 3."""
 
+    chapter = "apex"
+
     algo: Literal["dqn", "ddpg"] = "dqn"
     """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous actions"""
     num_envs: Annotated[int, Between(1, 4096)] = 16

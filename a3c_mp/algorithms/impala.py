@@ -28,6 +28,8 @@ from a3c_mp.run.progress import RunState
 class Args(RolloutArgs):
     """Settings of IMPALA: chapter 4."""
 
+    chapter = "impala"
+
     unroll_length: Count = 20
     """steps of each environment in one unroll (T)"""
     batch_unrolls: Count = 16

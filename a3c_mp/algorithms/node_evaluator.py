@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from a3c_mp.errors import WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluate import make_policy
@@ -17,7 +18,7 @@ from a3c_mp.run.evaluations import PlayedGames
 from a3c_mp.run.evaluator import Games
 from a3c_mp.run.run import Run
 from a3c_mp.task.joining import CALLED, RESULT
-from a3c_mp.task.parallel import JOINED, LEFT, Node
+from a3c_mp.task.parallel import JOINED, LEFT, FirstNode, Node
 from a3c_mp.task.wire import WireError
 
 READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
@@ -36,10 +37,11 @@ class NodeEvaluator:
         node: of the learner.
         own: name of the evaluator of the learner's machine.
         run: gets log lines; a signal to it ends every wait.
+        error: what the evaluator of this machine is given up for, if it is.
     """
 
-    def __init__(self, node: Node, own: str, run: Run):
-        self.node, self.own, self.run = node, own, run
+    def __init__(self, node: FirstNode, own: str, run: Run, error: Callable[[], WorkerError | None]):
+        self.node, self.own, self.run, self.error = node, own, run, error
         self._ready: list[str] = []  # names of the nodes that could evaluate
         self._name: str | None = None  # of the node that evaluates the snapshot
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
@@ -53,14 +55,16 @@ class NodeEvaluator:
         self._send()
 
     def poll(self) -> PlayedGames | None:
+        if not self._ready and (error := self.error()) is not None:
+            raise error
         result, self._result = self._result, None
         return result
 
     def wait(self, seconds: float) -> PlayedGames | None:
         deadline = math.inf if math.isinf(seconds) else time.monotonic() + seconds
-        while self._result is None and time.monotonic() < deadline and not self.run.is_interrupted():
+        while (result := self.poll()) is None and time.monotonic() < deadline and not self.run.is_interrupted():
             self.node.wait()
-        return self.poll()
+        return result
 
     def close(self) -> None:
         pass
@@ -174,13 +178,16 @@ class InlineEvaluator:
 
     def send(self, played: PlayedGames) -> None:
         """Keep the result for the learner."""
-        self._result, self._net = played, None
+        self._net = None  # first: once the result is there, another thread may start the next one
+        self._result = played
 
     def poll(self) -> PlayedGames | None:
         result, self._result = self._result, None
         return result
 
     def wait(self, seconds: float) -> PlayedGames | None:
+        if self._net is not None:  # its middleware has not had its turn since
+            self.send(self.play(self._net))
         return self.poll()
 
     def close(self) -> None:

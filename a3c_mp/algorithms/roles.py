@@ -15,14 +15,13 @@ import gymnasium
 import torch
 from gymnasium.spaces import Discrete
 
-from a3c_mp.algorithms.actor_critic import PPOArgs, allocate, rollout_layout
+from a3c_mp.algorithms.actor_critic import PPOArgs, rollout_layout
 from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorEnd, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import Between
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
-from a3c_mp.data.rollout import rollout_spec
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
@@ -36,13 +35,15 @@ from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp, node_name
 from a3c_mp.task.exchange import CollectorChannel, Intake, LocalChannel, OneProcess, Outlet
-from a3c_mp.task.parallel import Node, Nodes, Role
+from a3c_mp.task.parallel import Callbacks, Node, Nodes, Role
 from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
 
 
 @dataclass(frozen=True)
 class RoleArgs(PPOArgs):
     """Settings of the nodes of chapter 5."""
+
+    chapter = "task"
 
     num_actors: Annotated[int, Between(0, 1024)] = 2
     """collectors on this machine, also with --attach-to; 0 with --listen: all of them join"""
@@ -117,6 +118,8 @@ def check_roles(args: R) -> R:
         raise ConfigError("attach-to", args.attach_to, "a node that joins does not listen", "leave --listen out")
     if args.num_actors == 0 and (args.listen is None or args.remote_actors == 0) and args.role != "evaluator":
         raise ConfigError("num-actors", 0, "there would be no collector", "use 1 or more, or --listen for others")
+    if args.transport == "tcp" and args.standalone:
+        raise ConfigError("transport", "tcp", "a standalone task is one process", "leave --standalone out")
     if args.async_mode and not args.standalone:
         raise ConfigError("async-mode", True, "nodes run beside each other anyway", "add --standalone")
     if args.deterministic and args.async_mode:
@@ -125,6 +128,8 @@ def check_roles(args: R) -> R:
         raise ConfigError("listen", args.listen, "who joins, and when, has no fixed order", "leave --deterministic out")
     if args.transport == "tcp" and args.key_file is None:
         raise ConfigError("transport", "tcp", "TCP needs a key", "add --key-file FILE")
+    if args.transport == "tcp":
+        Endpoint(0, "star", binds=("tcp://127.0.0.1:0",), key_file=args.key_file).load_key()
     if args.listen is not None:
         Endpoint(0, "star", binds=(args.listen,), key_file=args.key_file).load_key()
         _check_bind(args.listen)
@@ -137,16 +142,16 @@ def check_roles(args: R) -> R:
 def _check_bind(address: str) -> None:
     """Raise ConfigError if an address cannot be bound, before anything is started."""
     host, port = check_tcp("listen", address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port)).close()
+        socket.create_server((host.removeprefix("*"), port), family=family).close()
     except OSError as error:
-        fix = "choose another port, or an address of this machine"
-        raise ConfigError("listen", address, f"cannot be bound ({error.strerror})", fix) from error
+        why, fix = str(error.strerror).partition(" (")[0], "choose another port, or an address of this machine"
+        raise ConfigError("listen", address, f"cannot be bound ({why})", fix) from error
 
 
-def _share_memory(args: RoleArgs, run: Run, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Memory:
-    """Allocate what the learner shares with its collectors."""
-    slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space))
+def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> Memory:
+    """Make what the learner shares with its collectors."""
     weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
     states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
     run.keep(actors=states, weights=weights)
@@ -160,48 +165,54 @@ class Cluster:
         pipeline: what every node runs, `pipeline(node, args, memory)`.
         args: of the chapter.
         run: of the learner.
-        spaces: of observations and actions.
+        slots: for rollouts, shared.
+        action_space: of the environment.
 
     Raises:
-        ConfigError: too little shared memory, or an address cannot be bound.
+        ConfigError: an address cannot be bound.
     """
 
     def __init__(
-        self, pipeline: Callable[..., None], args: RoleArgs, run: Run, spaces: tuple[gymnasium.Space, gymnasium.Space]
+        self, pipeline: Callable[..., None], args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space
     ):
-        memory = _share_memory(args, run, *spaces)
+        memory = _share_memory(args, run, slots, action_space)
         assert isinstance(memory.weights, Weights)
         self.run, self.args, self.memory = run, args, memory
         roles = [Role("learner", ("learner",))]
         if not args.standalone:
-            roles += [Role(f"collector {n}", ("collector",), "--num-actors", NICENESS) for n in range(args.num_actors)]
+            collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
+            roles += [collector(f"collector {number}") for number in range(args.num_actors)]
             if args.eval_every:
-                roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS))
+                roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, needs_result=True))
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         self.nodes = Nodes(
             pipeline, (args, memory), roles, listen=args.listen, key_file=args.key_file,
             greeting={"args": settings, "run": secrets.token_hex(8)},
-            joining=("collector", "evaluator"), max_restarts=args.max_restarts,
-            transport=args.transport, hang_seconds=args.hang_seconds, log=run.log,
+            joining=("collector", "evaluator"), max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            transport=args.transport, log=run.log, is_interrupted=run.is_interrupted,
         )  # fmt: skip
+        if not args.standalone and args.eval_every:
+            evaluator = Callbacks(on_restart=self._on_evaluator_restart, on_lost=self._on_evaluator_lost)
+            self.nodes.callbacks[len(roles) - 1] = evaluator
+        self._evaluator_error: WorkerError | None = None
         start: Callable[..., WorkerPool] = OneProcess
         if not args.standalone:
             start = partial(Intake, self.nodes, range(1, args.num_actors + 1), memory.slots)
         self.actors = Actors(None, (), memory.weights, memory.states, run, start=start)
 
-    def __enter__(self) -> tuple[Node, Memory, Actors]:
+    def __enter__(self) -> Cluster:
         self.node = self.nodes.__enter__()
         if isinstance(self.actors.workers, Intake):
             self.actors.workers.connect(self.node)
             serve_weights(self.node, self.actors.weights)
-            self.run.evaluate_with(NodeEvaluator(self.node, node_name(self.args.num_actors + 1), self.run))
+            own = node_name(self.args.num_actors + 1)
+            self.run.evaluate_with(NodeEvaluator(self.node, own, self.run, lambda: self._evaluator_error))
         else:
             self.run.evaluate_with(InlineEvaluator(self.node, Games.of(self.args)))
         if self.args.listen is not None:
-            self.run.log.info(
-                f"listening at {self.node.router.addresses[-1]}, for at most {self.args.remote_actors} collectors"
-            )
-        return self.node, self.memory, self.actors
+            address, places = self.node.router.addresses[-1], self.args.remote_actors
+            self.run.log.info(f"listening at {address}, for at most {places} collectors")
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
@@ -209,6 +220,13 @@ class Cluster:
         finally:
             self.nodes.__exit__(kind, error, trace)
             self.actors.__exit__(kind, error, trace)
+
+    def _on_evaluator_restart(self, text: str) -> None:
+        self.run.progress.evals.restarts += 1
+        self.run.log.warning(text)
+
+    def _on_evaluator_lost(self, error: WorkerError) -> None:
+        self._evaluator_error = error
 
 
 def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner | None) -> list[Collector]:
@@ -224,7 +242,8 @@ def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner |
 
 def _make_collector(args: RoleArgs, memory: Memory, channel: CollectorChannel) -> Collector:
     env = make_envs(args, channel)
-    net = make_actor_critic(env.single_observation_space, env.single_action_space).to(memory.weights.buffers)
+    with torch.random.fork_rng(devices=[]):  # in a standalone task, a resume continues the learner's
+        net = make_actor_critic(env.single_observation_space, env.single_action_space).to(memory.weights.buffers)
     return Collector(channel, net, RolloutCollector(args, env, net, channel))
 
 

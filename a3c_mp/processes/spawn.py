@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import popen_spawn_posix, resource_tracker, spawn
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -112,11 +113,26 @@ class GroupLeader(SpawnProcess):
         return _Popen(process_obj)
 
 
+@contextmanager
+def removed_folder(folder: Path) -> Iterator[Path]:
+    """Remove a folder at the end of the `with` block, or once this process is gone, however it ended."""
+    _watchdog.ensure_running()
+    _watchdog.add(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _watchdog.discard(folder)
+
+
 class _Watchdog:
-    """Starts and informs the process that kills the groups of this process's children once this process is gone."""
+    """Starts and informs the process that clears away what this process leaves once it is gone.
+
+    That is the process groups of its children, by number, and temporary folders.
+    """
 
     def __init__(self) -> None:
-        self.groups: set[int] = set()
+        self.charges: set[int | Path] = set()
         self._process: subprocess.Popen | None = None
         self._socket: socket.socket | None = None
 
@@ -135,21 +151,21 @@ class _Watchdog:
                 cwd="/",
                 start_new_session=True,
             )
-        for group in self.groups:
-            self._send("+", group)
+        for charge in self.charges:
+            self._send("+", charge)
 
-    def add(self, group: int) -> None:
-        self.groups.add(group)
-        self._send("+", group)
+    def add(self, charge: int | Path) -> None:
+        self.charges.add(charge)
+        self._send("+", charge)
 
-    def discard(self, group: int) -> None:
-        self.groups.discard(group)
-        self._send("-", group)
+    def discard(self, charge: int | Path) -> None:
+        self.charges.discard(charge)
+        self._send("-", charge)
 
-    def _send(self, what: str, group: int) -> None:
+    def _send(self, what: str, charge: int | Path) -> None:
         assert self._socket is not None
-        with suppress(OSError):  # it has been killed; the next one gets all groups
-            self._socket.send(f"{what}{group}\n".encode(), socket.MSG_NOSIGNAL)
+        with suppress(OSError):  # it has been killed; the next one gets all charges
+            self._socket.send(os.fsencode(f"{what}{charge}\n"), socket.MSG_NOSIGNAL)
 
 
 _watchdog = _Watchdog()

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,20 +54,24 @@ class Child:
     Args:
         name: role and number, as messages and errors give them.
         launch: starts a process; returns it and the pipe that its messages come through. May raise OSError.
-        flag: the setting that says how many such processes there are.
+        flag: the setting that says how many such processes there are; they share a restart budget.
+        on_lost: called once the child is given up, and the others go on; without it, that error is raised.
+        needs_result: an exception before the first result (`record_result`) is final: a restart would not help.
     """
 
     name: str
     launch: Callable[[], tuple[SpawnProcess, connection.Connection]]
     flag: str
+    on_lost: Callable[[WorkerError], None] | None = None
+    needs_result: bool = True
     process: Any = None
     pipe: Any = None
     beats: int = 0  # heartbeats, when last looked at
     silence: float = 0.0  # seconds since the last heartbeat
     max_silence: float = 0.0
     has_result: bool = False  # the current process has produced something
-    had_result: bool = False  # this one or an earlier one has; if not, a restart after a failure would not help
-    is_done: bool = False  # its work is done: it ends by itself, and is not replaced
+    had_result: bool = False  # this one or an earlier one has
+    is_done: bool = False  # its work is done, or it is given up: it is not replaced
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.process.pid})"
@@ -78,7 +83,8 @@ class Child:
         except OSError as error:  # EAGAIN, ENOMEM, EMFILE
             fix = f"lower {self.flag}, or raise the limit on processes (ulimit -u) or the memory"
             raise WorkerError(f"{self.name} cannot be started: {error.strerror or error}; {fix}") from error
-        self.has_result = False
+        self.has_result = not self.needs_result
+        self.had_result |= self.has_result
 
     def record_result(self) -> None:
         """The current process has produced something: it can work."""
@@ -97,7 +103,7 @@ class Supervisor:
     Args:
         children: in the order in which they are started.
         beats: int64 [children] in shared memory, heartbeats; each process counts up its own. None: not watched.
-        max_restarts: budget for all children together.
+        max_restarts: budget for all children of the same flag together.
         hang_seconds: a process whose heartbeats stop for so long is killed and restarted.
         on_message: called with (number of the child, message).
         on_restart: called with (number of the child, text) before a new process is started.
@@ -115,7 +121,7 @@ class Supervisor:
     ):
         self.children, self.max_restarts, self.hang_seconds = children, max_restarts, hang_seconds
         self.on_message, self.on_restart = on_message, on_restart
-        self.restarts = 0
+        self._restarts: Counter[str] = Counter()  # by flag
         self.start_seconds = START_SECONDS * max(1.0, len(children) / len(os.sched_getaffinity(0)))
         self._beats = beats
         self._checked = time.monotonic()  # when heartbeats were last looked at
@@ -124,6 +130,11 @@ class Supervisor:
     def started(self) -> list[Child]:
         """The children that have had a process, running or not."""
         return [child for child in self.children if child.process is not None]
+
+    @property
+    def restarts(self) -> int:
+        """How many processes have been replaced."""
+        return self._restarts.total()
 
     @property
     def pids(self) -> list[int]:
@@ -145,7 +156,7 @@ class Supervisor:
             also: file descriptors that end the wait too.
 
         Raises:
-            WorkerError: a child failed before any result, or the restart budget is spent.
+            WorkerError: a child without `on_lost` failed before any result, or its restart budget is spent.
         """
         working = {number: child for number, child in enumerate(self.children) if not child.is_done}
         pipes = {child.pipe: number for number, child in working.items()}
@@ -181,7 +192,11 @@ class Supervisor:
 
     def _start(self, number: int) -> None:
         child = self.children[number]
-        child.start()
+        try:
+            child.start()
+        except WorkerError as error:
+            self._give_up(child, error)
+            return
         child.beats, child.silence = self._read_beats()[number], 0.0
         child.max_silence = max(self.start_seconds, self.hang_seconds)
 
@@ -203,9 +218,10 @@ class Supervisor:
         """Replace a process that sent an exception, once it has closed what it holds."""
         child = self.children[number]
         await_end([child.process], CLOSE_SECONDS)
-        if not child.had_result:
-            raise WorkerError(f"{child} failed before its first result:\n{text}")
-        self._restart(number, f"raised an exception{'' if child.has_result else ' before its first result'}", text)
+        if child.had_result:
+            self._restart(number, f"raised an exception{'' if child.has_result else ' before its first result'}", text)
+        else:
+            self._give_up(child, WorkerError(f"{child} failed before its first result:\n{text}"))
 
     def _check_end(self, number: int) -> None:
         """Replace a process if it has ended."""
@@ -218,7 +234,8 @@ class Supervisor:
             if process.exitcode >= 0 and not child.has_result:
                 how += " before its first result"
                 if not child.had_result:  # it could not send why, but may have printed it
-                    raise WorkerError(f"{child} {how}; see above")
+                    self._give_up(child, WorkerError(f"{child} {how}; see above"))
+                    return
             self._restart(number, how)
 
     def _check_heartbeats(self) -> None:
@@ -248,12 +265,20 @@ class Supervisor:
         self._restart(number, how)
 
     def _restart(self, number: int, how: str, details: str = "") -> None:
-        message, details = f"{self.children[number]} {how}", f"\n{details.rstrip()}" if details else ""
-        if self.restarts >= self.max_restarts:
-            raise WorkerError(f"{message}; restart budget of {self.max_restarts} spent{details}")
-        self.restarts += 1
-        self.on_restart(number, f"{message}; restart {self.restarts} of {self.max_restarts}{details}")
+        child = self.children[number]
+        message, details = f"{child} {how}", f"\n{details.rstrip()}" if details else ""
+        if self._restarts[child.flag] >= self.max_restarts:
+            self._give_up(child, WorkerError(f"{message}; restart budget of {self.max_restarts} spent{details}"))
+            return
+        self._restarts[child.flag] += 1
+        self.on_restart(number, f"{message}; restart {self._restarts[child.flag]} of {self.max_restarts}{details}")
         self._start(number)
+
+    def _give_up(self, child: Child, error: WorkerError) -> None:
+        if child.on_lost is None:
+            raise error
+        child.is_done = True
+        child.on_lost(error)
 
 
 def still_alive(processes: Iterable[Any], seconds: float) -> list[Any]:

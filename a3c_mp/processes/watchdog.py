@@ -1,12 +1,14 @@
-"""A small process that kills the process groups of its parent once the parent is gone, however that ended.
+"""A small process that clears away what its parent leaves once the parent is gone, however that ended.
 
-Run as a script, without torch: `python -I -S watchdog.py PARENT_PID`. Standard input is a socket; a line `+PGID` adds
-a group to those to kill, a line `-PGID` removes it. The parent is gone at end of file, or when this process has
-another parent: a fork of the parent may still hold the socket.
+That is process groups, which it kills, and temporary folders, which it removes. Run as a script, without torch:
+`python -I -S watchdog.py PARENT_PID`. Standard input is a socket; a line `+PGID` or `+/FOLDER` adds one, a line with
+`-` takes it off. The parent is gone at end of file, or when this process has another parent: a fork of the parent may
+still hold the socket.
 """
 
 import os
 import select
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -17,9 +19,9 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """signals that may go to all processes of a run; its parent decides what they do"""
 
 
-def watch(parent_pid: int) -> set[int]:
-    """Wait until the parent is gone; returns the groups that are left."""
-    groups: set[int] = set()
+def watch(parent_pid: int) -> set[bytes]:
+    """Wait until the parent is gone; returns the groups and folders that are left."""
+    charges: set[bytes] = set()
     text = b""
     while os.getppid() == parent_pid:
         if not select.select([0], [], [], LOOK_SECONDS)[0]:
@@ -29,16 +31,20 @@ def watch(parent_pid: int) -> set[int]:
             break
         *lines, text = (text + received).split(b"\n")
         for line in lines:
-            (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
-    return groups
+            (charges.add if line[:1] == b"+" else charges.discard)(line[1:])
+    return charges
 
 
 def main() -> None:
     for signum in IGNORED:
         signal.signal(signum, signal.SIG_IGN)
-    for group in watch(int(sys.argv[1])):
+    charges = watch(int(sys.argv[1]))
+    folders = {charge for charge in charges if charge.startswith(b"/")}
+    for group in charges - folders:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+            os.killpg(int(group), signal.SIGKILL)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 import stat
 import tempfile
@@ -17,6 +16,7 @@ import torch
 
 import a3c_mp
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.spawn import removed_folder
 from a3c_mp.task.keys import KeyPair, make_key, read_key
 
 MAX_IPC_PATH = 107
@@ -112,13 +112,11 @@ def local_endpoints(
 
 @contextmanager
 def ipc_folder() -> Iterator[Path]:
-    """A temporary folder for Unix sockets, with mode 0700; removed at the end."""
+    """A temporary folder for Unix sockets, with mode 0700; removed at the end, also if this process is killed."""
     root = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix="a3c-", dir=root if len(root.encode()) <= MAX_IPC_PATH - 20 else "/tmp"))
-    try:
+    with removed_folder(folder):
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_tcp(address: str) -> bool:

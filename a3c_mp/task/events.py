@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -11,9 +12,15 @@ from typing import Any, NamedTuple, Protocol
 
 from a3c_mp.task.wire import Message
 
+LOOK_SECONDS = 0.1
+"""longest wait of the task's thread for messages: with each look, a node sends a heartbeat, or looks after others"""
+
 
 class RouterLike(Protocol):
-    """What a task needs of a `Router`."""
+    """What a task needs of a `Node`."""
+
+    finishing: bool
+    """set once the task is asked to end, here or by another node"""
 
     @property
     def is_active(self) -> bool: ...
@@ -137,8 +144,9 @@ class Events:
 
     def wait_until(self, found: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until `found()`; events of other nodes are dispatched meanwhile. Returns False after `timeout` (s)."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         dispatches = threading.get_ident() == self._thread
+        longest = LOOK_SECONDS if dispatches and self.router is not None else threading.TIMEOUT_MAX
         while True:
             if dispatches:
                 self._arrived = False
@@ -148,10 +156,10 @@ class Events:
                     return True
                 if dispatches and self._arrived:  # after the look above: its notification would be missed
                     continue
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                left = deadline - time.monotonic()
+                if left <= 0:
                     return False
-                self.condition.wait(left)
+                self.condition.wait(min(left, longest))
 
 
 class Cancelled(RuntimeError):

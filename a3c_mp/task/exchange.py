@@ -17,7 +17,7 @@ from a3c_mp.processes.channel import ActorChannel, Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
 from a3c_mp.task.endpoint import node_name
-from a3c_mp.task.parallel import JOINED, LEFT, FirstNode, Node, Nodes
+from a3c_mp.task.parallel import JOINED, LEFT, Callbacks, FirstNode, Node, Nodes
 from a3c_mp.task.wire import WireError
 
 READY, TOKENS, TOKEN = "slots.ready", "slots.tokens", "slots.token"
@@ -149,8 +149,7 @@ class Intake:
         self._names: list[str | None] = [None] * num_workers  # of the nodes that fill the slots now
         self._joins = 0  # of collectors of other machines, so far
         for worker, number in enumerate(self.numbers):
-            nodes.prepare[number] = partial(self._prepare, worker)
-        nodes.on_restart = self._on_restart
+            nodes.callbacks[number] = Callbacks(partial(self._prepare, worker), partial(self._on_restart, worker))
 
     def __enter__(self) -> Intake:
         return self
@@ -164,7 +163,7 @@ class Intake:
         handlers: dict[str, tuple[Callable[..., None], list[type]]] = {
             READY: (self._on_ready, [int]),
             FILLED: (self._on_filled, [int, int, object]),
-            NOT_RESTORED: (self._on_lost, [str]),
+            NOT_RESTORED: (self._on_not_restored, [str]),
             JOIN: (self._on_join, [str]),
             LEFT: (self._on_left, []),
         }
@@ -213,7 +212,7 @@ class Intake:
         if slot != self.ledger.due(worker):
             raise WireError(f"slot {slot} is not the one that it is to fill")
         if worker < len(self.numbers):
-            self.node.supervisor.children[self.numbers[worker] - 1].record_result()
+            self.node.record_result(sender)
         else:
             self._copy(slot, fields)
         self.ledger.fill(worker, slot, payload)
@@ -255,19 +254,17 @@ class Intake:
             self.ledger.forget(worker)
             self.on_restart(RestartMessage(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
 
-    def _on_lost(self, sender: str, reason: str) -> None:
+    def _on_not_restored(self, sender: str, reason: str) -> None:
         if sender not in self._names:
-            raise WireError("it is no collector")
+            return  # of a process that is lost
+        assert self.node is not None
         worker = self._names.index(sender)
         self.states.forget(worker)
-        self.on_restart(RestartMessage(worker, f"{sender} cannot be rebuilt: {reason}", replaced=False))
+        text = f"{self.node.child(sender)} cannot be rebuilt: {reason}"
+        self.on_restart(RestartMessage(worker, text, replaced=False))
 
-    def _on_restart(self, number: int, text: str) -> None:
-        """Forget what a lost collector has filled; other nodes are only counted."""
-        if number not in self.numbers:
-            self.on_restart(RestartMessage(-1, text))
-            return
-        worker = self.numbers.index(number)
+    def _on_restart(self, worker: int, text: str) -> None:
+        """Forget what a lost collector has filled."""
         self.on_restart(RestartMessage(worker, text))
         self._names[worker] = None
         self.ledger.forget(worker)

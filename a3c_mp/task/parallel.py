@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.multiprocessing as mp
@@ -60,8 +60,21 @@ class Role:
     labels: tuple[str, ...] = ()
     """besides its name"""
     flag: str = "n_parallel_workers"
-    """the setting that says how many such nodes there are"""
+    """the setting that says how many such nodes there are; they share a restart budget"""
     niceness: int = 0
+    needs_result: bool = False
+    """an exception is final unless node 0 has called `record_result` before: a restart would not help"""
+
+
+class Callbacks(NamedTuple):
+    """What node 0 calls as it looks after another node of its machine."""
+
+    prepare: Callable[[], Any] = lambda: None
+    """makes what the node is given as `node.setup`; before each start"""
+    on_restart: Callable[[str], Any] = print
+    """gets what happened; before the node is replaced"""
+    on_lost: Callable[[WorkerError], Any] | None = None
+    """gets the error that the node is given up for, and the task goes on; without it, the error ends the task"""
 
 
 class Node:
@@ -70,7 +83,7 @@ class Node:
     Args:
         router: the connection to the other nodes.
         known_labels: of all nodes, also of those that may join.
-        setup: what node 0 has prepared for this node; see `Nodes.prepare`.
+        setup: what node 0 has prepared for this node; see `Callbacks.prepare`.
         beat: counts a heartbeat of this process; called with each look at messages.
         report: sends a message, kind and contents, to the process that has started this one.
     """
@@ -81,7 +94,7 @@ class Node:
     ):  # fmt: skip
         self.router, self.known_labels, self.setup, self.beat = router, tuple(known_labels), setup, beat
         self.report = report
-        self.finishing = False  # another node has ended the task
+        self.finishing = False  # the task is asked to end, by another node or its own
         self.log = RateLimitedLog(router.log)
         self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
         self._pending: list[Message] = []  # that are for the task
@@ -237,16 +250,34 @@ class _Reach:
 
 
 class FirstNode(Node):
-    """Node 0, which looks after the processes of the others."""
+    """Node 0, which looks after the processes of the others.
 
-    def __init__(self, router: Router, supervisor: Supervisor, **settings: Any):
-        super().__init__(router, **settings)
-        self.supervisor = supervisor
+    Args:
+        router, known_labels: as of `Node`.
+        supervisor: of nodes 1, 2, ...
+        is_interrupted: as of `Nodes`.
+    """
+
+    def __init__(
+        self, router: Router, supervisor: Supervisor, is_interrupted: Callable[[], bool], known_labels: Sequence[str]
+    ):
+        super().__init__(router, known_labels=known_labels)
+        self.supervisor, self.is_interrupted = supervisor, is_interrupted
         self._looked = time.monotonic()
+
+    def child(self, name: str) -> Child | None:
+        """The process of a node; None for one of another machine."""
+        number = int(name.removeprefix("node."))
+        return self.supervisor.children[number - 1] if 0 < number <= len(self.supervisor.children) else None
+
+    def record_result(self, name: str) -> None:
+        """A node has produced something: it can work."""
+        if (child := self.child(name)) is not None:
+            child.record_result()
 
     def receive(self) -> list[Message]:
         if threading.current_thread() is threading.main_thread() and time.monotonic() - self._looked > WAIT_SECONDS:
-            self._watch(lambda: False, 0.0)
+            self._watch(lambda: self.finishing, 0.0)  # a signal to all processes has ended others too
         return super().receive()
 
     def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -267,7 +298,8 @@ class FirstNode(Node):
             self.wait()
 
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
-        self.supervisor.watch(should_stop, seconds, also=[self.router.wake_fd])
+        wake = [self.router.wake_fd]
+        self.supervisor.watch(lambda: should_stop() or self.is_interrupted(), seconds, also=wake)
         self._looked = time.monotonic()
 
 
@@ -284,9 +316,9 @@ class Nodes:
         topology: star (node 0 relays between the others) or mesh.
         listen: address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`.
         transport: of the messages of this machine's nodes: Unix sockets, or TCP on loopback, with `key_file`.
-        joining: labels that nodes may have that are not among `roles`, for instance nodes of other machines.
+        joining: labels that filters may name though none of `roles` has them: of nodes that join, for instance.
         greeting: JSON values that nodes of other machines are sent.
-        max_restarts: restart budget of all nodes together.
+        max_restarts: restart budget of all nodes whose roles have the same flag.
         hang_seconds: a node whose heartbeats stop for so long is killed and restarted.
     """
 
@@ -303,10 +335,10 @@ class Nodes:
     hang_seconds: float = 60.0
     log: logging.Logger | None = None
     """for what other nodes do wrong"""
-    prepare: dict[int, Callable[[], Any]] = field(default_factory=dict)
-    """number of a node -> makes what its process is given as `node.setup`; called before each start"""
-    on_restart: Callable[[int, str], None] = lambda number, text: print(text)
-    """called with the number of a node and what happened before it is replaced"""
+    is_interrupted: Callable[[], bool] = lambda: False
+    """whether a signal has arrived: it may have ended other nodes too, which are not to be replaced"""
+    callbacks: dict[int, Callbacks] = field(default_factory=dict)
+    """by the number of the node"""
 
     def __enter__(self) -> FirstNode:
         with ExitStack() as stack:
@@ -320,17 +352,13 @@ class Nodes:
                 ends[1:] = [replace(end, dials=(port, *end.dials[1:])) for end in ends[1:]]
             self._beats = shared_counters(len(self.roles))
             supervisor = Supervisor(
-                [
-                    Child(role.name, partial(self._launch, number), role.flag)
-                    for number, role in enumerate(self.roles)
-                    if number > 0
-                ],
+                [self._make_child(number) for number in range(1, len(self.roles))],
                 self._beats[1:],
                 max_restarts=self.max_restarts,
                 hang_seconds=self.hang_seconds,
-                on_restart=lambda child, text: self.on_restart(child + 1, text),
+                on_restart=lambda child, text: self._callbacks_of(child + 1).on_restart(text),
             )
-            self._node = FirstNode(router, supervisor, known_labels=self._known)
+            self._node = FirstNode(router, supervisor, self.is_interrupted, self._known)
             stack.callback(self._node.close)
             stack.callback(self._stop)
             supervisor.start()
@@ -356,10 +384,18 @@ class Nodes:
         self._node.supervisor.await_own_end(CLOSE_SECONDS)
         self._node.supervisor.stop()
 
+    def _callbacks_of(self, number: int) -> Callbacks:
+        return self.callbacks.get(number, Callbacks())
+
+    def _make_child(self, number: int) -> Child:
+        role, on_lost = self.roles[number], self._callbacks_of(number).on_lost
+        return Child(role.name, partial(self._launch, number), role.flag, on_lost, role.needs_result)
+
     def _launch(self, number: int) -> tuple[Any, Any]:
-        setup = self.prepare[number]() if number in self.prepare else None
+        setup = self._callbacks_of(number).prepare()
         node_args = (self._endpoints[number], self._known, setup, self._beats[number : number + 1])
-        return start_node(self.main, self.args, node_args, self.roles[number].niceness, f"node-{number}")
+        name = self.roles[number].name.replace(" ", "-")
+        return start_node(self.main, self.args, node_args, self.roles[number].niceness, name)
 
 
 def start_node(

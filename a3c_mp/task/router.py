@@ -132,6 +132,11 @@ class Router:
             self._switch.wake()  # it acknowledges what it has held back
         return messages
 
+    def insert(self, message: Message) -> None:
+        """Add a message to those that this node receives, in order; for callbacks on the router's thread."""
+        self._inbox.put(message, 0, b"")
+        self._has_arrived = True
+
     def on_arrival(self, callback: Callable[[], None]) -> None:
         """Have a function called on the router's thread after messages have arrived."""
         self._callbacks["arrival"].append(callback)
@@ -143,10 +148,6 @@ class Router:
     def on_leave(self, callback: Callable[[Peer], None]) -> None:
         """Have a function called on the router's thread when a node has ended, was lost or was dropped."""
         self._callbacks["leave"].append(callback)
-
-    def insert(self, message: Message) -> None:
-        """Add a message behind those that have arrived; for callbacks of `on_join` and `on_leave`."""
-        self._inbox.put(message, 0, b"")
 
     def serve(self, name: str, handler: Callable[..., Any]) -> None:
         """Answer requests of other nodes: `handler(*args)` runs on the router's thread, and its result is sent back."""

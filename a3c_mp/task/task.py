@@ -231,6 +231,8 @@ class Task:
 
     def _finish(self) -> None:
         self.events.finishing = True
+        if self.router is not None:
+            self.router.finishing = True
         self.events.wake()
 
     def _iterate(self, max_step: int | None) -> None:

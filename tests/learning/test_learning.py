@@ -1,7 +1,7 @@
 """Every chapter learns. Seeded and deterministic, so a failure is the code's and not the dice's."""
 
 import pytest
-from harness import APEX_DDPG, EVERY_CHAPTER
+from harness import APEX_DDPG, EVERY_CHAPTER, TASK
 
 
 @pytest.mark.timeout(300)
@@ -11,6 +11,19 @@ def test_a_chapter_learns_cartpole(scripts, chapter):
     flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
     flags += ["--total-steps", "100000"]
     done = scripts.finish(scripts.start(chapter.script, "--run-name", "r", *flags), "r", timeout=280)
+    assert done.code == 0, done.err
+    assert done.summary["solved"], done.summary
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "how", [["--deterministic"], ["--standalone", "--deterministic"], ["--standalone", "--async-mode"]]
+)
+def test_a_task_solves_cartpole_in_every_mode(scripts, how):
+    """To 475. Threads of --async-mode have no fixed order, so its margin is the number of steps."""
+    flags = ["--env-id", "CartPole-v1", "--seed", "1", "--total-steps", "400000", *how]
+    done = scripts.finish(scripts.start(TASK.script, "--run-name", "r", *flags), "r", timeout=880)
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary
 

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 from envs import MISHAPS
-from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, SMALL, actors_of, row_id, still_alive
+from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, SMALL, TASK, actors_of, row_id, still_alive
 
 HELPER = ["--env-id", "envs:Helper-v0"]
 NUM_ENVS = int(SMALL[SMALL.index("--num-envs") + 1])
@@ -46,6 +46,9 @@ def actors_with_helpers(scripts):
         (A3C_DATA, signal.SIGTERM, EVALUATED),
         pytest.param(A3C_DATA, "total_steps", EVALUATED, marks=pytest.mark.slow),
         pytest.param(A3C_DATA, signal.SIGKILL, EVALUATED, marks=pytest.mark.slow),
+        pytest.param(TASK, "total_steps", EVALUATED, marks=pytest.mark.slow),
+        pytest.param(TASK, signal.SIGTERM, EVALUATED, marks=pytest.mark.slow),
+        pytest.param(TASK, signal.SIGKILL, (), marks=pytest.mark.slow),
         pytest.param(IMPALA, signal.SIGINT, IMPALA.two_learners, marks=pytest.mark.slow),
         pytest.param(IMPALA, signal.SIGKILL, IMPALA.two_learners, marks=pytest.mark.slow),
     ],

@@ -8,12 +8,15 @@ import time
 
 import psutil
 import pytest
-from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, family_of, row_id, still_alive
+from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, TASK, family_of, row_id, still_alive
 
 from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import sha256_of_weights
 
+SLOW = pytest.mark.slow
 FEW = ["--num-actors", "1", "--num-envs", "2", "--batch-size", "16"]
+EITHER = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=SLOW)], ids=row_id)
+"""an evaluator that is a process of the run, and one that is a node"""
 
 
 def evaluator():
@@ -52,39 +55,58 @@ def kill_evaluators(each_round, times):
     return killed
 
 
-def test_a_killed_evaluator_is_named_replaced_and_changes_no_bit_of_the_training(run_inline, each_round):
-    flags = [*FEW, "--deterministic", "--total-steps", "3000"]
-    without = run_inline.train(A3C_DATA, *flags, name="without", workers=None)
-    killed = kill_evaluators(each_round, times=3)
-    done = run_inline.train(A3C_DATA, *flags, *EVALUATED, workers=None)
+def pauses_of(each_round):
+    """Seconds between the rounds of a run, as they come."""
+    pauses, last = [], []
+
+    def look(run):
+        pauses.extend(time.monotonic() - before for before in last[-1:])
+        last.append(time.monotonic())
+
+    each_round(look)
+    return pauses
+
+
+@pytest.mark.parametrize("chapter", [A3C_DATA, TASK], ids=row_id)
+@pytest.mark.parametrize(("times", "steps"), [(3, "3000"), pytest.param(20, "30000", marks=SLOW)])
+def test_a_killed_evaluator_is_named_replaced_and_changes_no_bit_of_the_training(
+    run_inline, each_round, chapter, times, steps
+):
+    flags = [*FEW, "--deterministic", "--total-steps", steps, "--max-restarts", str(times + 2)]
+    without = run_inline.train(chapter, *flags, name="without", workers=None)
+    killed, pauses = kill_evaluators(each_round, times), pauses_of(each_round)
+    done = run_inline.train(chapter, *flags, *EVALUATED, workers=None)
     assert done.code == 0, done.out + done.err
-    assert len(killed) == done.summary["evaluator_restarts"] == 3
+    assert len(killed) == done.summary["evaluator_restarts"] == times
     for number, pid in enumerate(killed, start=1):
-        assert f"evaluator (pid {pid}) was killed by SIGKILL; restart {number} of 5" in done.log
-    assert done.evals["count"] >= 1, "the fourth one has played"
+        assert f"evaluator (pid {pid}) was killed by SIGKILL; restart {number} of {times + 2}" in done.log
+    assert len(pauses) > 10
+    assert max(pauses) < 2, "the learner does not wait for its successor"
+    assert done.evals["count"] >= 1, "the last one has played"
     assert sha256_of_weights(done.load(done.best)["net"]) == done.evals["best_weights_sha256"]
     assert done.summary["weights_sha256"] == without.summary["weights_sha256"]
     assert done.summary["worker_restarts"] == 0
 
 
-def test_a_run_whose_evaluator_is_killed_too_often_goes_on_without(run_inline, each_round):
+@EITHER
+def test_a_run_whose_evaluator_is_killed_too_often_goes_on_without(run_inline, each_round, chapter):
     killed = kill_evaluators(each_round, times=2)
     flags = [*FEW, *EVALUATED, "--max-restarts", "1", "--total-steps", "3000"]
-    done = run_inline.train(A3C_DATA, *flags, workers=None)
+    done = run_inline.train(chapter, *flags, workers=None)
     assert (done.code, done.summary["exit_reason"]) == (0, "total_steps")
     reason = f"evaluator (pid {killed[1]}) was killed by SIGKILL; restart budget of 1 spent"
     assert f"no further evaluation in this run, training continues: {reason}" in done.log
     assert done.evals["count"] == 0
 
 
-def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_weights_again(run_inline, each_round):
-    frozen, pauses, last = [], [0.0], [time.monotonic()]
+@EITHER
+def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_weights_again(
+    run_inline, each_round, chapter
+):
+    frozen, pauses = [], pauses_of(each_round)
 
     def freeze(run):
-        now, process = time.monotonic(), evaluator()
-        if frozen and run.progress.evals.restarts == 0:
-            pauses.append(now - last[0])
-        last[0] = now
+        process = evaluator()
         if not frozen and run.progress.evals.finished == 1 and run.evaluations.running and process:
             process.suspend()
             frozen.append((process.pid, *run.evaluations.running))
@@ -92,7 +114,7 @@ def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_we
             os.kill(os.getpid(), signal.SIGINT)
 
     each_round(freeze)
-    done = run_inline.train(A3C_DATA, *FEW, *EVALUATED, "--hang-seconds", "3", workers=None)
+    done = run_inline.train(chapter, *FEW, *EVALUATED, "--hang-seconds", "3", workers=None)
     assert done.code == 130, done.out + done.err
     [(pid, number, steps)] = frozen
     assert number == 2
@@ -105,26 +127,28 @@ def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_we
     assert evaluator() is None
 
 
-def test_an_evaluator_whose_environment_raises_is_named_once(scripts):
+@EITHER
+def test_an_evaluator_whose_environment_raises_is_named_once(scripts, chapter):
     flags = ["--env-id", "envs:Unplayable-v0", *EVALUATED, "--total-steps", "2000"]
-    done = scripts.run(A3C_DATA, *flags)
+    done = scripts.run(chapter, *flags)
     assert (done.code, done.summary["exit_reason"]) == (0, "total_steps")
     assert done.log.count("ArithmeticError: no coin for another player") == 1
     assert "no further evaluation in this run, training continues: evaluator (pid " in done.log
     assert (done.evals["count"], done.summary["worker_restarts"]) == (0, 0)
 
 
-def test_a_run_that_evaluation_is_to_end_fails_where_that_cannot_be(scripts):
+@EITHER
+def test_a_run_that_evaluation_is_to_end_fails_where_that_cannot_be(scripts, chapter):
     flags = ["--env-id", "envs:Unplayable-v0", *EVALUATED, "--stop-eval-return", "5"]
-    done = scripts.run(A3C_DATA, *flags)
+    done = scripts.run(chapter, *flags)
     assert done.code == 1
     assert re.match(r"error: evaluator \(pid \d+\) failed before its first result:", done.summary["exit_reason"])
     assert done.checkpoints
 
 
-@pytest.mark.parametrize("chapter", [IMPALA, pytest.param(APEX_DQN, marks=pytest.mark.slow)], ids=row_id)
+@pytest.mark.parametrize("chapter", [IMPALA, *(pytest.param(c, marks=SLOW) for c in (APEX_DQN, TASK))], ids=row_id)
 @pytest.mark.parametrize("how", [(), pytest.param(("--deterministic",), marks=pytest.mark.slow)])
-def test_several_learners_stop_together_once_an_evaluation_has_passed(scripts, chapter, how):
+def test_learners_stop_together_once_an_evaluation_has_passed(scripts, chapter, how):
     flags = [*chapter.two_learners, *EVALUATED, "--stop-eval-return", "5", "--total-steps", "1000000", *how]
     done = scripts.run(chapter, *flags)
     assert (done.code, done.summary["exit_reason"]) == (0, "solved"), done.out + done.err

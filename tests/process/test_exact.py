@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from envs import MISHAPS
-from harness import A3C_DATA, EVALUATED, actors_of
+from harness import A3C_DATA, EVALUATED, TASK, actors_of, row_id
 
 from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import list_checkpoints
@@ -29,6 +29,7 @@ KINDS = {
     "grad": ("train_a3c_grad.py", 3000, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
     "impala": ("train_impala.py", 3000, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
     "dqn": ("train_apex.py", 1000, APEX),
+    "task": ("train_task.py", 3000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
 }
 SLOW = {
     "data, Pong": ("train_a3c_data.py", 2000, [*PONG, "--slots-per-actor", "2"]),
@@ -54,6 +55,11 @@ SLOW = {
         3000,
         [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"],
     ),
+    "task, standalone": (
+        "train_task.py",
+        3000,
+        [*ROLLOUTS, "--batch-size", "16", "--standalone", *EVALUATED, "--stop-eval-return", "501"],
+    ),
     "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
 ALL_KINDS = pytest.mark.parametrize(
@@ -61,6 +67,7 @@ ALL_KINDS = pytest.mark.parametrize(
     [*KINDS.values(), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in SLOW.values())],
     ids=[*KINDS, *SLOW],
 )
+SOME_CHAPTERS = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=pytest.mark.slow)], ids=row_id)
 KILLS = 3
 BY_THE_CLOCK = ("wall_seconds", "worker_restarts", "best_mean")
 
@@ -95,7 +102,7 @@ def games_of(folder):
 def own_actors():
     """The actors of this process, which is learner 0, and of the learners that it has started."""
     children = multiprocessing.active_children()
-    actors = [psutil.Process(child.pid) for child in children if child.name.startswith("worker-")]
+    actors = [psutil.Process(child.pid) for child in children if child.name.startswith(("worker-", "collector-"))]
     learners = [child.pid for child in children if child.name.startswith("learner-")]
     return actors + [actor for pid in learners for actor in actors_of(pid)]
 
@@ -127,12 +134,13 @@ def test_bits_survive_kills_of_actors_and_of_the_trainer(
     flags = [*flags, "--deterministic", "--total-steps", str(steps)]
     whole = run_inline(script, *flags, name="whole", workers=None)
     runs = {"trainer killed": resumed(scripts, script, flags, trainer_kills)}
-    with monkeypatch.context() as patch:
-        killer = Killer(patch, times={3, 4, 9})
-        runs["actors killed"] = run_inline(script, *flags, name="actors-killed", workers=None)
-    assert killer.killed == KILLS
-    restarts = runs["actors killed"].summary["worker_restarts"]
-    assert restarts >= KILLS - 1, "one may have been killed before it had started again"
+    if "--standalone" not in flags:  # where there are no others
+        with monkeypatch.context() as patch:
+            killer = Killer(patch, times={3, 4, 9})
+            runs["actors killed"] = run_inline(script, *flags, name="actors-killed", workers=None)
+        assert killer.killed == KILLS
+        restarts = runs["actors killed"].summary["worker_restarts"]
+        assert restarts >= KILLS - 1, "one may have been killed before it had started again"
 
     expected, games = state_of(whole.folder), games_of(whole.folder)
     assert expected["updates"] > 10
@@ -168,26 +176,28 @@ def resumed(scripts, script, flags, times):
     return done
 
 
-def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(scripts):
+@SOME_CHAPTERS
+def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(scripts, chapter):
     flags = ["--env-id", "envs:Unrepeatable-v0", *SMALL, "--batch-size", "16", "--deterministic"]
-    first = scripts.run(A3C_DATA, *flags, "--checkpoint-steps", "200", "--total-steps", "400")
+    first = scripts.run(chapter, *flags, "--checkpoint-steps", "200", "--total-steps", "400")
     assert first.code == 0, first.err
-    done = scripts.resume(A3C_DATA, "--total-steps", "2000")
+    done = scripts.resume(chapter, "--total-steps", "2000")
     assert done.code == 0, done.out + done.err
     for actor in range(2):
-        assert f"actor {actor} (pid " in done.out
+        assert f"{chapter.actor} {actor} (pid " in done.out
     assert "is not deterministic: the same seed and actions gave other observations; it starts new games" in done.out
     assert "determinism is lost for the rest of this run" in done.out
     assert done.summary["worker_restarts"] == 0
     assert done.summary["episodes"] > 10
 
 
-def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(scripts, run_inline, monkeypatch):
+@SOME_CHAPTERS
+def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(scripts, run_inline, monkeypatch, chapter):
     flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "6000"]
-    expected = run_inline.train(A3C_DATA, *flags, name="whole", workers=None)
+    expected = run_inline.train(chapter, *flags, name="whole", workers=None)
     assert expected.code == 0, expected.err
     monkeypatch.setenv(MISHAPS, "killed in a step,raised,hung")
-    done = scripts.run(A3C_DATA, *flags, "--hang-seconds", "3", name="disturbed")
+    done = scripts.run(chapter, *flags, "--hang-seconds", "3", name="disturbed")
     assert done.code == 0, done.out + done.err
     assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 3)
     assert done.out.count("rebuilt to where it was") == 3

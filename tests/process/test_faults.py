@@ -19,8 +19,11 @@ from harness import (
     CHAPTERS,
     EVERY_CHAPTER,
     IMPALA,
+    TASK,
     actors_of,
     family_of,
+    files_of_runs,
+    left_of_runs,
     row_id,
     scalars,
     still_alive,
@@ -61,6 +64,7 @@ SOME = [
     (A3C_GRAD, ("raised",)),
     (APEX_DQN, ("stopped",)),
     (IMPALA, ("killed at start",)),
+    (TASK, ("killed in a step", "raised")),
 ]
 
 
@@ -79,7 +83,7 @@ def check_mishaps(scripts, monkeypatch, chapter, mishaps):
     restart_messages = [line for line in log.splitlines() if "restart" in line]
     for number, (line, mishap) in enumerate(zip(restart_messages, mishaps, strict=True), start=1):
         assert line.endswith(f"restart {number} of {restarts}")
-        assert re.search(rf"actor 0 \(pid \d+\) {WAYS[mishap]}; restart", line)
+        assert re.search(rf"{chapter.actor} 0 \(pid \d+\) {WAYS[mishap]}; restart", line)
         happened, told = (scripts.runs_dir / mishap).stat().st_mtime, said_at(log, line)
         if WAYS[mishap].startswith("sent no heartbeat"):
             assert HANG_SECONDS - 1 < told - happened < HANG_SECONDS + 5
@@ -121,7 +125,7 @@ def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_tracebac
     assert "ArithmeticError: no coin in the slot" in done.out
     assert "(raised by the constructor of envs:Unmakeable-v0, seed " in done.out
     assert done.summary["worker_restarts"] == 0
-    assert done.summary["exit_reason"].startswith("error: actor ")
+    assert done.summary["exit_reason"].startswith(f"error: {chapter.actor} ")
 
 
 def under_way(scripts, trainer):
@@ -144,13 +148,14 @@ def saving(scripts, trainer):
     [
         (A3C_DATA, starting_up),
         (IMPALA, under_way),
+        (TASK, under_way),
         *(pytest.param(chapter, under_way, marks=SLOW) for chapter in (A3C_DATA, A3C_GRAD, APEX_DQN)),
-        *(pytest.param(chapter, starting_up, marks=SLOW) for chapter in (A3C_GRAD, APEX_DQN, IMPALA)),
+        *(pytest.param(chapter, starting_up, marks=SLOW) for chapter in (A3C_GRAD, APEX_DQN, IMPALA, TASK)),
     ],
     ids=row_id,
 )
 def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts, chapter, moment):
-    before = set(os.listdir("/dev/shm"))
+    before = files_of_runs()
     trainer = scripts.train(chapter, *chapter.two_learners)
     moment(scripts, trainer)
     family = family_of(trainer.pid)
@@ -161,16 +166,7 @@ def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts,
         time.sleep(0.01)
     assert not still_alive(family)
     trainer.communicate()
-    assert not left_in_shm(before)
-
-
-def left_in_shm(before, seconds=60):
-    """New files in /dev/shm that stay there; other tests, run at the same time, remove theirs when they end."""
-    deadline, left = time.monotonic() + seconds, set(os.listdir("/dev/shm")) - before
-    while left and time.monotonic() < deadline:
-        time.sleep(0.1)
-        left &= set(os.listdir("/dev/shm"))
-    return left
+    assert not left_of_runs(before)
 
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
@@ -183,6 +179,7 @@ FEW = [  # every pair of two of these choices occurs
     (APEX_DQN, TERM, "parent", 1, starting_up),
     (IMPALA, TERM, "group", 2, under_way),
     (IMPALA, INT, "parent", 1, starting_up),
+    (TASK, TERM, "group", 1, under_way),
 ]
 ALL = [
     (chapter, signum, target, times, moment)
@@ -196,7 +193,7 @@ ALL = [
 
 def check_signal(scripts, chapter, signum, target, times, moment):
     learners = chapter.two_learners if chapter is IMPALA else []
-    before = set(os.listdir("/dev/shm"))
+    before = files_of_runs()
     pace = ["--checkpoint-seconds", "0.1" if moment is saving else "60"]
     trainer = scripts.train(chapter, *learners, *pace, start_new_session=True)
     moment(scripts, trainer)
@@ -214,7 +211,7 @@ def check_signal(scripts, chapter, signum, target, times, moment):
     assert done.checkpoints or moment is starting_up
     assert done.summary["steps"] > 0 or moment is starting_up
     assert not still_alive(family)
-    assert not left_in_shm(before)
+    assert not left_of_runs(before)
 
 
 @pytest.mark.parametrize(

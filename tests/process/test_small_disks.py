@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import A3C_DATA, APEX_DQN, EVERY_CHAPTER, IMPALA, ROOT, row_id
+from harness import A3C_DATA, APEX_DQN, EVERY_CHAPTER, IMPALA, ROOT, TASK, row_id
 
 from a3c_mp.run.checkpoint import list_checkpoints, load
 
@@ -83,7 +83,9 @@ def test_a_disk_that_is_full_for_a_while(chapter, tmp_path):
     assert json.loads((tmp_path / "out/run/summary.json").read_text())["exit_reason"] == "SIGTERM"
 
 
-@pytest.mark.parametrize("chapter", [pytest.param(A3C_DATA, marks=pytest.mark.slow), APEX_DQN, IMPALA], ids=row_id)
+@pytest.mark.parametrize(
+    "chapter", [*(pytest.param(c, marks=pytest.mark.slow) for c in (A3C_DATA, TASK)), APEX_DQN, IMPALA], ids=row_id
+)
 def test_a_dev_shm_that_takes_nothing_is_not_needed(chapter, tmp_path):
     learners = chapter.two_learners if chapter is IMPALA else []
     flags = [*chapter.flags, *learners, "--total-steps", "500", "--run-name", "r"]

@@ -48,11 +48,16 @@ def test_a_child_may_write_to_a_terminal_that_stops_background_groups():
     assert b"written" in text
 
 
-def test_the_watchdog_kills_registered_groups_at_the_end_of_its_parent_and_no_others():
+def test_the_watchdog_clears_registered_groups_and_folders_at_the_end_of_its_parent_and_no_others(tmp_path):
     kept, killed = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
     command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid())]
     dog = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    text = f"+{kept.pid}\n+{killed.pid}\n-{kept.pid}\n".encode()
+    folders = [tmp_path / name for name in ("kept", "removed")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "socket").touch()
+    text = f"+{kept.pid}\n+{killed.pid}\n-{kept.pid}\n"
+    text = f"{text}+{folders[0]}\n+{folders[1]}\n-{folders[0]}\n".encode()
     for part in (text[:3], text[3:]):  # lines may arrive in parts
         dog.stdin.write(part)
         dog.stdin.flush()
@@ -66,6 +71,7 @@ def test_the_watchdog_kills_registered_groups_at_the_end_of_its_parent_and_no_ot
     assert dog.wait(10) == 0
     assert killed.wait(10) == -signal.SIGKILL
     assert kept.poll() is None
+    assert [folder.exists() for folder in folders] == [True, False]
     kept.kill()
     kept.wait()
 

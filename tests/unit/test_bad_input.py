@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import signal
+import socket
 import sys
 import typing
 from contextlib import suppress
@@ -14,13 +15,14 @@ import pytest
 import torch
 from envs import Env
 from gymnasium.spaces import Box, Discrete
-from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, CHAPTERS, CONTINUOUS, EVERY_CHAPTER, IMPALA, row_id
+from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, CHAPTERS, CONTINUOUS, EVERY_CHAPTER, IMPALA, TASK, row_id
 
 import play
 import plot
 import train_a3c_data
 import train_apex
 import train_impala
+import train_task
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.algorithms.actor_critic import make_optimizer
 from a3c_mp.cli import parse_args
@@ -30,6 +32,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
+from a3c_mp.task.keys import make_key
 from wrappers import make_env
 
 ALL = [*CHAPTERS, *CONTINUOUS]
@@ -127,6 +130,8 @@ def test_continuous_actions_are_for_ddpg_alone(main, flags, refused):
     assert line.startswith("error: env-id=Pendulum-v1: its actions are Box(")
 
 
+LISTENING = ["--listen", "tcp://127.0.0.1:0", "--key-file", "k"]
+ATTACHED = ["--attach-to", "tcp://127.0.0.1:9"]
 SPECIAL = {
     "batch larger than a rollout": (A3C_DATA, ["--batch-size", "1e6"], "batch-size=1000000: a rollout has only 32 * 8"),
     "the same in chapter 2": (A3C_GRAD, ["--batch-size", "1e6"], "batch-size=1000000: a rollout has only 32 * 8"),
@@ -163,6 +168,57 @@ SPECIAL = {
     "an unknown algorithm": (APEX_DQN, ["--algo", "sac"], "algo=sac: must be one of"),
     "actors that cannot be shared out": (IMPALA, ["--num-learners", "3"], "num-learners=3: 2 actors cannot"),
     "replayed unrolls": (IMPALA, ["--replay-proportion", "0.5", "--replay-size", "3"], "replay-size=3: a learner's "),
+    "no learner": (TASK, ["--role", "collector"], "role=collector: the task would have no learner; add --attach-to"),
+    "a second learner": (TASK, [*ATTACHED, "--key-file", "k"], "role=learner: the task to join has its learner; "),
+    "a node that joins without a key": (
+        TASK,
+        [*ATTACHED, "--role", "evaluator"],
+        f"attach-to={ATTACHED[1]}: TCP needs",
+    ),
+    "a node that joins with a key that is not there": (
+        TASK,
+        [*ATTACHED, "--role", "collector", "--key-file", "k"],
+        "key-file=k: there is no such file",
+    ),
+    "a node that joins and listens": (
+        TASK,
+        [*ATTACHED, *LISTENING, "--role", "collector"],
+        "attach-to=tcp://127.0.0.1:9: a node that joins does not listen; leave --listen out",
+    ),
+    "a task that listens without a key": (TASK, LISTENING[:2], "listen=tcp://127.0.0.1:0: TCP needs a key; add --key"),
+    "a task that listens at no address": (
+        TASK,
+        ["--listen", "50515", "--key-file", "k"],
+        "listen=50515: is not tcp://",
+    ),
+    "a task that listens elsewhere": (
+        TASK,
+        ["--listen", "tcp://192.0.2.1:50515", "--key-file", "k"],
+        "listen=tcp://192.0.2.1:50515: cannot be bound (Cannot assign requested address); choose another port, or an",
+    ),
+    "a task alone that listens": (TASK, [*LISTENING, "--standalone"], "listen=tcp://127.0.0.1:0: a standalone task is"),
+    "a task alone that joins another": (
+        TASK,
+        [*ATTACHED, "--role", "collector", "--standalone"],
+        "a standalone task is",
+    ),
+    "a task alone on TCP": (TASK, ["--transport", "tcp", "--standalone"], "transport=tcp: a standalone task is one"),
+    "a task on TCP without a key": (
+        TASK,
+        ["--transport", "tcp"],
+        "transport=tcp: TCP needs a key; add --key-file FILE",
+    ),
+    "threads of nodes": (TASK, ["--async-mode"], "async-mode=True: nodes run beside each other anyway; add --stand"),
+    "threads in a fixed order": (
+        TASK,
+        ["--async-mode", "--standalone", "--deterministic"],
+        "async-mode=True: threads have no fixed order; leave --deterministic out",
+    ),
+    "nodes that join in a fixed order": (
+        TASK,
+        [*LISTENING, "--deterministic"],
+        "listen=tcp://127.0.0.1:0: who joins, and when, has no fixed order; leave --deterministic out",
+    ),
     "random frame skip": (A3C_DATA, ["--env-id", "Pong-v4"], "use PongNoFrameskip-v4 or ALE/Pong-v5; choose another"),
 }
 
@@ -171,6 +227,24 @@ SPECIAL = {
 def test_what_does_not_go_together(chapter, bad, message, refused):
     small = ["--env-id", chapter.env_id]  # nets for Pong take a second to make
     assert message in refused(chapter.module.main, [*flags_of(chapter), *small, *bad])
+
+
+@pytest.mark.parametrize(
+    "how", [["--listen", "tcp://127.0.0.1:0"], ["--transport", "tcp"], [*ATTACHED, "--role", "collector"]]
+)
+def test_a_key_that_others_can_read_is_of_no_use(how, refused, tmp_path):
+    make_key(tmp_path / "k")
+    (tmp_path / "k").chmod(0o640)
+    assert "key-file=k: other users can access it (mode 0640); chmod 600 it" in refused(
+        train_task.main, [*how, "--key-file", "k"]
+    )
+
+
+def test_a_port_in_use_is_refused(refused):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        line = refused(train_task.main, ["--listen", address, "--key-file", "k"])
+    assert f"listen={address}: cannot be bound (Address already in use); choose another port, or an address" in line
 
 
 # ---- environments of the user's own

@@ -21,6 +21,8 @@ from a3c_mp.run.script import exit_with
 class Args(CommonArgs):
     """A chapter's settings."""
 
+    chapter = "chapter"
+
     gamma: Fraction = 0.99
     """discount for each agent step"""
     passes: Count = 1
@@ -45,10 +47,10 @@ def refused(*argv):
 def saved_run(tmp_path):
     """A function that makes a run folder whose config.json has these settings on top of the defaults."""
 
-    def save(**settings):
+    def save(algorithm="chapter", **settings):
         args = {**dataclasses.asdict(Args()), "runs_dir": "somewhere", **settings}
         args = {name: value for name, value in args.items() if value != "left out"}
-        (tmp_path / "config.json").write_text(json.dumps({"algorithm": "chapter", "args": args}))
+        (tmp_path / "config.json").write_text(json.dumps({"algorithm": algorithm, "args": args}))
         return tmp_path
 
     return save
@@ -262,8 +264,8 @@ def test_settings_that_are_newer_than_the_run_take_their_defaults(saved_run):
 
 
 def test_the_settings_of_another_chapter_are_refused(saved_run):
-    line = refused("--resume", str(saved_run(replay_size=1000, passes="left out")))
-    assert "belongs to another chapter, " in line
+    line = refused("--resume", str(saved_run("impala", replay_size=1000)))
+    assert "config.json belongs to another chapter, impala; resume it with the script that started it" in line
 
 
 def test_a_setting_that_only_a_newer_version_knows_is_named(saved_run):

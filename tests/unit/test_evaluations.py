@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from harness import A3C_DATA, A3C_GRAD, CHAPTERS, CONTINUOUS, EVALUATED, row_id, scalars
+from harness import A3C_DATA, A3C_GRAD, CHAPTERS, CONTINUOUS, EVALUATED, TASK, row_id, scalars
 from torch import nn
 
 from a3c_mp.config import CommonArgs
@@ -276,7 +276,7 @@ def test_a_run_that_is_solved_by_evaluation_ends_with_the_weights_that_passed(ru
     assert further.evals["best_return_mean"] >= done.evals["return_mean"]
 
 
-@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD], ids=row_id)
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, TASK], ids=row_id)
 def test_a_deterministic_run_is_solved_by_evaluation_at_the_same_step_each_time(run_inline, chapter):
     flags = [*EVALUATED, "--deterministic", "--stop-eval-return", "5", "--total-steps", "20000"]
     runs = [run_inline.train(chapter, *flags, name=name) for name in ("a", "b")]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,71 @@ from a3c_mp.processes import supervisor
 from a3c_mp.processes.supervisor import PAUSE_SECONDS, START_SECONDS, Child, Supervisor, how_ended
 
 HANG_SECONDS = 12.0
+
+
+class Family:
+    """Three collectors and an evaluator that can be given up, on one supervisor with a budget of one restart."""
+
+    def __init__(self, **evaluator):
+        self.restarts, self.lost = [], []
+        children = [Child(f"collector {i}", self.launch, "--num-actors") for i in range(3)]
+        children.append(Child("evaluator", self.launch, "--eval-every", self.lost.append, **evaluator))
+        self.supervisor = Supervisor(
+            children, max_restarts=1, on_restart=lambda number, text: self.restarts.append((number, text))
+        )
+        self.supervisor.start()
+
+    def launch(self):
+        ended = SimpleNamespace(pid=7, exitcode=None, is_alive=lambda: False)
+        return ended, SimpleNamespace(poll=lambda: False)
+
+    def kill(self, number):
+        self.supervisor.children[number].process.exitcode = -signal.SIGKILL
+        self.supervisor._check_end(number)
+
+    def fail(self, number):
+        self.supervisor._fail(number, "Traceback")
+
+
+def test_each_flag_has_a_restart_budget_of_its_own():
+    family = Family()
+    family.kill(3)
+    family.kill(1)
+    text = "(pid 7) was killed by SIGKILL; restart 1 of 1"
+    assert family.restarts == [(3, f"evaluator {text}"), (1, f"collector 1 {text}")]
+    assert family.supervisor.restarts == 2
+    with pytest.raises(WorkerError, match=r"collector 0 \(pid 7\) was killed by SIGKILL; restart budget of 1 spent"):
+        family.kill(0)
+
+
+def test_a_child_that_may_be_lost_is_given_up_and_the_others_go_on():
+    family = Family()
+    family.kill(3)
+    family.kill(3)
+    assert [str(error) for error in family.lost] == [
+        "evaluator (pid 7) was killed by SIGKILL; restart budget of 1 spent"
+    ]
+    assert family.supervisor.children[3].is_done
+    family.kill(3)
+    assert len(family.lost) == 1
+    family.kill(1)
+    assert [number for number, _ in family.restarts] == [3, 1]
+
+
+def test_an_exception_before_the_first_result_is_final_unless_none_is_needed():
+    final, repeated = Family(), Family(needs_result=False)
+    final.fail(3)
+    assert [str(error) for error in final.lost] == ["evaluator (pid 7) failed before its first result:\nTraceback"]
+    repeated.fail(3)
+    assert (repeated.lost, repeated.restarts) == (
+        [],
+        [(3, "evaluator (pid 7) raised an exception; restart 1 of 1\nTraceback")],
+    )
+    final.supervisor.children[0].record_result()
+    final.fail(0)
+    assert final.restarts == [(0, "collector 0 (pid 7) raised an exception; restart 1 of 1\nTraceback")]
+    with pytest.raises(WorkerError, match=r"collector 1 \(pid 7\) failed before its first result"):
+        final.fail(1)
 
 
 class Scene:

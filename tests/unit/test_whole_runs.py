@@ -4,7 +4,7 @@ The same with real processes, as far as these matter, is in tests/process.
 """
 
 import pytest
-from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, episode_steps, scalars
+from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, EVALUATED, TASK, episode_steps, scalars
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.errors import ConfigError
@@ -34,6 +34,24 @@ def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch):
         steps = [event.step for event in scalars(second.folder)[tag]]
         assert steps == sorted(set(steps)), "curves neither overlap nor go back"
         assert steps[0] < first["steps"] < steps[-1]
+
+
+@pytest.mark.parametrize("mode", [(), ("--async-mode",)])
+def test_a_task_in_one_process_learns_is_timed_and_evaluated(run_inline, mode):
+    flags = [*EVALUATED, "--print-per-step", "20", "--total-steps", "3000", *mode]
+    done = run_inline.train(TASK, *flags)
+    assert done.code == 0, done.err
+    assert done.summary["steps"] >= 3000
+    updates = done.config["args"]["update_epochs"] * done.summary["steps"] / 32  # a rollout is a batch of 8 * 4 samples
+    assert done.summary["updates"] == updates
+    assert done.evals["count"] >= 3
+    curves = scalars(done.folder)
+    assert TASK.metrics | {"time/task/collect", "time/task/evaluate", "eval/return_mean"} <= curves.keys()
+    assert all(event.value > 0 for event in curves["time/task/learner/learn"])
+    assert done.log.count("forward ms  backward ms") >= 3000 // 64 // 20
+    table = done.log[done.log.index("forward ms") :]
+    for name in ("collect", "learner", "  take", "  learn", "evaluate"):
+        assert f"\n{name} " in table
 
 
 def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(run_inline):

@@ -1,0 +1,241 @@
+"""Nodes of a task without any learning: events, shared values, errors, restarts, and how all of them end.
+
+As a script, `test_nodes.py NAME` runs the function NAME on three nodes.
+"""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from envs import note
+from harness import family_of, files_of_runs, left_of_runs, still_alive
+
+from a3c_mp.errors import ConfigError
+from a3c_mp.task.parallel import runner
+from a3c_mp.task.task import Task
+
+IMPORTED = time.monotonic()
+LABELS = [("learner",), ("collector",), ("collector", "spare")]
+PATTERNS = ("*", "collector", "spare", "node.[01]", "nobody")
+HANG_SECONDS = 2.0
+SLOW = pytest.mark.slow
+SCRIPT = "tests/process/test_nodes.py"
+
+
+def task_of(node):
+    """The task of one of three nodes, once it is connected to the others."""
+    node.router.wait_for_peers(2, 60)
+    return Task(router=node, labels=node.labels, known_labels=node.known_labels)
+
+
+def wait_for_the_end(task):
+    """Middleware that waits until the task ends."""
+    return lambda ctx: task.wait_for("nothing")
+
+
+# ---- events between tasks
+
+
+def converse(node):
+    """Node 0 emits notes to patterns, node 1 shares what it has heard, and node 2 ends the task; returns the tape."""
+    heard, ways_back, tape = [], [], {}
+    if node.name == "node.0":
+        node.handle("tape", lambda sender, *content: tape.update({sender: content}))
+
+    def step(ctx):
+        if node.name == "node.0" and ctx.total_step == 0:
+            tape["joined"] = time.monotonic()
+            for pattern in PATTERNS:
+                task.emit("note", pattern, to=pattern)
+            task.emit("end of notes", only_remote=True)
+            tape["event"] = task.wait_for("shared", 60)
+            tape["shared"] = task.parallel_ctx.of("node.1"), task.parallel_ctx.heard
+        elif ctx.total_step == 0:
+            task.wait_for("end of notes", 60)
+            ctx.heard = list(heard)
+            if node.name == "node.2":
+                task.wait_for("shared", 60)
+                ctx.finish = task.parallel_ctx.of("node.1")["heard"] != heard
+        elif node.name == "node.1" and ctx.total_step == 1:
+            task.emit("shared", "by", node.name)
+        else:
+            task.wait_for("nothing")
+        yield
+        ways_back.append(ctx.finish)
+
+    with task_of(node) as task:
+        task.share("heard")
+        task.on("note", heard.append)
+        task.use(step).run()
+    if node.name != "node.0":
+        node.send("tape", heard, ways_back, IMPORTED, to="node.0")
+    while node.name == "node.0" and not {"node.1", "node.2"} <= tape.keys():
+        node.wait()
+    return {**tape, "node.0": (heard, ways_back, IMPORTED)}
+
+
+@pytest.mark.parametrize("topology", ["star", pytest.param("mesh", marks=SLOW)])
+def test_events_and_shared_values_reach_the_nodes_that_are_meant_and_one_node_ends_all(topology):
+    started = time.monotonic()
+    tape = runner(3, topology=topology, labels=LABELS)(converse)
+    nodes = [tape[f"node.{number}"] for number in range(3)]
+    heard, ways_back, imported = zip(*nodes, strict=True)
+    assert heard == (["*", "node.[01]"], ["*", "collector", "node.[01]"], ["*", "collector", "spare"])
+    assert tape["event"] == ("by", "node.1")
+    assert tape["shared"] == ({"heard": heard[1]}, heard[1])
+    assert ways_back[2] == [True]
+    for tail in ways_back:
+        assert tail == [False] * (len(tail) - 1) + [True], "each knows of its last iteration, and only of that"
+    assert max(imported) > started
+    assert tape["joined"] - max(imported) < 1, "imports left out, a start takes less than a second"
+
+
+def limited(node):
+    """Node 0 runs three iterations, and the others until it ends."""
+    with task_of(node) as task:
+        if node.name != "node.0":
+            task.use(wait_for_the_end(task)).run()
+            return None
+        lasts = []
+        task.use(lambda ctx: (yield lasts.append(ctx.finish)) or lasts.append(ctx.finish))
+        ctx = task.run(max_step=3)
+        node.supervisor.await_own_end(30)
+        return ctx.total_step, lasts, [child.process.exitcode for child in node.supervisor.children]
+
+
+def test_a_limit_of_one_node_ends_all():
+    total_step, lasts, codes = runner(3)(limited)
+    assert (total_step, lasts) == (2, [False] * 5 + [True])
+    assert codes == [0, 0]
+
+
+def mislabelled(node):
+    with task_of(node) as task:
+        if node.name == "node.0":
+            task.use(print, filter_labels=["node.[345]", "colector"])
+        task.use(wait_for_the_end(task)).run()
+
+
+@SLOW
+def test_a_filter_that_no_node_matches_is_an_error_that_names_the_labels():
+    known = "collector, distributed, learner, node.0, node.1, node.2, spare"
+    with pytest.raises(ConfigError) as error:
+        runner(3, labels=LABELS)(mislabelled)
+    why = f"no node has such a label; there are {known}"
+    assert str(error.value) == f"filter-labels=node.[345], colector: {why}; name one of these"
+
+
+# ---- nodes that fail
+
+
+def first_time(what):
+    """Whether no process has been here before."""
+    if Path(what).exists():
+        return False
+    note(what)
+    return True
+
+
+def stumble(node):
+    """The first node 1 raises an exception, the first node 2 hangs; their successors wait longer than a hang."""
+    back = set()
+
+    def step(ctx):
+        if node.name == "node.1" and first_time("raised"):
+            raise ArithmeticError("the node caught fire")
+        if node.name == "node.2" and first_time("hung"):
+            time.sleep(3600)
+        if node.name != "node.0":
+            task.emit("here", node.name, to="node.0")
+            task.wait_for("nothing")
+        elif back != {"node.1", "node.2"}:
+            task.wait_for("here", 60)
+        elif ctx.get("waited_until", 0.0) == 0.0:
+            ctx.waited_until = time.monotonic() + HANG_SECONDS + 1
+            ctx.keep("waited_until")
+        else:
+            with pytest.raises(TimeoutError):
+                task.wait_for("nothing", ctx.waited_until - time.monotonic())
+            ctx.finish = True
+
+    with task_of(node) as task:
+        task.on("here", back.add)
+        task.use(step).run()
+
+
+def test_nodes_that_raise_or_hang_are_named_and_replaced_and_those_that_wait_are_not(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    runner(3, max_restarts=2, hang_seconds=HANG_SECONDS)(stumble)
+    out = capfd.readouterr().out
+    assert re.findall(r"node (\d) \(pid \d+\) (.*); restart (\d) of 2", out) == [
+        ("1", "raised an exception", "1"),
+        ("2", "sent no heartbeat for 2 s and was killed (--hang-seconds)", "2"),
+    ]
+    assert out.count("ArithmeticError: the node caught fire") == 1
+
+
+def burn(node):
+    with task_of(node) as task:
+        task.use(wait_for_the_end(task) if node.name != "node.1" else lambda ctx: 1 / 0).run()
+
+
+def test_without_a_restart_budget_a_node_that_raises_ends_all_with_its_traceback(scripts):
+    done = scripts.finish(scripts.start(SCRIPT, "burn", "0"), "r")
+    assert done.code == 1
+    assert re.search(r"WorkerError: node 1 \(pid \d+\) raised an exception; restart budget of 0 spent", done.err)
+    assert "ZeroDivisionError: division by zero" in done.err
+
+
+def burn_hub(node):
+    with task_of(node) as task:
+        if node.name == "node.0":
+            raise ArithmeticError("the hub caught fire", node.supervisor.pids, time.monotonic())
+        task.use(wait_for_the_end(task)).run()
+
+
+@SLOW
+def test_node_0_that_raises_ends_all():
+    with pytest.raises(ArithmeticError, match="the hub caught fire") as error:
+        runner(3)(burn_hub)
+    _, pids, since = error.value.args
+    assert time.monotonic() - since < 5
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+# ---- node 0 is told to end
+
+
+def endless(node):
+    with task_of(node) as task:
+        if node.name == "node.0":
+            task.use(lambda ctx: print("running", flush=True))
+        task.use(wait_for_the_end(task)).run()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW)])
+def test_all_nodes_end_with_node_0_and_leave_nothing(scripts, signum):
+    before = files_of_runs()
+    hub = scripts.start(SCRIPT, "endless", start_new_session=True)
+    assert hub.stdout.readline() == "running\n"
+    family, asked = family_of(hub.pid), time.monotonic()
+    assert len(family) == 2
+    assert files_of_runs() - before
+    if signum == signal.SIGKILL:
+        hub.kill()
+    else:  # to all processes, as a terminal does
+        os.killpg(hub.pid, signum)
+    done = scripts.finish(hub, "r")
+    while still_alive(family) and time.monotonic() < asked + 10:
+        time.sleep(0.01)
+    assert not still_alive(family)
+    assert (done.code, done.out, done.err) == (-9 if signum == signal.SIGKILL else 0, "", "")
+    assert not left_of_runs(before, 10)
+
+
+if __name__ == "__main__":
+    runner(3, max_restarts=int(sys.argv[2]) if sys.argv[2:] else 5)(globals()[sys.argv[1]])
