@@ -73,7 +73,7 @@ def test_a_killed_evaluator_is_named_replaced_and_changes_no_bit_of_the_training
     run_inline, each_round, chapter, times, steps
 ):
     flags = [*FEW, "--deterministic", "--total-steps", steps, "--max-restarts", str(times + 2)]
-    without = run_inline.train(chapter, *flags, name="without", workers=None)
+    without = run_inline.train(chapter, *flags, name="without")
     killed, pauses = kill_evaluators(each_round, times), pauses_of(each_round)
     done = run_inline.train(chapter, *flags, *EVALUATED, workers=None)
     assert done.code == 0, done.out + done.err

@@ -29,7 +29,7 @@ KINDS = {
     "grad": ("train_a3c_grad.py", 3000, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
     "impala": ("train_impala.py", 3000, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
     "dqn": ("train_apex.py", 1000, APEX),
-    "task": ("train_task.py", 3000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
+    "task": ("train_task.py", 2000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
 }
 SLOW = {
     "data, Pong": ("train_a3c_data.py", 2000, [*PONG, "--slots-per-actor", "2"]),
