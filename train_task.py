@@ -33,7 +33,7 @@ from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.context import Context
 from a3c_mp.task.middleware import Middleware
-from a3c_mp.task.parallel import Node
+from a3c_mp.task.node import Node
 from a3c_mp.task.task import Task
 from a3c_mp.task.timing import StepTimer
 

@@ -22,7 +22,8 @@ from a3c_mp.cli import parse_plain
 from a3c_mp.config import Count
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.context import Context
-from a3c_mp.task.parallel import Node, runner
+from a3c_mp.task.node import Node
+from a3c_mp.task.parallel import runner
 from a3c_mp.task.task import Task
 from a3c_mp.task.timing import StepTimer
 from bench import common

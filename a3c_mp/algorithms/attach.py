@@ -21,7 +21,8 @@ from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_env, check_memory, check_open_files
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.joining import REFUSED, JoinedNodes
-from a3c_mp.task.parallel import Node, Role
+from a3c_mp.task.node import Node
+from a3c_mp.task.parallel import Role
 from a3c_mp.task.remote import RemoteWeights
 from a3c_mp.task.router import Router
 

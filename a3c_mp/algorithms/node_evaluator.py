@@ -18,7 +18,7 @@ from a3c_mp.run.evaluations import PlayedGames
 from a3c_mp.run.evaluator import Games
 from a3c_mp.run.run import Run
 from a3c_mp.task.joining import CALLED, RESULT
-from a3c_mp.task.parallel import JOINED, LEFT, FirstNode, Node
+from a3c_mp.task.node import JOINED, LEFT, FirstNode, Node
 from a3c_mp.task.wire import WireError
 
 READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"

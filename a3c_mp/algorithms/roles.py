@@ -34,8 +34,10 @@ from a3c_mp.run.evaluator import Games
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp, node_name
-from a3c_mp.task.exchange import CollectorChannel, Intake, LocalChannel, OneProcess, Outlet
-from a3c_mp.task.parallel import Callbacks, Node, Nodes, Role
+from a3c_mp.task.exchange import CollectorChannel, Intake, Outlet
+from a3c_mp.task.node import Node
+from a3c_mp.task.one_process import LocalChannel, OneProcess
+from a3c_mp.task.parallel import Callbacks, Nodes, Role
 from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
 
 

@@ -12,7 +12,8 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.parallel import JoinedNode, Role, start_node
+from a3c_mp.task.node import JoinedNode
+from a3c_mp.task.parallel import Role, start_node
 from a3c_mp.task.router import Router
 
 CALLED, RESULT, REFUSED = "called", "result", "refused"

@@ -13,7 +13,7 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.task.exchange import JOIN, NO_PLACE, SETUP, Outlet, Setup
 from a3c_mp.task.joining import CALLED, RESULT
-from a3c_mp.task.parallel import Node
+from a3c_mp.task.node import Node
 
 WEIGHTS = "slots.weights"
 """request (version that the asking node has): (newest version, its values or None if it is the same)"""

@@ -24,7 +24,7 @@ from a3c_mp.run.progress import Progress
 from a3c_mp.task import parallel
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import FILLED, Intake, Outlet, Setup
-from a3c_mp.task.parallel import FirstNode, JoinedNode, Node
+from a3c_mp.task.node import FirstNode, JoinedNode, Node
 from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
 from a3c_mp.task.router import Router
 
