@@ -96,8 +96,14 @@ def numbers(router, count):
 # ---- order
 
 
-@pytest.mark.parametrize("over", ["ipc", "tcp"])
-@pytest.mark.parametrize("topology", ["star", "mesh"])
+@pytest.mark.parametrize(
+    ("topology", "over"),
+    [
+        ("star", "ipc"),
+        ("mesh", "tcp"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("star", "tcp"), ("mesh", "ipc"))),
+    ],
+)
 def test_each_of_many_events_arrives_once_and_in_order_at_every_node(start, folder, tmp_path, topology, over):
     endpoints = local_endpoints(folder, topology, [("learner",), ("collector",), ("evaluator",)])
     if over == "tcp":

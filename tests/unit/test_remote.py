@@ -21,7 +21,7 @@ from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import RestartMessage, WorkerOptions
 from a3c_mp.run.progress import Progress
-from a3c_mp.task import parallel
+from a3c_mp.task import node as node_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import FILLED, Intake, Outlet, Setup
 from a3c_mp.task.node import FirstNode, JoinedNode, Node
@@ -41,7 +41,8 @@ def nodes(log):
         for router in routers:
             router.wait_for_peers(2, 10)
         child = SimpleNamespace(is_done=True, record_result=lambda: None)
-        learner, *others = FirstNode(routers[0], Supervisor([child])), *map(Node, routers[1:])
+        learner = FirstNode(routers[0], Supervisor([child]), is_interrupted=lambda: False, known_labels=())
+        others = list(map(Node, routers[1:]))
         for node, own in zip(others, stacks[1:], strict=True):
             node.leave = own.close
         yield learner, *others
@@ -119,7 +120,7 @@ def make_intake(nodes):
         told = []
         states = SimpleNamespace(start=7, of=lambda worker: None)
         options = WorkerOptions(slots_per_worker=slots_per_worker)
-        launcher = SimpleNamespace(prepare={})
+        launcher = SimpleNamespace(callbacks={})
         slots = Slots(SPEC, num_workers * slots_per_worker)
         intake = Intake(launcher, numbers, slots, num_workers, states=states, options=options, on_restart=told.append)
         intake.connect(nodes[0])
@@ -203,7 +204,7 @@ def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(node
 def joined(tmp_path, log, monkeypatch):
     """A node that has joined, its log lines, the end of node 0, and a function that makes a router for another one."""
     for name, seconds in (("GONE", 0.3), ("PROBE", 0.01), ("LOST", 0.0)):
-        monkeypatch.setattr(parallel, f"{name}_SECONDS", seconds)
+        monkeypatch.setattr(node_module, f"{name}_SECONDS", seconds)
     address, key_file, lines = f"tcp://127.0.0.1:{free_port()}", tmp_path / "key", []
 
     def enter(greeting):
@@ -257,7 +258,7 @@ def evaluators(nodes):
     log = logging.Logger("run")
     log.info = lines.append
     run = SimpleNamespace(args=SimpleNamespace(eval_episodes=2), log=log, is_interrupted=lambda: False)
-    learner = NodeEvaluator(nodes[0], "node.1", run)
+    learner = NodeEvaluator(nodes[0], "node.1", run, lambda: None)
     learner.lines = lines
     return learner, lambda node: EvaluatorEnd(node, None, nn.Linear(2, 1))
 
