@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -114,11 +115,13 @@ class GroupLeader(SpawnProcess):
 
 
 @contextmanager
-def removed_folder(folder: Path) -> Iterator[Path]:
-    """Remove a folder at the end of the `with` block, or once this process is gone, however it ended."""
+def temporary_folder(root: str) -> Iterator[Path]:
+    """A new folder below `root`, with mode 0700; removed at the end, or once this process is gone, however it ended."""
+    folder = Path(root, f"a3c-{secrets.token_hex(8)}")
     _watchdog.ensure_running()
-    _watchdog.add(folder)
+    _watchdog.add(folder)  # first: this process may be killed in between
     try:
+        folder.mkdir(mode=0o700)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

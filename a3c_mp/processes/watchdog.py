@@ -23,9 +23,12 @@ def watch(parent_pid: int) -> set[bytes]:
     """Wait until the parent is gone; returns the groups and folders that are left."""
     charges: set[bytes] = set()
     text = b""
-    while os.getppid() == parent_pid:
-        if not select.select([0], [], [], LOOK_SECONDS)[0]:
-            continue
+    while True:
+        is_alive = os.getppid() == parent_pid
+        if not select.select([0], [], [], LOOK_SECONDS if is_alive else 0.0)[0]:
+            if is_alive:
+                continue
+            break  # all that it has sent is read
         received = os.read(0, 4096)
         if not received:
             break

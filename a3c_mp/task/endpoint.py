@@ -16,7 +16,7 @@ import torch
 
 import a3c_mp
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.spawn import removed_folder
+from a3c_mp.processes.spawn import temporary_folder
 from a3c_mp.task.keys import KeyPair, make_key, read_key
 
 MAX_IPC_PATH = 107
@@ -114,8 +114,7 @@ def local_endpoints(
 def ipc_folder() -> Iterator[Path]:
     """A temporary folder for Unix sockets, with mode 0700; removed at the end, also if this process is killed."""
     root = tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix="a3c-", dir=root if len(root.encode()) <= MAX_IPC_PATH - 20 else "/tmp"))
-    with removed_folder(folder):
+    with temporary_folder(root if len(root.encode()) <= MAX_IPC_PATH - 30 else "/tmp") as folder:
         yield folder
 
 
