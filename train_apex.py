@@ -37,7 +37,6 @@ from a3c_mp.run.actors import Actors
 from a3c_mp.run.guard import FiniteGuard, update_norm
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.replica import ReplicaRun
-from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 ALGORITHMS: dict[str, Algorithm] = {"dqn": dqn, "ddpg": ddpg}
@@ -139,11 +138,7 @@ def peer(group: LearnerGroup, args: Args, steps: int, updates: int) -> None:
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     learner = apex.build_learner(args, ALGORITHMS[args.algo])
-    algo, net, optimizer, kept = learner.algo, learner.net, learner.optimizer, apex.saved_parts(args, learner)
-    with (
-        Run(args, f"{args.chapter}_{args.algo}", net, optimizer, kept, algo.make_policy) as run,
-        Learners.of(run, peer) as group,
-    ):
+    with apex.make_run(args, learner) as run, Learners.of(run, peer) as group:
         apex.add_replay_metrics(run, args, learner.replay)
         train(args, run, group, learner)
     return run.exit_code

@@ -110,11 +110,11 @@ def learn(args: Args, memory: Memory, learner: Learner) -> Middleware:
     return _learn
 
 
-def evaluate(evaluator: roles.Evaluator | None) -> Middleware:
+def evaluate(evaluator: roles.Evaluator) -> Middleware:
     """Middleware: play whole games with each snapshot of the weights that the learner hands out."""
 
     def _evaluate(ctx: Context) -> None:
-        if evaluator is not None and (net := evaluator.take()) is not None:
+        if (net := evaluator.take()) is not None:
             evaluator.send(evaluator.play(net))
 
     return _evaluate
@@ -123,13 +123,13 @@ def evaluate(evaluator: roles.Evaluator | None) -> Middleware:
 def pipeline(node: Node, args: Args, memory: Memory, learner: Learner | None = None) -> None:
     """Run the task of one node; its labels select the middleware that it uses."""
     with Task(router=node, labels=node.labels, known_labels=node.known_labels, async_mode=args.async_mode) as task:
-        collectors = roles.collectors_of(node, args, memory, learner)
-        task.use(collect(args, memory, collectors), filter_labels=["standalone", "collector"])
+        if collectors := roles.collectors_of(node, args, memory, learner):
+            task.use(collect(args, memory, collectors), filter_labels=["standalone", "collector"])
         if learner is not None:
             task.use_wrapper(StepTimer(args.print_per_step, learner.run.log.info, learner.run.record_metrics))
-            # One middleware: with --async-mode they run beside the others, but not beside each other.
-            task.use(task.serial(take(learner), learn(args, memory, learner)), name="learner")
-        task.use(evaluate(roles.evaluator_of(node, args, learner)), filter_labels=["standalone", "evaluator"])
+            task.use(task.serial(take(learner), learn(args, memory, learner)), filter_labels=["standalone", "learner"])
+        if evaluator := roles.evaluator_of(node, args, learner):
+            task.use(evaluate(evaluator), filter_labels=["standalone", "evaluator"])
         task.run()
 
 

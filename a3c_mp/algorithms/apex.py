@@ -328,10 +328,13 @@ def actor_layout(args: Args, learner: LearnerState) -> ActorLayout:
     return ActorLayout(learner.action_space, args.block_length, carried, blocks_under_way(args))
 
 
-def saved_parts(args: Args, learner: LearnerState) -> dict[str, Stateful]:
-    """Return what checkpoints hold besides net and optimizer."""
-    replay: dict[str, Stateful] = {"replay": learner.replay} if args.save_replay else {}
-    return {"target_net": learner.target_net, **replay}
+def make_run(args: Args, learner: LearnerState) -> Run:
+    """Make the run; its checkpoints hold the target net too, and with `--save-replay` the replay."""
+    kept: dict[str, Stateful] = {"target_net": learner.target_net}
+    if args.save_replay:
+        kept["replay"] = learner.replay
+    name = f"{args.chapter}_{args.algo}"
+    return Run(args, name, learner.net, learner.optimizer, kept, learner.algo.make_policy)
 
 
 def make_room(args: Args, replay: Replay, shards: Iterable[int] | None = None) -> None:

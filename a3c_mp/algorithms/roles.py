@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 import gymnasium
 import torch
 from gymnasium.spaces import Discrete
+from torch import Tensor
 
 from a3c_mp.algorithms.actor_critic import PPOArgs, rollout_layout
 from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorEnd, InlineEvaluator, NodeEvaluator
@@ -33,12 +35,13 @@ from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import Games
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
-from a3c_mp.task.endpoint import Endpoint, check_tcp, node_name
+from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp, node_name
 from a3c_mp.task.exchange import CollectorChannel, Intake, Outlet
 from a3c_mp.task.node import Node
 from a3c_mp.task.one_process import LocalChannel, OneProcess
 from a3c_mp.task.parallel import Callbacks, Nodes, Role
 from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
+from a3c_mp.task.wire import WireError
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class RoleArgs(PPOArgs):
     num_actors: Annotated[int, Between(0, 1024)] = 2
     """collectors on this machine, also with --attach-to; 0 with --listen: all of them join"""
     eval_every: Annotated[int, Between(0)] = 100_000
-    """evaluation interval (agent steps): the evaluator plays whole games, greedily (one that joins, if any); 0: none"""
+    """evaluation interval (agent steps): greedy games, by a remote evaluator if one has joined; 0: no evaluation"""
     standalone: bool = False
     """run all middleware in one process"""
     async_mode: bool = False
@@ -107,7 +110,7 @@ def check_roles(args: R) -> R:
     """Return the settings with those that follow from the roles.
 
     Raises:
-        ConfigError: settings contradict each other, or an address or a key is of no use.
+        ConfigError: settings contradict each other, or an address or a key is invalid.
     """
     if args.attach_to is not None and args.role == "learner":
         raise ConfigError("role", args.role, "the task to join has its learner", "--role collector, or evaluator")
@@ -205,6 +208,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         self.node = self.nodes.__enter__()
         if isinstance(self.actors.workers, Intake):
+            self.actors.workers.check = self._check_rollout
             self.actors.workers.connect(self.node)
             serve_weights(self.node, self.actors.weights)
             own = node_name(self.args.num_actors + 1)
@@ -212,16 +216,23 @@ class Cluster:
         else:
             self.run.evaluate_with(InlineEvaluator(self.node, Games.of(self.args)))
         if self.args.listen is not None:
-            address, places = self.node.router.addresses[-1], self.args.remote_actors
+            address, places = next(filter(is_tcp, self.node.router.addresses)), self.args.remote_actors
             self.run.log.info(f"listening at {address}, for at most {places} collectors")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
+        with ExitStack() as cleanup:
+            cleanup.push(self.actors)
+            cleanup.push(self.nodes)
             self.run.finish(error)  # while the evaluator can still answer
-        finally:
-            self.nodes.__exit__(kind, error, trace)
-            self.actors.__exit__(kind, error, trace)
+
+    def _check_rollout(self, version: int, fields: Mapping[str, Tensor]) -> None:
+        """Raise WireError for values that the learner cannot use; those that are not finite are skipped later."""
+        num_actions = fields["behaviour_logits"].shape[-1]
+        if not 0 <= version <= self.actors.weights.version:
+            raise WireError(f"there is no weights version {version}")
+        if not bool(((fields["action"] >= 0) & (fields["action"] < num_actions)).all()):
+            raise WireError(f"actions are not between 0 and {num_actions - 1}")
 
     def _on_evaluator_restart(self, text: str) -> None:
         self.run.progress.evals.restarts += 1

@@ -100,10 +100,15 @@ class Progress:
         """Why the run should stop: "solved", "max_seconds" or "total_steps"; None if it should not."""
         if self.solved_at is not None or self._is_solved():
             return "solved"
-        seconds = math.inf if self.args.max_seconds is None else self.args.max_seconds
-        if time.monotonic() - self.started >= seconds:
+        if self.is_out_of_time:
             return "max_seconds"
         return "total_steps" if self.steps >= self.args.total_steps else None
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether `--max-seconds` have passed."""
+        seconds = math.inf if self.args.max_seconds is None else self.args.max_seconds
+        return time.monotonic() - self.started >= seconds
 
     def record_solved(self) -> None:
         """Record when a mean return, of training or evaluation, first reaches its goal; called between rounds."""

@@ -170,8 +170,8 @@ class Run(HasProgress):
     # ---- what its evaluations call
 
     def is_interrupted(self) -> bool:
-        """Whether a signal has arrived."""
-        return self.exit_reason is not None
+        """Whether a signal has arrived or the time is over, so that nothing is to be waited for."""
+        return self.exit_reason is not None or self.progress.is_out_of_time
 
     def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None:
         """Write the result of an evaluation, and the net that was evaluated if it is the best so far."""

@@ -68,7 +68,7 @@ class Endpoint:
         """Check all addresses, and read the key where one is TCP; a node that listens creates it.
 
         Raises:
-            ConfigError: an address or the key file is of no use.
+            ConfigError: an address or the key file is invalid.
             ValueError: the folder of an ipc address is open to other users, or its path too long.
         """
         listens = [check_tcp("listen", address) for address in self.binds if is_tcp(address)]

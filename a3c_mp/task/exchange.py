@@ -148,6 +148,8 @@ class Intake:
         self.node: FirstNode | None = None
         self._names: list[str | None] = [None] * num_workers  # of the nodes that fill the slots now
         self._joins = 0  # of collectors of other machines, so far
+        self.check: Callable[[int, Mapping[str, Tensor]], None] = lambda payload, fields: None
+        """raises WireError for what a collector of another machine sent, if its values cannot be used"""
         for worker, number in enumerate(self.numbers):
             nodes.callbacks[number] = Callbacks(partial(self._prepare, worker), partial(self._on_restart, worker))
 
@@ -173,7 +175,7 @@ class Intake:
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does."""
         assert self.node is not None, "connect first"
-        while not should_stop():
+        while not (should_stop() or self.node.finishing):
             if found := self.ledger.take(size):
                 return found
             self.node.wait(should_stop)
@@ -215,6 +217,7 @@ class Intake:
             self.node.record_result(sender)
         else:
             self._copy(slot, fields)
+            self.check(payload, self.slots[slot])
         self.ledger.fill(worker, slot, payload)
 
     def _copy(self, slot: int, fields: Any) -> None:
@@ -259,6 +262,8 @@ class Intake:
             return  # of a process that is lost
         assert self.node is not None
         worker = self._names.index(sender)
+        if worker >= len(self.numbers):
+            raise WireError("a collector of another machine has no state to restore")
         self.states.forget(worker)
         text = f"{self.node.child(sender)} cannot be rebuilt: {reason}"
         self.on_restart(RestartMessage(worker, text, replaced=False))

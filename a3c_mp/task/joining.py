@@ -29,7 +29,7 @@ class JoinedNodes:
 
     Args:
         main: a module-level function; each process runs `main(node, *args)`.
-        args: pickled.
+        args: its arguments; they can be pickled.
         roles: of the nodes.
         router: the connection of this process.
         log: what happens to the nodes.

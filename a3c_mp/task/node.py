@@ -103,11 +103,20 @@ class Node:
         with self._lock:
             for message in self.router.receive():
                 if message.event == FINISH:
+                    if not self.may_finish(message.sender):
+                        self.log.warning(
+                            f"end of the task by {message.sender} refused", "it is no node of this machine"
+                        )
+                        continue
                     self.finishing = True
                 if message.event in self._handlers:
                     self._call_handlers(message)
                 elif message.event not in (JOINED, LEFT):
                     self._pending.append(message)
+
+    def may_finish(self, sender: str) -> bool:
+        """Whether another node may end the task."""
+        return True
 
     def _call_handlers(self, message: Message) -> None:
         args = message.args
@@ -225,6 +234,10 @@ class FirstNode(Node):
         """A node has produced something: it can work."""
         if (child := self.child(name)) is not None:
             child.record_result()
+
+    def may_finish(self, sender: str) -> bool:
+        """A node that has joined may leave, but not end the task."""
+        return self.child(sender) is not None
 
     def receive(self) -> list[Message]:
         if threading.current_thread() is threading.main_thread() and time.monotonic() - self._looked > WAIT_SECONDS:

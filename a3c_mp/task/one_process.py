@@ -1,4 +1,4 @@
-"""Collectors and learner in one process: the faces of `exchange.Outlet` and `exchange.Intake`, without messages."""
+"""Collectors and learner in one process: the interface of `exchange.Outlet` and `exchange.Intake`, without messages."""
 
 from __future__ import annotations
 

@@ -141,9 +141,11 @@ class Nodes:
 
     def _stop(self) -> None:
         """End all nodes: they end their iteration, and those that take longer are terminated."""
-        self._node.send(FINISH)
-        self._node.supervisor.await_own_end(CLOSE_SECONDS)
-        self._node.supervisor.stop()
+        try:
+            self._node.send(FINISH)
+            self._node.supervisor.await_own_end(CLOSE_SECONDS)
+        finally:
+            self._node.supervisor.stop()
 
     def _callbacks_of(self, number: int) -> Callbacks:
         return self.callbacks.get(number, Callbacks())
@@ -248,7 +250,7 @@ def runner(
             hang_seconds=hang_seconds,
         )  # fmt: skip
         with nodes as node:
-            node.wait_for_nodes(n_parallel_workers - 1)  # none of them misses an event
+            node.wait_for_nodes(n_parallel_workers - 1)  # none of them misses an event of this one
             return main(node, *args)
 
     return run

@@ -48,7 +48,7 @@ class Router:
         """Bind and connect; returns once node 0 has let this node in.
 
         Raises:
-            ConfigError: an address or the key is of no use, or node 0 refuses this node.
+            ConfigError: an address or the key is invalid, or node 0 refuses this node.
             WorkerError: node 0 does not answer, on this machine.
         """
         if not self.is_active:

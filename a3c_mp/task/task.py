@@ -21,7 +21,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -60,7 +60,7 @@ class Task:
         self.ctx, self.parallel_ctx = Context(), ParallelContext()
         self.events = Events(self.labels, router)
         self.events.on_internal(FINISH, lambda sender, args: self._finish())
-        self.events.on_internal(SHARE, lambda sender, args: self.parallel_ctx.update(sender, args[0]))
+        self.events.on_internal(SHARE, self._on_shared)
         self._middleware: list[Step] = []
         self._wrappers: list[Wrapper] = []
         self._shared: dict[str, Any] = {}  # what has been sent of the names that this task shares
@@ -113,7 +113,8 @@ class Task:
     def run(self, max_step: int | None = None) -> Context:
         """Run iterations until one sets `ctx.finish`, or another node, a signal or `max_step` ends the task.
 
-        `ctx.finish` is true on the way back of the last iteration, whatever the cause.
+        `ctx.finish` is true on the way back of the last iteration, whatever the cause; a middleware sets it on the way
+        forward.
 
         Returns:
             the context of the last iteration.
@@ -235,6 +236,10 @@ class Task:
             self.router.finishing = True
         self.events.wake()
 
+    def _on_shared(self, sender: str, args: Sequence[Any]) -> None:
+        if len(args) == 1 and isinstance(args[0], dict):  # else it is not from a `Task`
+            self.parallel_ctx.update(sender, args[0])
+
     def _iterate(self, max_step: int | None) -> None:
         ctx, events = self.ctx, self.events
         events.start_iteration()
@@ -264,13 +269,15 @@ class Task:
         The first error ends the waits of the others, and none of those that have not begun is run.
         """
         stacks = [ExitStack() for _ in steps]
+        errors: list[BaseException] = []  # in the order of time
 
         def run(step: Step, own: ExitStack) -> None:
-            if self.events.error is None:
+            if not errors:
                 step.forward(ctx, own)
 
         def ended(future: Future[None]) -> None:
             if (error := future.exception()) is not None:
+                errors.append(error)
                 self.events.fail(error)
             self.events.wake()
 
@@ -280,13 +287,17 @@ class Task:
             futures[-1].add_done_callback(ended)
         try:
             self.events.wait_until(lambda: all(future.done() for future in futures))
+        except BaseException as error:  # of a listener: nothing is to run while the way back is gone
+            errors.append(error)
+            self.events.fail(error)
+            wait(futures)
+            raise
         finally:
             for own in stacks:
                 stack.push(own)
-        errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
-            first = self.events.error
-            raise next((error for error in errors if error is first), errors[0])
+            self.events.error = None  # whoever waited has been woken
+            raise errors[0]
 
     def _send_shared(self, ctx: Context) -> None:
         if not self._shared or self.router is None or not self.router.is_active:

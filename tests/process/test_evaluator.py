@@ -172,6 +172,8 @@ def test_a_signal_ends_the_wait_of_a_deterministic_run_for_its_evaluation(script
     flags = ["--eval-every", "500", "--eval-episodes", "10000", "--deterministic", "--stop-eval-return", "501"]
     trainer = scripts.train(A3C_DATA, *flags, "--checkpoint-steps", "64", start_new_session=True)
     scripts.wait_for("r", "checkpoints/step_000000000960.json:steps", trainer)  # in the next round, 1,000 are reached
+    process = psutil.Process(trainer.pid)
+    scripts.wait_until(lambda: process.cpu_percent(interval=0.5) < 20, trainer)  # it waits there
     family, asked = family_of(trainer.pid), time.monotonic()
     assert len(family) == 3
     (os.killpg if target == "group" else os.kill)(trainer.pid, signal.SIGTERM)

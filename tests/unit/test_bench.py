@@ -133,7 +133,7 @@ def test_report_takes_all_chapters_from_the_machine_with_most_results():
     old, new = solved_at("old", "2026-01-01 11:00:00", 20.0, 19.0), solved_at("new", "2026-01-02 10:00:00", 10.0)
     table = report.chapter_table([new, pong, old])
     assert "| 11.0 min, 0.07M steps (2 of seeds 1 to 3) | 20 s, 70k steps (seeds 1 to 2) |" in table
-    assert table.count("not run") == 6
+    assert table.count("not run") == 2 * len(report.CHAPTERS) - 2
     assert table.endswith("(old), 2026-01-01.")
     assert "| not run | 10 s, 70k steps (seed 1) |" in report.chapter_table([new, old])  # as many each: the newer one
     assert "0 of 1 solved (seed 1)" in report.chapter_table([solved_at("box", "2026-01-01 10:00:00", None)])
