@@ -5,7 +5,7 @@ A module of plain functions with the same names as in `ddpg`; `--algo` picks one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import gymnasium
 import numpy as np
@@ -25,9 +25,14 @@ ACTIONS = Discrete
 """action spaces that this algorithm supports"""
 
 
-def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DuelingQ:
+def make_net(
+    obs_space: gymnasium.Space, action_space: gymnasium.Space, hidden: Sequence[int] | None = None,
+    activation: str = "relu",
+) -> DuelingQ:  # fmt: skip
+    """Make the Q network; hidden layers and activation are described in `DuelingQ`."""
     assert isinstance(action_space, Discrete), action_space
-    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space))  # type: ignore[arg-type]
+    assert obs_space.shape is not None
+    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space), hidden, activation)
 
 
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
 from a3c_mp.nets.actor_critic import nature_convolutions, num_outputs
 from a3c_mp.nets.obs_norm import ObsNorm
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "tanh": nn.Tanh}
+"""activation functions of hidden layers"""
+
 
 class DuelingQ(nn.Module):
     """Dueling Q network: Q(s, a) = V(s) + A(s, a) - mean_a A(s, a) (Wang et al. 2016, equation 9).
 
-    Images go through the convolutions of Mnih et al. 2015, vectors through one linear layer; value and advantage then
-    have a hidden layer each. On images the two have 512 units together, as many as the net of Mnih et al.
+    Images go through the convolutions of Mnih et al. 2015, vectors through one hidden layer; value and advantage then
+    have hidden layers of their own. On images the two have 512 units together, as many as the net of Mnih et al.
 
     Args:
         obs_shape: of one observation; images uint8 [C, H, W], at least 36 x 36.
         num_actions: size of the discrete action set (A).
         image: whether observations are images.
-        hidden: units of each hidden layer; by default 256 for images and 128 for vectors.
+        hidden: units of the hidden layers; by default (256,) for images and (128, 128) for vectors. For vectors, value
+            and advantage share the first one; all others exist twice.
+        activation: one of `ACTIVATIONS`, after each hidden layer; convolutions always have ReLU.
     """
 
-    def __init__(self, obs_shape: tuple[int, ...], num_actions: int, image: bool, hidden: int | None = None):
+    def __init__(
+        self, obs_shape: tuple[int, ...], num_actions: int, image: bool, hidden: Sequence[int] | None = None,
+        activation: str = "relu",
+    ):  # fmt: skip
         super().__init__()
-        hidden = hidden or (256 if image else 128)
+        sizes = list(hidden or ((256,) if image else (128, 128)))
+        act = ACTIVATIONS[activation]
         self.norm = ObsNorm(obs_shape, image)
-        vector_torso = (nn.Flatten(), nn.Linear(torch.Size(obs_shape).numel(), hidden), nn.ReLU())
-        self.torso = nature_convolutions(obs_shape[0]) if image else nn.Sequential(*vector_torso)
-        features = num_outputs(self.torso, obs_shape)
-        self.value = _mlp(features, hidden, 1)
-        self.advantage = _mlp(features, hidden, num_actions)
+        if image:
+            self.torso = nature_convolutions(obs_shape[0])
+            features = num_outputs(self.torso, obs_shape)
+        else:
+            inputs, features = torch.Size(obs_shape).numel(), sizes.pop(0)
+            self.torso = nn.Sequential(nn.Flatten(), nn.Linear(inputs, features), act())
+        self.value = _layers([features, *sizes, 1], act)
+        self.advantage = _layers([features, *sizes, num_actions], act)
         if image:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -39,6 +54,23 @@ class DuelingQ(nn.Module):
         features = self.torso(self.norm.convert(obs))
         advantage = self.advantage(features)
         return (self.value(features) + advantage - advantage.mean(dim=1, keepdim=True),)
+
+    def layers(self) -> list[list[nn.Linear]]:
+        """Return the linear layers from input to output; side by side those of the same depth, as [value, advantage].
+
+        Item i computes hidden layer i, the last item the outputs.
+        """
+        shared = [[layer] for layer in self.torso if isinstance(layer, nn.Linear)]
+        heads = [[layer for layer in head if isinstance(layer, nn.Linear)] for head in (self.value, self.advantage)]
+        return shared + [list(pair) for pair in zip(*heads, strict=True)]
+
+    def set_layers(self, layers: Sequence[Sequence[nn.Linear]], activation: str) -> None:
+        """Replace all linear layers, in the order of `layers`, and the activations between them."""
+        layers, act = list(layers), ACTIVATIONS[activation]
+        if not self.norm.image:
+            (shared,) = layers.pop(0)
+            self.torso = nn.Sequential(nn.Flatten(), shared, act())
+        self.value, self.advantage = (_sequence(head, act) for head in zip(*layers, strict=True))
 
 
 class DDPGNet(nn.Module):
@@ -75,4 +107,13 @@ ReplayNet = DuelingQ | DDPGNet
 
 
 def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    return _layers([inputs, hidden, outputs], nn.ReLU)
+
+
+def _layers(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    return _sequence([nn.Linear(inputs, outputs) for inputs, outputs in pairwise(sizes)], activation)
+
+
+def _sequence(layers: Sequence[nn.Linear], activation: type[nn.Module]) -> nn.Sequential:
+    """Chain linear layers, with an activation between each two."""
+    return nn.Sequential(*[module for layer in layers for module in (layer, activation())][:-1])

@@ -14,6 +14,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import train_apex
 from a3c_mp.algorithms import apex, ddpg, dqn
@@ -391,7 +392,7 @@ def test_ddpg_refuses_what_it_cannot_learn(obs_space, action_space, message):
         ddpg.make_net(obs_space, action_space)
 
 
-@pytest.mark.parametrize("hidden", [None, 16])
+@pytest.mark.parametrize("hidden", [None, (16,), (16, 8)])
 def test_dueling_advantages_have_mean_zero(hidden):
     net = dqn.DuelingQ((4, 84, 84), 6, image=True, hidden=hidden)
     obs = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
@@ -402,6 +403,28 @@ def test_dueling_advantages_have_mean_zero(hidden):
     torch.testing.assert_close(q - q.mean(dim=1, keepdim=True), net.advantage(features) - net.advantage(features).mean(
         dim=1, keepdim=True))  # fmt: skip
     assert torch.equal(obs, kept), "observations are left as they are"
+
+
+@pytest.mark.parametrize("hidden", [(3,), (3, 5), (3, 5, 7)])
+def test_a_dueling_net_for_vectors_has_the_hidden_layers_that_it_is_given(hidden):
+    net = dqn.make_net(Box(-1, 1, (2,)), Discrete(4), hidden, "tanh")
+    sizes = [[layer.weight.shape for layer in side_by_side] for side_by_side in net.layers()]
+    outputs = [2, *hidden]
+    assert sizes[0] == [(3, 2)], "shared by value and advantage"
+    assert sizes[1:-1] == [[(outputs[i + 1], outputs[i])] * 2 for i in range(1, len(hidden))]
+    assert sizes[-1] == [(1, outputs[-1]), (4, outputs[-1])]
+    activations = [module for module in net.modules() if isinstance(module, nn.Tanh)]
+    assert len(activations) == 2 * len(hidden) - 1
+    assert not any(isinstance(module, nn.ReLU) for module in net.modules())
+
+
+def test_the_layers_of_a_net_can_be_put_back():
+    net = dqn.make_net(Box(-1, 1, (2,)), Discrete(4))
+    before = copy.deepcopy(net)
+    net.set_layers(net.layers(), "relu")
+    assert list(net.state_dict()) == list(before.state_dict())
+    obs = torch.randn(9, 2)
+    assert torch.equal(net(obs)[0], before(obs)[0])
 
 
 def test_a_copy_of_a_net_acts_alike():

@@ -31,7 +31,8 @@ TABLE = {
 }
 TABLE["task"] = GROUND | {"config", "processes"}
 TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task"}
-TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "cli"}
+TABLE["population"] = TABLE["algorithms"] - {"task"} | {"algorithms"}
+TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "population", "cli"}
 TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' own losses
 """group -> groups of this project that its files may import, besides their own"""
 
@@ -42,8 +43,11 @@ FORBIDDEN = {
     "task": (*MODULES_OF_RL, "pickle", "marshal", "shelve"),
     "maths": (*MODULES_OF_RL, *PROCESS_MODULES, "numpy"),
     "nets": PROCESS_MODULES,
+    "population.genome": (*MODULES_OF_RL, "torch", "multiprocessing"),
+    "population.evolution": (*MODULES_OF_RL, "torch", "multiprocessing"),
+    "population.growth": (*MODULES_OF_RL, *PROCESS_MODULES),
 }
-"""group -> packages from elsewhere that it does without"""
+"""group, or one of its files -> packages from elsewhere that it does without"""
 
 
 def group_of(module: str) -> str | None:
@@ -88,6 +92,10 @@ def later():
     assert group_of("torch.nn") is None
 
 
+def test_what_is_forbidden_names_groups_and_files_that_there_are():
+    assert set(FORBIDDEN) <= TABLE.keys() | {module_of(path).removeprefix("a3c_mp.") for path in FILES}
+
+
 @pytest.mark.parametrize("path", [f for f in FILES if f.parts[-2] != "tests" and "tests" not in f.parts], ids=module_of)
 def test_every_file_imports_only_what_its_group_may(path):
     module = module_of(path)
@@ -96,7 +104,8 @@ def test_every_file_imports_only_what_its_group_may(path):
     names = imports(path.read_text(), module.rpartition(".")[0])
     foreign = {name for name in names if (other := group_of(name)) and other != group and other not in TABLE[group]}
     assert not foreign, f"{group} may import {sorted(TABLE[group])}"
-    assert not {name for name in names for bad in FORBIDDEN.get(group, ()) if f"{name}.".startswith(f"{bad}.")}
+    forbidden = [*FORBIDDEN.get(group, ()), *FORBIDDEN.get(module.removeprefix("a3c_mp."), ())]
+    assert not {name for name in names for bad in forbidden if f"{name}.".startswith(f"{bad}.")}
 
 
 def test_the_library_imports_no_test():
