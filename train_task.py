@@ -121,13 +121,13 @@ def evaluate(evaluator: roles.Evaluator) -> Middleware:
 
 
 def pipeline(node: Node, args: Args, memory: Memory, learner: Learner | None = None) -> None:
-    """Run the task of one node; its labels select the middleware that it uses."""
+    """Run the task of one node: its labels, and whether it is the learner, select the middleware that it uses."""
     with Task(router=node, labels=node.labels, known_labels=node.known_labels, async_mode=args.async_mode) as task:
         if collectors := roles.collectors_of(node, args, memory, learner):
             task.use(collect(args, memory, collectors), filter_labels=["standalone", "collector"])
         if learner is not None:
             task.use_wrapper(StepTimer(args.print_per_step, learner.run.log.info, learner.run.record_metrics))
-            task.use(task.serial(take(learner), learn(args, memory, learner)), filter_labels=["standalone", "learner"])
+            task.use(task.serial(take(learner), learn(args, memory, learner)), name="learner")
         if evaluator := roles.evaluator_of(node, args, learner):
             task.use(evaluate(evaluator), filter_labels=["standalone", "evaluator"])
         task.run()

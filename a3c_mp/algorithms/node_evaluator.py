@@ -97,10 +97,8 @@ class NodeEvaluator:
         if sender != self._name or number != self._number or not self._state:
             return  # the snapshot has gone to another evaluator meanwhile
         if not len(returns) == len(lengths) == self.run.args.eval_episodes:
-            self._on_left(sender)  # another evaluator gets the snapshot
             raise WireError(f"{len(returns)} returns and {len(lengths)} lengths")
         if not all(type(value) in (int, float) for value in (*returns, *lengths)):
-            self._on_left(sender)
             raise WireError("returns or lengths are no numbers")
         self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 

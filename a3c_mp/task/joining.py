@@ -29,7 +29,7 @@ class JoinedNodes:
 
     Args:
         main: a module-level function; each process runs `main(node, *args)`.
-        args: its arguments; they can be pickled.
+        args: its arguments; all of them can be pickled.
         roles: of the nodes.
         router: the connection of this process.
         log: what happens to the nodes.

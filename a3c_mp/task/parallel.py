@@ -72,7 +72,7 @@ class Nodes:
 
     Args:
         main: a module-level function.
-        args: pickled; shared tensors stay shared.
+        args: can be pickled; shared tensors stay shared.
         roles: of nodes 0, 1, ...
         topology: star (node 0 relays between the others) or mesh.
         listen: address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`.
