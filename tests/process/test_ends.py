@@ -43,7 +43,7 @@ def actors_with_helpers(scripts):
         (A3C_DATA, "total_steps", ()),
         (APEX_DQN, signal.SIGTERM, ()),
         (A3C_DATA, signal.SIGKILL, ()),
-        (A3C_DATA, signal.SIGTERM, EVALUATED),
+        pytest.param(A3C_DATA, signal.SIGTERM, EVALUATED, marks=pytest.mark.slow),
         pytest.param(A3C_DATA, "total_steps", EVALUATED, marks=pytest.mark.slow),
         pytest.param(A3C_DATA, signal.SIGKILL, EVALUATED, marks=pytest.mark.slow),
         pytest.param(TASK, "total_steps", EVALUATED, marks=pytest.mark.slow),

@@ -67,7 +67,7 @@ def pauses_of(each_round):
     return pauses
 
 
-@pytest.mark.parametrize("chapter", [A3C_DATA, TASK], ids=row_id)
+@EITHER
 @pytest.mark.parametrize(("times", "steps"), [(3, "3000"), pytest.param(20, "30000", marks=SLOW)])
 def test_a_killed_evaluator_is_named_replaced_and_changes_no_bit_of_the_training(
     run_inline, each_round, chapter, times, steps
@@ -138,6 +138,7 @@ def test_an_evaluator_whose_environment_raises_is_named_once(scripts, chapter):
 
 
 @EITHER
+@pytest.mark.slow
 def test_a_run_that_evaluation_is_to_end_fails_where_that_cannot_be(scripts, chapter):
     flags = ["--env-id", "envs:Unplayable-v0", *EVALUATED, "--stop-eval-return", "5"]
     done = scripts.run(chapter, *flags)
@@ -167,7 +168,7 @@ def test_play_repeats_games_of_pong(scripts, run_inline):
     assert f"3 games of {done.evals['length_mean']:.0f} steps on average" in played.out
 
 
-@pytest.mark.parametrize("target", ["group", "parent"])
+@pytest.mark.parametrize("target", ["group", pytest.param("parent", marks=SLOW)])
 def test_a_signal_ends_the_wait_of_a_deterministic_run_for_its_evaluation(scripts, target):
     flags = ["--eval-every", "500", "--eval-episodes", "10000", "--deterministic", "--stop-eval-return", "501"]
     trainer = scripts.train(A3C_DATA, *flags, "--checkpoint-steps", "64", start_new_session=True)

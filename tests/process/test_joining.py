@@ -165,6 +165,7 @@ def test_collectors_of_other_machines_train_a_hub_that_has_none_and_survive_kill
     assert "WARNING" not in hub.log
 
 
+@pytest.mark.slow
 def test_a_node_that_is_terminated_leaves_and_all_end_when_the_hub_is_killed(start_hub):
     hub = start_hub("--num-actors", "1", *SMALL, *ENDLESS, "--eval-every", "0")
     first, second = (hub.attach(number, "collector", "--num-actors", "1") for number in (1, 2))
@@ -301,6 +302,7 @@ def test_flags_with_which_nobody_can_join_are_refused(refused, flags, why):
     assert why in refused(train_task.main, ["--attach-to", "tcp://127.0.0.1:9", *flags])
 
 
+@pytest.mark.slow
 def test_nobody_there_is_one_line(refused, standing, monkeypatch):
     monkeypatch.setattr("a3c_mp.task.router.WELCOME_SECONDS", 1.0)
     nowhere = f"tcp://127.0.0.1:{free_port()}"
@@ -425,6 +427,7 @@ def test_a_hub_listens_at_one_port_and_keeps_its_key_to_itself(standing):
     assert stat.S_IMODE(standing.key_file.stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_by_default_there_is_no_port_and_sockets_are_in_a_folder_of_the_user(scripts, tmp_path):
     (tmp_path / "t").mkdir()
     flags = ("--env-id", ENV_ID, "--run-name", "r", "--num-actors", "1", *SMALL, *ENDLESS, "--eval-every", "0")

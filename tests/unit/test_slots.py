@@ -124,6 +124,7 @@ def test_shared_memory_needs_no_dev_shm_and_goes_with_its_tensors(monkeypatch):
     """In a container /dev/shm is often small, and may be read-only."""
     gc.collect()  # files that other tests have left open
     before, files = open_files(), set(os.listdir("/dev/shm"))
+    mapped = Path("/proc/self/maps").read_text().count("memfd:a3c_mp")
     slots = Slots({"block": ((2**20,), torch.uint8)}, 2)
     counters = shared_counters(3)
     view = slots[1]["block"]
@@ -131,13 +132,13 @@ def test_shared_memory_needs_no_dev_shm_and_goes_with_its_tensors(monkeypatch):
     mine = list((Counter(open_files()) - Counter(before)).elements())
     assert mine
     assert all("memfd:" in name for name in mine), mine
-    assert "memfd:a3c_mp" in Path("/proc/self/maps").read_text()
+    assert Path("/proc/self/maps").read_text().count("memfd:a3c_mp") > mapped
     assert counters.is_shared()
     assert (counters.tolist(), counters.dtype) == ([0, 0, 0], torch.int64)
     del slots, counters, view
     gc.collect()
     assert open_files() == before
-    assert "memfd:a3c_mp" not in Path("/proc/self/maps").read_text()
+    assert Path("/proc/self/maps").read_text().count("memfd:a3c_mp") == mapped
 
 
 def test_a_limit_of_file_sizes_is_one_line_and_leaves_nothing_behind():
