@@ -111,11 +111,11 @@ def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_we
             process.suspend()
             frozen.append((process.pid, *run.evaluations.running))
         if run.progress.evals.finished == 2 and run.exit_reason is None:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     each_round(freeze)
     done = run_inline.train(chapter, *FEW, *EVALUATED, "--hang-seconds", "3", workers=None)
-    assert done.code == 130, done.out + done.err
+    assert done.code == 143, done.out + done.err
     [(pid, number, steps)] = frozen
     assert number == 2
     assert (

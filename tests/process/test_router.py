@@ -185,7 +185,7 @@ def test_a_stopped_node_costs_its_peers_neither_time_nor_memory_and_joins_again(
     memory = psutil.Process().memory_info().rss
     spoke.signal(signal.SIGSTOP)
     while hub.peers:
-        assert timed_burst(hub, 1000) < 5 * per_message + 1e-4, "seconds for a message"
+        assert timed_burst(hub, 1000) < 20 * per_message + 1e-3, "seconds for a message"
         assert psutil.Process().memory_info().rss - memory < 250 * 2**20
     memory = psutil.Process().memory_info().rss
     timed_burst(hub, 20_000)

@@ -239,6 +239,7 @@ def small_limits(monkeypatch):
         monkeypatch.setattr(link_module, name, value)
 
 
+@pytest.mark.slow
 def test_a_node_whose_loop_receives_nothing_is_dropped_and_joins_again(small_limits, folder, enter, tape):
     """300 in its inbox, 40 on their way, 300 waiting: the rest is too much."""
     first, second = local_endpoints(folder, "star", [(), ()])

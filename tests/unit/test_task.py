@@ -291,6 +291,8 @@ def test_finish_is_true_on_the_last_way_back_whatever_the_cause(end, async_mode)
 
 
 def test_ctrl_c_ends_a_wait():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
+
     def waits(ctx):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         assert task.wait_for("what never comes") is None
@@ -298,6 +300,7 @@ def test_ctrl_c_ends_a_wait():
     with Task() as task:
         task.use(waits)
         assert task.run().finish
+    signal.signal(signal.SIGINT, before)
 
 
 # ---- threads
