@@ -65,7 +65,25 @@ class Pipes(NamedTuple):
     beats: torch.Tensor  # int64 [workers] in shared memory: heartbeats
 
 
-class WorkerChannel:
+class Closing:
+    """Closes the environments of a process, however it ends."""
+
+    def __init__(self) -> None:
+        self._open: list[HasClose] = []
+
+    def closing(self, resource: Closable) -> Closable:
+        """Have the argument, such as a vector environment, closed however the process ends; returns it."""
+        self._open.append(resource)
+        return resource
+
+    def close(self) -> None:
+        """Close what `closing` was given, the latest first. An error in one does not keep the others open."""
+        while self._open:
+            with suppress(BaseException):
+                self._open.pop().close()
+
+
+class WorkerChannel(Closing):
     """A worker's connection to its parent: tokens in, filled slots out. Made by `Workers`, passed to the target.
 
     Args:
@@ -80,7 +98,7 @@ class WorkerChannel:
     def __init__(self, worker: int, actor: int, pipes: Pipes, *, entropy: tuple[int, ...], restored: Any = None):
         self.worker, self.actor, self.entropy, self.restored = worker, actor, entropy, restored
         self._tokens, self._results, self._beats = pipes
-        self._open: list[Any] = []
+        super().__init__()
         self._terminated = False
 
     def tokens(self) -> Iterator[Token]:
@@ -113,17 +131,6 @@ class WorkerChannel:
         if self._terminated:  # again: an environment may have caught the first one
             raise Terminated
         self._beats[self.worker] += 1
-
-    def closing(self, resource: Closable) -> Closable:
-        """Have the argument, such as a vector environment, closed however the worker ends; returns it."""
-        self._open.append(resource)
-        return resource
-
-    def close(self) -> None:
-        """Close what `closing` was given, the latest first. An error in one does not keep the others open."""
-        while self._open:
-            with suppress(BaseException):
-                self._open.pop().close()
 
     def run(self, target: Callable[..., None], args: tuple) -> None:
         """Run `target(channel, *args)` and close its environments; the parent gets the traceback of an exception."""

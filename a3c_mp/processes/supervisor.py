@@ -144,10 +144,14 @@ class Supervisor:
         """Start a process for each child.
 
         Raises:
-            WorkerError: one cannot be started; those before it run, until `stop`.
+            WorkerError: one cannot be started; those before it have been stopped.
         """
-        for number in range(len(self.children)):
-            self._start(number)
+        try:
+            for number in range(len(self.children)):
+                self._start(number)
+        except BaseException:
+            self.stop()
+            raise
 
     def watch(self, should_stop: Callable[[], bool], seconds: float = WAIT_SECONDS, also: Sequence[Any] = ()) -> None:
         """Wait for a message, a death or so long (s; 0: not at all), whichever comes first, and deal with it.

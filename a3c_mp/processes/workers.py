@@ -177,11 +177,7 @@ class Workers:
         )
 
     def __enter__(self) -> Workers:
-        try:
-            self._supervisor.start()
-        except BaseException:
-            self._supervisor.stop()
-            raise
+        self._supervisor.start()
         return self
 
     def __exit__(self, *exc: object) -> None:

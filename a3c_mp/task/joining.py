@@ -56,11 +56,7 @@ class JoinedNodes:
             on_message=self._on_report,
             on_restart=lambda number, text: self.log.warning(text),
         )
-        try:
-            self._supervisor.start()
-        except BaseException:
-            self._supervisor.stop()
-            raise
+        self._supervisor.start()
         return self
 
     def __exit__(self, *exc: object) -> None:

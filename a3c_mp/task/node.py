@@ -6,11 +6,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 
 from a3c_mp.errors import WorkerError
+from a3c_mp.processes.channel import Closing
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import check_tcp, node_name
 from a3c_mp.task.members import RateLimitedLog
@@ -28,7 +28,7 @@ LOST_SECONDS = 2.0
 """time without a connection after which that is logged"""
 
 
-class Node:
+class Node(Closing):
     """One process of a task: its messages to the other nodes, and its labels; `Task(router=node)` uses it.
 
     Args:
@@ -50,7 +50,7 @@ class Node:
         self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
         self._pending: list[Message] = []  # that are for the task
         self._lock = threading.RLock()
-        self._open: list[Any] = []
+        super().__init__()
         # Among the messages: what a node sent before it left is handled before that, and what it sends after it joined.
         router.on_join(lambda peer: router.insert(Message(peer.name, JOINED, [])))
         router.on_leave(lambda peer: router.insert(Message(peer.name, LEFT, [])))
@@ -132,17 +132,6 @@ class Node:
         """Wait for a message or `WAIT_SECONDS`, whichever comes first, and look."""
         connection.wait([self.router.wake_fd], WAIT_SECONDS)
         self.look()
-
-    def closing(self, resource: Any) -> Any:
-        """Have the argument, such as a vector environment, closed however the process ends; returns it."""
-        self._open.append(resource)
-        return resource
-
-    def close(self) -> None:
-        """Close what `closing` was given, the latest first. An error in one does not keep the others open."""
-        while self._open:
-            with suppress(BaseException):
-                self._open.pop().close()
 
 
 class JoinedNode(Node):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from a3c_mp.processes.channel import Token
+from a3c_mp.processes.channel import Closing, Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
 from a3c_mp.task.exchange import Setup
@@ -51,14 +51,14 @@ class OneProcess:
             self.channels[message.worker].tokens.append(self.ledger.give(message, version))
 
 
-class LocalChannel:
+class LocalChannel(Closing):
     """A collector's end in the process of the learner; see `Outlet`."""
 
     def __init__(self, pool: OneProcess, setup: Setup):
         self.pool, self.worker, self.actor = pool, setup.worker, setup.worker
         self.entropy, self.restored = setup.entropy, setup.restored
         self.tokens: list[Token] = []
-        self._open: list[Any] = []
+        super().__init__()
 
     def take(self) -> Token | None:
         """Return the next token; None if all slots are filled."""
@@ -77,11 +77,3 @@ class LocalChannel:
 
     def beat(self) -> None:
         pass
-
-    def closing(self, resource: Any) -> Any:
-        self._open.append(resource)
-        return resource
-
-    def close(self) -> None:
-        while self._open:
-            self._open.pop().close()
