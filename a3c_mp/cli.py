@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import math
@@ -47,7 +48,7 @@ def parse_args(
     else:
         env_id = env_id or args_class.env_id
         default = args_class(**{**_defaults(args_class, env_id), **presets.get(env_id, {}), "env_id": env_id})
-    args = _cli(args_class, default, description, argv)
+    args = dataclasses.replace(_cli(args_class, default, description, argv))  # fields without flags follow from others
     check_ranges(args)
     return args
 
@@ -99,7 +100,12 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
         raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
     given = {token.partition("=")[0].replace("_", "-").replace("--no-", "--") for token in argv}
     try:
-        flags = [_saved_flag(name, value, hints[name]) for name, value in saved.items() if _flag(name) not in given]
+        flags = [
+            token
+            for name, value in saved.items()
+            if name in flags_of(args_class) and _flag(name) not in given
+            for token in _saved_flag(name, value, hints[name])
+        ]
         args = _cli(args_class, args_class(), "", flags)
         check_ranges(args)
     except ConfigError as error:
@@ -108,13 +114,20 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
     return args
 
 
-def _saved_flag(name: str, value: object, hint: object) -> str:
-    """A saved setting as a flag. Raises ConfigError for a bool that is neither true nor false."""
+def _saved_flag(name: str, value: object, hint: object) -> list[str]:
+    """A saved setting as the tokens of a flag. Raises ConfigError for a bool that is neither true nor false."""
+    if isinstance(value, list):
+        return [_flag(name), *map(str, value)]
     if hint is not bool:
-        return f"{_flag(name)}={value}"
+        return [f"{_flag(name)}={value}"]
     if not isinstance(value, bool):
         raise ConfigError(flag_name(name), value, "must be true or false")
-    return _flag(name) if value else f"--no-{flag_name(name)}"
+    return [_flag(name) if value else f"--no-{flag_name(name)}"]
+
+
+def flags_of(args_class: type[Any]) -> list[str]:
+    """Names of the fields that are flags."""
+    return [field.name for field in dataclasses.fields(args_class) if field.init]
 
 
 def _flag(name: str) -> str:
@@ -141,7 +154,7 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
         )
 
     def refuse(event: ParseErrorEvent) -> None:
-        raise _config_error(event, argv, [_flag(name) for name in typing.get_type_hints(args_class)])
+        raise _config_error(event, argv, [_flag(name) for name in flags_of(args_class)])
 
     shows_help = bool({"-h", "--help"} & set(argv))
     with on_parse_error(refuse), _default_sigpipe() if shows_help else nullcontext():

@@ -66,6 +66,16 @@ class CommonArgs:
         return self.num_actors
 
     @property
+    def training_goal(self) -> float | None:
+        """The mean return of training games that solves the task."""
+        return self.stop_return
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether evaluations decide which checkpoint is the best."""
+        return self.eval_every > 0
+
+    @property
     def in_order(self) -> bool:
         """Whether the learner takes one message of every actor in each round, in the order of the actors."""
         return self.deterministic

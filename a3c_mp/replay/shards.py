@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium
@@ -98,7 +99,17 @@ class Shards:
 
     def arrays(self, shard: int) -> dict[str, np.ndarray]:
         """Rows [num_envs, rows, ...] and counters [num_envs] of one shard, by name, as views of shared memory."""
-        return {name: field[self.lanes(shard)].numpy() for name, field in self.slots[0].items()}
+        return {name: getattr(self, name)[self.lanes(shard)] for name in self.slots.spec}
+
+    def at(self, rows: np.ndarray) -> Shards:
+        """Return the same memory with counters of its own: `rows` [lanes] are filled in each lane, and complete.
+
+        What other processes write from now on stays unseen; who writes where is for the caller to arrange.
+        """
+        view = copy.copy(self)
+        view.written, view.committed = rows.copy(), rows.copy()
+        view.writable_until = np.maximum(rows, self.rows)
+        return view
 
     def fields(self) -> dict[str, Tensor]:
         """Rows of all shards, by name, as views of shared memory [lanes, rows, ...]."""

@@ -25,14 +25,14 @@ class TrainingState:
     """Everything that a checkpoint holds.
 
     Args:
-        net, optimizer, progress: of the run.
+        net, optimizer, progress: of the run; without an optimizer, `extra` has what trains the net.
         extra: the chapter's own parts, by name.
         log: where a warning names what a checkpoint lacks.
     """
 
     def __init__(
-        self, net: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, extra: Mapping[str, Stateful],
-        log: logging.Logger,
+        self, net: nn.Module, optimizer: torch.optim.Optimizer | None, progress: Progress,
+        extra: Mapping[str, Stateful], log: logging.Logger,
     ):  # fmt: skip
         self.net, self.optimizer, self.progress, self.extra, self.log = net, optimizer, progress, dict(extra), log
         self.rng = torch.Generator().manual_seed(progress.args.seed)
@@ -41,7 +41,7 @@ class TrainingState:
     def state_dict(self) -> dict[str, Any]:
         return {
             "net": self.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "rng": self.rng.get_state(),
             "torch_rng": torch.get_rng_state(),
             **self.progress.state_dict(),
@@ -51,7 +51,8 @@ class TrainingState:
     def restore(self, state: dict[str, Any], path: Path) -> None:
         """Continue from the state that was saved in a file; raises where it does not fit."""
         self.net.load_state_dict(state["net"])
-        checkpoint.restore_optimizer(self.optimizer, state["optimizer"])
+        if self.optimizer is not None:
+            checkpoint.restore_optimizer(self.optimizer, state["optimizer"])
         saved = state.get("extra", {})
         for name, part in self.extra.items():
             if name in saved:

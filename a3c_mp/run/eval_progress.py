@@ -46,7 +46,7 @@ class EvalProgress:
     """
 
     def __init__(self, args: CommonArgs):
-        self.every, self.goal = args.eval_every, args.stop_eval_return
+        self.every, self.goal, self.evaluates = args.eval_every, args.stop_eval_return, args.evaluates
         self.seed = evaluation_seed(args)
         self.next_steps = self.every  # agent steps at which the next one is due
         self.started = self.finished = self.restarts = 0  # the last: of the evaluator
@@ -83,16 +83,15 @@ class EvalProgress:
         return self.every > 0 and self.goal is not None and self.best_mean >= self.goal
 
     def summary(self) -> dict[str, Any]:
-        """Entries of `summary.json`; none without `--eval-every`."""
-        if not self.every:
+        """Entries of `summary.json`; none where nothing is evaluated."""
+        if not self.evaluates:
             return {}
         last = {} if self.last is None else self.last.description
         return {
             "eval_count": self.finished,
-            "eval_seed": self.seed,
+            **({"eval_seed": self.seed, "evaluator_restarts": self.restarts} if self.every else {}),
             **{f"eval_{name}": value for name, value in last.items()},
             **{f"eval_best_{name}": value for name, value in self.best.items()},
-            "evaluator_restarts": self.restarts,
         }
 
     def state_dict(self) -> dict[str, Any]:

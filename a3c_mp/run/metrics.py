@@ -41,6 +41,7 @@ class MetricsWriter:
         self.folder, self.progress, self.log = folder, progress, log
         self.timing = Timings()
         self.gauges: dict[str, Callable[[], float]] = {}  # read once at each flush
+        self.headline: Callable[[], list[str]] = list  # what the progress line begins with
         self._means = Means()
         self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
         self._games: list[tuple[int, Episode]] = []  # since the last flush, each with the steps when it was counted
@@ -148,7 +149,7 @@ class MetricsWriter:
     def _progress_line(self, lag: float) -> str:
         mean = f"{self.progress.window.mean:.1f}" if self.progress.window.returns else "-"
         counts = [f"{count} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
-        return "  ".join([f"return {mean}", f"{self.sps:,.0f} sps", f"lag {lag:.1f}", *counts])
+        return "  ".join([*self.headline(), f"return {mean}", f"{self.sps:,.0f} sps", f"lag {lag:.1f}", *counts])
 
     def _seconds_left(self) -> float:
         """Until the budget of steps or seconds is spent."""

@@ -112,11 +112,16 @@ class Progress:
 
     def record_solved(self) -> None:
         """Record when a mean return, of training or evaluation, first reaches its goal; called between rounds."""
-        if self.solved_at is None and self._is_solved():
+        if self._is_solved():
+            self.declare_solved()
+
+    def declare_solved(self) -> None:
+        """Record that the task is solved, where neither training games nor evaluations beside them decide."""
+        if self.solved_at is None:
             self.solved_at = (round(self.wall_seconds, 2), self.steps)
 
     def _is_solved(self) -> bool:
-        goal = self.args.stop_return
+        goal = self.args.training_goal
         by_training = goal is not None and self.window.is_representative and self.window.mean >= goal
         return by_training or self.evals.is_solved
 
@@ -126,9 +131,9 @@ class Progress:
 
     @property
     def is_best(self) -> bool:
-        """Whether the mean return is higher than at every checkpoint so far; with `--eval-every` it does not decide."""
+        """Whether the mean return is higher than at every checkpoint so far; evaluations decide where there are any."""
         is_higher = self.window.is_representative and self.window.mean > self.best_mean
-        return is_higher and not self.args.eval_every
+        return is_higher and not self.args.evaluates
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint written now holds of it."""

@@ -57,7 +57,7 @@ class Run(HasProgress):
     """
 
     def __init__(
-        self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer,
+        self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer | None,
         extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy = make_policy,
     ):  # fmt: skip
         check_evaluation(args)

@@ -1,0 +1,196 @@
+"""What is recorded of each generation: counters, curves, the table of members, `lineage.csv`, the best net."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from a3c_mp.algorithms import dqn
+from a3c_mp.data.episodes import episodes_at
+from a3c_mp.population.member import METRICS
+from a3c_mp.population.population import Population
+from a3c_mp.population.records import sha256_of_member
+from a3c_mp.population.settings import Args
+from a3c_mp.run.checkpoint import sha256_of_weights
+from a3c_mp.run.eval_progress import Evaluation
+from a3c_mp.run.evaluate import make_play_envs, play_episodes
+from a3c_mp.run.files import write_atomically
+from a3c_mp.run.run import Run
+from a3c_mp.seeds import derive_seeds
+
+BLOCK = 16
+"""steps of the environments that are recorded together"""
+CONFIRMATION = 2**32 - 8
+"""last number of the entropy of seeds: of the games that confirm a fitness"""
+
+
+class Report:
+    """Records the generations of a run.
+
+    Args:
+        run: counts steps and writes curves and checkpoints.
+        population: what is recorded; its generation is that of the first `record`.
+    """
+
+    def __init__(self, run: Run, population: Population):
+        self.run, self.population = run, population
+        self.args: Args = population.args
+        self.lineage = Lineage(run.folder / "lineage.csv", population.generation)
+        run.metrics.headline = self._headline
+
+    def record(self) -> None:
+        """Record the generation that has ended, once `Population.end_lives` was called."""
+        run, population = self.run, self.population
+        self._record_games()
+        for place in range(self.args.population):
+            self._count(place)
+        for place in range(self.args.population):  # the next generation starts new games
+            run.metrics.record_games(run.progress.window.lose(place))
+        rows = [self._row(place) for place in range(self.args.population)]
+        self.lineage.append(rows)
+        elite = rows[population.fittest]
+        run.log.info(f"generation {population.generation}: the fittest is member {elite['id']}\n{table(rows)}")
+        self._evaluate()
+        self._confirm()
+
+    def _record_games(self) -> None:
+        """Record steps and training games in the order of time: a block of steps of every member, then the next."""
+        names = ("done", "episode_return", "episode_length")
+        for start in range(0, self.args.rounds, BLOCK):
+            for place in range(self.args.population):
+                life = self.population.world.lives[place]
+                block = [life[name][start : start + BLOCK] for name in names]
+                self.run.record_rollout(block[0].numel(), episodes_at(*block), place, policy_lag=0)
+
+    def _count(self, place: int) -> None:
+        """Count a member's updates and the steps of its evaluation games, and record its curves."""
+        run, life = self.run, self.population.world.lives[place]
+        genome, updates = self.population.members[place].birth.genome, int(life["updates"])
+        run.progress.updates += updates
+        run.progress.samples += updates * genome.batch_size
+        run.counters["evaluation_steps"] += int(life["eval_lengths"].sum())
+        metrics = dict(zip(METRICS, life["metrics"].tolist(), strict=True))
+        run.record_metrics({name: value for name, value in metrics.items() if math.isfinite(value)})
+        curves = {
+            "fitness": self.population.fitness(place),
+            "learning_rate": genome.learning_rate,
+            "batch_size": genome.batch_size,
+            "learn_every": genome.learn_every,
+            "hidden_units": sum(genome.hidden),
+            "updates": updates,
+        }
+        run.record_metrics(
+            {f"{name}/member_{place}": float(value) for name, value in curves.items() if math.isfinite(value)}
+        )
+
+    def _row(self, place: int) -> dict[str, Any]:
+        """A member's line of `lineage.csv`."""
+        member, life = self.population.members[place], self.population.world.lives[place]
+        birth, genome = member.birth, member.birth.genome
+        return {
+            "generation": self.population.generation,
+            "place": place,
+            "id": birth.id,
+            "parent": "" if birth.kind == "first" else birth.parent,
+            "kind": birth.kind,
+            "change": birth.change,
+            "learning_rate": genome.learning_rate,
+            "batch_size": genome.batch_size,
+            "learn_every": genome.learn_every,
+            "hidden": " ".join(map(str, genome.hidden)),
+            "activation": genome.activation,
+            "fitness": self.population.fitness(place),
+            "mean_fitness": float(np.mean(member.fitnesses)),
+            "updates": int(life["updates"]),
+            "steps": self.run.steps,
+            "sha256": sha256_of_member(life)[:16],
+        }
+
+    def _evaluate(self) -> None:
+        """Record the games of the fittest member as the run's evaluation, and save its net if it is the best so far."""
+        run, population = self.run, self.population
+        life, sha256 = population.world.lives[population.fittest], sha256_of_weights(population.elite.state_dict())
+        returns, lengths = life["eval_returns"].tolist(), life["eval_lengths"].tolist()
+        evaluation = Evaluation(population.generation + 1, run.steps, returns, lengths, sha256 or "")
+        is_best = run.progress.evals.record(evaluation)
+        run.record_evaluation(evaluation, population.elite if is_best else None)
+
+    def _confirm(self) -> None:
+        """Have the fittest member play new games once its fitness reaches the goal: those say whether it is solved.
+
+        The fittest of many has been lucky too, so that its fitness is more than it is worth.
+        """
+        args, population, run = self.args, self.population, self.run
+        fitness = population.fitness(population.fittest)
+        if args.stop_return is None or not fitness >= args.stop_return:
+            return
+        seed = derive_seeds(args.seed, population.generation, CONFIRMATION)[0]
+        policy = dqn.make_policy(population.elite, population.spaces.action)
+        returns: list[float] = []
+        with closing(make_play_envs(args.env_id, args.confirm_episodes, seed=seed)) as env:
+            for episode in play_episodes(policy, env, args.confirm_episodes):
+                returns.append(episode.episode_return)
+                run.counters["evaluation_steps"] += episode.length
+                if run.is_interrupted():
+                    return
+        population.confirmed_mean = mean = float(np.mean(returns))
+        games = f"mean return {mean:.1f} in {len(returns)} new games"
+        if mean >= args.stop_return:
+            run.log.info(f"confirmed: {games}")
+            run.progress.declare_solved()
+        else:
+            run.log.info(f"not confirmed: {games}, after a fitness of {fitness:.1f}; training continues")
+
+    def _headline(self) -> list[str]:
+        best = self.run.progress.evals.best_mean
+        best_text = f"best {best:.1f}" if math.isfinite(best) else "best -"
+        return [f"generation {self.population.generation}", best_text]
+
+
+class Lineage:
+    """The writer of `lineage.csv`: a line for each member of each generation.
+
+    Args:
+        path: of the file.
+        generation: the first one to be written; a resumed run lives it again, so later lines are removed.
+    """
+
+    def __init__(self, path: Path, generation: int):
+        self.path = path
+        self.rows = [row for row in read_lineage(path) if int(row["generation"]) < generation] if path.exists() else []
+
+    def append(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add a generation, and write the file."""
+        self.rows += [{name: str(value) for name, value in row.items()} for row in rows]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomically(self.path, text.getvalue().encode())
+
+
+def read_lineage(path: Path) -> list[dict[str, str]]:
+    """The lines of a `lineage.csv`, by the names of its columns."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A table of members, as text."""
+    names = ("id", "parent", "kind", "learning_rate", "batch_size", "learn_every", "hidden", "activation", "fitness")
+    cells = [
+        ["id", "parent", "mutation", "learning rate", "batch", "learn every", "hidden", "activation", "fitness", "mean"]
+    ]
+    for row in rows:
+        values = [row[name] for name in names]
+        values[3] = f"{values[3]:.2g}"
+        cells.append([*map(str, values[:-1]), f"{row['fitness']:.1f}", f"{row['mean_fitness']:.1f}"])
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)

@@ -1,0 +1,122 @@
+"""Chapter 6. A population: agents that learn side by side, compete, and have mutated children.
+
+Each member is a process with environments, a Q network and hyperparameters of its own: its genome. A generation is a
+number of steps for everyone: act, learn from the replay that all members share, and in the end play the games that
+decide fitness. The fittest member lives on; tournaments choose the parents of all others, and children are mutated:
+learning rate, batch size, how often they learn, size of the net, weights.
+
+    births --(genome, net, optimizer)--> member 0 --(transitions)--> replay --> every member, a generation later
+                                         member 1                      |
+    births <-- mutate <-- tournament <-- fitness, net, optimizer <-----'
+
+A generation of one member is a pure function of its birth, of the replay and of a seed. So every run is deterministic,
+and a member that was killed, or a whole run, starts again from the last generation as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned member ends with its parent even while it imports torch)
+
+from collections.abc import Sequence
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor
+
+from a3c_mp.algorithms import dqn
+from a3c_mp.algorithms.apex import move_target
+from a3c_mp.cli import parse_args
+from a3c_mp.maths import losses
+from a3c_mp.population.evolution import Birth, next_generation
+from a3c_mp.population.growth import MemberState
+from a3c_mp.population.member import Life, World
+from a3c_mp.population.population import Population
+from a3c_mp.population.records import Spaces, read_member
+from a3c_mp.population.report import Report
+from a3c_mp.population.settings import PRESETS, Args, check_settings
+from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.workers import WorkerOptions, Workers
+from a3c_mp.replay import Batch
+from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.preflight import check_env
+from a3c_mp.run.run import Run
+from a3c_mp.run.script import exit_with
+
+
+def member(channel: WorkerChannel, args: Args, world: World, places: Sequence[int]) -> None:
+    """Member process: live one generation after the other, each time as the member that was born into its place."""
+    for slot, generation in channel.tokens():
+        place = places[slot]
+        genome, state = read_member(world.births[place], world.spaces, args.adam_eps)
+        with Life(args, world, place, generation, channel.beat) as life:
+            for _ in range(args.rounds):
+                life.act(state.net)
+                for batch in life.batches(genome):
+                    learn(args, life, state, batch)
+            life.end(genome, state)
+        channel.send(slot, None)
+
+
+def loss(args: Args, state: MemberState, batch: Batch) -> tuple[Tensor, losses.Metrics]:
+    """Compute (loss, metrics) of one-step double Q-learning (van Hasselt et al. 2016), for a batch [N]."""
+    q = dqn.q_values(state.net, batch)
+    bootstrap = dqn.bootstrap_values(state.net, state.target_net, batch)
+    target = batch.reward + args.gamma * batch.discount * bootstrap
+    value_loss = losses.huber(target - q, torch.ones_like(q))
+    return value_loss, {"losses/value": value_loss, "values/q": q}
+
+
+def learn(args: Args, life: Life, state: MemberState, batch: Batch) -> None:
+    """Take one gradient step of a member."""
+    net, target_net, optimizer = state
+    if args.normalize_obs:
+        net.norm.update(batch.obs)
+    total, metrics = loss(args, state, batch)
+    optimizer.zero_grad(set_to_none=True)
+    total.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+    optimizer.step()
+    life.means.add(metrics)
+    if life.updates % args.target_period == 0:
+        move_target(target_net, net, args.target_rate)
+
+
+def evolve(args: Args, population: Population) -> list[Birth]:
+    """Let the fittest members have children: the births of the next generation."""
+    kept = [0] if args.keep_default else []
+    return next_generation(population.candidates, args.evolution, population.rng, kept)
+
+
+def train(args: Args, run: Run, population: Population) -> None:
+    """Train the population, a generation at a time."""
+    report, places = Report(run, population), range(args.population)
+    options = WorkerOptions(
+        role="member", flag="--population", slots_per_worker=1, in_order=True,
+        versions=[population.generation], max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+    )  # fmt: skip
+    members = Workers(
+        member, args.population, (args, population.world, places), options=options, on_restart=run.on_restart
+    )
+    with members:
+        while lives := members.take(run.should_stop):  # one of every member, in order
+            births = evolve(args, population)
+            population.end_lives()
+            report.record()
+            population.apply(births)
+            run.end_round()
+            members.release(lives, population.generation)
+
+
+def main() -> int:
+    args = parse_args(Args, PRESETS, __doc__)
+    check_settings(args)
+    spaces = Spaces(*check_env(args.env_id, Discrete))
+    set_up_torch(args)
+    population = Population(args, spaces)
+    with Run(args, args.chapter, population.elite, None, {"population": population}) as run:
+        train(args, run, population)
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    exit_with(main)
