@@ -3,16 +3,23 @@
     python plot.py runs/* --out curves.png
 
 Runs that differ only in the seed are one curve: the mean over the seeds, with the range from lowest to highest.
+
+    python plot.py runs/<name> --lineage --out lineage.png
+
+Family tree of a population, and the learning rates of its members.
 """
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import tyro
@@ -29,6 +36,21 @@ NOT_SETTINGS = {"seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", 
 """settings in which the runs of a group may differ"""
 AXES = {"steps": "agent steps", "minutes": "minutes"}
 """field of `Run` -> label of its x axis"""
+MARKERS = {
+    "first": "o",
+    "elite": "*",
+    "kept": "X",
+    "none": ".",
+    "architecture": "s",
+    "parameters": "^",
+    "activation": "v",
+    "hyperparameters": "D",
+}
+"""kind of mutation, or of survival -> its marker in a family tree"""
+NO_FITNESS = "lightgrey"
+"""colour of a member whose fitness is not finite"""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +61,8 @@ class Args:
     """image file to write"""
     window: Count = 100
     """smoothing: episodes in the moving average"""
+    lineage: bool = False
+    """draw the family tree and the learning rates of a population instead (of lineage.csv)"""
 
 
 class Run(NamedTuple):
@@ -75,7 +99,63 @@ def read_run(folder: Path, window: int) -> Run:
     return Run(folder.name, algorithm, env_id, json.dumps(settings, sort_keys=True), steps, seconds / 60, means)
 
 
-def read_runs(folders: tuple[Path, ...], window: int) -> list[Run]:
+class Member(NamedTuple):
+    """A member of a population in one generation: a line of lineage.csv."""
+
+    generation: int
+    place: int
+    id: int
+    parent: int | None  # id in the generation before
+    kind: str
+    learning_rate: float
+    fitness: float
+    steps: int  # of the whole population, at the end of the generation
+
+
+class Lineage(NamedTuple):
+    """Members of all generations, the parent of each that has one, and the last fittest member with its ancestors."""
+
+    name: str
+    members: list[Member]
+    parents: dict[Member, Member]
+    line: set[Member]
+
+
+def read_lineage(folder: Path) -> Lineage:
+    """Read the lineage.csv of a run folder. Raises ConfigError if there is none, or it is broken or empty."""
+    try:
+        with (folder / "lineage.csv").open(newline="") as file:
+            members = [read_member(row) for row in csv.DictReader(file)]
+        at = {(member.generation, member.id): member for member in members}
+        parents = {m: at[m.generation - 1, m.parent] for m in members if m.parent is not None}
+    except FileNotFoundError:
+        why = "there is no lineage.csv in this folder"
+        raise ConfigError("runs", folder, why, "name a run of train_population.py") from None
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        why = f"lineage.csv cannot be read ({type(error).__name__}: {error})"
+        raise ConfigError("runs", folder, why, "name a run of train_population.py") from error
+    if not members:
+        raise ConfigError("runs", folder, "no generation has ended yet", "wait, or name another run folder")
+    last = [member for member in members if member.generation == members[-1].generation]
+    ancestor: Member | None = max(last, key=lambda m: m.fitness if math.isfinite(m.fitness) else -math.inf)
+    line = set()
+    while ancestor is not None:
+        line.add(ancestor)
+        ancestor = parents.get(ancestor)
+    return Lineage(folder.name, members, parents, line)
+
+
+def read_member(row: dict[str, str]) -> Member:
+    """A member from the columns of its line. Raises KeyError, TypeError or ValueError if one is missing or wrong."""
+    learning_rate = float(row["learning_rate"])
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate {learning_rate}")
+    parent = int(row["parent"]) if row["parent"] else None
+    numbers = int(row["generation"]), int(row["place"]), int(row["id"]), parent
+    return Member(*numbers, row["kind"], learning_rate, float(row["fitness"]), int(row["steps"]))
+
+
+def read_all(folders: tuple[Path, ...], read: Callable[[Path], T]) -> list[T]:
     """Read run folders; of several, those that cannot be read are skipped with a message.
 
     Raises:
@@ -84,7 +164,7 @@ def read_runs(folders: tuple[Path, ...], window: int) -> list[Run]:
     runs = []
     for folder in folders:
         try:
-            runs.append(read_run(folder, window))
+            runs.append(read(folder))
         except ConfigError as error:
             if len(folders) == 1:
                 raise
@@ -121,6 +201,38 @@ def draw(axis: Any, groups: dict[str, list[Run]], x_name: str) -> None:
     axis.grid(alpha=0.3)
 
 
+def draw_lineage(figure: Any, tree: Any, rates: Any, lineage: Lineage) -> None:
+    """Draw the family tree (generation, place) and the learning rates of its members; the fittest line is thick."""
+    import matplotlib as mpl
+
+    fitness = np.array([member.fitness for member in lineage.members])
+    finite = fitness[np.isfinite(fitness)]
+    ends = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
+    colormap = mpl.colormaps["viridis"].with_extremes(bad=NO_FITNESS)
+    scale = mpl.cm.ScalarMappable(mpl.colors.Normalize(*ends), colormap)
+    colors = dict(zip(lineage.members, scale.to_rgba(np.where(np.isfinite(fitness), fitness, np.nan)), strict=True))
+    for axis, name in ((tree, "place"), (rates, "learning_rate")):
+        for child, parent in lineage.parents.items():
+            xs, ys = [parent.generation, child.generation], [getattr(parent, name), getattr(child, name)]
+            axis.plot(xs, ys, color=colors[child], linewidth=3.0 if child in lineage.line else 0.8, zorder=1)
+        for kind in dict.fromkeys([*MARKERS, *(member.kind for member in lineage.members)]):
+            if members := [member for member in lineage.members if member.kind == kind]:
+                points = [m.generation for m in members], [getattr(m, name) for m in members]
+                marker = MARKERS.get(kind, "x")
+                axis.scatter(*points, c=[colors[m] for m in members], marker=marker, label=kind, zorder=2)
+        axis.grid(alpha=0.3)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    tree.set(title=f"{lineage.name}, {lineage.members[-1].steps:,} agent steps", ylabel="place")
+    tree.yaxis.get_major_locator().set_params(integer=True)
+    tree.invert_yaxis()
+    for handle in tree.legend(
+        fontsize="small", loc="upper center", ncols=8, bbox_to_anchor=(0.5, -0.06)
+    ).legend_handles:
+        handle.set_facecolor("grey")
+    rates.set(xlabel="generation", ylabel="learning rate", yscale="log")
+    figure.colorbar(scale, ax=[tree, rates], label="fitness")
+
+
 def pyplot(out: Path) -> Any:
     """matplotlib's pyplot. Raises ConfigError if it is not installed or cannot write `out`."""
     try:
@@ -139,12 +251,20 @@ def pyplot(out: Path) -> Any:
     return plt
 
 
-def main() -> int:
-    args = parse_plain(Args, __doc__)
-    if not args.runs:
-        raise ConfigError("runs", "", "no run folder is named", "for instance: python plot.py runs/*")
-    plt = pyplot(args.out)
-    runs = read_runs(args.runs, args.window)
+def plot_lineages(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
+    """The figure of family trees, and counts of what is in it."""
+    lineages = read_all(args.runs, read_lineage)
+    size = {"figsize": (11, 8 * len(lineages)), "squeeze": False, "layout": "constrained"}
+    figure, rows = plt.subplots(2 * len(lineages), 1, **size)
+    for i, lineage in enumerate(lineages):
+        draw_lineage(figure, rows[2 * i][0], rows[2 * i + 1][0], lineage)
+    counts = {"run": len(lineages), "member": sum(len({m.id for m in lineage.members}) for lineage in lineages)}
+    return figure, counts
+
+
+def plot_curves(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
+    """The figure of learning curves, and counts of what is in it."""
+    runs = read_all(args.runs, lambda folder: read_run(folder, args.window))
     games = group(runs)
     size = {"figsize": (11, 4 * len(games)), "squeeze": False, "sharey": "row", "layout": "constrained"}
     figure, rows = plt.subplots(len(games), len(AXES), **size)
@@ -153,11 +273,18 @@ def main() -> int:
             draw(axis, groups, x_name)
         axes[0].set(title=env_id, ylabel="mean episode return")
         axes[0].legend(fontsize="small")
+    return figure, {"run": len(runs), "curve": sum(map(len, games.values())), "game": len(games)}
+
+
+def main() -> int:
+    args = parse_plain(Args, __doc__)
+    if not args.runs:
+        raise ConfigError("runs", "", "no run folder is named", "for instance: python plot.py runs/*")
+    figure, counts = (plot_lineages if args.lineage else plot_curves)(pyplot(args.out), args)
     try:
         figure.savefig(args.out, dpi=150)
     except OSError as error:
         raise ConfigError("out", args.out, f"it cannot be written ({error.strerror})", "choose another") from error
-    counts = {"run": len(runs), "curve": sum(map(len, games.values())), "game": len(games)}
     print(f"{args.out}: " + ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items()))
     return 0
 

@@ -58,10 +58,15 @@ with suppress(OSError, AttributeError):  # a C library other than glibc
         mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
-def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; exit now if it already has."""
+def end_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel kill this process when the thread that started it ends; exit now if it already has.
+
+    Args:
+        parent_pid: the process of that thread.
+        signum: SIGTERM for a process that has something to save.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signum))
     if os.getppid() != parent_pid:  # the parent died before prctl could watch it
         os._exit(1)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ class LearnerGroup:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
         os.environ |= NCCL_SETTINGS
         self._cuda = rendezvous.cuda
-        with _losing_peers():
+        with losing_peers():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._cuda else "gloo",
                 store=dist.FileStore(rendezvous.path, self.size),
@@ -73,7 +74,7 @@ class LearnerGroup:
         if self.size == 1:
             return
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-        with _losing_peers():
+        with losing_peers():
             dist.all_reduce(flat)
         parts = (flat / self.size).split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
@@ -91,15 +92,34 @@ class LearnerGroup:
         if self.size == 1:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        with _losing_peers():
+        with losing_peers():
             dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
+
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        """The data of all learners, of any length, in the order of ranks; nothing is pickled."""
+        sizes = self.all_gather(torch.tensor([len(data)])).tolist()
+        padded = torch.zeros(1, max(sizes), dtype=torch.uint8)
+        padded[0, : len(data)] = from_bytes(data)
+        return [row[:size].numpy().tobytes() for row, size in zip(self.all_gather(padded), sizes, strict=True)]
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """The data of learner 0; nothing is pickled. The others' `data` is not used."""
+        if self.size == 1:
+            return data or b""
+        source = from_bytes(data or b"")
+        size = torch.tensor([len(source)])
+        with losing_peers():
+            dist.broadcast(size, 0)
+            buffer = source if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(buffer, 0)
+        return buffer.numpy().tobytes()
 
     def all_gather_object(self, message: Any) -> list[Any]:
         """The messages of all learners, pickled, in the order of ranks."""
         messages = [message] * self.size
         if self.size > 1:
-            with _losing_peers():
+            with losing_peers():
                 dist.all_gather_object(messages, message)
         return messages
 
@@ -108,7 +128,7 @@ class LearnerGroup:
         buffer = io.BytesIO()  # as bytes: unpickled tensors would lie on learner 0's GPU
         if self.rank == 0 and self.size > 1:
             torch.save([part.state_dict() for part in parts], buffer)
-        state = self.all_gather_object(buffer.getvalue())[0]
+        state = self.broadcast_bytes(buffer.getvalue())
         if self.rank != 0:
             states = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
             for part, saved in zip(parts, states, strict=True):
@@ -132,9 +152,16 @@ class LearnerGroup:
                 (dist.distributed_c10d._abort_process_group if self._cuda else dist.destroy_process_group)()
 
 
+def from_bytes(data: bytes) -> Tensor:
+    """A copy of bytes as a tensor, uint8 [len(data)]."""
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
 @contextmanager
-def _losing_peers() -> Iterator[None]:
+def losing_peers() -> Iterator[None]:
+    """Turn errors of torch.distributed into PeerLost."""
     try:
         yield
     except RuntimeError as error:  # torch.distributed has no narrower class for a closed connection
-        raise PeerLost(next(iter(str(error).splitlines()), "")) from error
+        text = next(iter(str(error).splitlines()), "")
+        raise PeerLost(f"another process of the group has died or does not answer ({text})") from error

@@ -556,6 +556,7 @@ PLOT = {
     "no folder for the picture": (["old/impala", "--out", "none/x.png"], "out=none/x.png: its folder does not exist"),
     "no picture": (["old/impala", "--out", "curves.xyz"], "out=curves.xyz: "),
     "a folder in its place": (["old/impala", "--out", "old"], "out=old: "),
+    "no population": (["old/impala", "--lineage"], "runs=old/impala: there is no lineage.csv in this folder"),
 }
 
 

@@ -31,7 +31,7 @@ TABLE = {
 }
 TABLE["task"] = GROUND | {"config", "processes"}
 TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task"}
-TABLE["population"] = TABLE["algorithms"] - {"task"} | {"algorithms"}
+TABLE["population"] = TABLE["algorithms"] - {"task"} | {"algorithms", "_bootstrap"}
 TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "population", "cli"}
 TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' own losses
 """group -> groups of this project that its files may import, besides their own"""

@@ -1,0 +1,122 @@
+"""Ranks, started as a user would: they meet on the loopback interface, and end together."""
+
+import sys
+import time
+
+import psutil
+import pytest
+from harness import still_alive
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.errors import ConfigError
+from a3c_mp.population import ranks
+
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2")
+MULTI_GPU = (*ACCELERATE, "--multi_gpu", "--main_process_port", "0")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+RANKS = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1"}
+ONE_PROCESS = {"ACCELERATE_MIXED_PRECISION": "no"}
+
+
+@pytest.fixture
+def launch(scripts, monkeypatch, tmp_path):
+    """Starts two ranks by a launcher."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))  # no settings of the user's
+    return lambda launcher, mode: scripts.start("tests/rank_script.py", mode, prefix=(*launcher, "--no_python"))
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, (0, 1)),
+        (ONE_PROCESS, (0, 1)),
+        (RANKS, (1, 2)),
+        (RANKS | {"MASTER_ADDR": "localhost"}, (1, 2)),
+        (RANKS | {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "192.0.2.1"}, (0, 1)),
+    ],
+)
+def test_the_rank_is_that_of_the_launcher(env, expected):
+    assert ranks.read_ranks(env) == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (ONE_PROCESS | {"MASTER_ADDR": "127.0.0.1"}, "num_processes=2 or more: accelerate launch has started one"),
+        (RANKS | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two: must be a whole number"),
+        ({"WORLD_SIZE": "2"}, "RANK=: must be a whole number"),
+        (RANKS | {"RANK": "2"}, "RANK=2: WORLD_SIZE is 2"),
+        (RANKS | {"MASTER_ADDR": "192.0.2.1"}, "MASTER_ADDR=192.0.2.1: ranks communicate over the loopback"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR=: ranks communicate over the loopback"),
+        (RANKS | {"MASTER_ADDR": "no-such-host.invalid"}, "MASTER_ADDR=no-such-host.invalid: ranks communicate"),
+    ],
+)
+def test_a_launch_that_cannot_work_is_refused(env, message):
+    with pytest.raises(ConfigError) as refused:
+        ranks.read_ranks(env)
+    assert str(refused.value).startswith(message)
+
+
+def pids_of(process):
+    """Processes of the ranks, once they have met."""
+    first, second = process.stdout.readline().removeprefix("rank 0:").split()
+    return [psutil.Process(int(first)), psutil.Process(int(second))]
+
+
+@pytest.mark.parametrize("launcher", [MULTI_GPU, pytest.param(TORCHRUN, marks=pytest.mark.slow)])
+def test_two_ranks_meet_on_loopback_and_one_of_them_prints(launch, launcher):
+    process = launch(launcher, "meet")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    first, second = out.splitlines()
+    assert len(set(first.removeprefix("rank 0:").split())) == 2
+    assert second == "listening: 127.0.0.1"
+
+
+def test_the_launch_that_starts_one_process_for_two_is_refused(launch):
+    out, err = launch((*ACCELERATE, "--cpu"), "meet").communicate(timeout=60)
+    assert out == ""
+    assert "error: num_processes=2 or more: accelerate launch has started one process only" in err
+    assert "non-zero exit status 2" in err
+
+
+def test_ranks_with_different_settings_are_refused_in_one_line(launch):
+    out, err = launch(MULTI_GPU, "differ").communicate(timeout=60)
+    assert out == ""
+    assert err.count("error: ") == 1
+    assert "error: RANK=1: its settings differ from those of rank 0" in err
+    assert err.count("exitcode  : 2") == 2
+
+
+@pytest.mark.parametrize("lost", ["rank", pytest.param("launcher", marks=pytest.mark.slow)])
+def test_everything_ends_within_ten_seconds_of_a_kill(launch, lost):
+    process = launch(MULTI_GPU, "run" if lost == "launcher" else "run, ignore SIGTERM")
+    pids = pids_of(process)
+    since = time.monotonic()
+    (pids[1] if lost == "rank" else process).kill()
+    _, err = process.communicate(timeout=60)
+    psutil.wait_procs(pids, timeout=10)
+    assert not still_alive(pids)
+    assert time.monotonic() - since < 10
+    assert lost == "launcher" or "PeerLost: another process of the group has died" in err
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_nobody_waits_for_a_rank_that_raises(launch, rank):
+    process = launch(MULTI_GPU, f"rank {rank} raises")
+    pids = pids_of(process)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert f"ArithmeticError: rank {rank} cannot go on" in err
+    assert ("PeerLost" in err) == (rank == 1), "rank 1 does not report the loss of rank 0, which has said why"
+    assert not still_alive(pids)
+
+
+def test_several_ranks_need_accelerate(monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    assert ranks.join(CommonArgs()).size == 1
+    for name, value in RANKS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ranks, "silence_other_ranks", lambda: None)
+    with pytest.raises(ConfigError, match="WORLD_SIZE=2: several ranks need accelerate; pip install accelerate"):
+        ranks.join(CommonArgs())
