@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned member ends with its parent even while it imports torch)
 
-from collections.abc import Sequence
-
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
@@ -27,26 +25,29 @@ from a3c_mp.algorithms import dqn
 from a3c_mp.algorithms.apex import move_target
 from a3c_mp.cli import parse_args
 from a3c_mp.maths import losses
+from a3c_mp.population import ranks
 from a3c_mp.population.evolution import Birth, next_generation
 from a3c_mp.population.growth import MemberState
 from a3c_mp.population.member import Life, World
+from a3c_mp.population.members import Members
 from a3c_mp.population.population import Population
 from a3c_mp.population.records import Spaces, read_member
 from a3c_mp.population.report import Report
 from a3c_mp.population.settings import PRESETS, Args, check_settings
 from a3c_mp.processes.channel import WorkerChannel
-from a3c_mp.processes.workers import WorkerOptions, Workers
+from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.preflight import check_env
+from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 
-def member(channel: WorkerChannel, args: Args, world: World, places: Sequence[int]) -> None:
+def member(channel: WorkerChannel, args: Args, world: World) -> None:
     """Member process: live one generation after the other, each time as the member that was born into its place."""
+    place = channel.actor
     for slot, generation in channel.tokens():
-        place = places[slot]
         genome, state = read_member(world.births[place], world.spaces, args.adam_eps)
         with Life(args, world, place, generation, channel.beat) as life:
             for _ in range(args.rounds):
@@ -87,34 +88,30 @@ def evolve(args: Args, population: Population) -> list[Birth]:
     return next_generation(population.candidates, args.evolution, population.rng, kept)
 
 
-def train(args: Args, run: Run, population: Population) -> None:
-    """Train the population, a generation at a time."""
-    report, places = Report(run, population), range(args.population)
-    options = WorkerOptions(
-        role="member", flag="--population", slots_per_worker=1, in_order=True,
-        versions=[population.generation], max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
-    )  # fmt: skip
-    members = Workers(
-        member, args.population, (args, population.world, places), options=options, on_restart=run.on_restart
-    )
-    with members:
-        while lives := members.take(run.should_stop):  # one of every member, in order
+def train(args: Args, run: RunState, population: Population, group: LearnerGroup, report: Report | None) -> None:
+    """Train the population, a generation at a time, in every rank alike; rank 0 reports."""
+    group.broadcast_state(population)
+    with Members(member, run, population, group) as members:
+        while members.live():
             births = evolve(args, population)
             population.end_lives()
-            report.record()
+            if report is not None:
+                report.record()
             population.apply(births)
             run.end_round()
-            members.release(lives, population.generation)
 
 
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     check_settings(args)
     spaces = Spaces(*check_env(args.env_id, Discrete))
-    set_up_torch(args)
+    group = ranks.join(args)
+    set_up_torch(args, group.rank)
     population = Population(args, spaces)
+    if group.rank > 0:
+        return ranks.follow(train, args, population, group)
     with Run(args, args.chapter, population.elite, None, {"population": population}) as run:
-        train(args, run, population)
+        train(args, run, population, group, Report(run, population))
     return run.exit_code
 
 

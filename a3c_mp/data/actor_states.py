@@ -63,7 +63,7 @@ class ActorStates:
     def __init__(self, args: CommonArgs, layout: ActorLayout, *, start: int, group: LearnerGroup | None = None):
         self.args, self.layout, self.start = args, layout, start
         self.group = group or LearnerGroup()
-        self.own = self.group.own_actors(args.max_actors)
+        self.own = self.group.own_share(args.max_actors)
         self.slots: Slots | None = None
         self._sent = dict.fromkeys(range(args.max_actors), 0)  # messages taken of its rollout
         self._rollouts = dict.fromkeys(range(args.max_actors), 0)

@@ -41,8 +41,33 @@ class World(NamedTuple):
 
     shards: Shards  # of the replay, one for each place
     births: Slots  # for each place: the member as its generation begins, and the rows that are filled in each lane
-    lives: Slots  # for each place: the member as its generation ends, its games and figures, its lanes' rows
+    lives: Slots  # for each place: the member as its generation ends, its games, and the rows of its own lanes
     spaces: Spaces
+
+    def pack(self, place: int, rows: np.ndarray) -> bytes:
+        """Return a place's life, and its shard's rows from `rows` [lanes] on, as bytes of always the same length."""
+        return b"".join(part.tobytes() for part in (self.lives.arena[place].numpy(), *self._new(place, rows)))
+
+    def unpack(self, place: int, rows: np.ndarray, packed: bytes) -> None:
+        """Write what another rank's `pack` returned."""
+        life = self.lives.arena[place].numpy()
+        life[:] = np.frombuffer(packed, np.uint8, life.size)
+        start, (env, row) = life.size, self._places(place, rows)
+        for name, field in zip(self.shards.fields(), self._new(place, rows), strict=True):
+            new = np.frombuffer(packed, field.dtype, field.size, start).reshape(field.shape)
+            getattr(self.shards, name)[env, row] = new
+            start += field.nbytes
+
+    def _new(self, place: int, rows: np.ndarray) -> list[np.ndarray]:
+        """Copies of the rows that a generation can write, [num_envs, rows, ...] for each field."""
+        env, row = self._places(place, rows)
+        return [getattr(self.shards, name)[env, row] for name in self.shards.fields()]
+
+    def _places(self, place: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where they are: (lane [num_envs, 1], place in the lane [num_envs, rows])."""
+        lanes = np.arange(self.shards.num_lanes)[self.shards.lanes(place)]
+        steps = self.lives.spec["done"][0][0]
+        return lanes[:, None], (rows[lanes][:, None] + np.arange(2 * steps)) % self.shards.rows
 
 
 def birth_spec(args: Args, spaces: Spaces) -> Spec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,6 +146,10 @@ class Population:
             child = breed(state, genome, birth, self.args.parameter_noise)
             self._place(place, birth, child, list(fitnesses[birth.parent]))
 
+    def digest(self) -> bytes:
+        """SHA-256 of the members as their generation begins, and of where the replay ends."""
+        return hashlib.sha256(self.world.births.arena.numpy().data).digest()
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next generation follows from; between two generations only."""
         used = min(int(self.rows.max()), self.world.shards.rows)
@@ -152,7 +157,7 @@ class Population:
             "generation": self.generation,
             "confirmed_mean": self.confirmed_mean,
             "rows": torch.from_numpy(self.rows),
-            "replay": {name: rows[:, :used].contiguous() for name, rows in self.world.shards.fields().items()},
+            "replay": {name: rows[:, :used].clone() for name, rows in self.world.shards.fields().items()},
             "members": [self._saved(place) for place in range(len(self.members))],
         }
 

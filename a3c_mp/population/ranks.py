@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -22,8 +22,9 @@ import torch
 
 from a3c_mp._bootstrap import end_with_parent
 from a3c_mp.config import CommonArgs
-from a3c_mp.errors import ConfigError, PeerLost
-from a3c_mp.processes.learner_group import LOOPBACK, LearnerGroup, from_bytes, losing_peers
+from a3c_mp.errors import ConfigError, PeerLost, TrainingError
+from a3c_mp.processes.learner_group import LOOPBACK, LearnerGroup, Stateful, from_bytes, losing_peers
+from a3c_mp.run.replica import ReplicaRun
 
 RANK_SECONDS = 1800.0
 """longest time that a rank waits for another, which may have a generation of slow games to play"""
@@ -63,6 +64,17 @@ def join(args: CommonArgs, seconds: float = RANK_SECONDS) -> LearnerGroup:
     group = LearnerGroup(rank, size)
     check_settings(group, args)
     return group
+
+
+def follow(train: Callable[..., None], args: CommonArgs, population: Stateful, group: LearnerGroup) -> int:
+    """Run `train(args, run, population, group, None)` in a rank besides 0; returns its exit code.
+
+    Rank 0 writes the run and decides when it ends. Its exit code says how, so that of the others is 0, unless they fail
+    by themselves.
+    """
+    with suppress(PeerLost, TrainingError):  # rank 0 has ended, or fails alike and says why
+        train(args, ReplicaRun(args, group.rank, steps=0, updates=0), population, group, None)
+    return 0
 
 
 def read_ranks(env: Mapping[str, str]) -> tuple[int, int]:

@@ -134,10 +134,9 @@ class LearnerGroup:
             for part, saved in zip(parts, states, strict=True):
                 part.load_state_dict(saved)
 
-    def own_actors(self, num_actors: int) -> range:
-        """The numbers of this learner's actors, out of those of all."""
-        own = num_actors // self.size
-        return range(self.rank * own, (self.rank + 1) * own)
+    def own_share(self, num: int) -> range:
+        """The numbers of this learner's part of `num` things, such as actors; shares differ by 1 at most."""
+        return range(self.rank * num // self.size, (self.rank + 1) * num // self.size)
 
     def abort(self) -> None:
         """NCCL: abort what is queued on the GPU (ncclCommAbort), so that waiting for it raises (not run on GPUs)."""
