@@ -23,6 +23,8 @@ from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count, Fraction
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.population.population import EliteNet, saved_net
+from a3c_mp.population.records import Spaces
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluate import (
     NUM_ENVS,
@@ -36,7 +38,7 @@ from a3c_mp.run.evaluate import (
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.script import exit_with
 
-APEX = {"apex_dqn": dqn, "apex_ddpg": ddpg}
+VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn}
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,15 @@ class Args:
     episodes: Count = 20
     """number of evaluation episodes, each a whole game"""
     sampled: bool = False
-    """stochastic policy: sample actions instead of taking the most probable one; no effect for Ape-X"""
+    """stochastic policy: sample actions instead of taking the most probable one; no effect for Ape-X and populations"""
     epsilon: Fraction = 0.0
     """probability of a random action"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 10_000
     """random seed of environments and sampling"""
     num_envs: Count = NUM_ENVS
     """parallel environments"""
+    member: Annotated[int, Between(0)] | None = None
+    """population: the member at this place of the newest checkpoint, instead of the fittest so far"""
     video: Path | None = None
     """record one more episode to this mp4 file (needs imageio-ffmpeg)"""
 
@@ -67,35 +71,53 @@ class TrainedRun(NamedTuple):
     state: dict[str, Any]
 
 
-def find_checkpoint(run: Path) -> tuple[Path, Path]:
-    """(run folder, checkpoint): the best of a run folder, else the newest; or the named file."""
+def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
+    """(run folder, checkpoint): the best of a run folder, or else the newest; or the named file."""
     if run.suffix == ".pt":
         return run.parent.parent, run
     folder = run / "checkpoints"
-    paths = checkpoint.list_checkpoints(folder, "best") or checkpoint.list_checkpoints(folder)
+    best = [] if newest else checkpoint.list_checkpoints(folder, "best")
+    paths = best or checkpoint.list_checkpoints(folder)
     if not paths:
         raise ConfigError("run", run, "there is no checkpoint in this folder", "name a run folder, runs/<name>")
     return run, paths[0]
 
 
-def load_run(run: Path) -> TrainedRun:
+def load_run(run: Path, member: int | None = None) -> TrainedRun:
     """Load a checkpoint and its run's settings. Raises ConfigError if they cannot be read or do not match."""
-    folder, path = find_checkpoint(run)
+    folder, path = find_checkpoint(run, newest=member is not None)
     try:
         config = json.loads((folder / "config.json").read_text())
         env_id, algorithm = config["args"]["env_id"], config["algorithm"]
         net_options = {name: config["args"][name] for name in ("net", "lstm") if name in config["args"]}
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
+        if member is not None:
+            state["net"] = net_of_member(state, member)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         raise ConfigError("run", run, str(error), "name another run or checkpoint") from error
     return TrainedRun(path, algorithm, env_id, net_options, state)
 
 
+def net_of_member(state: dict[str, Any], member: int) -> dict[str, Any]:
+    """The net of the member at a place, as `EliteNet` loads it. Raises ConfigError if there is no such member."""
+    members = state.get("extra", {}).get("population", {}).get("members", [])
+    if member >= len(members):
+        why = f"the checkpoint has {len(members)} members" if members else "it is not the checkpoint of a population"
+        raise ConfigError(
+            "member", member, why, f"name one from 0 to {len(members) - 1}" if members else "leave it out"
+        )
+    return saved_net(members[member])
+
+
 def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
     """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
-    algo = APEX.get(run.algorithm)
+    algo = VALUE_BASED.get(run.algorithm)
     spaces = check_env(run.env_id, algo.ACTIONS if algo else Discrete)
-    net: Any = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, **run.net_options)
+    net: Any
+    if run.algorithm == "population":
+        net = EliteNet(Spaces(*spaces))
+    else:
+        net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, **run.net_options)
     try:
         net.load_state_dict(run.state["net"])
     except RuntimeError as error:
@@ -122,12 +144,13 @@ def main() -> int:
     args = parse_plain(Args, __doc__)
     if args.video is not None:
         check_video(args.video)
-    run = load_run(args.run)
+    run = load_run(args.run, args.member)
     policy = make_trained_policy(run, args)
-    how = "sampled" if args.sampled and run.algorithm not in APEX else "greedy"
+    how = "sampled" if args.sampled and run.algorithm not in VALUE_BASED else "greedy"
     how += f" and {args.epsilon:.1%} random" if args.epsilon else ""
+    of = "" if args.member is None else f" of member {args.member}"
     trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
-    print(f"{run.path}: {trained}, {how} actions, seed {args.seed}")
+    print(f"{run.path}{of}: {trained}, {how} actions, seed {args.seed}")
     with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
         games = play_episodes(policy, env, args.episodes)
         played = list(track(games, "playing", total=args.episodes, transient=True))

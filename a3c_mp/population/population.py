@@ -19,7 +19,7 @@ from a3c_mp.population.growth import MemberState, breed
 from a3c_mp.population.member import World, birth_spec, lane_rows, life_spec
 from a3c_mp.population.records import Spaces, make_net, make_state, read_member, write_member
 from a3c_mp.population.settings import Args, first_genomes
-from a3c_mp.processes.learner_group import Stateful
+from a3c_mp.processes.learner_group import Stateful, from_bytes
 from a3c_mp.processes.slots import Slots
 from a3c_mp.replay import Shards
 from a3c_mp.seeds import derive_seeds
@@ -43,13 +43,13 @@ class EliteNet(nn.Module):
 
     Args:
         spaces: of one environment.
-        genome: of a net that has the architecture until `become` or `load_state_dict` changes it.
+        genome: of its net, until `become` or `load_state_dict` changes it; default: any, for a net that is to be loaded.
     """
 
-    def __init__(self, spaces: Spaces, genome: Genome):
+    def __init__(self, spaces: Spaces, genome: Genome | None = None):
         super().__init__()
-        self.spaces, self.genome = spaces, genome
-        self.net = make_net(spaces, genome)
+        self.spaces, self.genome = spaces, genome or Genome(1e-3, 1, 1)
+        self.net = make_net(spaces, self.genome)
 
     @property
     def norm(self) -> nn.Module:
@@ -64,12 +64,18 @@ class EliteNet(nn.Module):
         self.net.load_state_dict(net.state_dict())
 
     def get_extra_state(self) -> Tensor:
-        return torch.frombuffer(bytearray(self.genome.to_json().encode()), dtype=torch.uint8)
+        return from_bytes(self.genome.to_json().encode())
 
     def set_extra_state(self, state: Tensor) -> None:
         """Called by `load_state_dict` before the weights are loaded."""
         self.genome = Genome.from_json(bytes(state.tolist()).decode())
         self.net = make_net(self.spaces, self.genome)
+
+
+def saved_net(member: Mapping[str, Any]) -> dict[str, Any]:
+    """The net of a member in a checkpoint, as `EliteNet` loads it."""
+    net = {f"net.{name}": tensor for name, tensor in member["state"][0].items()}
+    return {"_extra_state": from_bytes(member["genome"].encode()), **net}
 
 
 class Population:
