@@ -26,7 +26,7 @@ from a3c_mp.algorithms.apex import move_target
 from a3c_mp.cli import parse_args
 from a3c_mp.maths import losses
 from a3c_mp.population import ranks
-from a3c_mp.population.evolution import Birth, next_generation
+from a3c_mp.population.evolution import Birth, next_generation, survive
 from a3c_mp.population.growth import MemberState
 from a3c_mp.population.member import Life, World
 from a3c_mp.population.members import Members
@@ -83,9 +83,11 @@ def learn(args: Args, life: Life, state: MemberState, batch: Batch) -> None:
 
 
 def evolve(args: Args, population: Population) -> list[Birth]:
-    """Let the fittest members have children: the births of the next generation."""
-    kept = [0] if args.keep_default else []
-    return next_generation(population.candidates, args.evolution, population.rng, kept)
+    """Choose the members of the next generation: the elite, and mutated children of tournament winners."""
+    members, kept = population.candidates, [0] if args.keep_default else []
+    if not args.evolve:
+        return [survive(member) for member in members]
+    return next_generation(members, args.evolution_settings, population.rng, kept)
 
 
 def train(args: Args, run: RunState, population: Population, group: LearnerGroup, report: Report | None) -> None:

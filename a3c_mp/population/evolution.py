@@ -205,6 +205,11 @@ def _factor(between: tuple[float, float], rng: np.random.Generator) -> float:
     return math.exp(rng.uniform(math.log(between[0]), math.log(between[1])))
 
 
+def survive(member: Candidate, kind: str = "kept") -> Birth:
+    """Return the birth of a member that lives on unchanged."""
+    return Birth(member.id, member.id, kind, "", member.genome)
+
+
 def next_generation(
     members: Sequence[Candidate], settings: Evolution, rng: np.random.Generator, kept: Collection[int] = ()
 ) -> list[Birth]:
@@ -223,10 +228,10 @@ def next_generation(
     if not any(math.isfinite(member.fitness) for member in members):
         raise TrainingError("no member has a finite fitness: all have diverged; lower the learning rates")
     elite = members[rank([member.fitness for member in members], rng)[0]]
-    births = [Birth(elite.id, elite.id, "elite", "", elite.genome)] if settings.elitism else []
+    births = [survive(elite, "elite")] if settings.elitism else []
     for member in members:
         if member.id in kept and not (settings.elitism and member is elite):
-            births.append(Birth(member.id, member.id, "kept", "", member.genome))
+            births.append(survive(member))
     parents = [member for member in members if math.isfinite(member.fitness)]
     num = len(members) - len(births)
     winners = tournament([parent.fitness for parent in parents], settings.tournament_size, num, rng)

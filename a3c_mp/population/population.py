@@ -43,7 +43,7 @@ class EliteNet(nn.Module):
 
     Args:
         spaces: of one environment.
-        genome: of its net, until `become` or `load_state_dict` changes it; default: any, for a net that is to be loaded.
+        genome: of its net, until `become` or `load_state_dict` changes both; default: any, as one is to be loaded.
     """
 
     def __init__(self, spaces: Spaces, genome: Genome | None = None):

@@ -44,6 +44,7 @@ class Report:
         self.args: Args = population.args
         self.lineage = Lineage(run.folder / "lineage.csv", population.generation)
         run.metrics.headline = self._headline
+        run.metrics.start_clock()  # a generation takes long
 
     def record(self) -> None:
         """Record the generation that has ended, once `Population.end_lives` was called."""

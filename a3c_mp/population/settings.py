@@ -41,6 +41,8 @@ class Args(LearningArgs):
     """further games of the fittest member once its fitness reaches stop-return: the best of many may have been lucky"""
     init: Literal["spread", "same"] = "spread"
     """hyperparameters of the first generation: member 0 as given and the others drawn in their ranges, or all alike"""
+    evolve: bool = True
+    """have the fittest members have children; --no-evolve: all live on with their own hyperparameters (random search)"""
     keep_default: bool = False
     """member 0 lives on without mutations, for comparison"""
     tournament_size: Count = 2
@@ -144,7 +146,7 @@ class Args(LearningArgs):
         }
 
     @property
-    def evolution(self) -> Evolution:
+    def evolution_settings(self) -> Evolution:
         kinds = ("none", "architecture", "parameters", "activation", "hyperparameters")
         return Evolution(
             self.tournament_size,
@@ -169,7 +171,7 @@ def check_settings(args: Args) -> None:
         name = "hidden" if args.learning_rate else "learning-rate"
         raise ConfigError(name, getattr(args, name.replace("-", "_")), "must be more than 0")
     check_start(args.genome, args.ranges)
-    _ = args.evolution  # checks the rest
+    _ = args.evolution_settings  # checks the rest
 
 
 def first_genomes(args: Args) -> list[Genome]:

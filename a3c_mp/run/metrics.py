@@ -59,6 +59,10 @@ class MetricsWriter:
         self.event_file.close()
         self._episode_log.close()
 
+    def start_clock(self) -> None:
+        """Count agent steps a second from now on, instead of from the first rollout."""
+        self._learning_since = time.monotonic()
+
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Add values to the means that the next flush writes."""
         self._means.add(metrics)
