@@ -42,7 +42,7 @@ class Args(LearningArgs):
     init: Literal["spread", "same"] = "spread"
     """hyperparameters of the first generation: member 0 as given and the others drawn in their ranges, or all alike"""
     evolve: bool = True
-    """have the fittest members have children; --no-evolve: all live on with their own hyperparameters (random search)"""
+    """let the fittest have children; --no-evolve: all live on with their own hyperparameters (random search)"""
     keep_default: bool = False
     """member 0 lives on without mutations, for comparison"""
     tournament_size: Count = 2
