@@ -54,6 +54,11 @@ CHAPTERS = {
         "messages between nodes: slot numbers on one machine, rollouts from others",
         "machines join and leave, or you build a pipeline of your own",
     ),
+    "population": (
+        "[6 Populations](docs/population.md)",
+        "whole agents and their genomes, between generations",
+        "you do not know the hyperparameters: they evolve while agents learn",
+    ),
 }
 """chapter -> its page, what its actors send, when to use it"""
 GOALS = {"PongNoFrameskip-v4": True, "CartPole-v1": False}
