@@ -188,6 +188,8 @@ def test_one_learner_needs_no_other_process():
         tensor = torch.ones(2)
         group.all_reduce_mean([tensor])
         assert group.all_gather_object("alone") == ["alone"]
+        assert group.all_gather_bytes(b"alone") == [b"alone"]
+        assert group.broadcast_bytes(b"alone") == b"alone"
         assert torch.equal(group.all_gather(tensor), tensor)
         assert not torch.distributed.is_initialized()
 
