@@ -104,6 +104,7 @@ def train(args: Args, run: RunState, population: Population, group: LearnerGroup
 
 
 def main() -> int:
+    ranks.silence_other_ranks()
     args = parse_args(Args, PRESETS, __doc__)
     check_settings(args)
     spaces = Spaces(*check_env(args.env_id, Discrete))

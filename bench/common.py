@@ -26,6 +26,8 @@ from a3c_mp.run.run_dir import git_commit
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
+"""flag of /proc/cpuinfo -> name, the widest first"""
 A = TypeVar("A")
 
 ChapterName = Literal["a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task", "population"]
@@ -93,16 +95,21 @@ def usable_cores() -> float:
 
 
 def machine() -> dict[str, Any]:
-    """CPU model, cores, memory, GPU; `name` is for tables and file names."""
+    """CPU model, cores, memory, GPU; `name` is for tables and file names.
+
+    It has the widest vector instructions too: processors of very different speed call themselves "Intel Xeon".
+    """
     try:
-        cpu = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[0]
+        cpuinfo = Path("/proc/cpuinfo").read_text()
+        cpu = re.findall(r"model name\s*: (.*)", cpuinfo)[0]
     except (OSError, IndexError):
-        cpu = platform.processor() or platform.machine()
+        cpuinfo, cpu = "", platform.processor() or platform.machine()
+    vectors = [name for flag, name in VECTOR_UNITS.items() if re.search(rf"\b{flag}\b", cpuinfo)][:1]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     cores = usable_cores()
     short = re.sub(r"\((R|TM)\)|\bCPU\b|\bProcessor\b|@.*|\d+-Core", "", cpu)
     return {
-        "name": " ".join([*short.split(), f"{cores:g} cores", *([f"+ {gpu}"] if gpu else [])]),
+        "name": " ".join([*short.split(), *vectors, f"{cores:g} cores", *([f"+ {gpu}"] if gpu else [])]),
         "cpu": cpu,
         "cores": cores,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
