@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -15,8 +16,9 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 import gymnasium
 import torch
 from gymnasium.spaces import Discrete
-from torch import Tensor
+from torch import Tensor, nn
 
+from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import PPOArgs, rollout_layout
 from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorEnd, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import Between
@@ -27,7 +29,7 @@ from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
-from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerPool
 from a3c_mp.run.actors import Actors
@@ -41,7 +43,7 @@ from a3c_mp.task.node import Node
 from a3c_mp.task.one_process import LocalChannel, OneProcess
 from a3c_mp.task.parallel import Callbacks, Nodes, Role
 from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
-from a3c_mp.task.wire import WireError
+from a3c_mp.task.wire import MAX_TENSOR, WireError
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,38 @@ def _check_bind(address: str) -> None:
     except OSError as error:
         why, fix = str(error.strerror).partition(" (")[0], "choose another port, or an address of this machine"
         raise ConfigError("listen", address, f"cannot be bound ({why})", fix) from error
+
+
+def allocate(args: RoleArgs, net: nn.Module, spec: Spec) -> Slots:
+    """Allocate the slots of all collectors.
+
+    Args:
+        args: of the chapter.
+        net: of the learner.
+        spec: of a rollout.
+
+    Raises:
+        ConfigError: as of `actor_critic.allocate`; or a rollout or the weights are too large for a message.
+    """
+    _check_message_sizes(args, net, spec)
+    return actor_critic.allocate(args, spec)
+
+
+def _check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
+    """Rollouts and weights are sent to and from other machines only, snapshots for the evaluator to any node."""
+    sizes: list[tuple[str, str, int]] = []  # setting, what it makes large, bytes
+    if args.listen is not None:
+        fields = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in spec.items()}
+        sizes += [("num-envs", f"field {name} of a rollout", size) for name, size in fields.items()]
+        num_values = sum(tensor.numel() for tensor in net.state_dict().values())
+        sizes.append(("env-id", "the weights", num_values * acting_dtype(args.precision, net).itemsize))
+    if args.eval_every and not args.standalone:
+        sizes += [("env-id", f"the weight {name}", value.nbytes) for name, value in net.state_dict().items()]
+    fixes = {"num-envs": "lower it or --unroll-length", "env-id": "choose another, or use --standalone"}
+    for setting, what, size in sizes:
+        if size > MAX_TENSOR:
+            why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
+            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fixes[setting])
 
 
 def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> Memory:
