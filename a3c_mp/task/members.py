@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
+from hmac import compare_digest
 from typing import Any, NamedTuple, Protocol
 
 import zmq
@@ -127,6 +128,7 @@ class Members:
             "labels": self.endpoint.labels,
             "versions": self.endpoint.versions,
             "instance": self._instance,
+            "secret": self.endpoint.local_secret,
         }
         return self.frames(HELLO, content)
 
@@ -141,7 +143,7 @@ class Members:
             transmit(self.frames(REFUSED, f"it has {differs}"))
             return
         labels = _labels(hello["labels"])
-        number = self._choose_number(hello["number"], instance)
+        number = self._choose_number(hello["number"], instance, str(hello.get("secret", "")))
         peer = Peer(node_name(number), labels)
         if (older := self._link(peer.name)) is not None:  # a process that was killed, or lost its connection
             self.end(older.token)
@@ -200,14 +202,18 @@ class Members:
     def _link(self, name: str) -> Link | None:
         return next((link for link in self.links.values() if link.peer.name == name), None)
 
-    def _choose_number(self, wanted: Any, instance: str) -> int:
-        """The number that a node asks for, or the next free one."""
+    def _choose_number(self, wanted: Any, instance: str, secret: str) -> int:
+        """The number that a node asks for, if it may have it, or the next free one."""
         if wanted is not None:
             number = _number(wanted)
             if number == self.number:
                 raise ValueError(f"it calls itself {self.own.name}")
-            link = self._link(node_name(number))
-            if number < self.endpoint.num_nodes or link is None or link.instance == instance:
+            if number < self.endpoint.num_nodes:  # one that attached to an earlier task may ask for such a number too
+                is_free = compare_digest(secret.encode(), self.endpoint.local_secret.encode())
+            else:
+                link = self._link(node_name(number))
+                is_free = link is None or link.instance == instance
+            if is_free:
                 return number
         while node_name(self._next_number) in self.peers:
             self._next_number += 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import pickle
 import select
@@ -464,6 +465,20 @@ def test_malformed_messages_of_a_node_with_the_key_are_dropped_and_counted(liste
     assert len(tape.messages) == 8, "numbers 1, 2, 4 and 8, before and after it has joined"
     assert works(listening, enter)
     assert not (tmp_path / "bomb").exists()
+
+
+@pytest.mark.parametrize(("wanted", "given"), [(1, 2), (7, 7)])
+def test_numbers_of_the_nodes_that_are_started_together_are_theirs(folder, tmp_path, enter, wanted, given):
+    """A node that attached to an earlier task may ask for one when it connects again."""
+    address, key_file = f"tcp://127.0.0.1:{free_port()}", tmp_path / "key"
+    first, second = local_endpoints(folder, "star", [(), ("own",)], listen=address, key_file=key_file)
+    hub = enter(first)
+    with raw_client(Endpoint(None, "star", dials=(address,), key_file=key_file)) as client:
+        client.send_multipart(message("hello", {**HELLO, "number": wanted, "secret": "guess"}))
+        assert json.loads(client.recv_multipart()[1])["number"] == given
+        enter(second)
+        hub.wait_for_peers(2, 10)
+        assert hub.peers["node.1"].labels == ("own",)
 
 
 def test_a_request_to_a_node_that_is_lost_fails_at_once(listening, enter):
