@@ -77,21 +77,25 @@ class NodeEvaluator:
 
     def _on_ready(self, sender: str, host: str) -> None:
         """An evaluator has started, or has lost its connection and joined again."""
-        self._on_left(sender)
-        if sender != self.own:
+        is_known = sender in self._ready
+        self._forget(sender)
+        if sender != self.own and not is_known:
             self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
         self._ready.append(sender)
         self._send()
 
     def _on_left(self, sender: str) -> None:
-        if sender not in self._ready:
-            return
-        self._ready.remove(sender)
-        if sender != self.own:
+        if sender in self._ready and sender != self.own:
             self.run.log.info(f"evaluator left ({sender})")
+        self._forget(sender)
+        self._send()
+
+    def _forget(self, sender: str) -> None:
+        """Take an evaluator, and the snapshot that it may have, as lost."""
+        if sender in self._ready:
+            self._ready.remove(sender)
         if sender == self._name:
             self._name = None
-            self._send()
 
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
         if sender != self._name or number != self._number or not self._state:

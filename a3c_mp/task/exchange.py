@@ -240,8 +240,8 @@ class Intake:
             worker = next((w for w in remote if self._names[w] is None), None)
         if worker is None:
             self.node.send(NO_PLACE, len(remote), to=sender)
-            text = f"a collector of {host!r:.80} was refused: all {len(remote)} places are taken (--remote-actors)"
-            self.on_restart(RestartMessage(-1, text, replaced=False, joined=True))
+            text = f"a collector was refused: all {len(remote)} places are taken (--remote-actors)"
+            self.node.log.warning(text, f"from {host}")
             return
         if self._names[worker] is None:
             self._names[worker] = sender

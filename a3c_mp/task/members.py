@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import zmq
 
 from a3c_mp.task.endpoint import Endpoint, Peer, node_name
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.link import BacklogFull, Frames, Link
 from a3c_mp.task.wire import Envelope, encode, encode_envelope
 
@@ -48,25 +47,6 @@ class Hooks(NamedTuple):
     """whether too much has been delivered and not received"""
     changed: Callable[[], None]
     """whoever waits for the router should look again"""
-
-
-class RateLimitedLog:
-    """Logs warnings that may repeat without end: those whose count is a power of two.
-
-    Other nodes cause them, so details in their words are shortened to one line, and do not count as another warning.
-    """
-
-    def __init__(self, log: logging.Logger):
-        self._log = log
-        self._counts: Counter[str] = Counter()
-
-    def warning(self, text: str, detail: object = "", count: int = 1) -> None:
-        for _ in range(count):
-            self._counts[text] += 1
-            total = self._counts[text]
-            if total & (total - 1) == 0:
-                shown = f": {str(detail)!r:.200}" if detail else ""
-                self._log.warning(f"{text} ({total} so far){shown}")
 
 
 class Members:

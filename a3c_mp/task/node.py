@@ -13,7 +13,7 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.processes.channel import Closing
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import check_tcp, node_name
-from a3c_mp.task.members import RateLimitedLog
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.router import Message, Router
 from a3c_mp.task.task import FINISH
 from a3c_mp.task.wire import WireError

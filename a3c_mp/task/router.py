@@ -12,6 +12,7 @@ import zmq
 from a3c_mp.errors import ConfigError, RequestError, WorkerError
 from a3c_mp.task.endpoint import Endpoint, Peer, is_tcp
 from a3c_mp.task.inbox import Inbox
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.members import Hooks, matches
 from a3c_mp.task.rpc import Requests
 from a3c_mp.task.switch import ANSWER, EVENT, REQUEST, Switch
@@ -38,7 +39,7 @@ class Router:
         self.endpoint = endpoint
         self.log = log or logging.getLogger(__name__)
         self._inbox = Inbox()
-        self._requests = Requests(self.log)
+        self._requests = Requests(RateLimitedLog(self.log))
         self._callbacks: dict[str, list[Callable[..., None]]] = {"arrival": [], "join": [], "leave": []}
         self._changed = threading.Condition()
         self._has_arrived = False

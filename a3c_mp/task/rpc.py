@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 from a3c_mp.errors import RequestError
 from a3c_mp.task.endpoint import Peer
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.wire import Envelope
 
 BEAT_SECONDS = 0.25
@@ -36,7 +36,7 @@ class Request:
 class Requests:
     """The requests of this node that are under way, and its handlers for those of others."""
 
-    def __init__(self, log: logging.Logger) -> None:
+    def __init__(self, log: RateLimitedLog) -> None:
         self.log = log
         self._handlers: dict[str, Callable[..., Any]] = {}
         self._open: dict[int, Request] = {}
@@ -73,7 +73,7 @@ class Requests:
         try:
             return [True, self._handlers[name](*args)]
         except Exception as error:
-            self.log.exception(f"request {name!r} from {sender} failed")
+            self.log.warning(f"request {name!r} failed", f"from {sender}", traceback=True)
             return [False, f"{type(error).__name__}: {error}"]
 
     def receive(self, envelope: Envelope, succeeded: bool, result: Any) -> None:

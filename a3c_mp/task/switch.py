@@ -15,6 +15,7 @@ import zmq
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.endpoint import Endpoint, is_tcp
 from a3c_mp.task.keys import COPY_IT, FLAG, KeyPair
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.link import Frames, Link
 from a3c_mp.task.members import (
     ACK,
@@ -27,7 +28,6 @@ from a3c_mp.task.members import (
     WELCOME,
     Hooks,
     Members,
-    RateLimitedLog,
     matches,
     parse_peer,
 )

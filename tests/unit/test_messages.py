@@ -22,7 +22,7 @@ from a3c_mp.task import link as link_module
 from a3c_mp.task import router as router_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.keys import make_key
-from a3c_mp.task.members import RateLimitedLog
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.router import Router
 from a3c_mp.task.wire import Envelope, encode, encode_envelope
 
@@ -209,7 +209,11 @@ def test_failed_requests_name_the_node(nodes, tape):
     ]:
         with pytest.raises(RequestError, match=f"^node.2 did not answer '{name}': {error}"):
             nodes[3].request(name, to="node.2", timeout=10)
-    assert "request 'weights' from node.3 failed" in tape.messages
+    assert "request 'weights' failed (1 so far): 'from node.3'" in tape.messages
+    for _ in range(99):
+        with pytest.raises(RequestError):
+            nodes[3].request("weights", to="node.2", timeout=10)
+    assert len([text for text in tape.messages if "'weights'" in text]) == 7, "numbers 1, 2, 4, 8, 16, 32 and 64"
 
 
 def test_a_slow_answer_is_a_timeout_and_dropped_when_it_comes(nodes):

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import select
 import socket
 import threading
 import time
@@ -21,10 +22,13 @@ from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import RestartMessage, WorkerOptions
 from a3c_mp.run.progress import Progress
+from a3c_mp.task import joining
 from a3c_mp.task import node as node_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
-from a3c_mp.task.exchange import FILLED, Intake, Outlet, Setup
+from a3c_mp.task.exchange import FILLED, JOIN, Intake, Outlet, Setup
+from a3c_mp.task.joining import JoinedNodes
 from a3c_mp.task.node import FirstNode, JoinedNode, Node
+from a3c_mp.task.parallel import Role
 from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
 from a3c_mp.task.router import Router
 
@@ -157,7 +161,7 @@ def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(no
     run_until(lambda: intake.ledger.ready[0], hub)
 
 
-def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_intake):
+def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_intake, tape):
     hub, node, other = nodes
     intake = make_intake([], 1, slots_per_worker=1)
     thread, results = run_in_thread(RemoteOutlet, node, Slots(SPEC, 1))
@@ -181,8 +185,13 @@ def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_intak
     other.router.endpoint = SimpleNamespace(dials=("tcp://hub:1",))
     thread, _ = run_in_thread(refused)
     run_until(lambda: not thread.is_alive(), hub)
-    assert len(intake.told) == 2
-    assert "1 places are taken" in intake.told[1].text
+    for _ in range(99):
+        other.send(JOIN, "host", to="node.0")
+    other.send(JOIN, to="node.0")
+    run_until(lambda: "malformed message slots.join" in tape.messages[-1], hub)
+    assert len(intake.told) == 1
+    refusals = [text for text in tape.messages if "a collector was refused: all 1 places are taken" in text]
+    assert len(refusals) == 7, "numbers 1, 2, 4, 8, 16, 32 and 64"
 
 
 def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(nodes, make_intake, tape):
@@ -248,6 +257,23 @@ def test_a_node_waits_while_the_link_is_down(joined, monkeypatch):
     assert lines == [f"{address} does not answer (timed out); waiting until it does", f"{address} answers again"]
 
 
+def test_events_for_tasks_are_not_kept_where_nodes_are_only_looked_after(nodes, monkeypatch):
+    hub, spoke, _ = nodes
+    child = SimpleNamespace(is_done=False)
+    looks = iter(range(9))
+
+    def watch(should_stop, also):
+        hub.send("event", number := next(looks))
+        select.select(also, [], [], 10)
+        child.is_done = number == 8
+
+    supervisor = SimpleNamespace(children=[child], start=bool, stop=bool, watch=watch, await_own_end=bool)
+    monkeypatch.setattr(joining, "Supervisor", lambda *args, **settings: supervisor)
+    with JoinedNodes(None, (), [Role()], spoke.router, spoke.router.log) as joined:
+        joined.wait()
+        assert joined._node._pending == []
+
+
 # ---- evaluators
 
 
@@ -285,6 +311,17 @@ def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare
     run_until(lambda: learner._result, hub)
     assert learner.poll() == ([1.0, 2.0], [3, 4], "sha")
     assert learner.poll() is None
+
+
+def test_an_evaluator_that_repeats_itself_joins_once(nodes, evaluators, tape):
+    hub, _, remote = nodes
+    learner, add = evaluators
+    end = add(remote)
+    for _ in range(9):
+        end._say_ready()
+    remote.send(PLAYED, to="node.0")
+    run_until(lambda: tape.messages, hub)
+    assert (len(learner.lines), learner._ready) == (1, ["node.2"])
 
 
 @pytest.mark.parametrize(
