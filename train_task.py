@@ -29,7 +29,6 @@ from a3c_mp.nets.precision import autocast
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import FiniteGuard
 from a3c_mp.run.preflight import check_env
-from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.context import Context
 from a3c_mp.task.middleware import Middleware
@@ -141,7 +140,7 @@ def main() -> int:
     net = make_actor_critic(*spaces).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     slots = roles.allocate(args, net, rollout_spec(args.unroll_length, args.num_envs, *spaces))
-    with Run(args, args.chapter, net, optimizer) as run, Cluster(pipeline, args, run, slots, spaces[1]) as cluster:
+    with roles.make_run(args, net, optimizer) as run, Cluster(pipeline, args, run, slots, spaces[1]) as cluster:
         pipeline(cluster.node, args, cluster.memory, Learner(run, cluster.actors, net, optimizer))
     return run.exit_code
 

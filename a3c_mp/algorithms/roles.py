@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 import gymnasium
 import torch
@@ -80,11 +80,22 @@ class RoleArgs(PPOArgs):
         return self.num_actors + (self.remote_actors if self.listen is not None else 0)
 
 
-class Memory(NamedTuple):
-    """What the learner and the collectors share."""
+class Memory(Protocol):
+    """What the middleware of a node works on: `SharedMemory`, or `attach.OwnMemory` on another machine."""
+
+    @property
+    def slots(self) -> Slots: ...
+    @property
+    def weights(self) -> Weights | RemoteWeights: ...
+    @property
+    def states(self) -> ActorStates: ...
+
+
+class SharedMemory(NamedTuple):
+    """What the learner and the collectors of its machine share."""
 
     slots: Slots
-    weights: Weights | RemoteWeights
+    weights: Weights
     states: ActorStates
 
 
@@ -189,12 +200,17 @@ def _check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
             raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fixes[setting])
 
 
-def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> Memory:
+def make_run(args: RoleArgs, net: ActorCritic, optimizer: torch.optim.Optimizer) -> Run:
+    """Make the run, whose evaluator is a node or a middleware of the task."""
+    return Run(args, args.chapter, net, optimizer, make_policy=None)
+
+
+def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> SharedMemory:
     """Make what the learner shares with its collectors."""
     weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
     states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
     run.keep(actors=states, weights=weights)
-    return Memory(slots, weights, states)
+    return SharedMemory(slots, weights, states)
 
 
 class Cluster:
@@ -215,7 +231,6 @@ class Cluster:
         self, pipeline: Callable[..., None], args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space
     ):
         memory = _share_memory(args, run, slots, action_space)
-        assert isinstance(memory.weights, Weights)
         self.run, self.args, self.memory = run, args, memory
         roles = [Role("learner", ("learner",))]
         if not args.standalone:

@@ -24,7 +24,7 @@ from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, Work
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.eval_progress import Evaluation, evaluation_seed
 from a3c_mp.run.evaluate import MakePolicy, make_play_envs, play_episodes
-from a3c_mp.run.evaluations import Evaluations, PlayedGames
+from a3c_mp.run.evaluations import Evaluations, Evaluator, NoEvaluator, PlayedGames
 from a3c_mp.run.progress import Progress
 
 NAME = "evaluator"
@@ -154,13 +154,13 @@ class EvaluatedRun(Protocol):
     def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None: ...
 
 
-def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy) -> Evaluations:
+def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy | None) -> Evaluations:
     """The evaluations of a run, played by a process of this machine.
 
     Args:
         run: its progress; gets the results.
         net: that is trained.
-        make_policy: makes the policy that it acts with.
+        make_policy: makes the policy that it acts with. None: another evaluator will play, and nothing is allocated.
     """
 
     def on_restart(message: RestartMessage) -> None:
@@ -168,5 +168,7 @@ def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy) -
         run.log.warning(message.text)
 
     snapshot = copy.deepcopy(net).cpu().requires_grad_(False)
-    process = EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
-    return Evaluations(run.progress, net, snapshot, process, run.record_evaluation, run.log)
+    player: Evaluator = NoEvaluator()
+    if make_policy is not None:
+        player = EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
+    return Evaluations(run.progress, net, snapshot, player, run.record_evaluation, run.log)

@@ -13,6 +13,9 @@ import torch
 from nodes import free_port
 from torch import nn
 
+import train_task
+from a3c_mp.algorithms import attach, roles
+from a3c_mp.algorithms.actor_critic import make_optimizer
 from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorEnd, NodeEvaluator
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
@@ -21,6 +24,7 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import RestartMessage, WorkerOptions
+from a3c_mp.run import evaluator
 from a3c_mp.run.progress import Progress
 from a3c_mp.task import joining
 from a3c_mp.task import node as node_module
@@ -275,6 +279,24 @@ def test_events_for_tasks_are_not_kept_where_nodes_are_only_looked_after(nodes, 
 
 
 # ---- evaluators
+
+
+def test_a_run_whose_evaluator_is_a_node_shares_no_snapshots(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator, "Weights", lambda net: pytest.fail("allocated"))
+    args = train_task.Args(env_id="CartPole-v1", eval_every=100, runs_dir=tmp_path, run_name="r")
+    net = roles.make_net(args)
+    with roles.make_run(args, net, make_optimizer(args, net)) as run:
+        assert run.evaluations is not None
+
+
+def test_a_node_that_has_joined_allocates_what_it_uses(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(attach, "Slots", lambda spec, num_slots: sizes.append(num_slots))
+    args = train_task.Args(env_id="CartPole-v1")
+    attach.run_node_of_task(None, lambda node, args, memory: None, args)
+    assert sizes == [], "as for an evaluator"
+    attach.run_node_of_task(None, lambda node, args, memory: (memory.slots, memory.slots), args)
+    assert sizes == [1]
 
 
 @pytest.fixture
