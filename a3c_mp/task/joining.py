@@ -13,7 +13,7 @@ from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.node import JoinedNode
-from a3c_mp.task.parallel import Role, start_node
+from a3c_mp.task.parallel import NodeArgs, Role, start_node
 from a3c_mp.task.router import Router
 
 CALLED, RESULT, REFUSED = "called", "result", "refused"
@@ -78,7 +78,7 @@ class JoinedNodes:
     def _launch(self, number: int) -> tuple[Any, Any]:
         own, role = self.router.endpoint, self.roles[number]
         endpoint = Endpoint(None, own.topology, dials=own.dials, labels=role.labels, key_file=own.key_file)
-        node_args = (endpoint, (), None, self._beats[number : number + 1])
+        node_args = NodeArgs(endpoint, self._beats[number : number + 1])
         return start_node(self.main, self.args, node_args, role.niceness, f"node-{number}")
 
     def _on_report(self, number: int, message: tuple) -> None:

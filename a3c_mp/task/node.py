@@ -245,11 +245,6 @@ class FirstNode(Node):
         else:  # a process ends with the thread that started it
             super().wait(should_stop)
 
-    def wait_for_nodes(self, number: int) -> None:
-        """Wait until so many other nodes are connected. Raises WorkerError as `wait` does."""
-        while len(self.router.peers) < number:
-            self.wait()
-
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
         wake = [self.router.wake_fd]
         self.supervisor.watch(lambda: should_stop() or self.is_interrupted(), seconds, also=wake)

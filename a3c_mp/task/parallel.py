@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.multiprocessing as mp
+from torch import Tensor
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import shared_counters
@@ -35,6 +36,7 @@ from a3c_mp.processes.supervisor import CLOSE_SECONDS, DONE, Child, Supervisor, 
 from a3c_mp.task.endpoint import Endpoint, Topology, ipc_folder, local_endpoints
 from a3c_mp.task.node import FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Router
+from a3c_mp.task.start import StartBarrier
 from a3c_mp.task.task import FINISH
 
 
@@ -51,6 +53,18 @@ class Role:
     niceness: int = 0
     needs_result: bool = False
     """an exception is final unless node 0 has called `record_result` before: a restart would not help"""
+
+
+class NodeArgs(NamedTuple):
+    """What the process of a node is started with."""
+
+    endpoint: Endpoint
+    beats: Tensor  # int64 [1] in shared memory: its heartbeats
+    known_labels: Sequence[str] = ()
+    setup: Any = None
+    """what node 0 has prepared for it; see `Callbacks.prepare`"""
+    waits_for_others: bool = False
+    """`main` begins once all nodes are connected to each other; see `StartBarrier`"""
 
 
 class Callbacks(NamedTuple):
@@ -81,6 +95,7 @@ class Nodes:
         greeting: JSON values that nodes of other machines are sent.
         max_restarts: restart budget of all nodes whose roles have the same flag.
         hang_seconds: a node whose heartbeats stop for so long is killed and restarted.
+        starts_together: no `main` runs before all these nodes are connected to each other; later starts do not wait.
     """
 
     main: Callable[..., Any]
@@ -94,6 +109,7 @@ class Nodes:
     greeting: Mapping[str, Any] = field(default_factory=dict)
     max_restarts: int = 5
     hang_seconds: float = 60.0
+    starts_together: bool = False
     log: logging.Logger | None = None
     """for what other nodes do wrong"""
     is_interrupted: Callable[[], bool] = lambda: False
@@ -122,7 +138,11 @@ class Nodes:
             self._node = FirstNode(router, supervisor, self.is_interrupted, self._known)
             stack.callback(self._node.close)
             stack.callback(self._stop)
+            self._has_begun = not self.starts_together
             supervisor.start()
+            if self.starts_together:
+                StartBarrier(self._node).wait()
+                self._has_begun = True
             self._stack = stack.pop_all()
         return self._node
 
@@ -156,13 +176,14 @@ class Nodes:
 
     def _launch(self, number: int) -> tuple[Any, Any]:
         setup = self._callbacks_of(number).prepare()
-        node_args = (self._endpoints[number], self._known, setup, self._beats[number : number + 1])
+        beats = self._beats[number : number + 1]
+        node_args = NodeArgs(self._endpoints[number], beats, self._known, setup, waits_for_others=not self._has_begun)
         name = self.roles[number].name.replace(" ", "-")
         return start_node(self.main, self.args, node_args, self.roles[number].niceness, name)
 
 
 def start_node(
-    main: Callable[..., Any], args: tuple[Any, ...], node_args: tuple[Any, ...], niceness: int, name: str
+    main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArgs, niceness: int, name: str
 ) -> tuple[Any, Any]:
     """Start a process that runs `main(node, *args)`; returns it and the pipe of its messages."""
     pipe, child_end = mp.Pipe(duplex=False)
@@ -172,23 +193,23 @@ def start_node(
 
 
 def run_node(
-    main: Callable[..., Any], args: tuple[Any, ...], node_args: tuple[Any, ...], niceness: int,
+    main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArgs, niceness: int,
     pipe: connection.Connection,
 ) -> None:  # fmt: skip
     """First code of a node besides node 0."""
-    endpoint, known_labels, setup, beats = node_args
     torch.set_num_threads(1)
     os.nice(niceness)
     open_nodes: list[Node] = []
 
     def beat() -> None:
-        beats[0] += 1
+        node_args.beats[0] += 1
 
     def body() -> None:
-        with Router(endpoint) as router:
-            settings = {"known_labels": known_labels, "setup": setup, "beat": beat}
+        with Router(node_args.endpoint) as router:
+            settings = {"known_labels": node_args.known_labels, "setup": node_args.setup, "beat": beat}
             open_nodes.append(node := Node(router, **settings, report=lambda *message: pipe.send(message)))
-            main(node, *args)
+            if not node_args.waits_for_others or StartBarrier(node).wait():
+                main(node, *args)
             pipe.send((DONE,))
 
     def close() -> None:
@@ -229,6 +250,8 @@ def runner(
 ) -> Callable[..., Any]:
     """Return a function `run(main, *args)` that runs `main(node, *args)` in so many processes, node 0 in this one.
 
+    No `main` begins before all of them are connected to each other. A node that is replaced later begins at once.
+
     Args:
         labels: of each node, besides "node.0", ...
         topology, listen, key_file, max_restarts, hang_seconds: as of `Nodes`.
@@ -247,10 +270,9 @@ def runner(
             return join(main, args, attach_to, roles[0].labels, key_file)
         nodes = Nodes(
             main, args, roles, topology=topology, listen=listen, key_file=key_file, max_restarts=max_restarts,
-            hang_seconds=hang_seconds,
+            hang_seconds=hang_seconds, starts_together=True,
         )  # fmt: skip
         with nodes as node:
-            node.wait_for_nodes(n_parallel_workers - 1)  # none of them misses an event of this one
             return main(node, *args)
 
     return run

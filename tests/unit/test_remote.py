@@ -35,6 +35,7 @@ from a3c_mp.task.node import FirstNode, JoinedNode, Node
 from a3c_mp.task.parallel import Role
 from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
 from a3c_mp.task.router import Router
+from a3c_mp.task.start import StartBarrier
 
 SPEC = {"obs": ((2, 3), torch.float32), "done": ((2,), torch.bool)}
 
@@ -208,6 +209,37 @@ def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(node
     run_until(lambda: tape.messages, hub)
     assert "malformed message slots.ready from node.2 dropped" in tape.messages[0]
     assert intake._names == ["node.1", None]
+
+
+# ---- how nodes begin
+
+
+def test_nodes_begin_once_all_are_there_and_one_that_was_cut_off_meanwhile_hears_of_it(nodes):
+    hub, first, second = nodes
+    barriers = [StartBarrier(hub), StartBarrier(first)]
+    first.send("all has arrived", to="node.0")
+    run_until(lambda: hub._pending, hub, first)
+    assert not any(barrier.is_over for barrier in barriers)
+    barriers.append(StartBarrier(second))
+    run_until(lambda: all(barrier.is_over for barrier in barriers), *nodes)
+    barriers[2].is_over = False
+    barriers[2]._on_joined("node.0")
+    run_until(lambda: barriers[2].is_over, *nodes)
+
+
+def test_a_node_that_is_lost_before_the_start_is_waited_for_again(nodes):
+    barrier = StartBarrier(nodes[0])
+    for name in ("node.2", "node.1"):
+        barrier._on_here(name)
+        assert not barrier.is_over
+    barrier._on_complete("node.2")
+    barrier._on_left("node.2")
+    barrier._on_complete("node.1")
+    assert not barrier.is_over
+    barrier._on_complete("node.2")
+    assert not barrier.is_over, "its successor has not greeted node 0"
+    barrier._on_here("node.2")
+    assert barrier.is_over
 
 
 # ---- a node 0 that is lost
