@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -176,22 +176,6 @@ class Router:
         else:
             self._post(REQUEST, [name, args], names[0], number)
         return self._requests.finish(number, request, timeout, beat)
-
-    def wait_for_peers(self, wanted: int | Iterable[str], timeout: float) -> None:
-        """Wait until so many other nodes are connected, or one for each pattern. Raises TimeoutError."""
-        wanted = wanted if isinstance(wanted, int) else list(wanted)
-
-        def missing() -> list[str]:
-            peers = self.peers.values()
-            if isinstance(wanted, int):
-                return [f"{wanted} wanted, {len(peers)} connected"] if len(peers) < wanted else []
-            return [pattern for pattern in wanted if not any(matches(peer, pattern) for peer in peers)]
-
-        with self._changed:
-            self._changed.wait_for(lambda: not missing() or self._error, timeout)
-        self._check()
-        if lacking := missing():
-            raise TimeoutError(f"nodes missing after {timeout:g} s: {', '.join(lacking)}")
 
     @property
     def _own(self) -> Peer:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nodes import free_port
+from nodes import free_port, wait_for_peers
 from torch import nn
 
 import train_task
@@ -48,7 +48,7 @@ def nodes(log):
         stacks = [stack.enter_context(contextlib.ExitStack()) for _ in ends]
         routers = [own.enter_context(Router(end, log)) for own, end in zip(stacks, ends, strict=True)]
         for router in routers:
-            router.wait_for_peers(2, 10)
+            wait_for_peers(router, 2, 10)
         child = SimpleNamespace(is_done=True, record_result=lambda: None)
         learner = FirstNode(routers[0], Supervisor([child]), is_interrupted=lambda: False, known_labels=())
         others = list(map(Node, routers[1:]))
