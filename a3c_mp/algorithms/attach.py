@@ -22,7 +22,7 @@ from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_env, check_memory, check_open_files
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.joining import REFUSED, JoinedNodes
+from a3c_mp.task.joining import REPORT_REFUSAL, JoinedNodes
 from a3c_mp.task.node import Node
 from a3c_mp.task.parallel import Role
 from a3c_mp.task.remote import RemoteWeights
@@ -114,4 +114,4 @@ def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) 
     try:
         pipeline(node, args, OwnMemory(node, args))
     except ConfigError as error:
-        node.report(REFUSED, error.what, str(error.value), error.why, error.fix)
+        node.report(REPORT_REFUSAL, error.what, str(error.value), error.why, error.fix)

@@ -34,7 +34,7 @@ LOOK_SECONDS = 0.1
 """shortest time between two looks at the evaluator"""
 
 
-class Games(NamedTuple):
+class EvaluationGames(NamedTuple):
     """Which games an evaluation plays: the same as `play.py` with this seed and number of episodes."""
 
     env_id: str
@@ -42,7 +42,7 @@ class Games(NamedTuple):
     seed: int
 
     @classmethod
-    def of(cls, args: CommonArgs) -> Games:
+    def of(cls, args: CommonArgs) -> EvaluationGames:
         return cls(args.env_id, args.eval_episodes, evaluation_seed(args))
 
     @property
@@ -57,7 +57,12 @@ class Games(NamedTuple):
 
 
 def evaluator(
-    channel: WorkerChannel, games: Games, net: nn.Module, make_policy: MakePolicy, weights: Weights, results: Slots
+    channel: WorkerChannel,
+    games: EvaluationGames,
+    net: nn.Module,
+    make_policy: MakePolicy,
+    weights: Weights,
+    results: Slots,
 ) -> None:
     """Evaluator process: play all games with each version of the weights until the learner stops it."""
     net = net.to_empty(device="cpu")
@@ -87,7 +92,7 @@ class EvaluatorProcess:
         on_restart: Callable[[RestartMessage], None],
     ):  # fmt: skip
         self.should_stop = should_stop
-        games = Games.of(args)
+        games = EvaluationGames.of(args)
         self.weights, self.results = Weights(net), Slots(games.result_spec, 1)
         shapes = copy.deepcopy(net).to("meta")  # of the net alone: its values pass through `weights`
         self.workers = Workers(

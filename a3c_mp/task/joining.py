@@ -16,7 +16,7 @@ from a3c_mp.task.node import JoinedNode
 from a3c_mp.task.parallel import NodeArgs, Role, start_node
 from a3c_mp.task.router import Router
 
-CALLED, RESULT, REFUSED = "called", "result", "refused"
+REPORT_NAME, REPORT_RESULT, REPORT_REFUSAL = "called", "result", "refused"
 """reports of a node to the process that has started it: (name), it has its place in the task; (), it has produced
 something; (what, value, why, fix) of a ConfigError"""
 
@@ -84,10 +84,10 @@ class JoinedNodes:
     def _on_report(self, number: int, message: tuple) -> None:
         kind, *content = message
         child = self._supervisor.children[number]
-        if kind == REFUSED:
+        if kind == REPORT_REFUSAL:
             raise ConfigError(*content)
-        if kind == RESULT:
+        if kind == REPORT_RESULT:
             child.record_result()
-        elif kind == CALLED:
+        elif kind == REPORT_NAME:
             [child.name] = content
             self.log.info(f"{child} has joined {self.router.endpoint.dials[0]}")

@@ -21,7 +21,7 @@ HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 """to join: the node that dials says who it is, and is let in or not"""
 ACK, DROPPED = "ack", "dropped"
 """flow control; they overtake what waits in a backlog"""
-JOINED, LEFT, GOODBYE = "joined", "left", "goodbye"
+PEER_JOINED, PEER_LEFT, GOODBYE = "joined", "left", "goodbye"
 """a hub tells its spokes of each other; a node says that it ends"""
 MAX_NUMBER = 2**31
 
@@ -134,7 +134,7 @@ class Members:
         self.links[token] = Link(peer, token, transmit, instance)
         self._add(peer)
         for link in announced:
-            self.send(link, self.frames(JOINED, peer))
+            self.send(link, self.frames(PEER_JOINED, peer))
 
     def enter(self, welcome: dict[str, Any], port: Port, token: bytes) -> None:
         """Begin a session with a node that this one dialled. Raises as `admit` does."""
@@ -151,7 +151,7 @@ class Members:
 
     def announce(self, kind: str, peer: Peer) -> None:
         """A hub says that another spoke has joined or left."""
-        if kind == JOINED:
+        if kind == PEER_JOINED:
             self._add(peer)
         else:
             self._remove([peer.name])
@@ -166,7 +166,7 @@ class Members:
         self._remove(list(self.peers) if self.is_spoke else [link.peer.name])
         if self.is_hub:
             for other in list(self.links.values()):
-                self.send(other, self.frames(LEFT, link.peer))
+                self.send(other, self.frames(PEER_LEFT, link.peer))
 
     def _add(self, peer: Peer) -> None:
         self.peers = {**self.peers, peer.name: peer}  # a new dict: other threads may be reading the old one

@@ -204,7 +204,7 @@ class FirstNode(Node):
     Args:
         router, known_labels: as of `Node`.
         supervisor: of nodes 1, 2, ...
-        is_interrupted: as of `Nodes`.
+        is_interrupted: as of `Supervision`.
     """
 
     def __init__(

@@ -78,6 +78,62 @@ class Callbacks(NamedTuple):
     """gets the error that the node is given up for, and the task goes on; without it, the error ends the task"""
 
 
+@dataclass(frozen=True)
+class Network:
+    """How the nodes of a task are connected, and who may join them."""
+
+    topology: Topology = "star"
+    """star (node 0 relays between the others) or mesh"""
+    transport: Literal["ipc", "tcp"] = "ipc"
+    """of the messages of this machine's nodes: Unix sockets, or TCP on loopback, with `key_file`"""
+    listen: str | None = None
+    """address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`"""
+    key_file: Path | None = None
+    joining: Sequence[str] = ()
+    """labels that filters may name though no node has them at the start: of nodes that join, for instance"""
+    greeting: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values that nodes of other machines are sent"""
+    log: logging.Logger | None = None
+    """for what other nodes do wrong"""
+
+    def endpoints(self, stack: ExitStack, roles: Sequence[Role]) -> list[Endpoint]:
+        """Endpoints of the nodes of this machine; the folder of their sockets is removed with the stack."""
+        labels = [role.labels for role in roles]
+        if len(labels) == 1 and self.listen is None:
+            return [Endpoint(labels=labels[0])]
+        settings = {"key_file": self.key_file, "greeting": dict(self.greeting)}
+        ends = local_endpoints(stack.enter_context(ipc_folder()), self.topology, labels, self.listen, **settings)
+        if self.transport == "tcp":
+            ends[0] = replace(ends[0], binds=(*ends[0].binds, "tcp://127.0.0.1:0"))
+        return ends
+
+    def known_labels(self, roles: Sequence[Role]) -> tuple[str, ...]:
+        """All labels that a filter may name; empty for a node alone."""
+        if len(roles) == 1:
+            return ()
+        labels = [label for number, role in enumerate(roles) for label in (f"node.{number}", *role.labels)]
+        return tuple(dict.fromkeys(["distributed", *labels, *self.joining]))
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """How node 0 starts the other nodes of its machine, and looks after them."""
+
+    max_restarts: int = 5
+    """restart budget of all nodes whose roles have the same flag"""
+    hang_seconds: float = 60.0
+    """a node whose heartbeats stop for so long is killed and restarted"""
+    starts_together: bool = False
+    """no `main` runs before all these nodes are connected to each other; one that is replaced later does not wait"""
+    is_interrupted: Callable[[], bool] = lambda: False
+    """whether a signal has arrived: it may have ended other nodes too, which are not to be replaced"""
+    callbacks: dict[int, Callbacks] = field(default_factory=dict)
+    """by the number of the node"""
+
+    def callbacks_of(self, number: int) -> Callbacks:
+        return self.callbacks.get(number, Callbacks())
+
+
 @dataclass
 class Nodes:
     """Nodes on this machine, to be used in a `with` block by node 0: starts the others, replaces and ends them.
@@ -88,42 +144,21 @@ class Nodes:
         main: a module-level function.
         args: can be pickled; shared tensors stay shared.
         roles: of nodes 0, 1, ...
-        topology: star (node 0 relays between the others) or mesh.
-        listen: address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`.
-        transport: of the messages of this machine's nodes: Unix sockets, or TCP on loopback, with `key_file`.
-        joining: labels that filters may name though none of `roles` has them: of nodes that join, for instance.
-        greeting: JSON values that nodes of other machines are sent.
-        max_restarts: restart budget of all nodes whose roles have the same flag.
-        hang_seconds: a node whose heartbeats stop for so long is killed and restarted.
-        starts_together: no `main` runs before all these nodes are connected to each other; later starts do not wait.
     """
 
     main: Callable[..., Any]
     args: tuple[Any, ...]
     roles: Sequence[Role]
-    topology: Topology = "star"
-    listen: str | None = None
-    transport: Literal["ipc", "tcp"] = "ipc"
-    key_file: Path | None = None
-    joining: Sequence[str] = ()
-    greeting: Mapping[str, Any] = field(default_factory=dict)
-    max_restarts: int = 5
-    hang_seconds: float = 60.0
-    starts_together: bool = False
-    log: logging.Logger | None = None
-    """for what other nodes do wrong"""
-    is_interrupted: Callable[[], bool] = lambda: False
-    """whether a signal has arrived: it may have ended other nodes too, which are not to be replaced"""
-    callbacks: dict[int, Callbacks] = field(default_factory=dict)
-    """by the number of the node"""
+    network: Network = field(default_factory=Network)
+    supervision: Supervision = field(default_factory=Supervision)
 
     def __enter__(self) -> FirstNode:
         with ExitStack() as stack:
-            self._endpoints = self._make_endpoints(stack)
-            labels = [label for number, role in enumerate(self.roles) for label in (f"node.{number}", *role.labels)]
-            self._known = tuple(dict.fromkeys(["distributed", *labels, *self.joining])) if len(self.roles) > 1 else ()
-            router = stack.enter_context(Router(self._endpoints[0], self.log))
-            if self.transport == "tcp":
+            network, supervision = self.network, self.supervision
+            self._endpoints = network.endpoints(stack, self.roles)
+            self._known = network.known_labels(self.roles)
+            router = stack.enter_context(Router(self._endpoints[0], network.log))
+            if network.transport == "tcp":
                 port = router.addresses[-1]
                 ends = self._endpoints
                 ends[1:] = [replace(end, dials=(port, *end.dials[1:])) for end in ends[1:]]
@@ -131,33 +166,22 @@ class Nodes:
             supervisor = Supervisor(
                 [self._make_child(number) for number in range(1, len(self.roles))],
                 self._beats[1:],
-                max_restarts=self.max_restarts,
-                hang_seconds=self.hang_seconds,
-                on_restart=lambda child, text: self._callbacks_of(child + 1).on_restart(text),
+                max_restarts=supervision.max_restarts,
+                hang_seconds=supervision.hang_seconds,
+                on_restart=lambda child, text: supervision.callbacks_of(child + 1).on_restart(text),
             )
-            self._node = FirstNode(router, supervisor, self.is_interrupted, self._known)
+            self._node = FirstNode(router, supervisor, supervision.is_interrupted, self._known)
             stack.callback(self._node.close)
             stack.callback(self._stop)
-            self._has_begun = not self.starts_together
+            self._has_begun = not supervision.starts_together
             supervisor.start()
-            if self.starts_together:
-                StartBarrier(self._node).wait()
-                self._has_begun = True
+            if not self._has_begun:
+                self._has_begun = StartBarrier(self._node).wait()
             self._stack = stack.pop_all()
         return self._node
 
     def __exit__(self, *exc: Any) -> None:
         self._stack.close()
-
-    def _make_endpoints(self, stack: ExitStack) -> list[Endpoint]:
-        labels = [role.labels for role in self.roles]
-        if len(labels) == 1 and self.listen is None:
-            return [Endpoint(labels=labels[0])]
-        settings = {"key_file": self.key_file, "greeting": dict(self.greeting)}
-        ends = local_endpoints(stack.enter_context(ipc_folder()), self.topology, labels, self.listen, **settings)
-        if self.transport == "tcp":
-            ends[0] = replace(ends[0], binds=(*ends[0].binds, "tcp://127.0.0.1:0"))
-        return ends
 
     def _stop(self) -> None:
         """End all nodes: they end their iteration, and those that take longer are terminated."""
@@ -167,15 +191,12 @@ class Nodes:
         finally:
             self._node.supervisor.stop()
 
-    def _callbacks_of(self, number: int) -> Callbacks:
-        return self.callbacks.get(number, Callbacks())
-
     def _make_child(self, number: int) -> Child:
-        role, on_lost = self.roles[number], self._callbacks_of(number).on_lost
+        role, on_lost = self.roles[number], self.supervision.callbacks_of(number).on_lost
         return Child(role.name, partial(self._launch, number), role.flag, on_lost, role.needs_result)
 
     def _launch(self, number: int) -> tuple[Any, Any]:
-        setup = self._callbacks_of(number).prepare()
+        setup = self.supervision.callbacks_of(number).prepare()
         beats = self._beats[number : number + 1]
         node_args = NodeArgs(self._endpoints[number], beats, self._known, setup, waits_for_others=not self._has_begun)
         name = self.roles[number].name.replace(" ", "-")
@@ -254,7 +275,8 @@ def runner(
 
     Args:
         labels: of each node, besides "node.0", ...
-        topology, listen, key_file, max_restarts, hang_seconds: as of `Nodes`.
+        topology, listen, key_file: as of `Network`.
+        max_restarts, hang_seconds: as of `Supervision`.
         attach_to: address of a node 0 elsewhere, which this process joins as one more node.
 
     Returns:
@@ -268,11 +290,8 @@ def runner(
     def run(main: Callable[..., Any], *args: Any) -> Any:
         if attach_to is not None:
             return join(main, args, attach_to, roles[0].labels, key_file)
-        nodes = Nodes(
-            main, args, roles, topology=topology, listen=listen, key_file=key_file, max_restarts=max_restarts,
-            hang_seconds=hang_seconds, starts_together=True,
-        )  # fmt: skip
-        with nodes as node:
+        network = Network(topology, listen=listen, key_file=key_file)
+        with Nodes(main, args, roles, network, Supervision(max_restarts, hang_seconds, starts_together=True)) as node:
             return main(node, *args)
 
     return run

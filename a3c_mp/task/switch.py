@@ -22,8 +22,8 @@ from a3c_mp.task.members import (
     DROPPED,
     GOODBYE,
     HELLO,
-    JOINED,
-    LEFT,
+    PEER_JOINED,
+    PEER_LEFT,
     REFUSED,
     WELCOME,
     Hooks,
@@ -200,7 +200,7 @@ class Switch:
         members = self.members
         if envelope.kind == GOODBYE:
             members.end(link.token)
-        elif envelope.kind in (JOINED, LEFT) and members.is_spoke:
+        elif envelope.kind in (PEER_JOINED, PEER_LEFT) and members.is_spoke:
             members.announce(envelope.kind, parse_peer(decode(frames[1:])))
         elif envelope.kind in (EVENT, REQUEST, ANSWER):
             if not members.is_spoke:

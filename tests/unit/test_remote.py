@@ -16,7 +16,7 @@ from torch import nn
 import train_task
 from a3c_mp.algorithms import attach, roles
 from a3c_mp.algorithms.actor_critic import make_optimizer
-from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorEnd, NodeEvaluator
+from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorChannel, NodeEvaluator
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, WorkerError
@@ -29,11 +29,11 @@ from a3c_mp.run.progress import Progress
 from a3c_mp.task import joining
 from a3c_mp.task import node as node_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
-from a3c_mp.task.exchange import FILLED, JOIN, Intake, Outlet, Setup
+from a3c_mp.task.exchange import FILLED, JOIN, NodeChannel, NodePool, Setup
 from a3c_mp.task.joining import JoinedNodes
 from a3c_mp.task.node import FirstNode, JoinedNode, Node
 from a3c_mp.task.parallel import Role
-from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
+from a3c_mp.task.remote import RemoteChannel, RemoteWeights, serve_weights
 from a3c_mp.task.router import Router
 from a3c_mp.task.start import StartBarrier
 
@@ -122,70 +122,69 @@ def test_weights_are_waited_for_until_the_learner_answers_or_the_task_ends(nodes
 
 
 @pytest.fixture
-def make_intake(nodes):
-    """An intake for these collectors of this machine, and for one of another; `told` is what it reports."""
+def make_pool(nodes):
+    """An pool for these collectors of this machine, and for one of another; `told` is what it reports."""
 
     def make(numbers, num_workers, slots_per_worker=2):
         told = []
         states = SimpleNamespace(start=7, of=lambda worker: None)
         options = WorkerOptions(slots_per_worker=slots_per_worker)
-        launcher = SimpleNamespace(callbacks={})
         slots = Slots(SPEC, num_workers * slots_per_worker)
-        intake = Intake(launcher, numbers, slots, num_workers, states=states, options=options, on_restart=told.append)
-        intake.connect(nodes[0])
-        intake.told = told
-        return intake
+        pool = NodePool({}, numbers, slots, num_workers, states=states, options=options, on_restart=told.append)
+        pool.connect(nodes[0])
+        pool.told = told
+        return pool
 
     return make
 
 
-def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(nodes, make_intake):
+def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(nodes, make_pool):
     hub, node, _ = nodes
-    intake = make_intake([1], 1)
-    outlet = Outlet(node, Setup(0, (7, 0, 0)))
-    run_until(lambda: len(outlet._tokens) == 2, hub, node)
+    pool = make_pool([1], 1)
+    channel = NodeChannel(node, Setup(0, (7, 0, 0)))
+    run_until(lambda: len(channel._tokens) == 2, hub, node)
     for _ in range(2):
-        outlet.send(outlet.take().slot, 0)
-    run_until(lambda: len(intake.ledger.ready[0]) == 2, hub)
-    held = intake.take(lambda: False)  # the learner reads slot 0
+        channel.send(channel.take().slot, 0)
+    run_until(lambda: len(pool.ledger.ready[0]) == 2, hub)
+    held = pool.take(lambda: False)  # the learner reads slot 0
     assert [filled.slot for filled in held] == [0]
-    outlet._on_joined("node.0")
-    run_until(lambda: outlet._tokens, hub, node)
-    assert [token.slot for token in outlet._tokens] == [1], "slot 0 is the learner's"
-    assert not intake.ledger.ready[0], "what it had sent before is dropped, as it writes there again"
+    channel._on_joined("node.0")
+    run_until(lambda: channel._tokens, hub, node)
+    assert [token.slot for token in channel._tokens] == [1], "slot 0 is the learner's"
+    assert not pool.ledger.ready[0], "what it had sent before is dropped, as it writes there again"
     text = "collector 0 was cut off and is back; its rollout is lost"
-    assert intake.told == [RestartMessage(0, text, replaced=False)]
-    outlet.take()
-    outlet._on_joined("node.0")  # while it fills slot 1
-    outlet.send(1, 0)
-    intake.release(held, 5)
-    run_until(lambda: len(outlet._tokens) == 2, hub, node)
-    assert [token.slot for token in outlet._tokens] == [1, 0], "none of them twice"
-    assert not intake.ledger.ready[0], "a rollout of an earlier session is not sent"
-    outlet.send(outlet.take().slot, 0)
-    run_until(lambda: intake.ledger.ready[0], hub)
+    assert pool.told == [RestartMessage(0, text, replaced=False)]
+    channel.take()
+    channel._on_joined("node.0")  # while it fills slot 1
+    channel.send(1, 0)
+    pool.release(held, 5)
+    run_until(lambda: len(channel._tokens) == 2, hub, node)
+    assert [token.slot for token in channel._tokens] == [1, 0], "none of them twice"
+    assert not pool.ledger.ready[0], "a rollout of an earlier session is not sent"
+    channel.send(channel.take().slot, 0)
+    run_until(lambda: pool.ledger.ready[0], hub)
 
 
-def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_intake, tape):
+def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_pool, tape):
     hub, node, other = nodes
-    intake = make_intake([], 1, slots_per_worker=1)
-    thread, results = run_in_thread(RemoteOutlet, node, Slots(SPEC, 1))
+    pool = make_pool([], 1, slots_per_worker=1)
+    thread, results = run_in_thread(RemoteChannel, node, Slots(SPEC, 1))
     run_until(lambda: results, hub)
     thread.join()
-    [outlet] = results
-    assert (outlet.worker, outlet.entropy) == (0, (7, 0, 1))
-    run_until(lambda: outlet._tokens, hub, node)
-    fields = outlet.fields(intake.slots, outlet.take().slot)
+    [channel] = results
+    assert (channel.worker, channel.entropy) == (0, (7, 0, 1))
+    run_until(lambda: channel._tokens, hub, node)
+    fields = channel.fields(pool.slots, channel.take().slot)
     fields["obs"].copy_(torch.arange(6.0).view(2, 3))
-    outlet.send(0, 3)
-    [filled] = intake.take(lambda: False)
+    channel.send(0, 3)
+    [filled] = pool.take(lambda: False)
     assert filled.payload == 3
-    assert torch.equal(intake.slots[0]["obs"], fields["obs"])
-    assert intake.told[0].joined
+    assert torch.equal(pool.slots[0]["obs"], fields["obs"])
+    assert pool.told[0].joined
 
     def refused():
         with pytest.raises(ConfigError, match="its 1 places"):
-            RemoteOutlet(other, Slots(SPEC, 1))
+            RemoteChannel(other, Slots(SPEC, 1))
 
     other.router.endpoint = SimpleNamespace(dials=("tcp://hub:1",))
     thread, _ = run_in_thread(refused)
@@ -194,21 +193,21 @@ def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_intak
         other.send(JOIN, "host", to="node.0")
     other.send(JOIN, to="node.0")
     run_until(lambda: "malformed message slots.join" in tape.messages[-1], hub)
-    assert len(intake.told) == 1
+    assert len(pool.told) == 1
     refusals = [text for text in tape.messages if "a collector was refused: all 1 places are taken" in text]
     assert len(refusals) == 7, "numbers 1, 2, 4, 8, 16, 32 and 64"
 
 
-def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(nodes, make_intake, tape):
+def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(nodes, make_pool, tape):
     hub, node, other = nodes
-    intake = make_intake([1], 2)
-    Outlet(node, Setup(0, (7, 0, 0)))
-    run_until(lambda: intake._names[0] == "node.1", hub)
+    pool = make_pool([1], 2)
+    NodeChannel(node, Setup(0, (7, 0, 0)))
+    run_until(lambda: pool._names[0] == "node.1", hub)
     other.send("slots.ready", 0, to="node.0")
     other.send(FILLED, 0, 0, None, to="node.0")
     run_until(lambda: tape.messages, hub)
     assert "malformed message slots.ready from node.2 dropped" in tape.messages[0]
-    assert intake._names == ["node.1", None]
+    assert pool._names == ["node.1", None]
 
 
 # ---- how nodes begin
@@ -340,7 +339,7 @@ def evaluators(nodes):
     run = SimpleNamespace(args=SimpleNamespace(eval_episodes=2), log=log, is_interrupted=lambda: False)
     learner = NodeEvaluator(nodes[0], "node.1", run, lambda: None)
     learner.lines = lines
-    return learner, lambda node: EvaluatorEnd(node, None, nn.Linear(2, 1))
+    return learner, lambda node: EvaluatorChannel(node, None, nn.Linear(2, 1))
 
 
 def has_snapshot(end):
