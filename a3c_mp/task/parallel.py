@@ -32,7 +32,8 @@ from torch import Tensor
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import start_child
-from a3c_mp.processes.supervisor import CLOSE_SECONDS, DONE, Child, Supervisor, run_supervised
+from a3c_mp.processes.supervised import DONE, run_supervised
+from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import Endpoint, Topology, ipc_folder, local_endpoints
 from a3c_mp.task.node import FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Router
