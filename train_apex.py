@@ -18,7 +18,8 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with it
 from torch import Tensor
 
 from a3c_mp.algorithms import apex, ddpg, dqn
-from a3c_mp.algorithms.apex import PRESETS, Algorithm, Args, LearnerState
+from a3c_mp.algorithms.apex import Algorithm, LearnerState
+from a3c_mp.algorithms.apex_settings import PRESETS, Args
 from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates

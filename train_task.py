@@ -18,7 +18,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from a3c_mp.algorithms import actor_critic, attach, roles
-from a3c_mp.algorithms.actor_critic import PPO_PRESETS, GradientSteps, Samples, allocate, update_obs_stats
+from a3c_mp.algorithms.actor_critic import PPO_PRESETS, GradientSteps, Samples, update_obs_stats
 from a3c_mp.algorithms.roles import Cluster, Learner, Memory, RoleArgs
 from a3c_mp.cli import parse_args
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
@@ -29,7 +29,6 @@ from a3c_mp.nets.precision import autocast
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import FiniteGuard
 from a3c_mp.run.preflight import check_env
-from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.context import Context
 from a3c_mp.task.middleware import Middleware
@@ -140,8 +139,8 @@ def main() -> int:
     spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)
     net = make_actor_critic(*spaces).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
-    slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, *spaces))
-    with Run(args, args.chapter, net, optimizer) as run, Cluster(pipeline, args, run, slots, spaces[1]) as cluster:
+    slots = roles.allocate(args, net, rollout_spec(args.unroll_length, args.num_envs, *spaces))
+    with roles.make_run(args, net, optimizer) as run, Cluster(pipeline, args, run, slots, spaces[1]) as cluster:
         pipeline(cluster.node, args, cluster.memory, Learner(run, cluster.actors, net, optimizer))
     return run.exit_code
 

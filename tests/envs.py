@@ -33,7 +33,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
 
 from a3c_mp.processes.channel import WorkerChannel
-from a3c_mp.task.exchange import FILLED, Outlet
+from a3c_mp.task.exchange import FILLED, NodeChannel
 
 STEPS = 400
 """of all environments of an actor together, before something happens"""
@@ -59,10 +59,10 @@ def note(mishap):
     Path(mishap).touch()
 
 
-def send_and_end(outlet, slot, payload):
-    """Instead of `Outlet.send`: the message may be sent, in part or not at all."""
+def send_and_end(channel, slot, payload):
+    """Instead of `NodeChannel.send`: the message may be sent, in part or not at all."""
     note("killed while sending")
-    outlet.node.send(FILLED, slot, payload, None, to="node.0")
+    channel.node.send(FILLED, slot, payload, None, to="node.0")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -87,7 +87,7 @@ class MishapEnv(CartPoleEnv):
                 note(MishapEnv.mishap)
                 os.kill(os.getpid(), signal.SIGKILL)
             if MishapEnv.mishap == "killed while sending":
-                WorkerChannel.send, Outlet.send = send_half, send_and_end
+                WorkerChannel.send, NodeChannel.send = send_half, send_and_end
 
     def step(self, action):
         MishapEnv.steps += 1

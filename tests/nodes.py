@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,7 +15,8 @@ import torch.multiprocessing as mp
 
 from a3c_mp.errors import A3CError
 from a3c_mp.processes.spawn import start_child
-from a3c_mp.task.endpoint import Endpoint
+from a3c_mp.task.endpoint import Endpoint, Peer
+from a3c_mp.task.members import matches
 from a3c_mp.task.router import Router
 
 WAIT_SECONDS = 60
@@ -90,6 +93,22 @@ def _run(pipe: Any, endpoint: Endpoint, namespace: str) -> None:
 
 def enter() -> None:
     """First call of a node."""
+
+
+def wait_for_peers(router: Router, wanted: int | list[str], timeout: float = WAIT_SECONDS) -> float:
+    """Wait until so many other nodes are connected, or one for each pattern; returns seconds."""
+    joined, begin = threading.Event(), time.monotonic()
+    router.on_join(lambda peer: joined.set())
+    while missing := _missing(list(router.peers.values()), wanted):
+        assert joined.wait(begin + timeout - time.monotonic()), f"{missing} missing after {timeout} s"
+        joined.clear()
+    return time.monotonic() - begin
+
+
+def _missing(peers: list[Peer], wanted: int | list[str]) -> int | list[str]:
+    if isinstance(wanted, int):
+        return max(wanted - len(peers), 0)
+    return [pattern for pattern in wanted if not any(matches(peer, pattern) for peer in peers)]
 
 
 def free_port() -> int:

@@ -1,19 +1,18 @@
-"""Ape-X settings, presets, exploration ladder, target network and replay memory, shared by DQN and DDPG."""
+"""Ape-X: learner, exploration ladder, target network and replay memory, shared by DQN and DDPG."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
+from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.data.actor_states import ActorLayout
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
@@ -37,66 +36,6 @@ NORM_SAMPLES = 8
 """transitions of a batch that update the observation statistics: enough samples, at low cost"""
 FRAMES = 4
 """frames of a stacked Atari observation"""
-
-
-@dataclass(frozen=True)
-class Args(LearningArgs):
-    """Settings of Ape-X: chapter 3."""
-
-    chapter = "apex"
-
-    algo: Literal["dqn", "ddpg"] = "dqn"
-    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous actions"""
-    num_envs: Annotated[int, Between(1, 4096)] = 16
-    """environments for each actor (B)"""
-    block_length: Count = 4
-    """steps of each environment between two messages of an actor"""
-    blocks_per_actor: Annotated[int, Between(1, 64)] = 2
-    """blocks of steps in flight for each actor: with 1 it waits for the learner, with 2 it keeps acting"""
-    replay_size: Count = 200_000
-    """replay buffer size (transitions); on Atari each takes 7 KB of shared memory"""
-    learning_starts: Count = 20_000
-    """transitions in the replay buffer before the first update"""
-    replay_ratio: Annotated[float, Between(0.001)] = 4.0
-    """samples per insert: 4 with batches of 32 is an update for every 8 steps; actors or learner wait"""
-    batch_size: Count = 32
-    """transitions in one gradient, for each learner"""
-    prefetch: Annotated[int, Between(0)] = 2
-    """batches sampled ahead by a thread; 0 samples each when it is needed, as deterministic runs do"""
-    n_step: Count = 3
-    """n of n-step returns: rewards in a return"""
-    priority_exponent: Fraction = 0.6
-    """prioritized replay alpha: 0 samples uniformly, 1 in proportion to TD errors"""
-    importance_exponent: Fraction = 0.4
-    """prioritized replay beta (importance weights) at the start, annealed linearly to 1 at total-steps"""
-    epsilon: Fraction = 0.4
-    """dqn: epsilon of epsilon-greedy exploration in the first environment of all actors; the others have less"""
-    ladder_exponent: NonNegative = 7.0
-    """dqn: environment i of all N has epsilon ** (1 + this * i / (N - 1))"""
-    noise: Fraction = 0.4
-    """ddpg: standard deviation of the first environment's action noise (1 is half the range of actions)"""
-    noise_exponent: NonNegative = 2.0
-    """ddpg: environment i of all N has noise ** (1 + this * i / (N - 1))"""
-    noise_memory: Annotated[float, Between(0, 0.999)] = 0.0
-    """ddpg: correlation of the action noise between steps (Ornstein-Uhlenbeck); 0 is white noise"""
-    learning_rate: NonNegative = 2.5e-4
-    """learning rate; in ddpg that of the critic"""
-    policy_learning_rate: NonNegative = 1e-4
-    """ddpg: learning rate of the policy (actor)"""
-    adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
-    """Adam or RMSProp epsilon"""
-    clip_grad: NonNegative = 10.0
-    """max gradient norm: gradients are clipped to it"""
-    target_period: Count = 2_000
-    """target network update interval (updates)"""
-    target_rate: Fraction = 1.0
-    """Polyak tau of a target network update; 1 copies the online network"""
-    save_replay: bool = False
-    """save the replay buffer in checkpoints; without it, a resumed run fills it again before it learns"""
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    """dqn: optimizer; the paper uses rmsprop"""
-    num_learners: Annotated[int, Between(1, 64)] = 1
-    """learner processes, each with its share of actors and replay; gradients are averaged (all-reduce)"""
 
 
 class Algorithm(Protocol):
@@ -131,52 +70,6 @@ class LearnerState(NamedTuple):
     def memory(self) -> tuple[Shards, Slots]:
         """The shared memory that its actors write to."""
         return self.replay.shards, self.episode_stats
-
-
-ATARI: dict[str, Any] = {
-    "learner_threads": 2,  # a step costs twice as much in the learner as in its actor
-    "learning_starts": 10_000,
-    "replay_ratio": 2.0,
-    "batch_size": 128,
-    "n_step": 5,
-    "epsilon": 0.1,
-    "adam_eps": 1e-5,
-    "target_period": 200,
-}
-CARTPOLE: dict[str, Any] = {
-    "total_steps": 500_000,
-    "num_envs": 4,
-    "replay_size": 50_000,
-    "learning_starts": 500,
-    "replay_ratio": 8.0,
-    "batch_size": 64,
-    "n_step": 5,
-    "reward_scale": 0.05,
-    "epsilon": 0.1,
-    "learning_rate": 1e-3,
-    "adam_eps": 1e-5,
-    "target_period": 50,
-}
-CONTINUOUS: dict[str, Any] = {
-    "algo": "ddpg",
-    "num_envs": 4,
-    "replay_size": 100_000,
-    "learning_starts": 1_000,
-    "replay_ratio": 16.0,
-    "batch_size": 128,
-    "learning_rate": 1e-3,
-    "policy_learning_rate": 1e-3,
-    "adam_eps": 1e-8,
-    "target_period": 1,
-    "target_rate": 0.01,
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},
-    "BreakoutNoFrameskip-v4": {**ATARI, "stop_return": 400.0},
-    "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
-    "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
-    "Pendulum-v1": {**CONTINUOUS, "total_steps": 25_000, "stop_return": -200.0, "reward_scale": 0.1},
-}
 
 
 def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from gymnasium.spaces import Discrete
 
 from a3c_mp.algorithms.actor_critic import rollout_layout
-from a3c_mp.algorithms.roles import Memory, RoleArgs, make_net
+from a3c_mp.algorithms.roles import RoleArgs
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
+from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots
@@ -20,7 +22,7 @@ from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_env, check_memory, check_open_files
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.joining import REFUSED, JoinedNodes
+from a3c_mp.task.joining import REPORT_REFUSAL, JoinedNodes
 from a3c_mp.task.node import Node
 from a3c_mp.task.parallel import Role
 from a3c_mp.task.remote import RemoteWeights
@@ -81,15 +83,35 @@ def settings_of(args: RoleArgs, greeting: Mapping[str, Any]) -> RoleArgs:
     return replace(theirs, attach_to=args.attach_to, role=args.role, key_file=args.key_file, listen=None, cuda=False)
 
 
+class OwnMemory:
+    """The `Memory` of a node that has joined, allocated where it is used: an evaluator needs none of it.
+
+    Args:
+        node: of this process.
+        args: of the task.
+    """
+
+    def __init__(self, node: Node, args: RoleArgs):
+        self.node, self.args = node, args
+        self.spaces = check_env(args.env_id, Discrete)
+
+    @cached_property
+    def slots(self) -> Slots:
+        """One slot, whose fields are sent."""
+        return Slots(rollout_spec(self.args.unroll_length, self.args.num_envs, *self.spaces), 1)
+
+    @cached_property
+    def weights(self) -> RemoteWeights:
+        return RemoteWeights(self.node, acting_dtype(self.args.precision, make_actor_critic(*self.spaces)))
+
+    @cached_property
+    def states(self) -> ActorStates:
+        return ActorStates(self.args, rollout_layout(self.args, self.spaces[1]), start=0)
+
+
 def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) -> None:
     """A node that has joined: run the pipeline with memory of its own."""
     try:
-        obs_space, action_space = check_env(args.env_id, Discrete)
-        memory = Memory(
-            Slots(rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space), 1),
-            RemoteWeights(node, acting_dtype(args.precision, make_net(args))),
-            ActorStates(args, rollout_layout(args, action_space), start=0),
-        )
-        pipeline(node, args, memory)
+        pipeline(node, args, OwnMemory(node, args))
     except ConfigError as error:
-        node.report(REFUSED, error.what, str(error.value), error.why, error.fix)
+        node.report(REPORT_REFUSAL, error.what, str(error.value), error.why, error.fix)

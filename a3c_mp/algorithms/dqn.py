@@ -13,7 +13,8 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.apex import Args, ladder
+from a3c_mp.algorithms.apex import ladder
+from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.nets.q_values import DuelingQ

@@ -15,13 +15,13 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluate import make_policy
 from a3c_mp.run.evaluations import PlayedGames
-from a3c_mp.run.evaluator import Games
+from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.run import Run
-from a3c_mp.task.joining import CALLED, RESULT
+from a3c_mp.task.joining import REPORT_NAME, REPORT_RESULT
 from a3c_mp.task.node import JOINED, LEFT, FirstNode, Node
 from a3c_mp.task.wire import WireError
 
-READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
+EVALUATOR_READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
 """events: of an evaluator that has started (host name), to it (number, state_dict), of it (number, returns,
 lengths, sha256)"""
 
@@ -46,7 +46,7 @@ class NodeEvaluator:
         self._name: str | None = None  # of the node that evaluates the snapshot
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
         self._result: PlayedGames | None = None
-        node.handle(READY, self._on_ready, [str])
+        node.handle(EVALUATOR_READY, self._on_ready, [str])
         node.handle(PLAYED, self._on_played, [int, list, list, str])
         node.handle(LEFT, self._on_left, [])
 
@@ -77,21 +77,25 @@ class NodeEvaluator:
 
     def _on_ready(self, sender: str, host: str) -> None:
         """An evaluator has started, or has lost its connection and joined again."""
-        self._on_left(sender)
-        if sender != self.own:
+        is_known = sender in self._ready
+        self._forget(sender)
+        if sender != self.own and not is_known:
             self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
         self._ready.append(sender)
         self._send()
 
     def _on_left(self, sender: str) -> None:
-        if sender not in self._ready:
-            return
-        self._ready.remove(sender)
-        if sender != self.own:
+        if sender in self._ready and sender != self.own:
             self.run.log.info(f"evaluator left ({sender})")
+        self._forget(sender)
+        self._send()
+
+    def _forget(self, sender: str) -> None:
+        """Take an evaluator, and the snapshot that it may have, as lost."""
+        if sender in self._ready:
+            self._ready.remove(sender)
         if sender == self._name:
             self._name = None
-            self._send()
 
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
         if sender != self._name or number != self._number or not self._state:
@@ -103,7 +107,7 @@ class NodeEvaluator:
         self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 
 
-class EvaluatorEnd:
+class EvaluatorChannel:
     """The evaluator's end: snapshots in, results out.
 
     Args:
@@ -112,7 +116,7 @@ class EvaluatorEnd:
         net: on the CPU; gets the weights.
     """
 
-    def __init__(self, node: Node, games: Games, net: ActorCritic):
+    def __init__(self, node: Node, games: EvaluationGames, net: ActorCritic):
         self.node, self.games, self.net = node, games, net
         self._snapshot: tuple[int, Mapping[str, Tensor]] | None = None
         self._number = 0
@@ -137,7 +141,7 @@ class EvaluatorEnd:
     def send(self, played: PlayedGames) -> None:
         """Report the result to the learner."""
         self.node.send(PLAYED, self._number, *played, to="node.0")
-        self.node.report(RESULT)
+        self.node.report(REPORT_RESULT)
 
     def _on_play(self, sender: str, number: int, state: Mapping[str, Tensor]) -> None:
         self._snapshot = number, state
@@ -148,8 +152,8 @@ class EvaluatorEnd:
             self._say_ready()
 
     def _say_ready(self) -> None:
-        self.node.report(CALLED, "evaluator")
-        self.node.send(READY, socket.gethostname(), to="node.0")
+        self.node.report(REPORT_NAME, "evaluator")
+        self.node.send(EVALUATOR_READY, socket.gethostname(), to="node.0")
 
 
 class InlineEvaluator:
@@ -160,7 +164,7 @@ class InlineEvaluator:
         games: that it plays.
     """
 
-    def __init__(self, node: Node, games: Games):
+    def __init__(self, node: Node, games: EvaluationGames):
         self.node, self.games = node, games
         self._net: Any = None  # of a snapshot, until its result is there
         self._result: PlayedGames | None = None
@@ -194,11 +198,11 @@ class InlineEvaluator:
         pass
 
 
-Evaluator = EvaluatorEnd | InlineEvaluator
+Evaluator = EvaluatorChannel | InlineEvaluator
 """an evaluator as its middleware sees it"""
 
 
-def _play(node: Node, games: Games, net: ActorCritic) -> PlayedGames:
+def _play(node: Node, games: EvaluationGames, net: ActorCritic) -> PlayedGames:
     played = games.play(net, make_policy, node)
     node.close()  # each evaluation makes new environments, so that all of them play the same games
     returns, lengths = [game.episode_return for game in played], [game.length for game in played]

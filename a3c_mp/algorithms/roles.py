@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -10,15 +11,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 import gymnasium
 import torch
 from gymnasium.spaces import Discrete
-from torch import Tensor
+from torch import Tensor, nn
 
+from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import PPOArgs, rollout_layout
-from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorEnd, InlineEvaluator, NodeEvaluator
+from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import Between
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
@@ -27,21 +29,21 @@ from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
-from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerPool
 from a3c_mp.run.actors import Actors
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
-from a3c_mp.run.evaluator import Games
+from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp, node_name
-from a3c_mp.task.exchange import CollectorChannel, Intake, Outlet
+from a3c_mp.task.exchange import CollectorChannel, NodeChannel, NodePool
 from a3c_mp.task.node import Node
-from a3c_mp.task.one_process import LocalChannel, OneProcess
-from a3c_mp.task.parallel import Callbacks, Nodes, Role
-from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
-from a3c_mp.task.wire import WireError
+from a3c_mp.task.one_process import LocalChannel, LocalPool
+from a3c_mp.task.parallel import Callbacks, Network, Nodes, Role, Supervision
+from a3c_mp.task.remote import RemoteChannel, RemoteWeights, serve_weights
+from a3c_mp.task.wire import MAX_TENSOR, WireError
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,22 @@ class RoleArgs(PPOArgs):
         return self.num_actors + (self.remote_actors if self.listen is not None else 0)
 
 
-class Memory(NamedTuple):
-    """What the learner and the collectors share."""
+class Memory(Protocol):
+    """What the middleware of a node works on: `SharedMemory`, or `attach.OwnMemory` on another machine."""
+
+    @property
+    def slots(self) -> Slots: ...
+    @property
+    def weights(self) -> Weights | RemoteWeights: ...
+    @property
+    def states(self) -> ActorStates: ...
+
+
+class SharedMemory(NamedTuple):
+    """What the learner and the collectors of its machine share."""
 
     slots: Slots
-    weights: Weights | RemoteWeights
+    weights: Weights
     states: ActorStates
 
 
@@ -155,12 +168,68 @@ def _check_bind(address: str) -> None:
         raise ConfigError("listen", address, f"cannot be bound ({why})", fix) from error
 
 
-def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> Memory:
+def allocate(args: RoleArgs, net: nn.Module, spec: Spec) -> Slots:
+    """Allocate the slots of all collectors.
+
+    Args:
+        args: of the chapter.
+        net: of the learner.
+        spec: of a rollout.
+
+    Raises:
+        ConfigError: as of `actor_critic.allocate`; or a rollout or the weights are too large for a message.
+    """
+    _check_message_sizes(args, net, spec)
+    return actor_critic.allocate(args, spec)
+
+
+def _check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
+    """Rollouts and weights are sent to and from other machines only, snapshots for the evaluator to any node."""
+    sizes: list[tuple[str, str, int]] = []  # setting, what it makes large, bytes
+    if args.listen is not None:
+        fields = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in spec.items()}
+        sizes += [("num-envs", f"field {name} of a rollout", size) for name, size in fields.items()]
+        num_values = sum(tensor.numel() for tensor in net.state_dict().values())
+        sizes.append(("env-id", "the weights", num_values * acting_dtype(args.precision, net).itemsize))
+    if args.eval_every and not args.standalone:
+        sizes += [("env-id", f"the weight {name}", value.nbytes) for name, value in net.state_dict().items()]
+    fixes = {"num-envs": "lower it or --unroll-length", "env-id": "choose another, or use --standalone"}
+    for setting, what, size in sizes:
+        if size > MAX_TENSOR:
+            why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
+            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fixes[setting])
+
+
+def make_run(args: RoleArgs, net: ActorCritic, optimizer: torch.optim.Optimizer) -> Run:
+    """Make the run, whose evaluator is a node or a middleware of the task."""
+    return Run(args, args.chapter, net, optimizer, make_policy=None)
+
+
+def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> SharedMemory:
     """Make what the learner shares with its collectors."""
     weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
     states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
     run.keep(actors=states, weights=weights)
-    return Memory(slots, weights, states)
+    return SharedMemory(slots, weights, states)
+
+
+def _roles_of(args: RoleArgs) -> list[Role]:
+    """Roles of the nodes of this machine: the learner, the collectors, the evaluator."""
+    roles = [Role("learner", ("learner",))]
+    if not args.standalone:
+        collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
+        roles += [collector(f"collector {number}") for number in range(args.num_actors)]
+        if args.eval_every:
+            roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, needs_result=True))
+    return roles
+
+
+def _network_of(args: RoleArgs, run: Run) -> Network:
+    settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
+    return Network(
+        "star", args.transport, args.listen, args.key_file, joining=("collector", "evaluator"),
+        greeting={"args": settings, "run": secrets.token_hex(8)}, log=run.log,
+    )  # fmt: skip
 
 
 class Cluster:
@@ -181,40 +250,32 @@ class Cluster:
         self, pipeline: Callable[..., None], args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space
     ):
         memory = _share_memory(args, run, slots, action_space)
-        assert isinstance(memory.weights, Weights)
         self.run, self.args, self.memory = run, args, memory
-        roles = [Role("learner", ("learner",))]
-        if not args.standalone:
-            collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
-            roles += [collector(f"collector {number}") for number in range(args.num_actors)]
-            if args.eval_every:
-                roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, needs_result=True))
-        settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
-        self.nodes = Nodes(
-            pipeline, (args, memory), roles, listen=args.listen, key_file=args.key_file,
-            greeting={"args": settings, "run": secrets.token_hex(8)},
-            joining=("collector", "evaluator"), max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
-            transport=args.transport, log=run.log, is_interrupted=run.is_interrupted,
-        )  # fmt: skip
-        if not args.standalone and args.eval_every:
-            evaluator = Callbacks(on_restart=self._on_evaluator_restart, on_lost=self._on_evaluator_lost)
-            self.nodes.callbacks[len(roles) - 1] = evaluator
+        roles, callbacks = _roles_of(args), dict[int, Callbacks]()
+        if roles[-1].name == "evaluator":
+            callbacks[len(roles) - 1] = Callbacks(
+                on_restart=self._on_evaluator_restart, on_lost=self._on_evaluator_lost
+            )
+        supervision = Supervision(
+            args.max_restarts, args.hang_seconds, is_interrupted=run.is_interrupted, callbacks=callbacks
+        )
+        self.nodes = Nodes(pipeline, (args, memory), roles, _network_of(args, run), supervision)
         self._evaluator_error: WorkerError | None = None
-        start: Callable[..., WorkerPool] = OneProcess
+        start: Callable[..., WorkerPool] = LocalPool
         if not args.standalone:
-            start = partial(Intake, self.nodes, range(1, args.num_actors + 1), memory.slots)
+            start = partial(NodePool, callbacks, range(1, args.num_actors + 1), memory.slots)
         self.actors = Actors(None, (), memory.weights, memory.states, run, start=start)
 
     def __enter__(self) -> Cluster:
         self.node = self.nodes.__enter__()
-        if isinstance(self.actors.workers, Intake):
+        if isinstance(self.actors.workers, NodePool):
             self.actors.workers.check = self._check_rollout
             self.actors.workers.connect(self.node)
             serve_weights(self.node, self.actors.weights)
             own = node_name(self.args.num_actors + 1)
             self.run.evaluate_with(NodeEvaluator(self.node, own, self.run, lambda: self._evaluator_error))
         else:
-            self.run.evaluate_with(InlineEvaluator(self.node, Games.of(self.args)))
+            self.run.evaluate_with(InlineEvaluator(self.node, EvaluationGames.of(self.args)))
         if self.args.listen is not None:
             address, places = next(filter(is_tcp, self.node.router.addresses)), self.args.remote_actors
             self.run.log.info(f"listening at {address}, for at most {places} collectors")
@@ -244,12 +305,12 @@ class Cluster:
 
 def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner | None) -> list[Collector]:
     """The collectors that run in this process: one in a node of its own, all of them in a standalone task."""
-    channels: list[LocalChannel] | list[Outlet] = []
+    channels: list[LocalChannel] | list[NodeChannel] = []
     if learner is not None:
         workers = learner.actors.workers
-        channels = workers.channels if isinstance(workers, OneProcess) else []
+        channels = workers.channels if isinstance(workers, LocalPool) else []
     elif "collector" in node.labels:
-        channels = [Outlet(node, node.setup) if node.setup is not None else RemoteOutlet(node, memory.slots)]
+        channels = [NodeChannel(node, node.setup) if node.setup is not None else RemoteChannel(node, memory.slots)]
     return [_make_collector(args, memory, channel) for channel in channels]
 
 
@@ -265,7 +326,7 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluat
     if learner is not None:
         evaluator = learner.run.evaluations and learner.run.evaluations.evaluator
         return evaluator if isinstance(evaluator, InlineEvaluator) else None
-    return EvaluatorEnd(node, Games.of(args), make_net(args)) if "evaluator" in node.labels else None
+    return EvaluatorChannel(node, EvaluationGames.of(args), make_net(args)) if "evaluator" in node.labels else None
 
 
 def make_net(args: RoleArgs) -> ActorCritic:

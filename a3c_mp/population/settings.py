@@ -187,5 +187,13 @@ FIRST = 2**32 - 3
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"stop_return": 475.0, "total_steps": 400_000, "reward_scale": 0.05},
     "Acrobot-v1": {"stop_return": -90.0, "total_steps": 600_000, "reward_scale": 0.1},
-    "LunarLander-v3": {"stop_return": 200.0, "total_steps": 1_000_000, "reward_scale": 0.05},
+    "LunarLander-v3": {
+        "stop_return": 200.0,
+        "total_steps": 1_000_000,
+        "reward_scale": 0.05,
+        "generation_steps": 8_000,
+        "eval_episodes": 10,  # of up to 1,000 steps
+        "hidden": (128, 128),
+        "batch_size": 128,
+    },
 }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from a3c_mp.errors import Terminated
-from a3c_mp.processes.supervisor import MAX_MESSAGE, raise_terminated, run_supervised
+from a3c_mp.processes.supervised import MAX_MESSAGE, raise_terminated, run_supervised
 
 FILLED, NOT_RESTORED = "filled", "not restored"
 """kinds of messages: `(FILLED, slot, payload)` and `(NOT_RESTORED, reason)`"""

@@ -22,7 +22,8 @@ import torch.multiprocessing as mp
 from a3c_mp.errors import PeerLost
 from a3c_mp.processes.learner_group import LearnerGroup, Rendezvous
 from a3c_mp.processes.spawn import SIGNALS, start_child
-from a3c_mp.processes.supervisor import ERROR, START_SECONDS, WAIT_SECONDS, Child, Supervisor, how_ended, run_supervised
+from a3c_mp.processes.supervised import ERROR, run_supervised
+from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, Supervisor, how_ended
 
 PEER_SECONDS = 120.0
 """longest time that a learner waits for the others, besides the time that an actor of theirs may hang"""

@@ -2,7 +2,7 @@
 
 A supervised process has a role and a number ("actor 3", "learner 1", "evaluator") and a pipe through which it sends
 messages, tuples that start with their kind. Those of kind `ERROR` are for the supervisor; all others go to its owner.
-`run_supervised` is the code of such a process.
+`supervised.py` has the code of such a process.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
 
-from a3c_mp.errors import Terminated, WorkerError
+from a3c_mp.errors import WorkerError
+from a3c_mp.processes.supervised import DONE, ERROR
 
 START_SECONDS = 120.0
 """longest time from the start of a process to its first sign of life, where it has a core to itself"""
@@ -38,13 +36,6 @@ PAUSE_SECONDS = 5.0
 """most that counts as silence between two looks: the parent may have been stopped, and its processes with it"""
 CLOSE_SECONDS = 2.0
 """longest time from SIGTERM or an exception to the end of a process, before it is killed"""
-MAX_MESSAGE = 4096 - 4
-"""bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
-ERROR, DONE = "error", "done"
-"""kinds of the last message of a process: `(ERROR, traceback)`, and `(DONE,)` of one that is not to be replaced"""
-
-
-# ---- in the parent
 
 
 @dataclass
@@ -312,56 +303,3 @@ def how_ended(exit_code: int) -> str:
         return f"was killed by {signal.Signals(-exit_code).name}"
     except ValueError:  # most real-time signals have no name in Python
         return f"was killed by signal {-exit_code}"
-
-
-# ---- in the child
-
-
-def run_supervised(
-    main: Callable[[], None],
-    pipe: connection.Connection,
-    *,
-    on_sigterm: Callable[[int, FrameType | None], None] | None = None,
-    close: Callable[[], None] = lambda: None,
-    leave: Callable[[int], Any] = sys.exit,
-) -> None:
-    """Run `main()` and then `close()`, however `main` ends; send the traceback of an exception to the parent.
-
-    Args:
-        main: what the process does. SIGTERM raises `Terminated` in it.
-        pipe: to the parent.
-        on_sigterm: handler of SIGTERM instead of `raise_terminated`.
-        close: closes what is open; a SIGTERM meanwhile changes nothing.
-        leave: called with exit code 1 after an exception.
-    """
-    signal.signal(signal.SIGTERM, on_sigterm or raise_terminated)
-    failed = terminated = False
-    try:
-        try:
-            main()
-        except Terminated:
-            raise
-        except BaseException:  # an environment's SystemExit too
-            failed = True
-            with suppress(OSError):  # the parent is gone
-                pipe.send((ERROR, _tail(traceback.format_exc())))
-    except Terminated:  # also while the traceback is sent
-        terminated = True
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    close()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if terminated:  # to the parent, and to the sender, it ends as any other program does
-        os.kill(os.getpid(), signal.SIGTERM)
-    if failed:
-        leave(1)
-
-
-def raise_terminated(signum: int, frame: FrameType | None) -> None:
-    """Signal handler that unwinds the process; a second signal does not interrupt what is closed on the way."""
-    signal.signal(signum, signal.SIG_IGN)
-    raise Terminated
-
-
-def _tail(text: str) -> str:
-    """The end of a text, short enough for a message."""
-    return text.encode(errors="backslashreplace")[-3 * MAX_MESSAGE // 4 :].decode(errors="replace")

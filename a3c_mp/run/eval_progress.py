@@ -50,7 +50,7 @@ class EvalProgress:
         self.seed = evaluation_seed(args)
         self.next_steps = self.every  # agent steps at which the next one is due
         self.started = self.finished = self.restarts = 0  # the last: of the evaluator
-        self.last: Evaluation | None = None  # of this process
+        self.last: Evaluation | None = None
         self.best_mean = -math.inf
         self.best: dict[str, Any] = {}  # what the summary says of it
 
@@ -96,12 +96,14 @@ class EvalProgress:
 
     def state_dict(self) -> dict[str, Any]:
         names = ("next_steps", "started", "finished", "restarts", "best")
-        return {name: getattr(self, name) for name in names}
+        last = None if self.last is None else self.last._asdict()
+        return {**{name: getattr(self, name) for name in names}, "last": last}
 
     def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
         """Continue at so many agent steps; a checkpoint of an older version has an empty state."""
         self.started, self.finished = state.get("started", 0), state.get("finished", 0)
         self.restarts = state.get("restarts", 0)
+        self.last = Evaluation(**state["last"]) if state.get("last") else None
         if self.every:
             soonest = self._multiple_after(steps)
             self.next_steps = min(state.get("next_steps") or soonest, soonest)  # it may be overdue

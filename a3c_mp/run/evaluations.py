@@ -46,6 +46,22 @@ class Evaluator(Protocol):
     def close(self) -> None: ...
 
 
+class NoEvaluator:
+    """Stands in until `Run.evaluate_with` names the evaluator; plays nothing."""
+
+    def start(self, net: nn.Module) -> None:
+        raise WorkerError("the run has no evaluator: call evaluate_with first")
+
+    def poll(self) -> PlayedGames | None:
+        return None
+
+    def wait(self, seconds: float) -> PlayedGames | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
 class Evaluations:
     """The evaluations of a run: hands out snapshots of its net, and records what comes back.
 

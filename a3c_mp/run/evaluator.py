@@ -24,7 +24,7 @@ from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, Work
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.eval_progress import Evaluation, evaluation_seed
 from a3c_mp.run.evaluate import MakePolicy, make_play_envs, play_episodes
-from a3c_mp.run.evaluations import Evaluations, PlayedGames
+from a3c_mp.run.evaluations import Evaluations, Evaluator, NoEvaluator, PlayedGames
 from a3c_mp.run.progress import Progress
 
 NAME = "evaluator"
@@ -34,7 +34,7 @@ LOOK_SECONDS = 0.1
 """shortest time between two looks at the evaluator"""
 
 
-class Games(NamedTuple):
+class EvaluationGames(NamedTuple):
     """Which games an evaluation plays: the same as `play.py` with this seed and number of episodes."""
 
     env_id: str
@@ -42,7 +42,7 @@ class Games(NamedTuple):
     seed: int
 
     @classmethod
-    def of(cls, args: CommonArgs) -> Games:
+    def of(cls, args: CommonArgs) -> EvaluationGames:
         return cls(args.env_id, args.eval_episodes, evaluation_seed(args))
 
     @property
@@ -57,7 +57,12 @@ class Games(NamedTuple):
 
 
 def evaluator(
-    channel: WorkerChannel, games: Games, net: nn.Module, make_policy: MakePolicy, weights: Weights, results: Slots
+    channel: WorkerChannel,
+    games: EvaluationGames,
+    net: nn.Module,
+    make_policy: MakePolicy,
+    weights: Weights,
+    results: Slots,
 ) -> None:
     """Evaluator process: play all games with each version of the weights until the learner stops it."""
     net = net.to_empty(device="cpu")
@@ -87,7 +92,7 @@ class EvaluatorProcess:
         on_restart: Callable[[RestartMessage], None],
     ):  # fmt: skip
         self.should_stop = should_stop
-        games = Games.of(args)
+        games = EvaluationGames.of(args)
         self.weights, self.results = Weights(net), Slots(games.result_spec, 1)
         shapes = copy.deepcopy(net).to("meta")  # of the net alone: its values pass through `weights`
         self.workers = Workers(
@@ -154,13 +159,13 @@ class EvaluatedRun(Protocol):
     def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None: ...
 
 
-def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy) -> Evaluations:
+def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy | None) -> Evaluations:
     """The evaluations of a run, played by a process of this machine.
 
     Args:
         run: its progress; gets the results.
         net: that is trained.
-        make_policy: makes the policy that it acts with.
+        make_policy: makes the policy that it acts with. None: another evaluator will play, and nothing is allocated.
     """
 
     def on_restart(message: RestartMessage) -> None:
@@ -168,5 +173,7 @@ def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy) -
         run.log.warning(message.text)
 
     snapshot = copy.deepcopy(net).cpu().requires_grad_(False)
-    process = EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
-    return Evaluations(run.progress, net, snapshot, process, run.record_evaluation, run.log)
+    player: Evaluator = NoEvaluator()
+    if make_policy is not None:
+        player = EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
+    return Evaluations(run.progress, net, snapshot, player, run.record_evaluation, run.log)

@@ -34,15 +34,22 @@ FIX_ENV = "fix the environment, or choose another"
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 
-def check_limits(args: CommonArgs, net: nn.Module) -> None:
-    """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights."""
+def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True) -> None:
+    """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights.
+
+    Args:
+        args: the chapter's settings.
+        net: that is trained.
+        shares_snapshots: with the evaluator, if there is one, through shared memory.
+    """
     check_processor()
     evaluators = int(args.eval_every > 0)
     check_memory(args.num_actors, getattr(args, "num_learners", 1), args.cuda, evaluators)
     check_open_files(args.num_actors)
     try:
         if not args.cuda:
-            check_shared_memory((2 + 2 * evaluators) * sum(4 * t.numel() for t in net.state_dict().values()))
+            copies = 2 + 2 * evaluators * shares_snapshots
+            check_shared_memory(copies * sum(4 * t.numel() for t in net.state_dict().values()))
     except MemoryError as error:
         fix = "lower it or --num-envs"
         raise ConfigError("num-actors", args.num_actors, f"for the weights {error}", fix) from error

@@ -89,7 +89,7 @@ class Progress:
     def on_restart(self, message: RestartMessage) -> list[CountedEpisode]:
         """Count a restarted actor, and drop its unfinished games unless they were rebuilt; returns as above."""
         self.worker_restarts += message.replaced
-        if message.actor < 0 or (self.args.deterministic and message.replaced):  # no actor, or it plays on
+        if self.args.deterministic and message.replaced:  # it plays on
             return []
         if message.left:
             self.window.games.leave(message.actor)

@@ -51,6 +51,7 @@ class Run(HasProgress):
         net, optimizer: saved in checkpoints; on resume, restored from the newest one.
         extra: what else to save, by name; what the newest checkpoint lacks of it starts empty, with a warning.
         make_policy: makes the policy that is evaluated with `--eval-every`; by default that of an actor-critic net.
+            None: `evaluate_with` will name an evaluator, and the run starts none.
 
     Raises:
         ConfigError: the folder cannot be made, written or resumed, or is in use; or the machine is too small.
@@ -58,10 +59,10 @@ class Run(HasProgress):
 
     def __init__(
         self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer | None,
-        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy = make_policy,
+        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = make_policy,
     ):  # fmt: skip
         check_evaluation(args)
-        check_limits(args, net)
+        check_limits(args, net, shares_snapshots=make_policy is not None)
         self.args, self.algorithm = args, algorithm
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
@@ -163,7 +164,7 @@ class Run(HasProgress):
         self.checkpointer.save()
 
     def evaluate_with(self, evaluator: Evaluator) -> None:
-        """Have evaluations played elsewhere than by a process that this run starts."""
+        """Have evaluations played by this evaluator, in a run without `make_policy`."""
         if self.evaluations is not None:
             self.evaluations.evaluator = evaluator
 

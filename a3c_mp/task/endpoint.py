@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import socket
 import stat
 import tempfile
@@ -63,6 +64,8 @@ class Endpoint:
     """a node with others is refused"""
     num_nodes: int = 1
     """nodes that are started together; those that attach get numbers from here on"""
+    local_secret: str = field(default="", repr=False)
+    """that only the nodes that are started together know: it allows a node to have one of their numbers"""
 
     def load_key(self) -> KeyPair | None:
         """Check all addresses, and read the key where one is TCP; a node that listens creates it.
@@ -99,6 +102,7 @@ def local_endpoints(
         settings: other fields of `Endpoint`, for all nodes.
     """
     addresses = [f"ipc://{folder}/{number}" for number in range(len(labels))]
+    settings |= {"num_nodes": len(labels), "local_secret": secrets.token_hex(16)}
     ends = []
     for number, own_labels in enumerate(labels):
         bound = number == 0 or topology == "mesh"
@@ -106,7 +110,7 @@ def local_endpoints(
         dials = tuple(addresses[: number if topology == "mesh" else min(number, 1)])
         if number == 0 and listen is not None:
             binds.append(listen)
-        ends.append(Endpoint(number, topology, tuple(binds), dials, own_labels, num_nodes=len(labels), **settings))
+        ends.append(Endpoint(number, topology, tuple(binds), dials, own_labels, **settings))
     return ends
 
 

@@ -1,4 +1,4 @@
-"""Slots between nodes: the learner's `Intake` looks like `Workers`, a collector's `Outlet` like a `WorkerChannel`.
+"""Slots between nodes: the learner's `NodePool` is used as `Workers` is, a collector's `NodeChannel` as a channel.
 
 On one machine, a message carries the number of a slot that both processes share. From another machine it carries the
 fields of the slot too, and the learner copies them into a slot of its own.
@@ -17,10 +17,10 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
 from a3c_mp.task.endpoint import node_name
 from a3c_mp.task.node import JOINED, LEFT, FirstNode, Node
-from a3c_mp.task.parallel import Callbacks, Nodes
+from a3c_mp.task.parallel import Callbacks
 from a3c_mp.task.wire import WireError
 
-READY, TOKENS, TOKEN = "slots.ready", "slots.tokens", "slots.token"
+COLLECTOR_READY, TOKENS, TOKEN = "slots.ready", "slots.tokens", "slots.token"
 """events: of a collector that has started (number), to it the tokens of all slots that it has to fill ([[slot,
 version], ...]), and later of one more (slot, version)"""
 FILLED, NOT_RESTORED = "slots.filled", "slots.not_restored"
@@ -38,7 +38,7 @@ class Setup(NamedTuple):
 
 
 class CollectorChannel(ActorChannel, Protocol):
-    """A collector's end, wherever it runs; see `Outlet`."""
+    """A collector's end, wherever it runs; see `NodeChannel`."""
 
     def take(self) -> Token | None: ...
     def fields(self, slots: Slots, slot: int) -> dict[str, Tensor]: ...
@@ -48,7 +48,7 @@ class CollectorChannel(ActorChannel, Protocol):
 # ---- at a collector
 
 
-class Outlet:
+class NodeChannel:
     """A collector's end: tokens in, filled slots out.
 
     Args:
@@ -105,7 +105,7 @@ class Outlet:
     def _ask(self) -> None:
         """Ask for slots."""
         self._has_asked = True
-        self.node.send(READY, self.worker, to="node.0")
+        self.node.send(COLLECTOR_READY, self.worker, to="node.0")
 
     def _ask_again(self) -> None:
         """The connection was lost, and is there again."""
@@ -128,21 +128,21 @@ class Outlet:
 # ---- at the learner
 
 
-class Intake:
+class NodePool:
     """The filled slots of collectors that are nodes, in rounds, as `Workers` gives them.
 
     Args:
-        nodes: among which the collectors are.
+        callbacks: of the nodes, by number; gets those of the collectors.
         numbers: of the nodes that are collectors 0, 1, ...
         slots: where data of collectors of other machines goes.
         num_workers, states, options, on_restart: as of `Workers`.
     """
 
     def __init__(
-        self, nodes: Nodes, numbers: Iterable[int], slots: Slots, num_workers: int, *, states: StateSource,
-        options: WorkerOptions, on_restart: Callable[[RestartMessage], None],
+        self, callbacks: dict[int, Callbacks], numbers: Iterable[int], slots: Slots, num_workers: int, *,
+        states: StateSource, options: WorkerOptions, on_restart: Callable[[RestartMessage], None],
     ):  # fmt: skip
-        self.nodes, self.slots, self.states, self.options, self.on_restart = nodes, slots, states, options, on_restart
+        self.slots, self.states, self.on_restart = slots, states, on_restart
         self.numbers = list(numbers)
         self.ledger = SlotLedger(num_workers, options)
         self.node: FirstNode | None = None
@@ -151,9 +151,9 @@ class Intake:
         self.check: Callable[[int, Mapping[str, Tensor]], None] = lambda payload, fields: None
         """raises WireError for what a collector of another machine sent, if its values cannot be used"""
         for worker, number in enumerate(self.numbers):
-            nodes.callbacks[number] = Callbacks(partial(self._prepare, worker), partial(self._on_restart, worker))
+            callbacks[number] = Callbacks(partial(self._prepare, worker), partial(self._on_restart, worker))
 
-    def __enter__(self) -> Intake:
+    def __enter__(self) -> NodePool:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -163,7 +163,7 @@ class Intake:
         """Take the messages of collectors from now on."""
         self.node = node
         handlers: dict[str, tuple[Callable[..., None], list[type]]] = {
-            READY: (self._on_ready, [int]),
+            COLLECTOR_READY: (self._on_ready, [int]),
             FILLED: (self._on_filled, [int, int, object]),
             NOT_RESTORED: (self._on_not_restored, [str]),
             JOIN: (self._on_join, [str]),
@@ -240,8 +240,8 @@ class Intake:
             worker = next((w for w in remote if self._names[w] is None), None)
         if worker is None:
             self.node.send(NO_PLACE, len(remote), to=sender)
-            text = f"a collector of {host!r:.80} was refused: all {len(remote)} places are taken (--remote-actors)"
-            self.on_restart(RestartMessage(-1, text, replaced=False, joined=True))
+            text = f"a collector was refused: all {len(remote)} places are taken (--remote-actors)"
+            self.node.log.warning(text, f"from {host}")
             return
         if self._names[worker] is None:
             self._names[worker] = sender

@@ -13,10 +13,10 @@ from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.node import JoinedNode
-from a3c_mp.task.parallel import Role, start_node
+from a3c_mp.task.parallel import NodeArgs, Role, start_node
 from a3c_mp.task.router import Router
 
-CALLED, RESULT, REFUSED = "called", "result", "refused"
+REPORT_NAME, REPORT_RESULT, REPORT_REFUSAL = "called", "result", "refused"
 """reports of a node to the process that has started it: (name), it has its place in the task; (), it has produced
 something; (what, value, why, fix) of a ConfigError"""
 
@@ -72,22 +72,22 @@ class JoinedNodes:
         node, children = self._node, self._supervisor.children
         while not all(child.is_done for child in children) and (node.is_connected or not node.finishing):
             self._supervisor.watch(lambda: False, also=[self.router.wake_fd])
-            node.look()
+            node.receive()  # events for tasks: there is none in this process
         self._supervisor.await_own_end(CLOSE_SECONDS)
 
     def _launch(self, number: int) -> tuple[Any, Any]:
         own, role = self.router.endpoint, self.roles[number]
         endpoint = Endpoint(None, own.topology, dials=own.dials, labels=role.labels, key_file=own.key_file)
-        node_args = (endpoint, (), None, self._beats[number : number + 1])
+        node_args = NodeArgs(endpoint, self._beats[number : number + 1])
         return start_node(self.main, self.args, node_args, role.niceness, f"node-{number}")
 
     def _on_report(self, number: int, message: tuple) -> None:
         kind, *content = message
         child = self._supervisor.children[number]
-        if kind == REFUSED:
+        if kind == REPORT_REFUSAL:
             raise ConfigError(*content)
-        if kind == RESULT:
+        if kind == REPORT_RESULT:
             child.record_result()
-        elif kind == CALLED:
+        elif kind == REPORT_NAME:
             [child.name] = content
             self.log.info(f"{child} has joined {self.router.endpoint.dials[0]}")

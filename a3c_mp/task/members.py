@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
+from hmac import compare_digest
 from typing import Any, NamedTuple, Protocol
 
 import zmq
 
 from a3c_mp.task.endpoint import Endpoint, Peer, node_name
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.link import BacklogFull, Frames, Link
 from a3c_mp.task.wire import Envelope, encode, encode_envelope
 
@@ -21,7 +21,7 @@ HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 """to join: the node that dials says who it is, and is let in or not"""
 ACK, DROPPED = "ack", "dropped"
 """flow control; they overtake what waits in a backlog"""
-JOINED, LEFT, GOODBYE = "joined", "left", "goodbye"
+PEER_JOINED, PEER_LEFT, GOODBYE = "joined", "left", "goodbye"
 """a hub tells its spokes of each other; a node says that it ends"""
 MAX_NUMBER = 2**31
 
@@ -47,25 +47,6 @@ class Hooks(NamedTuple):
     """whether too much has been delivered and not received"""
     changed: Callable[[], None]
     """whoever waits for the router should look again"""
-
-
-class RateLimitedLog:
-    """Logs warnings that may repeat without end: those whose count is a power of two.
-
-    Other nodes cause them, so details in their words are shortened to one line, and do not count as another warning.
-    """
-
-    def __init__(self, log: logging.Logger):
-        self._log = log
-        self._counts: Counter[str] = Counter()
-
-    def warning(self, text: str, detail: object = "", count: int = 1) -> None:
-        for _ in range(count):
-            self._counts[text] += 1
-            total = self._counts[text]
-            if total & (total - 1) == 0:
-                shown = f": {str(detail)!r:.200}" if detail else ""
-                self._log.warning(f"{text} ({total} so far){shown}")
 
 
 class Members:
@@ -127,6 +108,7 @@ class Members:
             "labels": self.endpoint.labels,
             "versions": self.endpoint.versions,
             "instance": self._instance,
+            "secret": self.endpoint.local_secret,
         }
         return self.frames(HELLO, content)
 
@@ -141,7 +123,7 @@ class Members:
             transmit(self.frames(REFUSED, f"it has {differs}"))
             return
         labels = _labels(hello["labels"])
-        number = self._choose_number(hello["number"], instance)
+        number = self._choose_number(hello["number"], instance, str(hello.get("secret", "")))
         peer = Peer(node_name(number), labels)
         if (older := self._link(peer.name)) is not None:  # a process that was killed, or lost its connection
             self.end(older.token)
@@ -152,7 +134,7 @@ class Members:
         self.links[token] = Link(peer, token, transmit, instance)
         self._add(peer)
         for link in announced:
-            self.send(link, self.frames(JOINED, peer))
+            self.send(link, self.frames(PEER_JOINED, peer))
 
     def enter(self, welcome: dict[str, Any], port: Port, token: bytes) -> None:
         """Begin a session with a node that this one dialled. Raises as `admit` does."""
@@ -169,7 +151,7 @@ class Members:
 
     def announce(self, kind: str, peer: Peer) -> None:
         """A hub says that another spoke has joined or left."""
-        if kind == JOINED:
+        if kind == PEER_JOINED:
             self._add(peer)
         else:
             self._remove([peer.name])
@@ -184,7 +166,7 @@ class Members:
         self._remove(list(self.peers) if self.is_spoke else [link.peer.name])
         if self.is_hub:
             for other in list(self.links.values()):
-                self.send(other, self.frames(LEFT, link.peer))
+                self.send(other, self.frames(PEER_LEFT, link.peer))
 
     def _add(self, peer: Peer) -> None:
         self.peers = {**self.peers, peer.name: peer}  # a new dict: other threads may be reading the old one
@@ -200,14 +182,18 @@ class Members:
     def _link(self, name: str) -> Link | None:
         return next((link for link in self.links.values() if link.peer.name == name), None)
 
-    def _choose_number(self, wanted: Any, instance: str) -> int:
-        """The number that a node asks for, or the next free one."""
+    def _choose_number(self, wanted: Any, instance: str, secret: str) -> int:
+        """The number that a node asks for, if it may have it, or the next free one."""
         if wanted is not None:
             number = _number(wanted)
             if number == self.number:
                 raise ValueError(f"it calls itself {self.own.name}")
-            link = self._link(node_name(number))
-            if number < self.endpoint.num_nodes or link is None or link.instance == instance:
+            if number < self.endpoint.num_nodes:  # one that attached to an earlier task may ask for such a number too
+                is_free = compare_digest(secret.encode(), self.endpoint.local_secret.encode())
+            else:
+                link = self._link(node_name(number))
+                is_free = link is None or link.instance == instance
+            if is_free:
                 return number
         while node_name(self._next_number) in self.peers:
             self._next_number += 1

@@ -13,7 +13,7 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.processes.channel import Closing
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import check_tcp, node_name
-from a3c_mp.task.members import RateLimitedLog
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.router import Message, Router
 from a3c_mp.task.task import FINISH
 from a3c_mp.task.wire import WireError
@@ -204,7 +204,7 @@ class FirstNode(Node):
     Args:
         router, known_labels: as of `Node`.
         supervisor: of nodes 1, 2, ...
-        is_interrupted: as of `Nodes`.
+        is_interrupted: as of `Supervision`.
     """
 
     def __init__(
@@ -244,11 +244,6 @@ class FirstNode(Node):
             self.look()
         else:  # a process ends with the thread that started it
             super().wait(should_stop)
-
-    def wait_for_nodes(self, number: int) -> None:
-        """Wait until so many other nodes are connected. Raises WorkerError as `wait` does."""
-        while len(self.router.peers) < number:
-            self.wait()
 
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
         wake = [self.router.wake_fd]

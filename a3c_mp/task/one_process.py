@@ -1,4 +1,4 @@
-"""Collectors and learner in one process: the interface of `exchange.Outlet` and `exchange.Intake`, without messages."""
+"""Collectors and learner in one process: the interfaces of `NodePool` and `NodeChannel`, without messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSo
 from a3c_mp.task.exchange import Setup
 
 
-class OneProcess:
+class LocalPool:
     """Collectors, slots and learner in one process: their channels, and the rounds that they have filled.
 
     Args:
@@ -34,7 +34,7 @@ class OneProcess:
             channel.tokens.extend(tokens)
         self.states, self.on_restart = states, on_restart
 
-    def __enter__(self) -> OneProcess:
+    def __enter__(self) -> LocalPool:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -52,9 +52,9 @@ class OneProcess:
 
 
 class LocalChannel(Closing):
-    """A collector's end in the process of the learner; see `Outlet`."""
+    """A collector's end in the process of the learner; see `NodeChannel`."""
 
-    def __init__(self, pool: OneProcess, setup: Setup):
+    def __init__(self, pool: LocalPool, setup: Setup):
         self.pool, self.worker, self.actor = pool, setup.worker, setup.worker
         self.entropy, self.restored = setup.entropy, setup.restored
         self.tokens: list[Token] = []

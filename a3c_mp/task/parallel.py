@@ -27,14 +27,17 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.multiprocessing as mp
+from torch import Tensor
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import start_child
-from a3c_mp.processes.supervisor import CLOSE_SECONDS, DONE, Child, Supervisor, run_supervised
+from a3c_mp.processes.supervised import DONE, run_supervised
+from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import Endpoint, Topology, ipc_folder, local_endpoints
 from a3c_mp.task.node import FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Router
+from a3c_mp.task.start import StartBarrier
 from a3c_mp.task.task import FINISH
 
 
@@ -53,6 +56,18 @@ class Role:
     """an exception is final unless node 0 has called `record_result` before: a restart would not help"""
 
 
+class NodeArgs(NamedTuple):
+    """What the process of a node is started with."""
+
+    endpoint: Endpoint
+    beats: Tensor  # int64 [1] in shared memory: its heartbeats
+    known_labels: Sequence[str] = ()
+    setup: Any = None
+    """what node 0 has prepared for it; see `Callbacks.prepare`"""
+    waits_for_others: bool = False
+    """`main` begins once all nodes are connected to each other; see `StartBarrier`"""
+
+
 class Callbacks(NamedTuple):
     """What node 0 calls as it looks after another node of its machine."""
 
@@ -62,6 +77,62 @@ class Callbacks(NamedTuple):
     """gets what happened; before the node is replaced"""
     on_lost: Callable[[WorkerError], Any] | None = None
     """gets the error that the node is given up for, and the task goes on; without it, the error ends the task"""
+
+
+@dataclass(frozen=True)
+class Network:
+    """How the nodes of a task are connected, and who may join them."""
+
+    topology: Topology = "star"
+    """star (node 0 relays between the others) or mesh"""
+    transport: Literal["ipc", "tcp"] = "ipc"
+    """of the messages of this machine's nodes: Unix sockets, or TCP on loopback, with `key_file`"""
+    listen: str | None = None
+    """address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`"""
+    key_file: Path | None = None
+    joining: Sequence[str] = ()
+    """labels that filters may name though no node has them at the start: of nodes that join, for instance"""
+    greeting: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values that nodes of other machines are sent"""
+    log: logging.Logger | None = None
+    """for what other nodes do wrong"""
+
+    def endpoints(self, stack: ExitStack, roles: Sequence[Role]) -> list[Endpoint]:
+        """Endpoints of the nodes of this machine; the folder of their sockets is removed with the stack."""
+        labels = [role.labels for role in roles]
+        if len(labels) == 1 and self.listen is None:
+            return [Endpoint(labels=labels[0])]
+        settings = {"key_file": self.key_file, "greeting": dict(self.greeting)}
+        ends = local_endpoints(stack.enter_context(ipc_folder()), self.topology, labels, self.listen, **settings)
+        if self.transport == "tcp":
+            ends[0] = replace(ends[0], binds=(*ends[0].binds, "tcp://127.0.0.1:0"))
+        return ends
+
+    def known_labels(self, roles: Sequence[Role]) -> tuple[str, ...]:
+        """All labels that a filter may name; empty for a node alone."""
+        if len(roles) == 1:
+            return ()
+        labels = [label for number, role in enumerate(roles) for label in (f"node.{number}", *role.labels)]
+        return tuple(dict.fromkeys(["distributed", *labels, *self.joining]))
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """How node 0 starts the other nodes of its machine, and looks after them."""
+
+    max_restarts: int = 5
+    """restart budget of all nodes whose roles have the same flag"""
+    hang_seconds: float = 60.0
+    """a node whose heartbeats stop for so long is killed and restarted"""
+    starts_together: bool = False
+    """no `main` runs before all these nodes are connected to each other; one that is replaced later does not wait"""
+    is_interrupted: Callable[[], bool] = lambda: False
+    """whether a signal has arrived: it may have ended other nodes too, which are not to be replaced"""
+    callbacks: dict[int, Callbacks] = field(default_factory=dict)
+    """by the number of the node"""
+
+    def callbacks_of(self, number: int) -> Callbacks:
+        return self.callbacks.get(number, Callbacks())
 
 
 @dataclass
@@ -74,40 +145,21 @@ class Nodes:
         main: a module-level function.
         args: can be pickled; shared tensors stay shared.
         roles: of nodes 0, 1, ...
-        topology: star (node 0 relays between the others) or mesh.
-        listen: address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`.
-        transport: of the messages of this machine's nodes: Unix sockets, or TCP on loopback, with `key_file`.
-        joining: labels that filters may name though none of `roles` has them: of nodes that join, for instance.
-        greeting: JSON values that nodes of other machines are sent.
-        max_restarts: restart budget of all nodes whose roles have the same flag.
-        hang_seconds: a node whose heartbeats stop for so long is killed and restarted.
     """
 
     main: Callable[..., Any]
     args: tuple[Any, ...]
     roles: Sequence[Role]
-    topology: Topology = "star"
-    listen: str | None = None
-    transport: Literal["ipc", "tcp"] = "ipc"
-    key_file: Path | None = None
-    joining: Sequence[str] = ()
-    greeting: Mapping[str, Any] = field(default_factory=dict)
-    max_restarts: int = 5
-    hang_seconds: float = 60.0
-    log: logging.Logger | None = None
-    """for what other nodes do wrong"""
-    is_interrupted: Callable[[], bool] = lambda: False
-    """whether a signal has arrived: it may have ended other nodes too, which are not to be replaced"""
-    callbacks: dict[int, Callbacks] = field(default_factory=dict)
-    """by the number of the node"""
+    network: Network = field(default_factory=Network)
+    supervision: Supervision = field(default_factory=Supervision)
 
     def __enter__(self) -> FirstNode:
         with ExitStack() as stack:
-            self._endpoints = self._make_endpoints(stack)
-            labels = [label for number, role in enumerate(self.roles) for label in (f"node.{number}", *role.labels)]
-            self._known = tuple(dict.fromkeys(["distributed", *labels, *self.joining])) if len(self.roles) > 1 else ()
-            router = stack.enter_context(Router(self._endpoints[0], self.log))
-            if self.transport == "tcp":
+            network, supervision = self.network, self.supervision
+            self._endpoints = network.endpoints(stack, self.roles)
+            self._known = network.known_labels(self.roles)
+            router = stack.enter_context(Router(self._endpoints[0], network.log))
+            if network.transport == "tcp":
                 port = router.addresses[-1]
                 ends = self._endpoints
                 ends[1:] = [replace(end, dials=(port, *end.dials[1:])) for end in ends[1:]]
@@ -115,29 +167,22 @@ class Nodes:
             supervisor = Supervisor(
                 [self._make_child(number) for number in range(1, len(self.roles))],
                 self._beats[1:],
-                max_restarts=self.max_restarts,
-                hang_seconds=self.hang_seconds,
-                on_restart=lambda child, text: self._callbacks_of(child + 1).on_restart(text),
+                max_restarts=supervision.max_restarts,
+                hang_seconds=supervision.hang_seconds,
+                on_restart=lambda child, text: supervision.callbacks_of(child + 1).on_restart(text),
             )
-            self._node = FirstNode(router, supervisor, self.is_interrupted, self._known)
+            self._node = FirstNode(router, supervisor, supervision.is_interrupted, self._known)
             stack.callback(self._node.close)
             stack.callback(self._stop)
+            self._has_begun = not supervision.starts_together
             supervisor.start()
+            if not self._has_begun:
+                self._has_begun = StartBarrier(self._node).wait()
             self._stack = stack.pop_all()
         return self._node
 
     def __exit__(self, *exc: Any) -> None:
         self._stack.close()
-
-    def _make_endpoints(self, stack: ExitStack) -> list[Endpoint]:
-        labels = [role.labels for role in self.roles]
-        if len(labels) == 1 and self.listen is None:
-            return [Endpoint(labels=labels[0])]
-        settings = {"key_file": self.key_file, "greeting": dict(self.greeting)}
-        ends = local_endpoints(stack.enter_context(ipc_folder()), self.topology, labels, self.listen, **settings)
-        if self.transport == "tcp":
-            ends[0] = replace(ends[0], binds=(*ends[0].binds, "tcp://127.0.0.1:0"))
-        return ends
 
     def _stop(self) -> None:
         """End all nodes: they end their iteration, and those that take longer are terminated."""
@@ -147,22 +192,20 @@ class Nodes:
         finally:
             self._node.supervisor.stop()
 
-    def _callbacks_of(self, number: int) -> Callbacks:
-        return self.callbacks.get(number, Callbacks())
-
     def _make_child(self, number: int) -> Child:
-        role, on_lost = self.roles[number], self._callbacks_of(number).on_lost
+        role, on_lost = self.roles[number], self.supervision.callbacks_of(number).on_lost
         return Child(role.name, partial(self._launch, number), role.flag, on_lost, role.needs_result)
 
     def _launch(self, number: int) -> tuple[Any, Any]:
-        setup = self._callbacks_of(number).prepare()
-        node_args = (self._endpoints[number], self._known, setup, self._beats[number : number + 1])
+        setup = self.supervision.callbacks_of(number).prepare()
+        beats = self._beats[number : number + 1]
+        node_args = NodeArgs(self._endpoints[number], beats, self._known, setup, waits_for_others=not self._has_begun)
         name = self.roles[number].name.replace(" ", "-")
         return start_node(self.main, self.args, node_args, self.roles[number].niceness, name)
 
 
 def start_node(
-    main: Callable[..., Any], args: tuple[Any, ...], node_args: tuple[Any, ...], niceness: int, name: str
+    main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArgs, niceness: int, name: str
 ) -> tuple[Any, Any]:
     """Start a process that runs `main(node, *args)`; returns it and the pipe of its messages."""
     pipe, child_end = mp.Pipe(duplex=False)
@@ -172,23 +215,23 @@ def start_node(
 
 
 def run_node(
-    main: Callable[..., Any], args: tuple[Any, ...], node_args: tuple[Any, ...], niceness: int,
+    main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArgs, niceness: int,
     pipe: connection.Connection,
 ) -> None:  # fmt: skip
     """First code of a node besides node 0."""
-    endpoint, known_labels, setup, beats = node_args
     torch.set_num_threads(1)
     os.nice(niceness)
     open_nodes: list[Node] = []
 
     def beat() -> None:
-        beats[0] += 1
+        node_args.beats[0] += 1
 
     def body() -> None:
-        with Router(endpoint) as router:
-            settings = {"known_labels": known_labels, "setup": setup, "beat": beat}
+        with Router(node_args.endpoint) as router:
+            settings = {"known_labels": node_args.known_labels, "setup": node_args.setup, "beat": beat}
             open_nodes.append(node := Node(router, **settings, report=lambda *message: pipe.send(message)))
-            main(node, *args)
+            if not node_args.waits_for_others or StartBarrier(node).wait():
+                main(node, *args)
             pipe.send((DONE,))
 
     def close() -> None:
@@ -229,9 +272,12 @@ def runner(
 ) -> Callable[..., Any]:
     """Return a function `run(main, *args)` that runs `main(node, *args)` in so many processes, node 0 in this one.
 
+    No `main` begins before all of them are connected to each other. A node that is replaced later begins at once.
+
     Args:
         labels: of each node, besides "node.0", ...
-        topology, listen, key_file, max_restarts, hang_seconds: as of `Nodes`.
+        topology, listen, key_file: as of `Network`.
+        max_restarts, hang_seconds: as of `Supervision`.
         attach_to: address of a node 0 elsewhere, which this process joins as one more node.
 
     Returns:
@@ -245,12 +291,8 @@ def runner(
     def run(main: Callable[..., Any], *args: Any) -> Any:
         if attach_to is not None:
             return join(main, args, attach_to, roles[0].labels, key_file)
-        nodes = Nodes(
-            main, args, roles, topology=topology, listen=listen, key_file=key_file, max_restarts=max_restarts,
-            hang_seconds=hang_seconds,
-        )  # fmt: skip
-        with nodes as node:
-            node.wait_for_nodes(n_parallel_workers - 1)  # none of them misses an event of this one
+        network = Network(topology, listen=listen, key_file=key_file)
+        with Nodes(main, args, roles, network, Supervision(max_restarts, hang_seconds, starts_together=True)) as node:
             return main(node, *args)
 
     return run

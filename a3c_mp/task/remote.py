@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from a3c_mp.errors import ConfigError, RequestError
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.task.exchange import JOIN, NO_PLACE, SETUP, Outlet, Setup
-from a3c_mp.task.joining import CALLED, RESULT
+from a3c_mp.task.exchange import JOIN, NO_PLACE, SETUP, NodeChannel, Setup
+from a3c_mp.task.joining import REPORT_NAME, REPORT_RESULT
 from a3c_mp.task.node import Node
 
 WEIGHTS = "slots.weights"
 """request (version that the asking node has): (newest version, its values or None if it is the same)"""
 
 
-class RemoteOutlet(Outlet):
+class RemoteChannel(NodeChannel):
     """The end of a collector of another machine: it fills a slot of its own, whose fields travel with the message.
 
     Args:
@@ -42,14 +42,14 @@ class RemoteOutlet(Outlet):
 
     def send(self, slot: int, payload: Any) -> None:
         super().send(slot, payload)
-        self.node.report(RESULT)
+        self.node.report(REPORT_RESULT)
 
     def _ask_again(self) -> None:
         self.node.send(JOIN, socket.gethostname(), to="node.0")
 
     def _on_setup(self, sender: str, worker: int, entropy: list[int]) -> None:
         self._has_place = True
-        self.node.report(CALLED, f"collector {worker}")
+        self.node.report(REPORT_NAME, f"collector {worker}")
         self._set_up(Setup(worker, tuple(entropy)))
 
     def _on_no_place(self, sender: str, number: int) -> None:

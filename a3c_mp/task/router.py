@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
 
-from a3c_mp.errors import ConfigError, RequestError, WorkerError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.task.endpoint import Endpoint, Peer, is_tcp
 from a3c_mp.task.inbox import Inbox
-from a3c_mp.task.members import Hooks, matches
+from a3c_mp.task.limited_log import RateLimitedLog
+from a3c_mp.task.members import Hooks
 from a3c_mp.task.rpc import Requests
 from a3c_mp.task.switch import ANSWER, EVENT, REQUEST, Switch
 from a3c_mp.task.wire import Envelope, Message, WireError, decode, encode, num_bytes
@@ -38,7 +39,7 @@ class Router:
         self.endpoint = endpoint
         self.log = log or logging.getLogger(__name__)
         self._inbox = Inbox()
-        self._requests = Requests(self.log)
+        self._requests = Requests(self._post, lambda: self.peers, RateLimitedLog(self.log))
         self._callbacks: dict[str, list[Callable[..., None]]] = {"arrival": [], "join": [], "leave": []}
         self._changed = threading.Condition()
         self._has_arrived = False
@@ -166,31 +167,7 @@ class Router:
         """
         if self._switch is not None and self._switch.is_own_thread():
             raise RuntimeError(f"request {name!r} on the router's thread would wait for itself")
-        names = [peer.name for peer in self.peers.values() if matches(peer, to)]
-        if not names:
-            raise RequestError(f"no node matches {to!r} for request {name!r}")
-        number, request = self._requests.begin(names[0], name)
-        if names[0] not in self.peers:  # it left meanwhile, before its requests could fail
-            request.fail("it has left")
-        else:
-            self._post(REQUEST, [name, args], names[0], number)
-        return self._requests.finish(number, request, timeout, beat)
-
-    def wait_for_peers(self, wanted: int | Iterable[str], timeout: float) -> None:
-        """Wait until so many other nodes are connected, or one for each pattern. Raises TimeoutError."""
-        wanted = wanted if isinstance(wanted, int) else list(wanted)
-
-        def missing() -> list[str]:
-            peers = self.peers.values()
-            if isinstance(wanted, int):
-                return [f"{wanted} wanted, {len(peers)} connected"] if len(peers) < wanted else []
-            return [pattern for pattern in wanted if not any(matches(peer, pattern) for peer in peers)]
-
-        with self._changed:
-            self._changed.wait_for(lambda: not missing() or self._error, timeout)
-        self._check()
-        if lacking := missing():
-            raise TimeoutError(f"nodes missing after {timeout:g} s: {', '.join(lacking)}")
+        return self._requests.ask(name, args, to, timeout, beat)
 
     @property
     def _own(self) -> Peer:
@@ -234,18 +211,10 @@ class Router:
         elif not isinstance(name, str) or not isinstance(args, list):
             raise WireError("malformed message")
         elif envelope.kind == REQUEST:
-            self._answer(envelope, self._requests.handle(envelope.sender, name, args))
+            self._requests.answer(envelope, name, args)
         else:
             self._inbox.put(Message(envelope.sender, name, args), num_bytes(frames), token)
             self._has_arrived = True
-
-    def _answer(self, envelope: Envelope, answer: list) -> None:
-        try:
-            content = encode(answer)
-        except (TypeError, ValueError) as error:
-            content = encode([False, f"{type(error).__name__}: {error}"])
-        assert self._switch is not None
-        self._switch.post(Envelope(ANSWER, "", envelope.sender, envelope.request), content)
 
     def _end_batch(self) -> None:
         if self._has_arrived:

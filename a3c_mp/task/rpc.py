@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from a3c_mp.errors import RequestError
 from a3c_mp.task.endpoint import Peer
+from a3c_mp.task.limited_log import RateLimitedLog
+from a3c_mp.task.members import matches
+from a3c_mp.task.switch import ANSWER, REQUEST
 from a3c_mp.task.wire import Envelope
 
 BEAT_SECONDS = 0.25
@@ -32,12 +34,33 @@ class Request:
         self.error = why
         self.done.set()
 
+    def wait(self, timeout: float, beat: Callable[[], None]) -> Any:
+        """Wait for the answer. Raises RequestError, TimeoutError."""
+        deadline = time.monotonic() + timeout
+        while not self.done.wait(max(0.0, min(BEAT_SECONDS, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.to} did not answer {self.name!r} within {timeout:g} s")
+            beat()
+        if self.error:
+            raise RequestError(f"{self.to} did not answer {self.name!r}: {self.error}")
+        return self.answer
+
 
 class Requests:
-    """The requests of this node that are under way, and its handlers for those of others."""
+    """The requests of this node that are under way, and its handlers for those of others.
 
-    def __init__(self, log: logging.Logger) -> None:
+    Args:
+        post: sends a message: kind, content, name of the node, number of the request. Raises TypeError or ValueError
+            for what cannot be sent.
+        peers: the nodes that are connected now, by name.
+        log: for requests that fail here.
+    """
+
+    def __init__(
+        self, post: Callable[[str, Any, str, int], None], peers: Callable[[], Mapping[str, Peer]], log: RateLimitedLog
+    ):
         self.log = log
+        self._post, self._peers = post, peers
         self._handlers: dict[str, Callable[..., Any]] = {}
         self._open: dict[int, Request] = {}
         self._numbers = itertools.count(1)
@@ -45,35 +68,39 @@ class Requests:
     def serve(self, name: str, handler: Callable[..., Any]) -> None:
         self._handlers[name] = handler
 
-    def begin(self, to: str, name: str) -> tuple[int, Request]:
-        number, request = next(self._numbers), Request(to, name)
+    def ask(self, name: str, args: tuple, to: str, timeout: float, beat: Callable[[], None]) -> Any:
+        """See `Router.request`."""
+        names = [peer.name for peer in self._peers().values() if matches(peer, to)]
+        if not names:
+            raise RequestError(f"no node matches {to!r} for request {name!r}")
+        number, request = next(self._numbers), Request(names[0], name)
         self._open[number] = request
-        return number, request
-
-    def finish(self, number: int, request: Request, timeout: float, beat: Callable[[], None]) -> Any:
-        """Wait for the answer. Raises RequestError, TimeoutError."""
-        deadline = time.monotonic() + timeout
         try:
-            while not request.done.wait(max(0.0, min(BEAT_SECONDS, deadline - time.monotonic()))):
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(f"{request.to} did not answer {request.name!r} within {timeout:g} s")
-                beat()
+            if request.to not in self._peers():  # it left meanwhile, before its requests could fail
+                request.fail("it has left")
+            else:
+                self._post(REQUEST, [name, args], request.to, number)
+            return request.wait(timeout, beat)
         finally:
             del self._open[number]
-        if request.error:
-            raise RequestError(f"{request.to} did not answer {request.name!r}: {request.error}")
-        return request.answer
 
     # ---- on the router's thread
 
-    def handle(self, sender: str, name: str, args: list) -> list:
-        """Run a handler; returns [whether it succeeded, result or error]."""
+    def answer(self, envelope: Envelope, name: str, args: list) -> None:
+        """Run the handler of a request, and send [whether it succeeded, result or error]."""
+        try:
+            self._post(ANSWER, self._handle(envelope.sender, name, args), envelope.sender, envelope.request)
+        except (TypeError, ValueError) as error:  # the result cannot be sent
+            content = [False, f"{type(error).__name__}: {error}"]
+            self._post(ANSWER, content, envelope.sender, envelope.request)
+
+    def _handle(self, sender: str, name: str, args: list) -> list:
         if name not in self._handlers:
             return [False, "it has no handler for that"]
         try:
             return [True, self._handlers[name](*args)]
         except Exception as error:
-            self.log.exception(f"request {name!r} from {sender} failed")
+            self.log.warning(f"request {name!r} failed", f"from {sender}", traceback=True)
             return [False, f"{type(error).__name__}: {error}"]
 
     def receive(self, envelope: Envelope, succeeded: bool, result: Any) -> None:

@@ -15,19 +15,19 @@ import zmq
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.endpoint import Endpoint, is_tcp
 from a3c_mp.task.keys import COPY_IT, FLAG, KeyPair
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.link import Frames, Link
 from a3c_mp.task.members import (
     ACK,
     DROPPED,
     GOODBYE,
     HELLO,
-    JOINED,
-    LEFT,
+    PEER_JOINED,
+    PEER_LEFT,
     REFUSED,
     WELCOME,
     Hooks,
     Members,
-    RateLimitedLog,
     matches,
     parse_peer,
 )
@@ -200,7 +200,7 @@ class Switch:
         members = self.members
         if envelope.kind == GOODBYE:
             members.end(link.token)
-        elif envelope.kind in (JOINED, LEFT) and members.is_spoke:
+        elif envelope.kind in (PEER_JOINED, PEER_LEFT) and members.is_spoke:
             members.announce(envelope.kind, parse_peer(decode(frames[1:])))
         elif envelope.kind in (EVENT, REQUEST, ANSWER):
             if not members.is_spoke:

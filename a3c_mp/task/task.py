@@ -16,13 +16,9 @@ way forward, the rest on the way back, as in a context manager:
 
 from __future__ import annotations
 
-import contextvars
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,9 +26,12 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.task.context import Context, ParallelContext
 from a3c_mp.task.events import Events, Listener, RouterLike
 from a3c_mp.task.middleware import Middleware, Step, Wrapper, name_of, open_stack
+from a3c_mp.task.sharing import Sharing
+from a3c_mp.task.signals import finish_on_signal
+from a3c_mp.task.threads import Threads
 
-FINISH, SHARE = "task.finish", "task.share"
-"""events between tasks: (), and ({name: value},)"""
+FINISH = "task.finish"
+"""event between tasks: ()"""
 
 
 class Task:
@@ -56,17 +55,16 @@ class Task:
         own = ["distributed" if distributed else "standalone", *(["async"] if async_mode else [])]
         self.labels = tuple(dict.fromkeys([*own, "node.0" if router is None else router.name, *labels]))
         self.known_labels = (*self.labels, *known_labels) if known_labels else ()
-        self.async_mode, self.n_async_workers, self.router = async_mode, n_async_workers, router
-        self.ctx, self.parallel_ctx = Context(), ParallelContext()
+        self.ctx, self.router = Context(), router
         self.events = Events(self.labels, router)
-        self.events.on_internal(FINISH, lambda sender, args: self._finish())
-        self.events.on_internal(SHARE, self._on_shared)
+        self.events.on_internal(FINISH, lambda sender, args: self.finish())
         self._middleware: list[Step] = []
         self._wrappers: list[Wrapper] = []
-        self._shared: dict[str, Any] = {}  # what has been sent of the names that this task shares
+        self._sharing = Sharing(self.events)
         self._lock = threading.RLock()  # of middleware with `lock=True`
         self._cleanup, self._manual = ExitStack(), ExitStack()
-        self._pool: ThreadPoolExecutor | None = None
+        # Threads are started when they are needed.
+        self._threads = self._start_threads(n_async_workers, "middleware") if async_mode else None
 
     def __enter__(self) -> Task:
         return self
@@ -106,7 +104,12 @@ class Task:
 
     def share(self, *names: str) -> None:
         """Send these attributes of the context to the other tasks, each time they have changed: plain values."""
-        self._shared |= {name: _UNSET for name in names if name not in self._shared}
+        self._sharing.declare(names)
+
+    @property
+    def parallel_ctx(self) -> ParallelContext:
+        """What the other tasks share."""
+        return self._sharing.received
 
     # ---- running
 
@@ -123,7 +126,7 @@ class Task:
             Exception: of a middleware, unless an earlier one that is suspended around it handles it.
         """
         assert self._middleware, "the task has no middleware"
-        with self._until_signal():
+        with finish_on_signal(self.finish, lambda: self.events.finishing):
             while True:
                 self._iterate(max_step)
                 for wrapper in self._wrappers:
@@ -137,7 +140,10 @@ class Task:
 
     def finish(self) -> None:
         """Make the current iteration the last one, here and on all other nodes; for any thread or signal handler."""
-        self._finish()
+        self.events.finishing = True
+        if self.router is not None:
+            self.router.finishing = True
+        self.events.wake()
 
     def forward(self, fn: Middleware, ctx: Context | None = None) -> Context:
         """Run the forward half of a middleware now; the other one runs on the way back, or in `backward`.
@@ -179,11 +185,11 @@ class Task:
     def parallel(self, *fns: Middleware) -> Middleware:
         """Combine middleware into one that runs their forward halves at the same time, in threads."""
         steps = [self._step(fn) for fn in fns]
-        pool = self._cleanup.enter_context(ThreadPoolExecutor(len(fns), "parallel"))
+        threads = self._start_threads(len(fns), "parallel")
 
         def parallel(ctx: Context) -> Iterator[None]:
             with ExitStack() as stack:
-                self._forward_all(steps, ctx, stack, pool)
+                threads.forward(steps, ctx, stack)
                 yield
 
         return parallel
@@ -230,15 +236,8 @@ class Task:
     def _step(self, fn: Middleware, lock: bool = False, name: str | None = None) -> Step:
         return Step(fn, name or name_of(fn), self._wrappers, self._lock if lock else None)
 
-    def _finish(self) -> None:
-        self.events.finishing = True
-        if self.router is not None:
-            self.router.finishing = True
-        self.events.wake()
-
-    def _on_shared(self, sender: str, args: Sequence[Any]) -> None:
-        if len(args) == 1 and isinstance(args[0], dict):  # else it is not from a `Task`
-            self.parallel_ctx.update(sender, args[0])
+    def _start_threads(self, number: int, name: str) -> Threads:
+        return self._cleanup.enter_context(Threads(number, self.events, name))
 
     def _iterate(self, max_step: int | None) -> None:
         ctx, events = self.ctx, self.events
@@ -246,8 +245,8 @@ class Task:
         with ExitStack() as stack:
             events.dispatch()
             try:
-                if self.async_mode:
-                    self._forward_all(self._middleware, ctx, stack, self._async_pool)
+                if self._threads is not None:
+                    self._threads.forward(self._middleware, ctx, stack)
                 else:
                     for step in self._middleware:
                         step.forward(ctx, stack)
@@ -255,78 +254,7 @@ class Task:
             finally:  # also if one of the suspended handles an error
                 if events.finishing or (max_step is not None and ctx.total_step + 1 >= max_step):
                     ctx.finish = True
-        self._send_shared(ctx)
-
-    @property
-    def _async_pool(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = self._cleanup.enter_context(ThreadPoolExecutor(self.n_async_workers, "middleware"))
-        return self._pool
-
-    def _forward_all(self, steps: Sequence[Step], ctx: Context, stack: ExitStack, pool: ThreadPoolExecutor) -> None:
-        """Run forward halves at the same time. What they suspend goes on the stack in their order, not in time's.
-
-        The first error ends the waits of the others, and none of those that have not begun is run.
-        """
-        stacks = [ExitStack() for _ in steps]
-        errors: list[BaseException] = []  # in the order of time
-
-        def run(step: Step, own: ExitStack) -> None:
-            if not errors:
-                step.forward(ctx, own)
-
-        def ended(future: Future[None]) -> None:
-            if (error := future.exception()) is not None:
-                errors.append(error)
-                self.events.fail(error)
-            self.events.wake()
-
-        futures = []
-        for step, own in zip(steps, stacks, strict=True):
-            futures.append(pool.submit(contextvars.copy_context().run, run, step, own))
-            futures[-1].add_done_callback(ended)
-        try:
-            self.events.wait_until(lambda: all(future.done() for future in futures))
-        except BaseException as error:  # of a listener: nothing is to run while the way back is gone
-            errors.append(error)
-            self.events.fail(error)
-            wait(futures)
-            raise
-        finally:
-            for own in stacks:
-                stack.push(own)
-        if errors:
-            self.events.error = None  # whoever waited has been woken
-            raise errors[0]
-
-    def _send_shared(self, ctx: Context) -> None:
-        if not self._shared or self.router is None or not self.router.is_active:
-            return
-        changed = {name: ctx.get(name) for name, sent in self._shared.items() if name in ctx and ctx.get(name) != sent}
-        if changed:
-            self._shared |= changed
-            self.router.send(SHARE, changed)
-
-    @contextmanager
-    def _until_signal(self) -> Iterator[None]:
-        """Have Ctrl-C and SIGTERM finish the task, where nobody else has a handler; a second one ends it at once."""
-        with ExitStack() as cleanup:
-            if threading.current_thread() is threading.main_thread():
-                for signum in (signal.SIGINT, signal.SIGTERM):
-                    old = signal.getsignal(signum)
-                    if old in (signal.default_int_handler, signal.SIG_DFL):
-                        signal.signal(signum, lambda signum, frame: self._on_signal(signum))
-                        cleanup.callback(signal.signal, signum, old)
-            yield
-
-    def _on_signal(self, signum: int) -> None:
-        if self.events.finishing:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
-        self._finish()
-
-
-_UNSET = object()
+        self._sharing.send(ctx)
 
 
 def _match(patterns: Sequence[str], labels: Sequence[str]) -> bool:

@@ -32,7 +32,7 @@ DTYPES = {
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }
 TENSOR, TORCH, NUMPY = "$tensor", "torch", "numpy"
-REFUSED = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, RuntimeError, MemoryError)
+PARSE_ERRORS = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, RuntimeError, MemoryError)
 """what parsers raise on malformed input"""
 
 
@@ -70,7 +70,7 @@ def decode_envelope(frame: Any) -> Envelope:
         if [type(field) for field in envelope] != [str, str, str, int]:
             raise ValueError("fields of other types")
         return envelope
-    except REFUSED as error:
+    except PARSE_ERRORS as error:
         raise WireError(f"malformed envelope ({error})") from error
 
 
@@ -133,7 +133,7 @@ def decode(frames: Sequence[zmq.Frame], copy: bool = False) -> Any:
         if missing:
             raise ValueError("more frames than tensors")
         return values
-    except REFUSED as error:
+    except PARSE_ERRORS as error:
         raise WireError(f"malformed message ({type(error).__name__}: {error})"[:300]) from error
 
 

@@ -3,6 +3,7 @@
 As a script, `test_nodes.py NAME` runs the function NAME on three nodes.
 """
 
+import multiprocessing
 import os
 import re
 import signal
@@ -28,8 +29,7 @@ SCRIPT = "tests/process/test_nodes.py"
 
 
 def task_of(node):
-    """The task of one of three nodes, once it is connected to the others."""
-    node.router.wait_for_peers(2, 60)
+    """The task of a node."""
     return Task(router=node, labels=node.labels, known_labels=node.known_labels)
 
 
@@ -69,7 +69,8 @@ def converse(node):
         ways_back.append(ctx.finish)
 
     with task_of(node) as task:
-        task.share("heard")
+        if node.name == "node.1":
+            task.share("heard")
         task.on("note", heard.append)
         task.use(step).run()
     if node.name != "node.0":
@@ -97,7 +98,7 @@ def test_events_and_shared_values_reach_the_nodes_that_are_meant_and_one_node_en
 
 def limited(node):
     """Node 0 runs three iterations, and the others until it ends."""
-    with Task(router=node) as task:  # node 2 may have ended before node 1 looks: they do not wait for each other
+    with task_of(node) as task:
         if node.name != "node.0":
             task.use(wait_for_the_end(task)).run()
             return None
@@ -130,7 +131,7 @@ def test_a_filter_that_no_node_matches_is_an_error_that_names_the_labels():
     assert str(error.value) == f"filter-labels=node.[345], colector: {why}; name one of these"
 
 
-# ---- nodes that fail
+# ---- how they begin
 
 
 def first_time(what):
@@ -139,6 +140,64 @@ def first_time(what):
         return False
     note(what)
     return True
+
+
+class Late:
+    """Kills the first node 2 as it starts, and holds up the second for a second, or until another runs `main`."""
+
+    def __reduce__(self):
+        return come_late, ()
+
+
+def come_late():
+    if multiprocessing.current_process().name == "node-2":
+        if first_time("died"):
+            os._exit(3)
+        deadline = time.monotonic() + 1
+        while not Path("main").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def greet(node, late):
+    """Send to all others without waiting for them; returns whom each node sees connected when it begins."""
+    note("main")
+    found = {node.name: sorted(node.router.peers)}
+    node.handle("greeting", lambda sender, theirs: found.update({sender: theirs}))
+    node.send("greeting", found[node.name])
+    deadline = time.monotonic() + 60
+    while len(found) < 3 and time.monotonic() < deadline:
+        node.wait()
+    return found
+
+
+@pytest.mark.parametrize("topology", ["star", "mesh"])
+def test_no_node_begins_before_all_are_connected_to_each_other(topology, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {f"node.{number}" for number in range(3)}
+    assert runner(3, topology=topology)(greet, Late()) == {name: sorted(names - {name}) for name in names}
+
+
+def fail_later(node):
+    """Node 1 ends, then the first node 2 raises an exception; its successor finds node 0 alone."""
+    found = []
+    node.handle("back", lambda sender, peers: found.extend(peers))
+    if node.name == "node.2" and first_time("failed"):
+        while "node.1" in node.router.peers:
+            node.wait()
+        raise ArithmeticError("too late")
+    if node.name == "node.2":
+        node.send("back", list(node.router.peers), to="node.0")
+    while node.name == "node.0" and not found:
+        node.wait()
+    return found
+
+
+def test_a_node_that_is_replaced_later_begins_without_those_that_have_ended(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert runner(3)(fail_later) == ["node.0"]
+
+
+# ---- nodes that fail
 
 
 def stumble(node):

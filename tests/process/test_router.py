@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from nodes import Node, enter, free_port
+from nodes import Node, enter, free_port, wait_for_peers
 
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.router import Router
@@ -55,12 +55,6 @@ def hub(folder):
 
 
 # ---- what nodes do
-
-
-def wait_for_peers(router, wanted, timeout=30):
-    begin = time.monotonic()
-    router.wait_for_peers(wanted, timeout)
-    return time.monotonic() - begin
 
 
 def receive(router, count, timeout=60):
@@ -218,7 +212,7 @@ def timed_burst(router, count):
 
 def drain(router):
     """Wait for the connection, and forget what has come before it."""
-    router.wait_for_peers(1, 30)
+    wait_for_peers(router, 1, 30)
     return len(router.receive())
 
 
@@ -284,7 +278,7 @@ def test_a_node_whose_link_is_down_is_lost_on_both_sides_and_joins_again(folder,
         time.sleep(OUTAGE_SECONDS)
         cable("link set a3c-hub up")
         up, last_lost = time.monotonic(), sent[0]
-        hub.wait_for_peers(1, 30)
+        wait_for_peers(hub, 1, 30)
         assert time.monotonic() - up < 10
         rejoined = sent[0]
         wait_until(lambda: sent[0] > rejoined + 100)
@@ -316,7 +310,7 @@ def test_an_attached_node_gets_a_number_and_the_greeting(folder, tmp_path, start
         address = next(address for address in hub.addresses if address.startswith("tcp"))
         attached = Endpoint(None, "star", dials=(address,), key_file=tmp_path / "k", labels=("collector",))
         nodes = start(attached, attached)
-        hub.wait_for_peers(2, 30)
+        wait_for_peers(hub, 2, 30)
         assert sorted(node(name_and_greeting) for node in nodes) == [("node.1", {"seed": 3}), ("node.2", {"seed": 3})]
         assert [peer.labels for peer in hub.peers.values()] == [("collector",)] * 2
         nodes[0].kill()

@@ -16,7 +16,8 @@ import pytest
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes import watchdog
 from a3c_mp.processes.spawn import start_child
-from a3c_mp.processes.supervisor import Child, Supervisor, run_supervised
+from a3c_mp.processes.supervised import run_supervised
+from a3c_mp.processes.supervisor import Child, Supervisor
 
 
 def write_to_the_terminal():

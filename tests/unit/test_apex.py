@@ -18,7 +18,8 @@ from torch import nn
 
 import train_apex
 from a3c_mp.algorithms import apex, ddpg, dqn
-from a3c_mp.algorithms.apex import PRESETS, Args, LearnerState
+from a3c_mp.algorithms.apex import LearnerState
+from a3c_mp.algorithms.apex_settings import PRESETS, Args
 from a3c_mp.config import check_ranges
 from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes, reward_to_learn, write_stats

@@ -219,6 +219,12 @@ SPECIAL = {
         [*LISTENING, "--deterministic"],
         "listen=tcp://127.0.0.1:0: who joins, and when, has no fixed order; leave --deterministic out",
     ),
+    "rollouts too large for a message": (
+        TASK,
+        [*LISTENING, "--num-envs", "4096", "--unroll-length", "2048"],
+        "num-envs=4096: field obs of a rollout would have 134,283,264 bytes, a message between nodes can have "
+        "134,217,728; lower it or --unroll-length",
+    ),
     "random frame skip": (A3C_DATA, ["--env-id", "Pong-v4"], "use PongNoFrameskip-v4 or ALE/Pong-v5; choose another"),
 }
 
@@ -245,6 +251,17 @@ def test_a_port_in_use_is_refused(refused):
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         line = refused(train_task.main, ["--listen", address, "--key-file", "k"])
     assert f"listen={address}: cannot be bound (Address already in use); choose another port, or an address" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [(LISTENING, "the weights"), (["--transport", "tcp", "--key-file", "k"], "the weight policy.2.weight")],
+)
+def test_weights_too_large_for_a_message_are_refused_where_they_are_sent(refused, monkeypatch, flags, what):
+    monkeypatch.setattr("a3c_mp.algorithms.roles.MAX_TENSOR", 16_000)
+    line = refused(train_task.main, ["--env-id", TASK.env_id, *flags])
+    assert line.startswith(f"error: env-id={TASK.env_id}: {what} would have ")
+    assert line.endswith("can have 16,000; choose another, or use --standalone\n")
 
 
 # ---- environments of the user's own

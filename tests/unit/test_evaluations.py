@@ -217,13 +217,15 @@ def test_progress_goes_on_where_it_was_and_an_older_checkpoint_holds_none():
     again = EvalProgress(ARGS)
     again.load_state_dict(evals.state_dict(), 170)
     assert again.state_dict() == evals.state_dict()
+    assert again.summary() == evals.summary()
+    assert again.summary()["eval_weights_sha256"] == "abc"
     assert (again.next_steps, again.best_mean, again.start(200)) == (200, 2.0, 2)
     overdue = EvalProgress(ARGS)
     overdue.load_state_dict(evals.state_dict(), 250)
     assert overdue.is_due(250)
     older = EvalProgress(ARGS)
     older.load_state_dict({}, 250)
-    assert (older.next_steps, older.started, older.best) == (300, 0, {})
+    assert (older.next_steps, older.started, older.best, older.last) == (300, 0, {}, None)
 
 
 def test_the_figures_are_those_of_play():

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import pickle
 import select
@@ -13,7 +14,7 @@ from multiprocessing import connection
 import pytest
 import torch
 import zmq
-from nodes import free_port
+from nodes import free_port, wait_for_peers
 
 from a3c_mp.errors import ConfigError, RequestError, WorkerError
 from a3c_mp.task import inbox as inbox_module
@@ -21,7 +22,7 @@ from a3c_mp.task import link as link_module
 from a3c_mp.task import router as router_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.keys import make_key
-from a3c_mp.task.members import RateLimitedLog
+from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.router import Router
 from a3c_mp.task.wire import Envelope, encode, encode_envelope
 
@@ -46,7 +47,7 @@ def nodes(request, folder, enter):
     """A learner, two collectors and an evaluator, connected."""
     routers = [enter(endpoint) for endpoint in local_endpoints(folder, request.param, ROLES)]
     for router in routers:
-        router.wait_for_peers(3, 10)
+        wait_for_peers(router, 3, 10)
     return routers
 
 
@@ -132,17 +133,8 @@ def test_a_node_alone_has_nobody_to_talk_to():
         assert (router.is_active, router.name, router.labels, router.peers) == (False, "node.0", ("learner",), {})
         router.send("event", 1)
         assert router.receive() == []
-        router.wait_for_peers(0, 0)
         with pytest.raises(RequestError, match="no node matches 'learner' for request 'weights'"):
             router.request("weights", to="learner", timeout=1)
-
-
-def test_who_is_missing_is_named(nodes):
-    nodes[0].wait_for_peers(["collector", "node.3"], 1)
-    with pytest.raises(TimeoutError, match=r"nodes missing after 0.01 s: evaluator.2, node.9"):
-        nodes[0].wait_for_peers(["collector", "evaluator.2", "node.9"], 0.01)
-    with pytest.raises(TimeoutError, match="4 wanted, 3 connected"):
-        nodes[0].wait_for_peers(4, 0.01)
 
 
 def test_nodes_see_each_other_leave(folder, enter):
@@ -152,7 +144,7 @@ def test_nodes_see_each_other_leave(folder, enter):
     stays.on_join(lambda peer: seen.append("+" + peer.name))
     stays.on_leave(lambda peer: seen.append("-" + peer.name))
     with Router(ends[2]) as leaves:
-        stays.wait_for_peers(["node.2"], 10)
+        wait_for_peers(stays, ["node.2"], 10)
         leaves.send("last words")
     wait_until(lambda: seen == ["+node.2", "-node.2"])
     assert [message.event for message in stays.receive()] == ["last words"]
@@ -165,7 +157,7 @@ def test_a_mesh_has_a_link_for_each_pair_again_when_a_node_comes_back(folder, en
     for _ in range(2):
         with Router(ends[1]) as middle:
             for router in (first, middle, last):
-                router.wait_for_peers(2, 10)
+                wait_for_peers(router, 2, 10)
             middle.send("here")
             assert receive(first, 1) == receive(last, 1) == [("node.1", "here", [])]
         wait_until(lambda: len(first.peers) == len(last.peers) == 1)
@@ -208,7 +200,11 @@ def test_failed_requests_name_the_node(nodes, tape):
     ]:
         with pytest.raises(RequestError, match=f"^node.2 did not answer '{name}': {error}"):
             nodes[3].request(name, to="node.2", timeout=10)
-    assert "request 'weights' from node.3 failed" in tape.messages
+    assert "request 'weights' failed (1 so far): 'from node.3'" in tape.messages
+    for _ in range(99):
+        with pytest.raises(RequestError):
+            nodes[3].request("weights", to="node.2", timeout=10)
+    assert len([text for text in tape.messages if "'weights'" in text]) == 7, "numbers 1, 2, 4, 8, 16, 32 and 64"
 
 
 def test_a_slow_answer_is_a_timeout_and_dropped_when_it_comes(nodes):
@@ -256,7 +252,7 @@ def test_a_node_whose_loop_receives_nothing_is_dropped_and_joins_again(small_lim
         hub.send("number", number)
     assert left.wait(10)
     assert joined.wait(10)
-    spoke.wait_for_peers(1, 10)
+    wait_for_peers(spoke, 1, 10)
     hub.send("new", 1)
     wait_until(lambda: any(entry[0].event == "new" for entry in list(spoke._inbox._messages)))
     numbers = [message.args[0] for message in spoke.receive()[:-1]]
@@ -466,6 +462,20 @@ def test_malformed_messages_of_a_node_with_the_key_are_dropped_and_counted(liste
     assert not (tmp_path / "bomb").exists()
 
 
+@pytest.mark.parametrize(("wanted", "given"), [(1, 2), (7, 7)])
+def test_numbers_of_the_nodes_that_are_started_together_are_theirs(folder, tmp_path, enter, wanted, given):
+    """A node that attached to an earlier task may ask for one when it connects again."""
+    address, key_file = f"tcp://127.0.0.1:{free_port()}", tmp_path / "key"
+    first, second = local_endpoints(folder, "star", [(), ("own",)], listen=address, key_file=key_file)
+    hub = enter(first)
+    with raw_client(Endpoint(None, "star", dials=(address,), key_file=key_file)) as client:
+        client.send_multipart(message("hello", {**HELLO, "number": wanted, "secret": "guess"}))
+        assert json.loads(client.recv_multipart()[1])["number"] == given
+        enter(second)
+        wait_for_peers(hub, 2, 10)
+        assert hub.peers["node.1"].labels == ("own",)
+
+
 def test_a_request_to_a_node_that_is_lost_fails_at_once(listening, enter):
     hub, end = listening
     spoke = enter(end)
@@ -479,7 +489,7 @@ def test_a_request_to_a_node_that_is_lost_fails_at_once(listening, enter):
 
     with raw_client(end) as evaluator:
         evaluator.send_multipart(message("hello", {**HELLO, "labels": ["evaluator"]}))
-        spoke.wait_for_peers(["evaluator"], 10)
+        wait_for_peers(spoke, ["evaluator"], 10)
         threads = [threading.Thread(target=ask, args=[router]) for router in (hub, spoke)]
         for thread in threads:
             thread.start()

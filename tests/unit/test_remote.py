@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import select
 import socket
 import threading
 import time
@@ -9,10 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nodes import free_port
+from nodes import free_port, wait_for_peers
 from torch import nn
 
-from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorEnd, NodeEvaluator
+import train_task
+from a3c_mp.algorithms import attach, roles
+from a3c_mp.algorithms.actor_critic import make_optimizer
+from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorChannel, NodeEvaluator
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, WorkerError
@@ -20,13 +24,18 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import RestartMessage, WorkerOptions
+from a3c_mp.run import evaluator
 from a3c_mp.run.progress import Progress
+from a3c_mp.task import joining
 from a3c_mp.task import node as node_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
-from a3c_mp.task.exchange import FILLED, Intake, Outlet, Setup
+from a3c_mp.task.exchange import FILLED, JOIN, NodeChannel, NodePool, Setup
+from a3c_mp.task.joining import JoinedNodes
 from a3c_mp.task.node import FirstNode, JoinedNode, Node
-from a3c_mp.task.remote import RemoteOutlet, RemoteWeights, serve_weights
+from a3c_mp.task.parallel import Role
+from a3c_mp.task.remote import RemoteChannel, RemoteWeights, serve_weights
 from a3c_mp.task.router import Router
+from a3c_mp.task.start import StartBarrier
 
 SPEC = {"obs": ((2, 3), torch.float32), "done": ((2,), torch.bool)}
 
@@ -39,7 +48,7 @@ def nodes(log):
         stacks = [stack.enter_context(contextlib.ExitStack()) for _ in ends]
         routers = [own.enter_context(Router(end, log)) for own, end in zip(stacks, ends, strict=True)]
         for router in routers:
-            router.wait_for_peers(2, 10)
+            wait_for_peers(router, 2, 10)
         child = SimpleNamespace(is_done=True, record_result=lambda: None)
         learner = FirstNode(routers[0], Supervisor([child]), is_interrupted=lambda: False, known_labels=())
         others = list(map(Node, routers[1:]))
@@ -113,88 +122,123 @@ def test_weights_are_waited_for_until_the_learner_answers_or_the_task_ends(nodes
 
 
 @pytest.fixture
-def make_intake(nodes):
-    """An intake for these collectors of this machine, and for one of another; `told` is what it reports."""
+def make_pool(nodes):
+    """An pool for these collectors of this machine, and for one of another; `told` is what it reports."""
 
     def make(numbers, num_workers, slots_per_worker=2):
         told = []
         states = SimpleNamespace(start=7, of=lambda worker: None)
         options = WorkerOptions(slots_per_worker=slots_per_worker)
-        launcher = SimpleNamespace(callbacks={})
         slots = Slots(SPEC, num_workers * slots_per_worker)
-        intake = Intake(launcher, numbers, slots, num_workers, states=states, options=options, on_restart=told.append)
-        intake.connect(nodes[0])
-        intake.told = told
-        return intake
+        pool = NodePool({}, numbers, slots, num_workers, states=states, options=options, on_restart=told.append)
+        pool.connect(nodes[0])
+        pool.told = told
+        return pool
 
     return make
 
 
-def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(nodes, make_intake):
+def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(nodes, make_pool):
     hub, node, _ = nodes
-    intake = make_intake([1], 1)
-    outlet = Outlet(node, Setup(0, (7, 0, 0)))
-    run_until(lambda: len(outlet._tokens) == 2, hub, node)
+    pool = make_pool([1], 1)
+    channel = NodeChannel(node, Setup(0, (7, 0, 0)))
+    run_until(lambda: len(channel._tokens) == 2, hub, node)
     for _ in range(2):
-        outlet.send(outlet.take().slot, 0)
-    run_until(lambda: len(intake.ledger.ready[0]) == 2, hub)
-    held = intake.take(lambda: False)  # the learner reads slot 0
+        channel.send(channel.take().slot, 0)
+    run_until(lambda: len(pool.ledger.ready[0]) == 2, hub)
+    held = pool.take(lambda: False)  # the learner reads slot 0
     assert [filled.slot for filled in held] == [0]
-    outlet._on_joined("node.0")
-    run_until(lambda: outlet._tokens, hub, node)
-    assert [token.slot for token in outlet._tokens] == [1], "slot 0 is the learner's"
-    assert not intake.ledger.ready[0], "what it had sent before is dropped, as it writes there again"
+    channel._on_joined("node.0")
+    run_until(lambda: channel._tokens, hub, node)
+    assert [token.slot for token in channel._tokens] == [1], "slot 0 is the learner's"
+    assert not pool.ledger.ready[0], "what it had sent before is dropped, as it writes there again"
     text = "collector 0 was cut off and is back; its rollout is lost"
-    assert intake.told == [RestartMessage(0, text, replaced=False)]
-    outlet.take()
-    outlet._on_joined("node.0")  # while it fills slot 1
-    outlet.send(1, 0)
-    intake.release(held, 5)
-    run_until(lambda: len(outlet._tokens) == 2, hub, node)
-    assert [token.slot for token in outlet._tokens] == [1, 0], "none of them twice"
-    assert not intake.ledger.ready[0], "a rollout of an earlier session is not sent"
-    outlet.send(outlet.take().slot, 0)
-    run_until(lambda: intake.ledger.ready[0], hub)
+    assert pool.told == [RestartMessage(0, text, replaced=False)]
+    channel.take()
+    channel._on_joined("node.0")  # while it fills slot 1
+    channel.send(1, 0)
+    pool.release(held, 5)
+    run_until(lambda: len(channel._tokens) == 2, hub, node)
+    assert [token.slot for token in channel._tokens] == [1, 0], "none of them twice"
+    assert not pool.ledger.ready[0], "a rollout of an earlier session is not sent"
+    channel.send(channel.take().slot, 0)
+    run_until(lambda: pool.ledger.ready[0], hub)
 
 
-def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_intake):
+def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_pool, tape):
     hub, node, other = nodes
-    intake = make_intake([], 1, slots_per_worker=1)
-    thread, results = run_in_thread(RemoteOutlet, node, Slots(SPEC, 1))
+    pool = make_pool([], 1, slots_per_worker=1)
+    thread, results = run_in_thread(RemoteChannel, node, Slots(SPEC, 1))
     run_until(lambda: results, hub)
     thread.join()
-    [outlet] = results
-    assert (outlet.worker, outlet.entropy) == (0, (7, 0, 1))
-    run_until(lambda: outlet._tokens, hub, node)
-    fields = outlet.fields(intake.slots, outlet.take().slot)
+    [channel] = results
+    assert (channel.worker, channel.entropy) == (0, (7, 0, 1))
+    run_until(lambda: channel._tokens, hub, node)
+    fields = channel.fields(pool.slots, channel.take().slot)
     fields["obs"].copy_(torch.arange(6.0).view(2, 3))
-    outlet.send(0, 3)
-    [filled] = intake.take(lambda: False)
+    channel.send(0, 3)
+    [filled] = pool.take(lambda: False)
     assert filled.payload == 3
-    assert torch.equal(intake.slots[0]["obs"], fields["obs"])
-    assert intake.told[0].joined
+    assert torch.equal(pool.slots[0]["obs"], fields["obs"])
+    assert pool.told[0].joined
 
     def refused():
         with pytest.raises(ConfigError, match="its 1 places"):
-            RemoteOutlet(other, Slots(SPEC, 1))
+            RemoteChannel(other, Slots(SPEC, 1))
 
     other.router.endpoint = SimpleNamespace(dials=("tcp://hub:1",))
     thread, _ = run_in_thread(refused)
     run_until(lambda: not thread.is_alive(), hub)
-    assert len(intake.told) == 2
-    assert "1 places are taken" in intake.told[1].text
+    for _ in range(99):
+        other.send(JOIN, "host", to="node.0")
+    other.send(JOIN, to="node.0")
+    run_until(lambda: "malformed message slots.join" in tape.messages[-1], hub)
+    assert len(pool.told) == 1
+    refusals = [text for text in tape.messages if "a collector was refused: all 1 places are taken" in text]
+    assert len(refusals) == 7, "numbers 1, 2, 4, 8, 16, 32 and 64"
 
 
-def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(nodes, make_intake, tape):
+def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(nodes, make_pool, tape):
     hub, node, other = nodes
-    intake = make_intake([1], 2)
-    Outlet(node, Setup(0, (7, 0, 0)))
-    run_until(lambda: intake._names[0] == "node.1", hub)
+    pool = make_pool([1], 2)
+    NodeChannel(node, Setup(0, (7, 0, 0)))
+    run_until(lambda: pool._names[0] == "node.1", hub)
     other.send("slots.ready", 0, to="node.0")
     other.send(FILLED, 0, 0, None, to="node.0")
     run_until(lambda: tape.messages, hub)
     assert "malformed message slots.ready from node.2 dropped" in tape.messages[0]
-    assert intake._names == ["node.1", None]
+    assert pool._names == ["node.1", None]
+
+
+# ---- how nodes begin
+
+
+def test_nodes_begin_once_all_are_there_and_one_that_was_cut_off_meanwhile_hears_of_it(nodes):
+    hub, first, second = nodes
+    barriers = [StartBarrier(hub), StartBarrier(first)]
+    first.send("all has arrived", to="node.0")
+    run_until(lambda: hub._pending, hub, first)
+    assert not any(barrier.is_over for barrier in barriers)
+    barriers.append(StartBarrier(second))
+    run_until(lambda: all(barrier.is_over for barrier in barriers), *nodes)
+    barriers[2].is_over = False
+    barriers[2]._on_joined("node.0")
+    run_until(lambda: barriers[2].is_over, *nodes)
+
+
+def test_a_node_that_is_lost_before_the_start_is_waited_for_again(nodes):
+    barrier = StartBarrier(nodes[0])
+    for name in ("node.2", "node.1"):
+        barrier._on_here(name)
+        assert not barrier.is_over
+    barrier._on_complete("node.2")
+    barrier._on_left("node.2")
+    barrier._on_complete("node.1")
+    assert not barrier.is_over
+    barrier._on_complete("node.2")
+    assert not barrier.is_over, "its successor has not greeted node 0"
+    barrier._on_here("node.2")
+    assert barrier.is_over
 
 
 # ---- a node 0 that is lost
@@ -248,7 +292,42 @@ def test_a_node_waits_while_the_link_is_down(joined, monkeypatch):
     assert lines == [f"{address} does not answer (timed out); waiting until it does", f"{address} answers again"]
 
 
+def test_events_for_tasks_are_not_kept_where_nodes_are_only_looked_after(nodes, monkeypatch):
+    hub, spoke, _ = nodes
+    child = SimpleNamespace(is_done=False)
+    looks = iter(range(9))
+
+    def watch(should_stop, also):
+        hub.send("event", number := next(looks))
+        select.select(also, [], [], 10)
+        child.is_done = number == 8
+
+    supervisor = SimpleNamespace(children=[child], start=bool, stop=bool, watch=watch, await_own_end=bool)
+    monkeypatch.setattr(joining, "Supervisor", lambda *args, **settings: supervisor)
+    with JoinedNodes(None, (), [Role()], spoke.router, spoke.router.log) as joined:
+        joined.wait()
+        assert joined._node._pending == []
+
+
 # ---- evaluators
+
+
+def test_a_run_whose_evaluator_is_a_node_shares_no_snapshots(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator, "Weights", lambda net: pytest.fail("allocated"))
+    args = train_task.Args(env_id="CartPole-v1", eval_every=100, runs_dir=tmp_path, run_name="r")
+    net = roles.make_net(args)
+    with roles.make_run(args, net, make_optimizer(args, net)) as run:
+        assert run.evaluations is not None
+
+
+def test_a_node_that_has_joined_allocates_what_it_uses(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(attach, "Slots", lambda spec, num_slots: sizes.append(num_slots))
+    args = train_task.Args(env_id="CartPole-v1")
+    attach.run_node_of_task(None, lambda node, args, memory: None, args)
+    assert sizes == [], "as for an evaluator"
+    attach.run_node_of_task(None, lambda node, args, memory: (memory.slots, memory.slots), args)
+    assert sizes == [1]
 
 
 @pytest.fixture
@@ -260,7 +339,7 @@ def evaluators(nodes):
     run = SimpleNamespace(args=SimpleNamespace(eval_episodes=2), log=log, is_interrupted=lambda: False)
     learner = NodeEvaluator(nodes[0], "node.1", run, lambda: None)
     learner.lines = lines
-    return learner, lambda node: EvaluatorEnd(node, None, nn.Linear(2, 1))
+    return learner, lambda node: EvaluatorChannel(node, None, nn.Linear(2, 1))
 
 
 def has_snapshot(end):
@@ -285,6 +364,17 @@ def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare
     run_until(lambda: learner._result, hub)
     assert learner.poll() == ([1.0, 2.0], [3, 4], "sha")
     assert learner.poll() is None
+
+
+def test_an_evaluator_that_repeats_itself_joins_once(nodes, evaluators, tape):
+    hub, _, remote = nodes
+    learner, add = evaluators
+    end = add(remote)
+    for _ in range(9):
+        end._say_ready()
+    remote.send(PLAYED, to="node.0")
+    run_until(lambda: tape.messages, hub)
+    assert (len(learner.lines), learner._ready) == (1, ["node.2"])
 
 
 @pytest.mark.parametrize(
