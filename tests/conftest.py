@@ -9,6 +9,7 @@ import subprocess
 import gymnasium
 import pytest
 from envs import Env
+from forked import fork_children
 from harness import Inline, Scripts
 
 from a3c_mp.processes.spawn import SIGNALS
@@ -77,6 +78,12 @@ def cable():
 @pytest.fixture
 def run_inline(tmp_path, monkeypatch, capsys):
     return Inline(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Children of this process are forked instead of spawned."""
+    fork_children(monkeypatch)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from types import ModuleType
 
 import psutil
 import pytest
+from forked import fork_children
 from inline import InlineWorkers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
 
@@ -157,17 +158,19 @@ def rounds(workers, should_stop, size=1):
 
 
 class Inline:
-    """Runs scripts of the project in this process, actors and evaluator as threads: a second instead of ten."""
+    """Runs scripts of the project in this process; actors and evaluator are threads, or forked processes."""
 
     def __init__(self, runs_dir: Path, monkeypatch, capsys):
         self.runs_dir, self.monkeypatch, self.capsys = runs_dir, monkeypatch, capsys
         monkeypatch.chdir(runs_dir)
 
     def __call__(self, script: str, *flags: str, name: str = "r", workers=InlineWorkers) -> Finished:
-        """Run a script; with `workers` None these are processes. The run of a chapter is called `name`."""
+        """Run a script, with processes if `workers` is None or `Workers`. The run of a chapter is called `name`."""
         trains = script.startswith("train_")
         named = ["--run-name", name] if trains and "--resume" not in flags else []
         with self.monkeypatch.context() as patch:
+            if workers is not InlineWorkers:
+                fork_children(patch)
             if trains and workers is not None:
                 patch.setattr("a3c_mp.run.actors.Workers", workers)
                 patch.setattr("a3c_mp.run.evaluator.Workers", workers)
@@ -228,6 +231,11 @@ class Scripts:
         path = self.runs_dir / "runs" / name / file
         self.wait_until(lambda: path.exists() and text in path.read_text(), process, timeout)
         return path.read_text()
+
+    def wait_for_game(self, process: subprocess.Popen, actor: int = 0) -> None:
+        """Wait until an actor of the run `r` has finished a game; with two learners, actor 1 is that of learner 1."""
+        path = self.runs_dir / "runs/r/episodes.csv"
+        self.wait_until(lambda: path.exists() and any(e.actor == actor for e in read_episodes(path)), process)
 
     def wait_until(
         self, happened: Callable[[], object], process: subprocess.Popen, timeout: float = 150, pause: float = 0.05

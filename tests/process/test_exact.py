@@ -1,7 +1,6 @@
 """A deterministic run ends with the very bits of an undisturbed one, whoever is killed and whenever it is resumed.
 
-Real actors, real learners, real SIGKILLs. Where only actors are disturbed the trainer is this process, which spares the
-time to start one.
+Real actors, real learners, real SIGKILLs. The trainer is this process, except where it is killed.
 """
 
 import csv
@@ -133,7 +132,10 @@ def test_bits_survive_kills_of_actors_and_of_the_trainer(
     trainer_kills = 3 if request.node.get_closest_marker("slow") else 1
     flags = [*flags, "--deterministic", "--total-steps", str(steps)]
     whole = run_inline(script, *flags, name="whole", workers=None)
-    runs = {"trainer killed": resumed(scripts, script, flags, trainer_kills)}
+    kill_trainers(scripts, script, flags, trainer_kills)
+    resumed = run_inline(script, "--resume", "runs/trainer-killed", name="trainer-killed", workers=None)
+    assert resumed.out.count("resumed from") == 1
+    runs = {"trainer killed": resumed}
     if "--standalone" not in flags:  # where there are no others
         with monkeypatch.context() as patch:
             killer = Killer(patch, times={3, 4, 9})
@@ -152,13 +154,15 @@ def test_bits_survive_kills_of_actors_and_of_the_trainer(
         assert run.summary["weights_sha256"] == whole.summary["weights_sha256"], how
 
 
-def resumed(scripts, script, flags, times):
-    """A run whose trainer was killed so many times, each some random time after a checkpoint."""
+def kill_trainers(scripts, script, flags, times):
+    """Begin a run whose trainer is killed so many times, each some random time after a checkpoint."""
     rng, name = random.Random(script), "trainer-killed"
     folder = scripts.runs_dir / "runs" / name
     every = ["--checkpoint-steps", "64", "--checkpoint-seconds", "3600"]
-    trainer = scripts.start(script, "--run-name", name, *flags, *every)
-    for _ in range(times):
+    for life in range(times):
+        trainer = scripts.start(
+            script, *(["--resume", f"runs/{name}"] if life else ["--run-name", name, *flags, *every])
+        )
         before = list_checkpoints(folder / "checkpoints")[:1]
         wanted = rng.randint(1, 4)  # checkpoints later
 
@@ -169,19 +173,14 @@ def resumed(scripts, script, flags, times):
         scripts.wait_until(enough, trainer, pause=0.001)
         trainer.kill()
         trainer.communicate()
-        trainer = scripts.start(script, "--resume", f"runs/{name}")
-    done = scripts.finish(trainer, name)
-    assert done.code == 0, done.out + done.err
-    assert done.out.count("resumed from") == 1
-    return done
 
 
 @SOME_CHAPTERS
-def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(scripts, chapter):
+def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(run_inline, chapter):
     flags = ["--env-id", "envs:Unrepeatable-v0", *SMALL, "--batch-size", "16", "--deterministic"]
-    first = scripts.run(chapter, *flags, "--checkpoint-steps", "200", "--total-steps", "400")
+    first = run_inline.train(chapter, *flags, "--checkpoint-steps", "200", "--total-steps", "400", workers=None)
     assert first.code == 0, first.err
-    done = scripts.resume(chapter, "--total-steps", "2000")
+    done = run_inline(chapter.script, "--resume", "runs/r", "--total-steps", "2000", workers=None)
     assert done.code == 0, done.out + done.err
     for actor in range(2):
         assert f"{chapter.actor} {actor} (pid " in done.out
@@ -192,12 +191,12 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
 
 
 @SOME_CHAPTERS
-def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(scripts, run_inline, monkeypatch, chapter):
+def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(run_inline, monkeypatch, chapter):
     flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "6000"]
     expected = run_inline.train(chapter, *flags, name="whole", workers=None)
     assert expected.code == 0, expected.err
     monkeypatch.setenv(MISHAPS, "killed in a step,raised,hung")
-    done = scripts.run(chapter, *flags, "--hang-seconds", "3", name="disturbed")
+    done = run_inline.train(chapter, *flags, "--hang-seconds", "3", name="disturbed", workers=None)
     assert done.code == 0, done.out + done.err
     assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 3)
     assert done.out.count("rebuilt to where it was") == 3

@@ -162,7 +162,8 @@ def test_collectors_of_other_machines_train_a_hub_that_has_none_and_survive_kill
     assert collector.printed.endswith("the task has ended\n")
     assert hub.summary["worker_restarts"] == 0
     assert len(re.findall("INFO collector 0 (joined|left)", hub.log)) >= 5
-    assert "WARNING" not in hub.log
+    warnings = [line for line in hub.log.splitlines() if "WARNING" in line]
+    assert all("a connection was refused" in line for line in warnings), "one that was cut before it was complete"
 
 
 @pytest.mark.slow
