@@ -42,12 +42,8 @@ def log(tape):
 
 @pytest.fixture
 def scripts(tmp_path):
-    scripts = Scripts(tmp_path)
-    yield scripts
-    for process in scripts.started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+    with Scripts(tmp_path) as scripts:
+        yield scripts
 
 
 @pytest.fixture

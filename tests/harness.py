@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,19 +193,43 @@ class Inline:
 
 
 class Scripts:
-    """Starts scripts of the project with run folders below `runs_dir`."""
+    """Starts scripts of the project with run folders below `runs_dir`; a `with` block at whose end none is left."""
 
     def __init__(self, runs_dir: Path):
         self.runs_dir = runs_dir
         self.started: list[subprocess.Popen] = []
+        self.temporary = Path(tempfile.mkdtemp(prefix="t-"))  # short: it has Unix sockets
+
+    def __enter__(self) -> "Scripts":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def files(self) -> set[Path]:
+        """Folders of Unix sockets, and all shared memory."""
+        return {*self.temporary.glob("a3c-*"), *Path("/dev/shm").iterdir()}
+
+    def left(self, before: set[Path], seconds: float = 60) -> set[Path]:
+        """New files that stay there; other tests, run at the same time, remove their shared memory when they end."""
+        deadline, left = time.monotonic() + seconds, self.files() - before
+        while left and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left &= self.files()
+        return left
 
     def start(self, script: str, *flags: str, prefix: Sequence[str] = (), **popen) -> subprocess.Popen:
         settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": _default_signals, **popen}
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         process = subprocess.Popen(
             [*prefix, sys.executable, str(ROOT / script), *flags],
             cwd=self.runs_dir,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self.temporary)},
             **settings,
         )
         self.started.append(process)
@@ -292,20 +317,6 @@ def _status(process: psutil.Process) -> str | None:
         return process.status()
     except psutil.NoSuchProcess:
         return None
-
-
-def files_of_runs():
-    """Shared memory, and the folders of Unix sockets."""
-    return {*Path("/dev/shm").iterdir(), *Path(tempfile.gettempdir()).glob("a3c-*")}
-
-
-def left_of_runs(before, seconds=60):
-    """New ones that stay there; other tests, run at the same time, remove theirs when they end."""
-    deadline, left = time.monotonic() + seconds, files_of_runs() - before
-    while left and time.monotonic() < deadline:
-        time.sleep(0.1)
-        left &= files_of_runs()
-    return left
 
 
 @contextmanager

@@ -21,8 +21,6 @@ from harness import (
     TASK,
     actors_of,
     family_of,
-    files_of_runs,
-    left_of_runs,
     row_id,
     scalars,
     still_alive,
@@ -151,7 +149,7 @@ def saving(scripts, trainer):
     ids=row_id,
 )
 def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts, chapter, moment):
-    before = files_of_runs()
+    before = scripts.files()
     trainer = scripts.train(chapter, *(chapter.two_learners or work_of(chapter)))
     moment(scripts, trainer)
     family = family_of(trainer.pid)
@@ -162,7 +160,7 @@ def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts,
         time.sleep(0.01)
     assert not still_alive(family)
     trainer.communicate()
-    assert not left_of_runs(before)
+    assert not scripts.left(before)
 
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
@@ -185,7 +183,7 @@ ALL = [
 
 
 def check_signal(scripts, chapter, signum, target, times, moment):
-    before = files_of_runs()
+    before = scripts.files()
     pace = ["--checkpoint-seconds", "0.1" if moment is saving else "60"]
     trainer = scripts.train(chapter, *work_of(chapter), *pace, start_new_session=True)
     moment(scripts, trainer)
@@ -203,7 +201,7 @@ def check_signal(scripts, chapter, signum, target, times, moment):
     assert done.checkpoints or moment is starting_up
     assert done.summary["steps"] > 0 or moment is starting_up
     assert not still_alive(family)
-    assert not left_of_runs(before)
+    assert not scripts.left(before)
 
 
 @pytest.mark.parametrize(

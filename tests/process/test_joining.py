@@ -244,12 +244,12 @@ def test_a_hub_goes_on_while_the_link_to_a_collector_is_down(start_hub, cable):
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory):
     """A hub with one place for a collector of another machine, and no evaluations."""
-    scripts = Scripts(tmp_path_factory.mktemp("standing"))
     flags = ("--num-actors", "1", "--remote-actors", "1", "--eval-every", "0")
-    hub = Hub(scripts, *flags, *SMALL, *ENDLESS)
-    yield hub
-    hub.process.terminate()
-    assert hub.end() == 143
+    with Scripts(tmp_path_factory.mktemp("standing")) as scripts:
+        hub = Hub(scripts, *flags, *SMALL, *ENDLESS)
+        yield hub
+        hub.process.terminate()
+        assert hub.end() == 143
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from envs import note
-from harness import family_of, files_of_runs, left_of_runs, still_alive
+from harness import family_of, still_alive
 
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.task.parallel import runner
@@ -216,12 +216,12 @@ def endless(node):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW)])
 def test_all_nodes_end_with_node_0_and_leave_nothing(scripts, signum):
-    before = files_of_runs()
+    before = scripts.files()
     hub = scripts.start(SCRIPT, "endless", start_new_session=True)
     assert hub.stdout.readline() == "running\n"
     family, asked = family_of(hub.pid), time.monotonic()
     assert len(family) == 2
-    assert files_of_runs() - before
+    assert scripts.files() - before
     if signum == signal.SIGKILL:
         hub.kill()
     else:  # to all processes, as a terminal does
@@ -231,7 +231,7 @@ def test_all_nodes_end_with_node_0_and_leave_nothing(scripts, signum):
         time.sleep(0.01)
     assert not still_alive(family)
     assert (done.code, done.out, done.err) == (-9 if signum == signal.SIGKILL else 0, "", "")
-    assert not left_of_runs(before, 10)
+    assert not scripts.left(before)
 
 
 if __name__ == "__main__":
