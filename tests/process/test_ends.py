@@ -55,7 +55,7 @@ def actors_with_helpers(scripts):
     ids=row_id,
 )
 def test_no_helper_process_of_an_environment_outlives_the_run(scripts, chapter, way, flags):
-    steps = "6000" if way == "total_steps" else "1000000"
+    steps = "3000" if way == "total_steps" else "1000000"
     trainer = scripts.train(chapter, *HELPER, *flags, "--total-steps", steps)
     processes = 2 if flags else 1
     scripts.wait_for_game(trainer, actor=1 if flags is TWO_LEARNERS else 0)

@@ -24,11 +24,11 @@ LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
 REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
 KINDS = {
-    "data": ("train_a3c_data.py", 4000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
-    "grad": ("train_a3c_grad.py", 3000, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
-    "impala": ("train_impala.py", 3000, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
+    "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
+    "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
+    "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
     "dqn": ("train_apex.py", 1000, APEX),
-    "task": ("train_task.py", 2000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
+    "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
 }
 SLOW = {
     "data, Pong": ("train_a3c_data.py", 2000, [*PONG, "--slots-per-actor", "2"]),
