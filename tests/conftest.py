@@ -14,6 +14,7 @@ from harness import Inline, Scripts
 
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.supervisor import Supervisor
+from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 
@@ -80,6 +81,22 @@ def run_inline(tmp_path, monkeypatch, capsys):
 def forked(monkeypatch):
     """Children of this process are forked instead of spawned."""
     fork_children(monkeypatch)
+
+
+@pytest.fixture
+def each_round(monkeypatch):
+    """Has a function called with the run after each round of a learner in this process."""
+
+    def patch(act):
+        end_round = Run.end_round
+
+        def end_round_and_act(run):
+            end_round(run)
+            act(run)
+
+        monkeypatch.setattr(Run, "end_round", end_round_and_act)
+
+    return patch
 
 
 @pytest.fixture

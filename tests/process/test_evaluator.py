@@ -10,7 +10,6 @@ import psutil
 import pytest
 from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, TASK, family_of, row_id, still_alive
 
-from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import sha256_of_weights
 
 SLOW = pytest.mark.slow
@@ -23,23 +22,7 @@ EITHER = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=
 def evaluator():
     """The evaluator of a run in this process; None while there is none."""
     children = multiprocessing.active_children()
-    return next((psutil.Process(child.pid) for child in children if child.name == "evaluator"), None)
-
-
-@pytest.fixture
-def each_round(monkeypatch):
-    """Has a function called with the run after each of its rounds."""
-
-    def patch(act):
-        end_round = run_module.Run.end_round
-
-        def end_round_and_act(run):
-            end_round(run)
-            act(run)
-
-        monkeypatch.setattr(run_module.Run, "end_round", end_round_and_act)
-
-    return patch
+    return next((child for child in children if child.name == "evaluator"), None)
 
 
 def kill_evaluators(each_round, times):
@@ -54,18 +37,6 @@ def kill_evaluators(each_round, times):
 
     each_round(kill)
     return killed
-
-
-def pauses_of(each_round):
-    """Seconds between the rounds of a run, as they come."""
-    pauses, last = [], []
-
-    def look(run):
-        pauses.extend(time.monotonic() - before for before in last[-1:])
-        last.append(time.monotonic())
-
-    each_round(look)
-    return pauses
 
 
 @EITHER
@@ -102,12 +73,14 @@ def test_a_run_whose_evaluator_is_killed_too_often_goes_on_without(run_inline, e
 def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_weights_again(
     run_inline, each_round, chapter
 ):
-    frozen, pauses = [], pauses_of(each_round)
+    frozen, pauses, last = [], [], []
 
     def freeze(run):
+        pauses.extend(time.monotonic() - before for before in last[-1:])
+        last.append(time.monotonic())
         process = evaluator()
         if not frozen and run.progress.evals.finished == 1 and run.evaluations.running and process:
-            process.suspend()
+            os.kill(process.pid, signal.SIGSTOP)
             frozen.append((process.pid, *run.evaluations.running))
         if run.progress.evals.finished == 2 and run.exit_reason is None:
             os.kill(os.getpid(), signal.SIGTERM)

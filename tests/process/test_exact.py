@@ -4,16 +4,15 @@ Real actors, real learners, real SIGKILLs. The trainer is this process, except w
 """
 
 import csv
+import itertools
 import multiprocessing
 import random
 
-import psutil
 import pytest
 import torch
 from envs import MISHAPS
 from harness import A3C_DATA, EVALUATED, TASK, actors_of, row_id
 
-from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import list_checkpoints
 
 SMALL = ["--num-actors", "2", "--num-envs", "2"]
@@ -23,6 +22,8 @@ PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL, "--unroll-length", "8", "--bat
 LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
 REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
+TWO_LEARNERS = ["--num-learners", "2", "--slots-per-actor", "2", "--replay-proportion", "0"]
+UNTIL_EVALUATED = [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"]
 KINDS = {
     "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
     "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
@@ -34,31 +35,9 @@ SLOW = {
     "data, Pong": ("train_a3c_data.py", 2000, [*PONG, "--slots-per-actor", "2"]),
     "grad, Pong": ("train_a3c_grad.py", 2000, PONG),
     "dqn, Pong": ("train_apex.py", 2000, [*PONG[:-4], "--batch-size", "16", *REPLAY[:-2], "--learning-starts", "80"]),
-    "impala, two learners": (
-        "train_impala.py",
-        2000,
-        [
-            *ROLLOUTS,
-            "--batch-unrolls",
-            "2",
-            "--replay-proportion",
-            "0",
-            "--num-learners",
-            "2",
-            "--slots-per-actor",
-            "2",
-        ],
-    ),
-    "evaluated": (
-        "train_a3c_data.py",
-        3000,
-        [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"],
-    ),
-    "task, standalone": (
-        "train_task.py",
-        3000,
-        [*ROLLOUTS, "--batch-size", "16", "--standalone", *EVALUATED, "--stop-eval-return", "501"],
-    ),
+    "impala, two learners": ("train_impala.py", 2000, [*ROLLOUTS, "--batch-unrolls", "2", *TWO_LEARNERS]),
+    "evaluated": ("train_a3c_data.py", 3000, UNTIL_EVALUATED),
+    "task, standalone": ("train_task.py", 3000, [*UNTIL_EVALUATED, "--standalone"]),
     "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
 ALL_KINDS = pytest.mark.parametrize(
@@ -67,7 +46,8 @@ ALL_KINDS = pytest.mark.parametrize(
     ids=[*KINDS, *SLOW],
 )
 SOME_CHAPTERS = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=pytest.mark.slow)], ids=row_id)
-KILLS = 3
+KILLED_AFTER = {3, 4, 9}
+"""rounds of the learner after which an actor is killed"""
 BY_THE_CLOCK = ("wall_seconds", "worker_restarts", "best_mean")
 
 
@@ -101,33 +81,29 @@ def games_of(folder):
 def own_actors():
     """The actors of this process, which is learner 0, and of the learners that it has started."""
     children = multiprocessing.active_children()
-    actors = [psutil.Process(child.pid) for child in children if child.name.startswith(("worker-", "collector-"))]
+    actors = [child for child in children if child.name.startswith(("worker-", "collector-"))]
     learners = [child.pid for child in children if child.name.startswith("learner-")]
     return actors + [actor for pid in learners for actor in actors_of(pid)]
 
 
-class Killer:
-    """Kills an actor at some of the learner's rounds."""
+def kill_actors(each_round):
+    """Kill an actor after some of the learner's rounds; returns the process ids as they come."""
+    count, killed = itertools.count(1), []
 
-    def __init__(self, monkeypatch, times):
-        self.rounds, self.times, self.killed = 0, times, 0
-        end_round = run_module.Run.end_round
+    def kill(run):
+        if (number := next(count)) in KILLED_AFTER:
+            actors = own_actors()
+            actors[number % len(actors)].kill()
+            killed.append(actors[number % len(actors)].pid)
 
-        def end_round_and_kill(run):
-            end_round(run)
-            self.rounds += 1
-            if self.rounds in self.times:
-                actors = own_actors()
-                actors[self.rounds % len(actors)].kill()
-                self.killed += 1
-
-        monkeypatch.setattr(run_module.Run, "end_round", end_round_and_kill)
+    each_round(kill)
+    return killed
 
 
 @ALL_KINDS
 @pytest.mark.timeout(900)
 def test_bits_survive_kills_of_actors_and_of_the_trainer(
-    scripts, run_inline, monkeypatch, request, script, steps, flags
+    scripts, run_inline, each_round, request, script, steps, flags
 ):
     trainer_kills = 3 if request.node.get_closest_marker("slow") else 1
     flags = [*flags, "--deterministic", "--total-steps", str(steps)]
@@ -137,12 +113,11 @@ def test_bits_survive_kills_of_actors_and_of_the_trainer(
     assert resumed.out.count("resumed from") == 1
     runs = {"trainer killed": resumed}
     if "--standalone" not in flags:  # where there are no others
-        with monkeypatch.context() as patch:
-            killer = Killer(patch, times={3, 4, 9})
-            runs["actors killed"] = run_inline(script, *flags, name="actors-killed", workers=None)
-        assert killer.killed == KILLS
+        killed = kill_actors(each_round)
+        runs["actors killed"] = run_inline(script, *flags, name="actors-killed", workers=None)
+        assert len(killed) == len(KILLED_AFTER)
         restarts = runs["actors killed"].summary["worker_restarts"]
-        assert restarts >= KILLS - 1, "one may have been killed before it had started again"
+        assert restarts >= len(killed) - 1, "one may have been killed before it had started again"
 
     expected, games = state_of(whole.folder), games_of(whole.folder)
     assert expected["updates"] > 10
@@ -192,7 +167,7 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
 
 @SOME_CHAPTERS
 def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(run_inline, monkeypatch, chapter):
-    flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "6000"]
+    flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "3000"]
     expected = run_inline.train(chapter, *flags, name="whole", workers=None)
     assert expected.code == 0, expected.err
     monkeypatch.setenv(MISHAPS, "killed in a step,raised,hung")

@@ -33,7 +33,6 @@ SLOW = pytest.mark.slow
 ONE_IN_CI = pytest.mark.parametrize(
     "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in CHAPTERS[1:])], ids=row_id
 )
-SEVERAL_LEARNERS = pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c.learners], ids=row_id)
 
 
 def said_at(log, text):
@@ -233,7 +232,7 @@ def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, chapter, sig
 
 
 @SLOW
-@SEVERAL_LEARNERS
+@pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c.learners], ids=row_id)
 def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, chapter):
     flags = [*chapter.two_learners, "--no-reward-clip", "--total-steps", "6000"]
     done = scripts.run(chapter, "--env-id", "envs:NanReward-v0", *flags)

@@ -1,6 +1,7 @@
 """The scripts as a user runs them, in processes of their own: what they leave, resume, refusals, several learners."""
 
 import json
+import multiprocessing
 import signal
 import time
 
@@ -8,6 +9,7 @@ import pytest
 from harness import A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, actors_of, episode_steps, row_id, scalars, still_alive
 
 from a3c_mp.run.checkpoint import list_checkpoints
+from a3c_mp.run.episode_log import read_episodes
 
 CURVES_OF_LEARNING = {
     *("charts/sps", "charts/policy_lag", "losses/policy", "losses/value", "losses/entropy", "losses/total"),
@@ -74,25 +76,32 @@ def test_two_learners_hold_the_replay_ratio_together(run_inline):
     done = run_inline.train(APEX_DQN, *APEX_DQN.two_learners, "--total-steps", "2000", workers=None)
     assert done.code == 0, done.err
     start = 400 + 4 * 32  # each learner has half of the transitions, and rounds its samples down to whole batches
-    learned = 2 * 32 * done.summary["updates"]
-    assert learned == pytest.approx(4 * (done.summary["steps"] - start), abs=4 * 128)
+    assert 2 * 32 * done.summary["updates"] == pytest.approx(4 * (done.summary["steps"] - start), abs=4 * 128)
     actors = {row.split(",")[2] for row in (done.folder / "episodes.csv").read_text().splitlines()[1:]}
     assert actors == {"0", "1"}, "each learner's actor is told of under its own number"
 
 
-def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(scripts):
-    trainer = scripts.train(IMPALA, *IMPALA.two_learners)
-    scripts.wait_for_game(trainer, actor=1)  # it is learner 1's: both are at work
-    learner = next(process for process in actors_of(trainer.pid) if actors_of(process.pid))
-    orphans = actors_of(learner.pid)
-    learner.kill()
-    killed = time.monotonic()
-    done = scripts.finish(trainer, "r")
-    assert time.monotonic() - killed < 15
+def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(run_inline, each_round):
+    orphans, killed = [], []
+
+    def kill_learner(run):
+        if not killed and 1 in {episode.actor for episode in read_episodes(run_inline.folder() / "episodes.csv")}:
+            learner = next(child for child in multiprocessing.active_children() if child.name == "learner-1")
+            orphans.extend(actors_of(learner.pid))
+            learner.kill()
+            killed.append((learner.pid, time.monotonic()))
+
+    each_round(kill_learner)
+    done = run_inline.train(IMPALA, *IMPALA.two_learners, workers=None)
+    [(pid, since)] = killed
+    assert time.monotonic() - since < 15
     assert done.code == 1
-    assert f"learner 1 (pid {learner.pid}) was killed by SIGKILL" in done.out
+    assert f"learner 1 (pid {pid}) was killed by SIGKILL" in done.out
     newest = done.checkpoints[0]
-    assert f"the last checkpoint is {newest.relative_to(scripts.runs_dir)}; continue with --resume runs/r" in done.out
+    assert (
+        f"the last checkpoint is {newest.relative_to(run_inline.runs_dir)}; continue with --resume runs/r" in done.out
+    )
+    assert len(orphans) == 1
     assert not still_alive(orphans)
     assert done.state["steps"] == done.summary["steps"]
 

@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_for_a_while(chapter, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "chapter", [*(pytest.param(c, marks=pytest.mark.slow) for c in (A3C_DATA, TASK)), APEX_DQN, IMPALA], ids=row_id
+    "chapter", [APEX_DQN, *(pytest.param(c, marks=pytest.mark.slow) for c in (A3C_DATA, IMPALA, TASK))], ids=row_id
 )
 def test_a_dev_shm_that_takes_nothing_is_not_needed(chapter, tmp_path):
     work = chapter.two_learners if chapter is IMPALA else ["--num-actors", "1"]
