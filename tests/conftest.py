@@ -9,10 +9,12 @@ import subprocess
 import gymnasium
 import pytest
 from envs import Env
+from forked import fork_children
 from harness import Inline, Scripts
 
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.supervisor import Supervisor
+from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 
@@ -41,12 +43,8 @@ def log(tape):
 
 @pytest.fixture
 def scripts(tmp_path):
-    scripts = Scripts(tmp_path)
-    yield scripts
-    for process in scripts.started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+    with Scripts(tmp_path) as scripts:
+        yield scripts
 
 
 @pytest.fixture
@@ -77,6 +75,28 @@ def cable():
 @pytest.fixture
 def run_inline(tmp_path, monkeypatch, capsys):
     return Inline(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Children of this process are forked instead of spawned."""
+    fork_children(monkeypatch)
+
+
+@pytest.fixture
+def each_round(monkeypatch):
+    """Has a function called with the run after each round of a learner in this process."""
+
+    def patch(act):
+        end_round = Run.end_round
+
+        def end_round_and_act(run):
+            end_round(run)
+            act(run)
+
+        monkeypatch.setattr(Run, "end_round", end_round_and_act)
+
+    return patch
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def send_half(channel, slot, payload):
 
 
 class MishapEnv(CartPoleEnv):
-    """Each actor 0 meets the next mishap; the one after the last is killed once there is a file `enough`."""
+    """Each actor 0 meets the next mishap; those after the last meet none."""
 
     steps = 0
     mishap = None
@@ -96,8 +96,8 @@ class MishapEnv(CartPoleEnv):
         return super().step(action)
 
     def meet(self, mishap):
-        if mishap == "killed in a step" or (mishap is None and Path("enough").exists()):
-            note("killed in a step")
+        if mishap in ("killed in a step", "killed at last"):
+            note(mishap)
             os.kill(os.getpid(), signal.SIGKILL)
         if mishap == "raised":
             note(mishap)

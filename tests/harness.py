@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from types import ModuleType
 
 import psutil
 import pytest
+from forked import fork_children
 from inline import InlineWorkers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
 
@@ -157,17 +159,19 @@ def rounds(workers, should_stop, size=1):
 
 
 class Inline:
-    """Runs scripts of the project in this process, actors and evaluator as threads: a second instead of ten."""
+    """Runs scripts of the project in this process; actors and evaluator are threads, or forked processes."""
 
     def __init__(self, runs_dir: Path, monkeypatch, capsys):
         self.runs_dir, self.monkeypatch, self.capsys = runs_dir, monkeypatch, capsys
         monkeypatch.chdir(runs_dir)
 
     def __call__(self, script: str, *flags: str, name: str = "r", workers=InlineWorkers) -> Finished:
-        """Run a script; with `workers` None these are processes. The run of a chapter is called `name`."""
+        """Run a script, with processes if `workers` is None or `Workers`. The run of a chapter is called `name`."""
         trains = script.startswith("train_")
         named = ["--run-name", name] if trains and "--resume" not in flags else []
         with self.monkeypatch.context() as patch:
+            if workers is not InlineWorkers:
+                fork_children(patch)
             if trains and workers is not None:
                 patch.setattr("a3c_mp.run.actors.Workers", workers)
                 patch.setattr("a3c_mp.run.evaluator.Workers", workers)
@@ -189,19 +193,43 @@ class Inline:
 
 
 class Scripts:
-    """Starts scripts of the project with run folders below `runs_dir`."""
+    """Starts scripts of the project with run folders below `runs_dir`; a `with` block at whose end none is left."""
 
     def __init__(self, runs_dir: Path):
         self.runs_dir = runs_dir
         self.started: list[subprocess.Popen] = []
+        self.temporary = Path(tempfile.mkdtemp(prefix="t-"))  # short: it has Unix sockets
+
+    def __enter__(self) -> "Scripts":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def files(self) -> set[Path]:
+        """Folders of Unix sockets, and all shared memory."""
+        return {*self.temporary.glob("a3c-*"), *Path("/dev/shm").iterdir()}
+
+    def left(self, before: set[Path], seconds: float = 60) -> set[Path]:
+        """New files that stay there; other tests, run at the same time, remove their shared memory when they end."""
+        deadline, left = time.monotonic() + seconds, self.files() - before
+        while left and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left &= self.files()
+        return left
 
     def start(self, script: str, *flags: str, prefix: Sequence[str] = (), **popen) -> subprocess.Popen:
         settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": _default_signals, **popen}
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         process = subprocess.Popen(
             [*prefix, sys.executable, str(ROOT / script), *flags],
             cwd=self.runs_dir,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self.temporary)},
             **settings,
         )
         self.started.append(process)
@@ -228,6 +256,11 @@ class Scripts:
         path = self.runs_dir / "runs" / name / file
         self.wait_until(lambda: path.exists() and text in path.read_text(), process, timeout)
         return path.read_text()
+
+    def wait_for_game(self, process: subprocess.Popen, actor: int = 0) -> None:
+        """Wait until an actor of the run `r` has finished a game; with two learners, actor 1 is that of learner 1."""
+        path = self.runs_dir / "runs/r/episodes.csv"
+        self.wait_until(lambda: path.exists() and any(e.actor == actor for e in read_episodes(path)), process)
 
     def wait_until(
         self, happened: Callable[[], object], process: subprocess.Popen, timeout: float = 150, pause: float = 0.05
@@ -284,20 +317,6 @@ def _status(process: psutil.Process) -> str | None:
         return process.status()
     except psutil.NoSuchProcess:
         return None
-
-
-def files_of_runs():
-    """Shared memory, and the folders of Unix sockets."""
-    return {*Path("/dev/shm").iterdir(), *Path(tempfile.gettempdir()).glob("a3c-*")}
-
-
-def left_of_runs(before, seconds=60):
-    """New ones that stay there; other tests, run at the same time, remove theirs when they end."""
-    deadline, left = time.monotonic() + seconds, files_of_runs() - before
-    while left and time.monotonic() < deadline:
-        time.sleep(0.1)
-        left &= files_of_runs()
-    return left
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from harness import APEX_DDPG, CHAPTERS, TASK, row_id
 @pytest.mark.parametrize(  # chapter 5 has the bits of chapter 1
     "chapter", [pytest.param(c, marks=pytest.mark.slow) if c is TASK else c for c in CHAPTERS], ids=row_id
 )
-def test_a_chapter_learns_cartpole(scripts, chapter):
+def test_a_chapter_learns_cartpole(run_inline, chapter):
     """From 20 or so, the mean return of the last 100 games that chance reaches, to 150."""
     flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
     flags += ["--total-steps", "100000"]
-    done = scripts.finish(scripts.start(chapter.script, "--run-name", "r", *flags), "r", timeout=280)
+    done = run_inline(chapter.script, *flags, workers=None)
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary
 
@@ -31,10 +31,10 @@ def test_a_task_solves_cartpole_in_every_mode(scripts, how):
 
 
 @pytest.mark.timeout(300)
-def test_apex_ddpg_swings_the_pendulum_up(scripts):
+def test_apex_ddpg_swings_the_pendulum_up(run_inline):
     flags = ["--env-id", "Pendulum-v1", "--deterministic", "--seed", "1", "--total-steps", "10000"]
-    done = scripts.finish(scripts.start(APEX_DDPG.script, "--run-name", "r", *flags), "r", timeout=280)
+    done = run_inline(APEX_DDPG.script, *flags, workers=None)
     assert done.code == 0, done.err
-    played = scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "20", "--num-envs", "20"), "r")
+    played = run_inline("play.py", "runs/r", "--episodes", "20", "--num-envs", "20")
     mean = float(played.out.split("\nmean ")[1].split(",")[0])
     assert mean >= -200, played.out

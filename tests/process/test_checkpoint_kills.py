@@ -27,10 +27,10 @@ def save_without_end(folder, steps, done):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("kills", [15, pytest.param(KILLS, marks=pytest.mark.slow)])
 def test_a_save_killed_at_any_moment_costs_that_one_save(tmp_path, kills):
     context = mp.get_context("forkserver")  # no time for fifty imports of torch
-    context.set_forkserver_preload(["torch", "a3c_mp.run.checkpoint", "test_checkpoint_kills"])
     rng, folder, steps, in_the_middle = random.Random(0), tmp_path / "checkpoints", 0, 0
     for _ in range(kills):
         receiver, sender = context.Pipe(duplex=False)

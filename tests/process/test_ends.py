@@ -8,10 +8,10 @@ import time
 import psutil
 import pytest
 from envs import MISHAPS
-from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, SMALL, TASK, actors_of, row_id, still_alive
+from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, TASK, actors_of, row_id, still_alive
 
-HELPER = ["--env-id", "envs:Helper-v0"]
-NUM_ENVS = int(SMALL[SMALL.index("--num-envs") + 1])
+HELPER = ["--env-id", "envs:Helper-v0", "--num-actors", "1"]
+TWO_LEARNERS = ["--num-actors", "2", *IMPALA.two_learners]
 
 
 def helpers(scripts, actor="*"):
@@ -49,16 +49,16 @@ def actors_with_helpers(scripts):
         pytest.param(TASK, "total_steps", EVALUATED, marks=pytest.mark.slow),
         pytest.param(TASK, signal.SIGTERM, EVALUATED, marks=pytest.mark.slow),
         pytest.param(TASK, signal.SIGKILL, (), marks=pytest.mark.slow),
-        pytest.param(IMPALA, signal.SIGINT, IMPALA.two_learners, marks=pytest.mark.slow),
-        pytest.param(IMPALA, signal.SIGKILL, IMPALA.two_learners, marks=pytest.mark.slow),
+        pytest.param(IMPALA, signal.SIGINT, TWO_LEARNERS, marks=pytest.mark.slow),
+        pytest.param(IMPALA, signal.SIGKILL, TWO_LEARNERS, marks=pytest.mark.slow),
     ],
     ids=row_id,
 )
 def test_no_helper_process_of_an_environment_outlives_the_run(scripts, chapter, way, flags):
-    steps = "6000" if way == "total_steps" else "1000000"
+    steps = "3000" if way == "total_steps" else "1000000"
     trainer = scripts.train(chapter, *HELPER, *flags, "--total-steps", steps)
-    scripts.wait_for("r", "episodes.csv:,1,", trainer)
-    processes = 3 if flags is EVALUATED else 2
+    processes = 2 if flags else 1
+    scripts.wait_for_game(trainer, actor=1 if flags is TWO_LEARNERS else 0)
     scripts.wait_until(lambda: len(actors_with_helpers(scripts)) == processes, trainer)
     actors = actors_with_helpers(scripts)
     if way != "total_steps":
@@ -69,13 +69,14 @@ def test_no_helper_process_of_an_environment_outlives_the_run(scripts, chapter, 
 
 
 def test_no_helper_process_of_an_environment_outlives_its_actor(scripts, monkeypatch):
-    """Actor 0 is killed, then its successor raises, then the next one is terminated."""
+    """The actor is killed, then its successor raises, then the next one is terminated."""
     monkeypatch.setenv(MISHAPS, "killed in a step,raised")
     trainer = scripts.train(A3C_DATA, *HELPER)
     scripts.wait_for("r", "run.log:restart 2 of", trainer)
-    stepped = scripts.runs_dir / "stepped"  # by actor 1 and three times actor 0
-    scripts.wait_until(lambda: len(list(stepped.glob("*"))) == 4, trainer)
-    os.kill(newest(trainer), signal.SIGTERM)
+    stepped = scripts.runs_dir / "stepped"
+    scripts.wait_until(lambda: len(list(stepped.glob("*"))) == 3, trainer)
+    [actor] = actors_of(trainer.pid)
+    os.kill(actor.pid, signal.SIGTERM)
     log = scripts.wait_for("r", "run.log:restart 3 of", trainer)
     killed, raised, terminated = (int(pid) for pid in re.findall(r"actor 0 \(pid (\d+)\)", log))
     assert re.search(rf"\(pid {terminated}\) was killed by SIGTERM;", log)
@@ -83,8 +84,3 @@ def test_no_helper_process_of_an_environment_outlives_its_actor(scripts, monkeyp
         assert not left_of(scripts, actor)
     assert closed(scripts) == {raised, terminated}
     trainer.kill()
-
-
-def newest(trainer):
-    """The process id of the actor that was started last."""
-    return max(actors_of(trainer.pid), key=lambda actor: actor.create_time()).pid

@@ -1,20 +1,18 @@
 """A deterministic run ends with the very bits of an undisturbed one, whoever is killed and whenever it is resumed.
 
-Real actors, real learners, real SIGKILLs. Where only actors are disturbed the trainer is this process, which spares the
-time to start one.
+Real actors, real learners, real SIGKILLs. The trainer is this process, except where it is killed.
 """
 
 import csv
+import itertools
 import multiprocessing
 import random
 
-import psutil
 import pytest
 import torch
 from envs import MISHAPS
 from harness import A3C_DATA, EVALUATED, TASK, actors_of, row_id
 
-from a3c_mp.run import run as run_module
 from a3c_mp.run.checkpoint import list_checkpoints
 
 SMALL = ["--num-actors", "2", "--num-envs", "2"]
@@ -24,42 +22,22 @@ PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL, "--unroll-length", "8", "--bat
 LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
 REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
+TWO_LEARNERS = ["--num-learners", "2", "--slots-per-actor", "2", "--replay-proportion", "0"]
+UNTIL_EVALUATED = [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"]
 KINDS = {
-    "data": ("train_a3c_data.py", 4000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
-    "grad": ("train_a3c_grad.py", 3000, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
-    "impala": ("train_impala.py", 3000, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
+    "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
+    "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
+    "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
     "dqn": ("train_apex.py", 1000, APEX),
-    "task": ("train_task.py", 2000, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
+    "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
 }
 SLOW = {
     "data, Pong": ("train_a3c_data.py", 2000, [*PONG, "--slots-per-actor", "2"]),
     "grad, Pong": ("train_a3c_grad.py", 2000, PONG),
     "dqn, Pong": ("train_apex.py", 2000, [*PONG[:-4], "--batch-size", "16", *REPLAY[:-2], "--learning-starts", "80"]),
-    "impala, two learners": (
-        "train_impala.py",
-        2000,
-        [
-            *ROLLOUTS,
-            "--batch-unrolls",
-            "2",
-            "--replay-proportion",
-            "0",
-            "--num-learners",
-            "2",
-            "--slots-per-actor",
-            "2",
-        ],
-    ),
-    "evaluated": (
-        "train_a3c_data.py",
-        3000,
-        [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"],
-    ),
-    "task, standalone": (
-        "train_task.py",
-        3000,
-        [*ROLLOUTS, "--batch-size", "16", "--standalone", *EVALUATED, "--stop-eval-return", "501"],
-    ),
+    "impala, two learners": ("train_impala.py", 2000, [*ROLLOUTS, "--batch-unrolls", "2", *TWO_LEARNERS]),
+    "evaluated": ("train_a3c_data.py", 3000, UNTIL_EVALUATED),
+    "task, standalone": ("train_task.py", 3000, [*UNTIL_EVALUATED, "--standalone"]),
     "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
 ALL_KINDS = pytest.mark.parametrize(
@@ -68,7 +46,8 @@ ALL_KINDS = pytest.mark.parametrize(
     ids=[*KINDS, *SLOW],
 )
 SOME_CHAPTERS = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=pytest.mark.slow)], ids=row_id)
-KILLS = 3
+KILLED_AFTER = {3, 4, 9}
+"""rounds of the learner after which an actor is killed"""
 BY_THE_CLOCK = ("wall_seconds", "worker_restarts", "best_mean")
 
 
@@ -102,45 +81,43 @@ def games_of(folder):
 def own_actors():
     """The actors of this process, which is learner 0, and of the learners that it has started."""
     children = multiprocessing.active_children()
-    actors = [psutil.Process(child.pid) for child in children if child.name.startswith(("worker-", "collector-"))]
+    actors = [child for child in children if child.name.startswith(("worker-", "collector-"))]
     learners = [child.pid for child in children if child.name.startswith("learner-")]
     return actors + [actor for pid in learners for actor in actors_of(pid)]
 
 
-class Killer:
-    """Kills an actor at some of the learner's rounds."""
+def kill_actors(each_round):
+    """Kill an actor after some of the learner's rounds; returns the process ids as they come."""
+    count, killed = itertools.count(1), []
 
-    def __init__(self, monkeypatch, times):
-        self.rounds, self.times, self.killed = 0, times, 0
-        end_round = run_module.Run.end_round
+    def kill(run):
+        if (number := next(count)) in KILLED_AFTER:
+            actors = own_actors()
+            actors[number % len(actors)].kill()
+            killed.append(actors[number % len(actors)].pid)
 
-        def end_round_and_kill(run):
-            end_round(run)
-            self.rounds += 1
-            if self.rounds in self.times:
-                actors = own_actors()
-                actors[self.rounds % len(actors)].kill()
-                self.killed += 1
-
-        monkeypatch.setattr(run_module.Run, "end_round", end_round_and_kill)
+    each_round(kill)
+    return killed
 
 
 @ALL_KINDS
 @pytest.mark.timeout(900)
 def test_bits_survive_kills_of_actors_and_of_the_trainer(
-    scripts, run_inline, monkeypatch, request, script, steps, flags
+    scripts, run_inline, each_round, request, script, steps, flags
 ):
     trainer_kills = 3 if request.node.get_closest_marker("slow") else 1
     flags = [*flags, "--deterministic", "--total-steps", str(steps)]
     whole = run_inline(script, *flags, name="whole", workers=None)
-    runs = {"trainer killed": resumed(scripts, script, flags, trainer_kills)}
+    kill_trainers(scripts, script, flags, trainer_kills)
+    resumed = run_inline(script, "--resume", "runs/trainer-killed", name="trainer-killed", workers=None)
+    assert resumed.out.count("resumed from") == 1
+    runs = {"trainer killed": resumed}
     if "--standalone" not in flags:  # where there are no others
-        with monkeypatch.context() as patch:
-            killer = Killer(patch, times={3, 4, 9})
-            runs["actors killed"] = run_inline(script, *flags, name="actors-killed", workers=None)
-        assert killer.killed == KILLS
+        killed = kill_actors(each_round)
+        runs["actors killed"] = run_inline(script, *flags, name="actors-killed", workers=None)
+        assert len(killed) == len(KILLED_AFTER)
         restarts = runs["actors killed"].summary["worker_restarts"]
-        assert restarts >= KILLS - 1, "one may have been killed before it had started again"
+        assert restarts >= len(killed) - 1, "one may have been killed before it had started again"
 
     expected, games = state_of(whole.folder), games_of(whole.folder)
     assert expected["updates"] > 10
@@ -152,13 +129,15 @@ def test_bits_survive_kills_of_actors_and_of_the_trainer(
         assert run.summary["weights_sha256"] == whole.summary["weights_sha256"], how
 
 
-def resumed(scripts, script, flags, times):
-    """A run whose trainer was killed so many times, each some random time after a checkpoint."""
+def kill_trainers(scripts, script, flags, times):
+    """Begin a run whose trainer is killed so many times, each some random time after a checkpoint."""
     rng, name = random.Random(script), "trainer-killed"
     folder = scripts.runs_dir / "runs" / name
     every = ["--checkpoint-steps", "64", "--checkpoint-seconds", "3600"]
-    trainer = scripts.start(script, "--run-name", name, *flags, *every)
-    for _ in range(times):
+    for life in range(times):
+        trainer = scripts.start(
+            script, *(["--resume", f"runs/{name}"] if life else ["--run-name", name, *flags, *every])
+        )
         before = list_checkpoints(folder / "checkpoints")[:1]
         wanted = rng.randint(1, 4)  # checkpoints later
 
@@ -169,19 +148,14 @@ def resumed(scripts, script, flags, times):
         scripts.wait_until(enough, trainer, pause=0.001)
         trainer.kill()
         trainer.communicate()
-        trainer = scripts.start(script, "--resume", f"runs/{name}")
-    done = scripts.finish(trainer, name)
-    assert done.code == 0, done.out + done.err
-    assert done.out.count("resumed from") == 1
-    return done
 
 
 @SOME_CHAPTERS
-def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(scripts, chapter):
+def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(run_inline, chapter):
     flags = ["--env-id", "envs:Unrepeatable-v0", *SMALL, "--batch-size", "16", "--deterministic"]
-    first = scripts.run(chapter, *flags, "--checkpoint-steps", "200", "--total-steps", "400")
+    first = run_inline.train(chapter, *flags, "--checkpoint-steps", "200", "--total-steps", "400", workers=None)
     assert first.code == 0, first.err
-    done = scripts.resume(chapter, "--total-steps", "2000")
+    done = run_inline(chapter.script, "--resume", "runs/r", "--total-steps", "2000", workers=None)
     assert done.code == 0, done.out + done.err
     for actor in range(2):
         assert f"{chapter.actor} {actor} (pid " in done.out
@@ -192,12 +166,12 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
 
 
 @SOME_CHAPTERS
-def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(scripts, run_inline, monkeypatch, chapter):
-    flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "6000"]
+def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(run_inline, monkeypatch, chapter):
+    flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "3000"]
     expected = run_inline.train(chapter, *flags, name="whole", workers=None)
     assert expected.code == 0, expected.err
     monkeypatch.setenv(MISHAPS, "killed in a step,raised,hung")
-    done = scripts.run(chapter, *flags, "--hang-seconds", "3", name="disturbed")
+    done = run_inline.train(chapter, *flags, "--hang-seconds", "3", name="disturbed", workers=None)
     assert done.code == 0, done.out + done.err
     assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 3)
     assert done.out.count("rebuilt to where it was") == 3

@@ -3,7 +3,6 @@
 What each fault costs is promised in docs/reliability.md.
 """
 
-import csv
 import os
 import re
 import signal
@@ -22,8 +21,6 @@ from harness import (
     TASK,
     actors_of,
     family_of,
-    files_of_runs,
-    left_of_runs,
     row_id,
     scalars,
     still_alive,
@@ -36,18 +33,12 @@ SLOW = pytest.mark.slow
 ONE_IN_CI = pytest.mark.parametrize(
     "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in CHAPTERS[1:])], ids=row_id
 )
-SEVERAL_LEARNERS = pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c.learners], ids=row_id)
 
 
 def said_at(log, text):
     """When a line with a text was written to run.log."""
     line = next(line for line in log.splitlines() if text in line)
     return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-
-
-def episodes(folder):
-    with (folder / "episodes.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 WAYS = {
@@ -68,26 +59,21 @@ SOME = [
 ]
 
 
-def check_mishaps(scripts, monkeypatch, chapter, mishaps):
+def check_mishaps(run_inline, monkeypatch, chapter, mishaps):
     """Actor 0 and its successors meet these mishaps, then one more, for which there is no budget left."""
-    monkeypatch.setenv(MISHAPS, ",".join(mishaps))
-    restarts, folder = len(mishaps), scripts.runs_dir / "runs/r"
+    monkeypatch.setenv(MISHAPS, ",".join([*mishaps, "killed at last"]))
+    restarts = len(mishaps)
     flags = ["--max-restarts", str(restarts), "--hang-seconds", str(HANG_SECONDS)]
-    trainer = scripts.train(chapter, "--env-id", "envs:Mishap-v0", *flags)
-    log = scripts.wait_for("r", f"run.log:restart {restarts} of {restarts}", trainer, timeout=600)
-    before = len(episodes(folder))
-    scripts.wait_until(lambda: [e for e in episodes(folder)[before:] if e["actor"] == "0"], trainer)
-    (scripts.runs_dir / "enough").touch()
-    done = scripts.finish(trainer, "r")
-
-    restart_messages = [line for line in log.splitlines() if "restart" in line]
+    done = run_inline.train(chapter, "--env-id", "envs:Mishap-v0", *flags, workers=None)
+    log = done.log
+    restart_messages = [line for line in log.splitlines() if re.search(r"; restart \d", line)]
     for number, (line, mishap) in enumerate(zip(restart_messages, mishaps, strict=True), start=1):
         assert line.endswith(f"restart {number} of {restarts}")
         assert re.search(rf"{chapter.actor} 0 \(pid \d+\) {WAYS[mishap]}; restart", line)
-        happened, told = (scripts.runs_dir / mishap).stat().st_mtime, said_at(log, line)
+        happened, told = (run_inline.runs_dir / mishap).stat().st_mtime, said_at(log, line)
         if WAYS[mishap].startswith("sent no heartbeat"):
             assert HANG_SECONDS - 1 < told - happened < HANG_SECONDS + 5
-            seconds = [event.wall_time for event in scalars(folder)["charts/sps"] if event.value > 0]
+            seconds = [event.wall_time for event in scalars(done.folder)["charts/sps"] if event.value > 0]
             assert any(happened + 1 < s < told - 1 for s in seconds), "the other actor goes on meanwhile"
         else:
             assert told - happened < 5
@@ -98,27 +84,29 @@ def check_mishaps(scripts, monkeypatch, chapter, mishaps):
     assert f"was killed by SIGKILL; restart budget of {restarts} spent" in done.out
     assert done.summary["worker_restarts"] == restarts
     newest = done.checkpoints[0]
-    assert f"the last checkpoint is {newest.relative_to(scripts.runs_dir)}" in done.out
+    assert f"the last checkpoint is {newest.relative_to(run_inline.runs_dir)}" in done.out
     assert "Traceback" not in done.err
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("chapter", "mishaps"), SOME, ids=row_id)
-def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(scripts, monkeypatch, chapter, mishaps):
-    check_mishaps(scripts, monkeypatch, chapter, mishaps)
+def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(
+    run_inline, monkeypatch, chapter, mishaps
+):
+    check_mishaps(run_inline, monkeypatch, chapter, mishaps)
 
 
 @SLOW
 @pytest.mark.timeout(1800)
 @EVERY_CHAPTER
-def test_an_actor_may_be_lost_in_every_way_in_every_chapter(scripts, monkeypatch, chapter):
-    check_mishaps(scripts, monkeypatch, chapter, tuple(WAYS))
+def test_an_actor_may_be_lost_in_every_way_in_every_chapter(run_inline, monkeypatch, chapter):
+    check_mishaps(run_inline, monkeypatch, chapter, tuple(WAYS))
 
 
 @ONE_IN_CI
-def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_traceback(scripts, chapter):
-    done = scripts.run(chapter, "--env-id", "envs:Unmakeable-v0")
-    since = (scripts.runs_dir / "failed").stat().st_mtime  # what comes before is loading torch, twice
+def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_traceback(run_inline, chapter):
+    done = run_inline.train(chapter, "--env-id", "envs:Unmakeable-v0", workers=None)
+    since = (run_inline.runs_dir / "failed").stat().st_mtime
     assert time.time() - since < 10
     assert done.code == 1
     assert (done.out + done.err).count("Traceback") == 1
@@ -128,8 +116,13 @@ def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_tracebac
     assert done.summary["exit_reason"].startswith(f"error: {chapter.actor} ")
 
 
+def work_of(chapter):
+    """Flags by which as few processes as there can be work; IMPALA has two learners, for the faults that need them."""
+    return chapter.two_learners if chapter is IMPALA else ["--num-actors", "1"]
+
+
 def under_way(scripts, trainer):
-    scripts.wait_for("r", "episodes.csv:,1,", trainer)  # actor 1, of learner 1 if there are two, has finished a game
+    scripts.wait_for_game(trainer)
 
 
 def starting_up(scripts, trainer):
@@ -155,8 +148,8 @@ def saving(scripts, trainer):
     ids=row_id,
 )
 def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts, chapter, moment):
-    before = files_of_runs()
-    trainer = scripts.train(chapter, *chapter.two_learners)
+    before = scripts.files()
+    trainer = scripts.train(chapter, *(chapter.two_learners or work_of(chapter)))
     moment(scripts, trainer)
     family = family_of(trainer.pid)
     trainer.kill()
@@ -166,20 +159,17 @@ def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts,
         time.sleep(0.01)
     assert not still_alive(family)
     trainer.communicate()
-    assert not left_of_runs(before)
+    assert not scripts.left(before)
 
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
-FEW = [  # every pair of two of these choices occurs
-    (A3C_DATA, INT, "group", 1, under_way),
-    (A3C_DATA, TERM, "parent", 2, saving),
-    (A3C_GRAD, TERM, "group", 1, starting_up),
-    (A3C_GRAD, INT, "parent", 2, under_way),
-    (APEX_DQN, INT, "group", 2, saving),
-    (APEX_DQN, TERM, "parent", 1, starting_up),
-    (IMPALA, TERM, "group", 2, under_way),
-    (IMPALA, INT, "parent", 1, starting_up),
-    (TASK, TERM, "group", 1, under_way),
+FEW = [  # every pair of two of the other choices occurs
+    (TASK, INT, "group", 1, under_way),
+    (IMPALA, TERM, "parent", 2, under_way),
+    (A3C_DATA, INT, "parent", 1, saving),
+    (APEX_DQN, TERM, "group", 2, saving),
+    (A3C_GRAD, INT, "group", 2, starting_up),
+    (TASK, TERM, "parent", 1, starting_up),
 ]
 ALL = [
     (chapter, signum, target, times, moment)
@@ -192,10 +182,9 @@ ALL = [
 
 
 def check_signal(scripts, chapter, signum, target, times, moment):
-    learners = chapter.two_learners if chapter is IMPALA else []
-    before = files_of_runs()
+    before = scripts.files()
     pace = ["--checkpoint-seconds", "0.1" if moment is saving else "60"]
-    trainer = scripts.train(chapter, *learners, *pace, start_new_session=True)
+    trainer = scripts.train(chapter, *work_of(chapter), *pace, start_new_session=True)
     moment(scripts, trainer)
     family = family_of(trainer.pid)
     asked = time.monotonic()
@@ -211,7 +200,7 @@ def check_signal(scripts, chapter, signum, target, times, moment):
     assert done.checkpoints or moment is starting_up
     assert done.summary["steps"] > 0 or moment is starting_up
     assert not still_alive(family)
-    assert not left_of_runs(before)
+    assert not scripts.left(before)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +216,7 @@ def test_signals_end_a_run_with_checkpoint_and_summary(scripts, chapter, signum,
 @pytest.mark.parametrize(("chapter", "signum"), [(APEX_DQN, INT), (IMPALA, TERM)], ids=row_id)
 def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, chapter, signum):
     trainer = scripts.train(chapter, *chapter.two_learners)
-    under_way(scripts, trainer)
+    scripts.wait_for_game(trainer, actor=1)
     family = family_of(trainer.pid)
     learner = next(process for process in actors_of(trainer.pid) if actors_of(process.pid))
     learner.suspend()
@@ -243,7 +232,7 @@ def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, chapter, sig
 
 
 @SLOW
-@SEVERAL_LEARNERS
+@pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c.learners], ids=row_id)
 def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, chapter):
     flags = [*chapter.two_learners, "--no-reward-clip", "--total-steps", "6000"]
     done = scripts.run(chapter, "--env-id", "envs:NanReward-v0", *flags)
@@ -253,7 +242,7 @@ def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, chapter):
     assert done.summary["updates"] > 10
 
 
-@pytest.mark.parametrize(("signum", "times"), [(INT, 2), (TERM, 1)])
+@pytest.mark.parametrize(("signum", "times"), [(INT, 2), pytest.param(TERM, 1, marks=SLOW)])
 def test_signals_end_an_evaluation_without_a_word(scripts, run_inline, monkeypatch, signum, times):
     assert run_inline.train(A3C_DATA, "--total-steps", "200").code == 0
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")

@@ -162,7 +162,8 @@ def test_collectors_of_other_machines_train_a_hub_that_has_none_and_survive_kill
     assert collector.printed.endswith("the task has ended\n")
     assert hub.summary["worker_restarts"] == 0
     assert len(re.findall("INFO collector 0 (joined|left)", hub.log)) >= 5
-    assert "WARNING" not in hub.log
+    warnings = [line for line in hub.log.splitlines() if "WARNING" in line]
+    assert all("a connection was refused" in line for line in warnings), "one that was cut before it was complete"
 
 
 @pytest.mark.slow
@@ -243,12 +244,12 @@ def test_a_hub_goes_on_while_the_link_to_a_collector_is_down(start_hub, cable):
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory):
     """A hub with one place for a collector of another machine, and no evaluations."""
-    scripts = Scripts(tmp_path_factory.mktemp("standing"))
     flags = ("--num-actors", "1", "--remote-actors", "1", "--eval-every", "0")
-    hub = Hub(scripts, *flags, *SMALL, *ENDLESS)
-    yield hub
-    hub.process.terminate()
-    assert hub.end() == 143
+    with Scripts(tmp_path_factory.mktemp("standing")) as scripts:
+        hub = Hub(scripts, *flags, *SMALL, *ENDLESS)
+        yield hub
+        hub.process.terminate()
+        assert hub.end() == 143
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import signal
 import time
 
 import numpy as np
+import pytest
 import torch
 import torch.multiprocessing as mp
 from gymnasium.spaces import Box, Discrete
@@ -75,10 +76,10 @@ def make_shards():
     return Shards(2, B, ROWS, Box(-np.inf, np.inf, (STACK, WIDTH), np.float32), Discrete(20), STACK)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
     """Forty lives of an actor or more, all ended by SIGKILL in the middle of writing; another actor writes on."""
     context = mp.get_context("forkserver")  # no time for forty imports of torch; its parent has no threads to lose
-    context.set_forkserver_preload(["torch", "gymnasium", "a3c_mp.replay"])
     shards = make_shards()
     replay, rng = Replay(shards, 0.6, 0), np.random.default_rng(0)
     room = 2 * STEPS * 2  # two blocks may be under way

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from envs import EPISODE_LENGTH
+from forked import fork_children
 from gymnasium.spaces import Box, Discrete
 from harness import rounds
 
@@ -27,11 +28,13 @@ def rollouts():
     slots, weights = Slots(rollout_spec(T, B, *SPACES), 2 * ACTORS), Weights(net)
     states = ActorStates(args, ActorLayout(SPACES[1], T, {}), start=0)
     seen: dict[int, list[Rollout]] = {worker: [] for worker in range(ACTORS)}
-    with Workers(actor, ACTORS, (args, slots, weights, states)) as workers:
-        for filled in rounds(workers, lambda: all(len(found) >= 8 for found in seen.values())):
-            for worker, slot, _ in filled:
-                seen[worker].append(Rollout(*(field.clone() for field in Rollout(**slots[slot]))))
-            workers.release(filled, weights.version)
+    with pytest.MonkeyPatch.context() as patch:
+        fork_children(patch)
+        with Workers(actor, ACTORS, (args, slots, weights, states)) as workers:
+            for filled in rounds(workers, lambda: all(len(found) >= 8 for found in seen.values())):
+                for worker, slot, _ in filled:
+                    seen[worker].append(Rollout(*(field.clone() for field in Rollout(**slots[slot]))))
+                workers.release(filled, weights.version)
     return net, [Rollout(*(torch.stack(f) for f in zip(*found[:8], strict=True))) for found in seen.values()]
 
 

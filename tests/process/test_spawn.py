@@ -1,5 +1,8 @@
 """Child processes: those that lead a group, a terminal and a watchdog; those that a supervisor restarts and stops."""
 
+import errno
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import pty
 import signal
@@ -18,6 +21,7 @@ from a3c_mp.processes import watchdog
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervised import run_supervised
 from a3c_mp.processes.supervisor import Child, Supervisor
+from a3c_mp.processes.workers import WorkerOptions, Workers
 
 
 def write_to_the_terminal():
@@ -77,10 +81,43 @@ def test_the_watchdog_clears_registered_groups_and_folders_at_the_end_of_its_par
     kept.wait()
 
 
-def ignores(pid, signum):
+def ignores(pid, signum, field="SigIgn"):
     with open(f"/proc/{pid}/status") as status:
-        mask = next(line for line in status if line.startswith("SigIgn")).split()[1]
+        mask = next(line for line in status if line.startswith(field)).split()[1]
     return int(mask, 16) & 1 << (signum - 1)
+
+
+def fill(channel):
+    for slot, _ in channel.tokens():
+        channel.send(slot, None)
+
+
+def test_no_worker_hears_ctrl_c():
+    """Whatever is signalled to the terminal's process group, from the first instruction of a worker on."""
+    with Workers(fill, 2, (), options=WorkerOptions(in_order=True)) as workers:
+        assert all(ignores(pid, signal.SIGINT, "SigBlk") for pid in workers.pids), "blocked"
+        assert len(workers.take(lambda: False)) == 2  # from then on they are past their own first instructions
+        assert all(ignores(pid, signal.SIGINT) for pid in workers.pids)
+
+
+def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started(monkeypatch):
+    spawn, pids = multiprocessing.util.spawnv_passfds, []
+
+    def refuse_the_second(*args):
+        if pids:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        pids.append(spawn(*args))
+        return pids[-1]
+
+    multiprocessing.resource_tracker.ensure_running()
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse_the_second)
+    with pytest.raises(WorkerError) as refused, Workers(fill, 2, ()):
+        pass
+    assert str(refused.value).startswith("worker 1 cannot be started: Resource temporarily unavailable; lower")
+    assert "--num-actors" in str(refused.value)
+    assert "ulimit -u" in str(refused.value)
+    assert len(pids) == 1
+    assert not psutil.pid_exists(pids[0])
 
 
 def work(pipe, fail):
@@ -95,6 +132,7 @@ def supervised(pipe, closed, fail):
     run_supervised(partial(work, pipe, fail), pipe, close=lambda: closed.send(os.getpid()))
 
 
+@pytest.mark.usefixtures("forked")
 def test_roles_are_restarted_by_name_and_closed_at_the_end():
     """A collector and an evaluator: one is killed, the other raises an exception, each is replaced."""
     closed, closed_end = Pipe(duplex=False)

@@ -11,7 +11,7 @@ MODES = {"alone": ["--standalone"], "ipc": [], "tcp": ["--transport", "tcp", "--
     ("collectors", "seed"), [(2, 1), *(pytest.param(*case, marks=SLOW) for case in [(1, 1), (1, 2), (2, 2)])]
 )
 def test_a_deterministic_run_has_the_weights_of_chapter_1_in_every_mode(run_inline, collectors, seed):
-    flags = ["--deterministic", "--total-steps", "2000", "--num-actors", str(collectors), "--seed", str(seed)]
+    flags = ["--deterministic", "--total-steps", "1000", "--num-actors", str(collectors), "--seed", str(seed)]
     expected = run_inline.train(A3C_DATA, *flags, name="chapter-1").summary
     assert expected["updates"] > 20
     for name, mode in MODES.items():

@@ -1,13 +1,8 @@
 """Workers that die, hang or raise: named, replaced, and never in the way of the others."""
 
-import errno
-import multiprocessing.resource_tracker
-import multiprocessing.util
 import os
 import signal
-import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -20,6 +15,8 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import WAIT_SECONDS
 from a3c_mp.processes.workers import RestartMessage, WorkerOptions, Workers
+
+pytestmark = pytest.mark.usefixtures("forked")
 
 SPEC = {"count": ((1,), torch.int64)}
 
@@ -221,24 +218,6 @@ def test_no_worker_is_replaced_once_the_run_is_to_stop(slots):
     assert not restart_messages
 
 
-def test_no_worker_hears_ctrl_c(slots):
-    """Whatever is signalled to the terminal's process group, from the first instruction of a worker on."""
-    with Workers(count, 2, (slots,)) as workers:
-        blocked = [int(_status(pid)["SigBlk"], 16) for pid in workers.pids]
-        assert all(mask & 1 << (signal.SIGINT - 1) for mask in blocked), blocked
-        heard = set()  # from then on a worker is past its own first instructions
-        for filled in rounds(workers, lambda: heard == {0, 1}):
-            heard.add(filled[0].worker)
-            workers.release(filled, 0)
-        ignored = [int(_status(pid)["SigIgn"], 16) for pid in workers.pids]
-        assert all(mask & 1 << (signal.SIGINT - 1) for mask in ignored), ignored
-
-
-def _status(pid):
-    with open(f"/proc/{pid}/status") as file:
-        return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-
-
 def test_leaving_the_block_leaves_nothing_behind(slots):
     before = set(os.listdir("/dev/shm"))
     with Workers(count, 2, (slots,)) as workers:
@@ -246,35 +225,6 @@ def test_leaving_the_block_leaves_nothing_behind(slots):
         pids = workers.pids
         os.kill(pids[0], signal.SIGSTOP)  # not even a stopped one
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert set(os.listdir("/dev/shm")) <= before
-
-
-def test_workers_end_with_a_parent_that_is_killed(tmp_path):
-    script = tmp_path / "parent.py"
-    script.write_text(
-        textwrap.dedent("""
-        import sys
-        from test_workers import SPEC, count
-        from a3c_mp.processes.slots import Slots
-        from a3c_mp.processes.workers import Workers
-        if __name__ == "__main__":
-            slots = Slots(SPEC, 4)
-            with Workers(count, 2, (slots,)) as workers:
-                for filled in rounds(workers, lambda: False):
-                    print(*workers.pids, flush=True)
-                    workers.release(filled, 0)
-    """)
-    )
-    before = set(os.listdir("/dev/shm"))
-    path = os.pathsep.join([os.path.dirname(__file__), os.getcwd()])
-    parent = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
-    workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-    parent.kill()
-    parent.communicate()
-    _, alive = psutil.wait_procs(workers, timeout=2)
-    assert not alive
     assert set(os.listdir("/dev/shm")) <= before
 
 
@@ -389,23 +339,3 @@ def test_a_signal_without_a_name_is_reported_by_its_number(slots):
         fill(workers, slots, 2)
     assert len(restart_messages) == 1
     assert "was killed by signal 40; restart 1 of 5" in restart_messages[0].text
-
-
-def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started(slots, monkeypatch):
-    spawn, pids = multiprocessing.util.spawnv_passfds, []
-
-    def refuse_the_second(*args):
-        if pids:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        pids.append(spawn(*args))
-        return pids[-1]
-
-    multiprocessing.resource_tracker.ensure_running()
-    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse_the_second)
-    with pytest.raises(WorkerError) as refused, Workers(count, 2, (slots,)):
-        pass
-    assert str(refused.value).startswith("worker 1 cannot be started: Resource temporarily unavailable; lower")
-    assert "--num-actors" in str(refused.value)
-    assert "ulimit -u" in str(refused.value)
-    assert len(pids) == 1
-    assert not psutil.pid_exists(pids[0])
