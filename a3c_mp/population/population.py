@@ -93,8 +93,8 @@ class Population:
             shards = Shards(num, args.num_envs, lane_rows(args), spaces.obs, spaces.action)
             births, lives = Slots(birth_spec(args, spaces), num), Slots(life_spec(args, spaces), num)
         except MemoryError as error:
-            why = f"for nets and replay {error}"
-            raise ConfigError("population", num, why, "lower it, --replay-size or --units-range") from error
+            fix = "lower --replay-size, --population or --units-range"
+            raise ConfigError("replay-size", args.replay_size, f"for replay and nets {error}", fix) from error
         self.world = World(shards, births, lives, spaces)
         self.rows = np.zeros(shards.num_lanes, np.int64)  # that are filled in each lane of the replay
         self.members: list[Member] = []
