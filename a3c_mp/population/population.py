@@ -112,8 +112,9 @@ class Population:
         ]
 
     def fitness(self, place: int) -> float:
-        """Mean return of a member's evaluation games; NaN if its weights were not finite."""
-        return float(self.world.lives[place]["eval_returns"].mean())
+        """Mean return of a member's evaluation games, without those with NaN or inf; NaN for broken weights."""
+        returns = self.world.lives[place]["eval_returns"]
+        return float(returns[returns.isfinite()].mean())
 
     @property
     def rng(self) -> np.random.Generator:

@@ -41,8 +41,9 @@ def find_spaces(env_id: str) -> Spaces:
 
 
 def make_net(spaces: Spaces, genome: Genome) -> Any:
-    """Make a Q network with the architecture of a genome."""
-    return dqn.make_net(spaces.obs, spaces.action, genome.hidden, genome.activation)
+    """Make a Q network with the architecture of a genome, random weights, and torch's random numbers as they were."""
+    with torch.random.fork_rng(devices=[]):
+        return dqn.make_net(spaces.obs, spaces.action, genome.hidden, genome.activation)
 
 
 def make_state(spaces: Spaces, genome: Genome, adam_eps: float) -> MemberState:

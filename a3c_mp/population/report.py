@@ -136,7 +136,8 @@ class Report:
         """Record the games of the fittest member as the run's evaluation, and save its net if it is the best so far."""
         run, population = self.run, self.population
         life, sha256 = population.world.lives[population.fittest], sha256_of_weights(population.elite.state_dict())
-        returns, lengths = life["eval_returns"].tolist(), life["eval_lengths"].tolist()
+        finite = life["eval_returns"].isfinite()
+        returns, lengths = life["eval_returns"][finite].tolist(), life["eval_lengths"][finite].tolist()
         evaluation = Evaluation(population.generation + 1, run.steps, returns, lengths, sha256 or "")
         is_best = run.progress.evals.record(evaluation)
         run.record_evaluation(evaluation, population.elite if is_best else None)
