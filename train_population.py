@@ -18,7 +18,6 @@ from __future__ import annotations
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned member ends with its parent even while it imports torch)
 
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from a3c_mp.algorithms import dqn
@@ -31,14 +30,13 @@ from a3c_mp.population.growth import MemberState
 from a3c_mp.population.member import Life, World
 from a3c_mp.population.members import Members
 from a3c_mp.population.population import Population
-from a3c_mp.population.records import Spaces, read_member
+from a3c_mp.population.records import find_spaces, read_member
 from a3c_mp.population.report import Report
 from a3c_mp.population.settings import PRESETS, Args, check_settings
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch
 from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.preflight import check_env
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
@@ -71,7 +69,7 @@ def learn(args: Args, life: Life, state: MemberState, batch: Batch) -> None:
     """Take one gradient step of a member."""
     net, target_net, optimizer = state
     if args.normalize_obs:
-        net.norm.update(batch.obs)
+        life.update_norm(net.norm, batch.obs)
     total, metrics = loss(args, state, batch)
     optimizer.zero_grad(set_to_none=True)
     total.backward()
@@ -104,11 +102,11 @@ def train(args: Args, run: RunState, population: Population, group: LearnerGroup
 
 
 def main() -> int:
-    ranks.silence_other_ranks()
-    args = parse_args(Args, PRESETS, __doc__)
-    check_settings(args)
-    spaces = Spaces(*check_env(args.env_id, Discrete))
-    group = ranks.join(args)
+    with ranks.refused_once():
+        args = parse_args(Args, PRESETS, __doc__)
+        check_settings(args)
+        spaces = find_spaces(args.env_id)
+        group = ranks.join(args)
     set_up_torch(args, group.rank)
     population = Population(args, spaces)
     if group.rank > 0:

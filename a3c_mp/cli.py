@@ -48,7 +48,7 @@ def parse_args(
     else:
         env_id = env_id or args_class.env_id
         default = args_class(**{**_defaults(args_class, env_id), **presets.get(env_id, {}), "env_id": env_id})
-    args = dataclasses.replace(_cli(args_class, default, description, argv))  # fields without flags follow from others
+    args = _cli(args_class, default, description, argv)
     check_ranges(args)
     return args
 
@@ -95,7 +95,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
     if not (algorithm := str(content.get("algorithm", ""))).startswith(args_class.chapter):
         why = f"{path} belongs to another chapter, {algorithm}"
         raise ConfigError("resume", folder, why, "resume it with the script that started it")
-    if foreign := set(saved) - set(hints):
+    if foreign := set(saved) - set(flags_of(args_class)):
         why = f"{path} has {min(map(str, foreign))}, which this version does not know; written by a newer version?"
         raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
     given = {token.partition("=")[0].replace("_", "-").replace("--no-", "--") for token in argv}
@@ -103,7 +103,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
         flags = [
             token
             for name, value in saved.items()
-            if name in flags_of(args_class) and _flag(name) not in given
+            if _flag(name) not in given
             for token in _saved_flag(name, value, hints[name])
         ]
         args = _cli(args_class, args_class(), "", flags)
@@ -116,7 +116,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
 
 def _saved_flag(name: str, value: object, hint: object) -> list[str]:
     """A saved setting as the tokens of a flag. Raises ConfigError for a bool that is neither true nor false."""
-    if isinstance(value, list):
+    if isinstance(value, list) and typing.get_origin(hint) is tuple:
         return [_flag(name), *map(str, value)]
     if hint is not bool:
         return [f"{_flag(name)}={value}"]
@@ -126,8 +126,8 @@ def _saved_flag(name: str, value: object, hint: object) -> list[str]:
 
 
 def flags_of(args_class: type[Any]) -> list[str]:
-    """Names of the fields that are flags."""
-    return [field.name for field in dataclasses.fields(args_class) if field.init]
+    """Names of the fields, which are flags."""
+    return [field.name for field in dataclasses.fields(args_class)]
 
 
 def _flag(name: str) -> str:

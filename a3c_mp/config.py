@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import typing
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ class CommonArgs:
     """Settings of every chapter."""
 
     chapter = ""  # without an annotation it is no flag: what the algorithm's name begins with in config.json
+    actors_flag = "num-actors"  # the flag that says how many actors there are, for error messages
 
     env_id: str = "PongNoFrameskip-v4"
     """gymnasium environment id; module:Env-v0 imports the module first"""
@@ -120,10 +122,11 @@ def flag_name(field: str) -> str:
     return field.replace("_", "-")
 
 
-def check_ranges(args: object) -> None:
+def check_ranges(args: Any) -> None:
     """Raise ConfigError for the first field outside the `Between` of its annotation, or not finite."""
-    for name, hint in typing.get_type_hints(type(args), include_extras=True).items():
-        value = getattr(args, name)
+    hints = typing.get_type_hints(type(args), include_extras=True)
+    for name in (field.name for field in dataclasses.fields(args)):
+        value, hint = getattr(args, name), hints[name]
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if not math.isfinite(value):

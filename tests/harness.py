@@ -1,6 +1,7 @@
 """One harness for all tests: the table of chapters, and scripts run in processes of their own or in this one.
 
-To add a chapter, add a row to `CHAPTERS`; the tests that hold for every chapter then run it too:
+To add a chapter, add a row to `CHAPTERS`; the tests that hold for every chapter then run it too. `ALL_CHAPTERS` has the
+population as well, which has members instead of actors and a learner, and shares only some promises:
 1. `algorithm` as in its config.json, `script`, and `quick`: flags with which a run on `env_id` is over in a second;
 2. `learners=True` where it has `--num-learners`, `metrics` for TensorBoard names that other chapters do not have,
    `actor` and `inline` where it has neither actors of that name nor `Workers`;
@@ -52,6 +53,8 @@ class Chapter:
     """names in TensorBoard that other chapters do not have"""
     actor: str = "actor"
     """what its actors are called in messages, before their number"""
+    actors_flag: str = "num-actors"
+    """the flag that says how many there are"""
     inline: tuple[str, ...] = ()
     """flags by which all of it runs in one process, where `InlineWorkers` has nothing to replace"""
 
@@ -90,7 +93,13 @@ TASK = Chapter(
     actor="collector",
     inline=("--standalone",),
 )
+FEW_MEMBERS = ("--population", "2", "--num-envs", "4", "--units-range", "16", "64")
+GENERATIONS = ("--generation-steps", "200", "--learning-starts", "100", "--eval-episodes", "4")
+POPULATION = Chapter(
+    "population", "train_population.py", (*FEW_MEMBERS, *GENERATIONS), actor="member", actors_flag="population"
+)
 CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK)
+ALL_CHAPTERS = (*CHAPTERS, POPULATION)
 CONTINUOUS = (APEX_DDPG,)
 
 
@@ -100,6 +109,7 @@ def row_id(value: object) -> str | None:
 
 
 EVERY_CHAPTER = pytest.mark.parametrize("chapter", CHAPTERS, ids=row_id)
+EVERY_ONE_OF_ALL = pytest.mark.parametrize("chapter", ALL_CHAPTERS, ids=row_id)
 
 
 @dataclass
@@ -175,6 +185,7 @@ class Inline:
             if trains and workers is not None:
                 patch.setattr("a3c_mp.run.actors.Workers", workers)
                 patch.setattr("a3c_mp.run.evaluator.Workers", workers)
+                patch.setattr("a3c_mp.population.members.Workers", workers)
                 flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))
             patch.setattr("sys.argv", [script, *named, *flags])
             code = importlib.import_module(Path(script).stem).main()

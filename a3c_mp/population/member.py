@@ -7,18 +7,20 @@ and the seed of (generation, place): which process computes it, when, and how ma
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.algorithms.apex import ladder
 from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.data.transitions import episode_stats_spec, reward_to_learn, write_stats
+from a3c_mp.nets.obs_norm import ObsNorm
 from a3c_mp.population.genome import Genome
 from a3c_mp.population.growth import MemberState
 from a3c_mp.population.records import Spaces, record_spec, write_member
@@ -34,6 +36,8 @@ MEMBER, FITNESS = 2**32 - 4, 2**32 - 5
 """last numbers of the entropy of seeds: of a member's generation, of the games that decide fitness"""
 METRICS = ("losses/value", "values/q")
 """means over a member's updates"""
+SKIPPED = ("transitions_not_finite", "obs_values_clipped", "obs_moments_not_finite")
+"""counters of what a member could not learn from; see `run.guard`"""
 
 
 class World(NamedTuple):
@@ -84,6 +88,7 @@ def life_spec(args: Args, spaces: Spaces) -> Spec:
         "eval_lengths": ((args.eval_episodes,), torch.int64),
         "updates": ((), torch.int64),
         "metrics": ((len(METRICS),), torch.float64),
+        "skipped": ((len(SKIPPED),), torch.int64),
         "rows": ((args.num_envs,), torch.int64),
     }
 
@@ -120,6 +125,7 @@ class Life:
         for shard in range(shards.num_shards):
             self.replay.make_room(shard, 2 * args.rounds)
             self.replay.ingest(shard)
+        self.skipped = Counter(transitions_not_finite=-self.replay.rejected)  # those of earlier generations are counted
         self.t = self.updates = self.learning_steps = 0
         self.means = Means()
 
@@ -166,6 +172,11 @@ class Life:
             self.updates += 1
             yield self.replay.sample(genome.batch_size)
 
+    def update_norm(self, norm: ObsNorm, obs: Tensor) -> None:
+        """Update a net's running mean and variance with observations, and count outliers."""
+        is_finite, clipped = norm.update(obs)
+        self.skipped.update(obs_values_clipped=clipped, obs_moments_not_finite=not is_finite)
+
     def end(self, genome: Genome, state: MemberState) -> None:
         """Evaluate the member, and write it and its figures to its record in `World.lives`."""
         record = self.world.lives[self.place]
@@ -174,6 +185,8 @@ class Life:
         means = self.means.pop()
         record["metrics"][:] = torch.tensor([means.get(name, math.nan) for name in METRICS])
         record["updates"].fill_(self.updates)
+        self.skipped["transitions_not_finite"] += self.replay.rejected
+        record["skipped"][:] = torch.tensor([self.skipped[name] for name in SKIPPED])
         record["rows"][:] = torch.from_numpy(self.writer.row)
         write_member(record, genome, state)
 

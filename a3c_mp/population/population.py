@@ -99,8 +99,8 @@ class Population:
             shards = Shards(num, args.num_envs, lane_rows(args), spaces.obs, spaces.action)
             births, lives = Slots(birth_spec(args, spaces), num), Slots(life_spec(args, spaces), num)
         except MemoryError as error:
-            why = f"for nets and replay {error}"
-            raise ConfigError("population", num, why, "lower it, --replay-size or --units-range") from error
+            fix = "lower --replay-size, --population or --units-range"
+            raise ConfigError("replay-size", args.replay_size, f"for replay and nets {error}", fix) from error
         self.world = World(shards, births, lives, spaces)
         self.rows = np.zeros(shards.num_lanes, np.int64)  # that are filled in each lane of the replay
         self.members: list[Member] = []
@@ -118,8 +118,9 @@ class Population:
         ]
 
     def fitness(self, place: int) -> float:
-        """Mean return of a member's evaluation games; NaN if its weights were not finite."""
-        return float(self.world.lives[place]["eval_returns"].mean())
+        """Mean return of a member's evaluation games, without those with NaN or inf; NaN for broken weights."""
+        returns = self.world.lives[place]["eval_returns"]
+        return float(returns[returns.isfinite()].mean())
 
     @property
     def rng(self) -> np.random.Generator:

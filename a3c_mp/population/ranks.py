@@ -12,9 +12,10 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 
@@ -28,6 +29,8 @@ from a3c_mp.run.replica import ReplicaRun
 
 RANK_SECONDS = 1800.0
 """longest time that a rank waits for another, which may have a generation of slow games to play"""
+REFUSAL_SECONDS = 20.0
+"""longest time that rank 0 may take longer than others to find the same bad input"""
 ONE_COMMAND = "start all ranks by one command: accelerate launch --multi_gpu --num_processes 2"
 
 
@@ -39,14 +42,17 @@ def join(args: CommonArgs, seconds: float = RANK_SECONDS) -> LearnerGroup:
         seconds: timeout of each collective operation.
 
     Raises:
-        ConfigError: the launcher has started fewer processes than it was asked for, accelerate is not installed, the
-            ranks are on several machines, or their settings differ.
+        ConfigError: the launcher has started fewer processes than it was asked for, or more than there are members;
+            accelerate is not installed, the ranks are on several machines, or their settings differ.
         PeerLost: another rank has died, or gave no answer in time.
     """
     rank, size = read_ranks(os.environ)
     if size == 1:
         return LearnerGroup()
     silence_other_ranks()
+    if size > args.num_actors:
+        why = f"each of {size} ranks needs at least one"
+        raise ConfigError(args.actors_flag, args.num_actors, why, "raise it, or start fewer processes")
     try:
         from accelerate import PartialState
     except ImportError:
@@ -129,12 +135,29 @@ def check_settings(group: LearnerGroup, args: CommonArgs) -> None:
             raise ConfigError("RANK", rank, "its settings differ from those of rank 0", ONE_COMMAND)
 
 
+@contextmanager
+def refused_once() -> Iterator[None]:
+    """Have rank 0 alone print a ConfigError, and end first: the launcher ends all ranks when one of them ends."""
+    silence_other_ranks()
+    try:
+        yield
+    except ConfigError:
+        if own_rank() != "0":
+            time.sleep(REFUSAL_SECONDS)
+        raise
+
+
+def own_rank() -> str:
+    """This process's rank as the launcher wrote it, before it is checked; "0" without a launcher."""
+    return os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
+
+
 def silence_other_ranks() -> None:
     """Discard what ranks besides 0 print, except for the traceback of an error of their own that ends them.
 
-    `join` does this; a script that can fail before calls it first.
+    `join` and `refused_once` do this.
     """
-    rank = os.environ.get("RANK", "0")
+    rank = own_rank()
     if rank == "0" or sys.excepthook is not sys.__excepthook__:
         return
     stderr = os.fdopen(os.dup(2), "w")

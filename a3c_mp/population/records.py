@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms import dqn
+from a3c_mp.errors import ConfigError
+from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.population.genome import Genome, Range
 from a3c_mp.population.growth import MemberState
 from a3c_mp.processes.slots import Spec
+from a3c_mp.run.preflight import check_env
 
 GENOME_BYTES = 512
 """longest genome as JSON"""
@@ -28,9 +31,19 @@ class Spaces(NamedTuple):
     action: gymnasium.Space
 
 
+def find_spaces(env_id: str) -> Spaces:
+    """Return the spaces of an environment. Raises ConfigError if it has images, or as `check_env` does."""
+    spaces = Spaces(*check_env(env_id, dqn.ACTIONS))
+    if is_image(spaces.obs):
+        why = f"observations are images {spaces.obs.shape}, members need vectors"
+        raise ConfigError("env-id", env_id, why, "choose another, or train_apex.py")
+    return spaces
+
+
 def make_net(spaces: Spaces, genome: Genome) -> Any:
-    """Make a Q network with the architecture of a genome."""
-    return dqn.make_net(spaces.obs, spaces.action, genome.hidden, genome.activation)
+    """Make a Q network with the architecture of a genome, random weights, and torch's random numbers as they were."""
+    with torch.random.fork_rng(devices=[]):
+        return dqn.make_net(spaces.obs, spaces.action, genome.hidden, genome.activation)
 
 
 def make_state(spaces: Spaces, genome: Genome, adam_eps: float) -> MemberState:

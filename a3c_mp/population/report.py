@@ -14,7 +14,9 @@ import numpy as np
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.data.episodes import episodes_at
-from a3c_mp.population.member import METRICS
+from a3c_mp.maths.schedules import passes_power_of_two
+from a3c_mp.nets.obs_norm import OUTLIER
+from a3c_mp.population.member import METRICS, SKIPPED
 from a3c_mp.population.population import Population
 from a3c_mp.population.records import sha256_of_member
 from a3c_mp.population.settings import Args
@@ -25,6 +27,14 @@ from a3c_mp.run.files import write_atomically
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import derive_seeds
 
+WARNINGS = {
+    "transitions_not_finite": "transitions of member {id} contain NaN or inf; skipped",
+    "obs_values_clipped": "batches of member {id}: {num} observed values more than "
+    f"{OUTLIER:g} standard deviations from the mean; clipped",
+    "obs_moments_not_finite": "batches of member {id}: mean or variance of observations is not finite; left out of the "
+    "running moments",
+}
+"""counter -> warning"""
 BLOCK = 16
 """steps of the environments that are recorded together"""
 CONFIRMATION = 2**32 - 8
@@ -55,7 +65,10 @@ class Report:
         for place in range(self.args.population):  # the next generation starts new games
             run.metrics.record_games(run.progress.window.lose(place))
         rows = [self._row(place) for place in range(self.args.population)]
-        self.lineage.append(rows)
+        try:
+            self.lineage.append(rows)
+        except OSError as error:  # the next generation writes these lines too
+            run.log.warning(f"{self.lineage.path} not written: {error}")
         elite = rows[population.fittest]
         run.log.info(f"generation {population.generation}: the fittest is member {elite['id']}\n{table(rows)}")
         self._evaluate()
@@ -90,6 +103,12 @@ class Report:
         run.record_metrics(
             {f"{name}/member_{place}": float(value) for name, value in curves.items() if math.isfinite(value)}
         )
+        for name, num in zip(SKIPPED, life["skipped"].tolist(), strict=True):
+            before = run.counters[name]
+            run.counters[name] += num  # there from the start, also at 0
+            if passes_power_of_two(before, before + num):
+                what = WARNINGS[name].format(num=num, id=self.population.members[place].birth.id)
+                run.log.warning(f"{what} ({before + num} so far)")
 
     def _row(self, place: int) -> dict[str, Any]:
         """A member's line of `lineage.csv`."""
@@ -118,7 +137,8 @@ class Report:
         """Record the games of the fittest member as the run's evaluation, and save its net if it is the best so far."""
         run, population = self.run, self.population
         life, sha256 = population.world.lives[population.fittest], sha256_of_weights(population.elite.state_dict())
-        returns, lengths = life["eval_returns"].tolist(), life["eval_lengths"].tolist()
+        finite = life["eval_returns"].isfinite()
+        returns, lengths = life["eval_returns"][finite].tolist(), life["eval_lengths"][finite].tolist()
         evaluation = Evaluation(population.generation + 1, run.steps, returns, lengths, sha256 or "")
         is_best = run.progress.evals.record(evaluation)
         run.record_evaluation(evaluation, population.elite if is_best else None)
@@ -168,7 +188,7 @@ class Lineage:
         self.rows = [row for row in read_lineage(path) if int(row["generation"]) < generation] if path.exists() else []
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add a generation, and write the file."""
+        """Add a generation, and write the file. Raises OSError; the old file stays then."""
         self.rows += [{name: str(value) for name, value in row.items()} for row in rows]
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")

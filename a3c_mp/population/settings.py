@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -22,6 +23,7 @@ class Args(LearningArgs):
     """Settings of a population: chapter 6. It has no other actors than its members (--population)."""
 
     chapter = "population"
+    actors_flag = "population"
 
     env_id: str = "CartPole-v1"
     """gymnasium environment id with vector observations and discrete actions; module:Env-v0 imports the module first"""
@@ -109,13 +111,10 @@ class Args(LearningArgs):
     """Polyak tau of a target network update; 1 copies the online network"""
     deterministic: bool = True
     """always on in this chapter: runs with the same seed are bit-identical"""
-    # No flags of this chapter:
-    num_actors: int = field(init=False, default=0)
-    eval_every: int = field(init=False, default=0)
-    stop_eval_return: float | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_actors", self.population)
+    # Flags of other chapters that this one does not have: class variables are no fields.
+    num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
+    eval_every: ClassVar = 0  # type: ignore[misc]
+    stop_eval_return: ClassVar = None  # type: ignore[misc]
 
     @property
     def rounds(self) -> int:

@@ -44,15 +44,15 @@ def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True
     """
     check_processor()
     evaluators = int(args.eval_every > 0)
-    check_memory(args.num_actors, getattr(args, "num_learners", 1), args.cuda, evaluators)
-    check_open_files(args.num_actors)
+    check_memory(args.num_actors, getattr(args, "num_learners", 1), args.cuda, evaluators, args.actors_flag)
+    check_open_files(args.num_actors, args.actors_flag)
     try:
         if not args.cuda:
             copies = 2 + 2 * evaluators * shares_snapshots
             check_shared_memory(copies * sum(4 * t.numel() for t in net.state_dict().values()))
     except MemoryError as error:
         fix = "lower it or --num-envs"
-        raise ConfigError("num-actors", args.num_actors, f"for the weights {error}", fix) from error
+        raise ConfigError(args.actors_flag, args.num_actors, f"for the weights {error}", fix) from error
 
 
 def check_evaluation(args: CommonArgs) -> None:
@@ -73,29 +73,29 @@ def check_processor() -> None:
         raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
 
 
-def check_memory(num_actors: int, num_learners: int, cuda: bool, evaluators: int = 0) -> None:
-    """Raise ConfigError if host or GPU memory does not suffice for the processes besides the first learner."""
+def check_memory(num_actors: int, num_learners: int, cuda: bool, evaluators: int = 0, flag: str = "num-actors") -> None:
+    """Raise ConfigError, which names `flag`, if host or GPU memory is too small for all processes but one learner."""
     needed = (num_actors + num_learners - 1) * (ACTOR_BYTES + cuda * CONTEXT_BYTES) + evaluators * ACTOR_BYTES
     if needed > (free := free_memory()):
         why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
-        raise ConfigError("num-actors", num_actors, why, "lower it")
+        raise ConfigError(flag, num_actors, why, "lower it")
     if not cuda:
         return
     needed = num_actors // num_learners * CONTEXT_GPU_BYTES  # the learner has its own already
     if needed > (free := torch.cuda.mem_get_info()[0]):
         why = f"that takes {needed // MIB:,} MiB of a GPU's memory at least, {free // MIB:,} MiB is free"
-        raise ConfigError("num-actors", num_actors, why, "lower it, or leave --cuda out")
+        raise ConfigError(flag, num_actors, why, "lower it, or leave --cuda out")
 
 
-def check_open_files(num_actors: int) -> None:
-    """Raise the soft limit of open files to what is needed. Raises ConfigError if the hard limit is lower."""
+def check_open_files(num_actors: int, flag: str = "num-actors") -> None:
+    """Raise the soft limit of open files to what is needed. Raises ConfigError, which names `flag`, if it cannot be."""
     needed = FILES + FILES_PER_ACTOR * num_actors
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         why = f"that takes {needed} open files, {hard} are allowed"
-        raise ConfigError("num-actors", num_actors, why, "lower it, or raise the limit (ulimit -Hn)")
+        raise ConfigError(flag, num_actors, why, "lower it, or raise the limit (ulimit -Hn)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 

@@ -24,11 +24,14 @@ REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
 TWO_LEARNERS = ["--num-learners", "2", "--slots-per-actor", "2", "--replay-proportion", "0"]
 UNTIL_EVALUATED = [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"]
+MEMBERS = ["--population", "2", "--num-envs", "2", "--units-range", "16", "64", "--mutate-none", "0"]
+POPULATION = [*CARTPOLE[:4], *MEMBERS, "--generation-steps", "80", "--learning-starts", "50", "--eval-episodes", "2"]
 KINDS = {
     "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
     "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
     "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
     "dqn": ("train_apex.py", 1000, APEX),
+    "population": ("train_population.py", 2000, POPULATION),
     "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
 }
 SLOW = {
@@ -76,6 +79,12 @@ def state_of(folder):
 def games_of(folder):
     with (folder / "episodes.csv").open() as file:
         return [{**row, "seconds": None} for row in csv.DictReader(file)]
+
+
+def lineage_of(folder):
+    """The family tree of a population, with a SHA-256 of each member; None in other chapters."""
+    path = folder / "lineage.csv"
+    return path.read_text() if path.exists() else None
 
 
 def own_actors():
@@ -126,6 +135,7 @@ def test_bits_survive_kills_of_actors_and_of_the_trainer(
         assert run.code == 0, how
         assert differing(state_of(run.folder), expected) == [], how
         assert games_of(run.folder) == games, how
+        assert lineage_of(run.folder) == lineage_of(whole.folder), how
         assert run.summary["weights_sha256"] == whole.summary["weights_sha256"], how
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import shutil
 import signal
 import socket
@@ -15,7 +16,19 @@ import pytest
 import torch
 from envs import Env
 from gymnasium.spaces import Box, Discrete
-from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, CHAPTERS, CONTINUOUS, EVERY_CHAPTER, IMPALA, TASK, row_id
+from harness import (
+    A3C_DATA,
+    A3C_GRAD,
+    ALL_CHAPTERS,
+    APEX_DDPG,
+    APEX_DQN,
+    CONTINUOUS,
+    EVERY_ONE_OF_ALL,
+    IMPALA,
+    POPULATION,
+    TASK,
+    row_id,
+)
 
 import play
 import plot
@@ -30,12 +43,14 @@ from a3c_mp.config import bounds_of, check_ranges, flag_name
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.population.population import Population
+from a3c_mp.population.records import Spaces
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.keys import make_key
 from wrappers import make_env
 
-ALL = [*CHAPTERS, *CONTINUOUS]
+ALL = [*ALL_CHAPTERS, *CONTINUOUS]
 
 
 def each_chapter(chapters=ALL):
@@ -53,7 +68,7 @@ def flags_of(chapter):
 # ---- numbers
 
 
-@EVERY_CHAPTER
+@EVERY_ONE_OF_ALL
 def test_every_number_has_its_range(chapter):
     """All numeric flags of a chapter, from both sides, NaN and infinity."""
     make_args = chapter.module.Args
@@ -62,6 +77,8 @@ def test_every_number_has_its_range(chapter):
     check_ranges(args)
     for field in dataclasses.fields(args):
         hint = hints[field.name]
+        if typing.get_origin(hint) is tuple:  # a range of a gene: see `SPECIAL`
+            continue
         kinds = {int, float} & {hint, *typing.get_args(hint), *map(typing.get_origin, typing.get_args(hint))}
         kinds |= {int, float} & {inner for part in typing.get_args(hint) for inner in typing.get_args(part)}
         if not kinds:
@@ -77,11 +94,15 @@ def test_every_number_has_its_range(chapter):
     assert tried > 50
 
 
-@EVERY_CHAPTER
+def is_whole(hint):
+    return int in {hint, *typing.get_args(hint)} and typing.get_origin(hint) is not tuple
+
+
+@EVERY_ONE_OF_ALL
 def test_whole_numbers_may_be_written_as_1e6(chapter):
     make_args = chapter.module.Args
     hints = typing.get_type_hints(make_args, include_extras=True)
-    whole = [f.name for f in dataclasses.fields(make_args) if int in {hints[f.name], *typing.get_args(hints[f.name])}]
+    whole = [f.name for f in dataclasses.fields(make_args) if is_whole(hints[f.name])]
     flags = [f"--{flag_name(name)}=2e0" for name in whole if name not in ("total_steps", "seed")]
     args = parse_args(make_args, chapter.module.PRESETS, "", [*flags, "--total-steps", "1e6", "--seed", "1_000"])
     assert len(flags) >= 7
@@ -89,6 +110,19 @@ def test_whole_numbers_may_be_written_as_1e6(chapter):
     values = [getattr(args, name) for name in whole if name not in ("total_steps", "seed")]
     assert values == [2] * len(flags)
     assert all(type(value) is int for value in values)
+
+
+@EVERY_ONE_OF_ALL
+def test_help_shows_every_flag_and_no_other(chapter, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [chapter.script, "--help"])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        chapter.module.main()
+    assert not end.value.code
+    shown = {flag.removeprefix("no-") for flag in re.findall(r"(?<![\w-])--([a-z][a-z-]+)", capsys.readouterr().out)}
+    flags = {flag_name(field.name) for field in dataclasses.fields(chapter.module.Args)}
+    assert shown == flags | {"help"}
+    assert chapter.actors_flag in flags
 
 
 # ---- flags and environments, in every chapter
@@ -102,7 +136,7 @@ FLAGS = {
     "no number": (["--gamma", "high"], "gamma=high: "),
     "value missing": (["--seed"], "seed=: a value is missing"),
     "unknown flag": (["--turbo"], "turbo=: there is no such flag; see --help"),
-    "mistyped flag": (["--num-actor", "2"], "num-actor=2: there is no such flag; perhaps you meant --num-actors"),
+    "mistyped flag": (["--num-env", "2"], "num-env=2: there is no such flag; perhaps you meant --num-envs"),
     "value without flag": (["CartPole-v1"], "arguments=CartPole-v1: unexpected positional argument"),
     "choice": (["--precision", "fp8"], "precision=fp8: must be one of"),
     "resume of nothing": (["--resume", "old/nothing"], "resume=old/nothing: there is no run in this folder"),
@@ -124,7 +158,7 @@ def test_flags_and_environments(main, flags, bad, message, refused):
     assert message in refused(main, [*flags, *bad])
 
 
-@each_chapter(CHAPTERS)
+@each_chapter(ALL_CHAPTERS)
 def test_continuous_actions_are_for_ddpg_alone(main, flags, refused):
     line = refused(main, [*flags, "--env-id", "Pendulum-v1", *(["--algo", "dqn"] if "--algo" in flags else [])])
     assert line.startswith("error: env-id=Pendulum-v1: its actions are Box(")
@@ -225,6 +259,43 @@ SPECIAL = {
         "num-envs=4096: field obs of a rollout would have 134,283,264 bytes, a message between nodes can have "
         "134,217,728; lower it or --unroll-length",
     ),
+    "a population of one": (POPULATION, ["--population", "1"], "population=1: must be between 2 and 256"),
+    "a tournament larger than the population": (
+        POPULATION,
+        ["--population", "3", "--tournament-size", "4"],
+        "tournament-size=4: there are 3 members; lower it, or raise --population",
+    ),
+    "a negative probability": (POPULATION, ["--mutate-none", "-0.1"], "mutate-none=-0.1: must be 0 or more"),
+    "a NaN probability": (POPULATION, ["--mutate-parameters", "nan"], "mutate-parameters=nan: must be a finite number"),
+    "a range upside down": (
+        POPULATION,
+        ["--learning-rate-range", "1e-1", "1e-5"],
+        "learning-rate-range=0.1 to 1e-05: it is upside down; give the lower end first",
+    ),
+    "a range that ends nowhere": (POPULATION, ["--learning-rate-range", "1e-5", "inf"], "both ends must be finite"),
+    "a range of half units": (POPULATION, ["--units-range", "16", "64.5"], "units-range=16: Could not parse arguments"),
+    "half a range": (POPULATION, ["--batch-size-range", "8"], "batch-size-range=: a value is missing"),
+    "a start outside its range": (
+        POPULATION,
+        ["--batch-size", "512"],
+        "batch-size-range=8 to 256: the first member has 512; widen the range, or start inside it",
+    ),
+    "units outside their range": (POPULATION, ["--hidden", "8"], "units-range=16 to 256: the first member has 8; "),
+    "factors that stand still": (POPULATION, ["--grow-factor", "1", "2"], "grow-factor=1 to 2: must be 1.01 or more"),
+    "a layer without units": (POPULATION, ["--hidden", "64", "0"], "hidden=(64, 0): must be more than 0"),
+    "no learning": (POPULATION, ["--learning-rate", "0"], "learning-rate=0.0: must be more than 0"),
+    "a population by chance": (POPULATION, ["--no-deterministic"], "deterministic=False: a population is always"),
+    "a population of actors": (POPULATION, ["--num-actors", "2"], "num-actors=2: there is no such flag"),
+    "a population that starts too late": (
+        POPULATION,
+        ["--replay-size", "1000", "--learning-starts", "501"],
+        "learning-starts=501: the replay has room for 1000; use half of it at most",
+    ),
+    "a population that sees images": (
+        POPULATION,
+        ["--env-id", "PongNoFrameskip-v4"],
+        "env-id=PongNoFrameskip-v4: observations are images (4, 84, 84), members need vectors; choose another",
+    ),
     "random frame skip": (A3C_DATA, ["--env-id", "Pong-v4"], "use PongNoFrameskip-v4 or ALE/Pong-v5; choose another"),
 }
 
@@ -233,6 +304,16 @@ SPECIAL = {
 def test_what_does_not_go_together(chapter, bad, message, refused):
     small = ["--env-id", chapter.env_id]  # nets for Pong take a second to make
     assert message in refused(chapter.module.main, [*flags_of(chapter), *small, *bad])
+
+
+def test_ranks_that_cannot_share_the_members(refused, monkeypatch):
+    for name, value in {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    line = refused(POPULATION.module.main, ["--population", "2"])
+    assert "population=2: each of 3 ranks needs at least one; raise it, or start fewer processes" in line
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    line = refused(POPULATION.module.main, ["--population", "3"])
+    assert "WORLD_SIZE=3: several ranks need accelerate; pip install accelerate" in line
 
 
 @pytest.mark.parametrize(
@@ -324,7 +405,7 @@ BROKEN = {
 }
 
 
-@each_chapter(CHAPTERS)
+@each_chapter(ALL_CHAPTERS)
 @pytest.mark.parametrize(("cls", "changes", "message"), BROKEN.values(), ids=BROKEN)
 def test_environments_that_break_the_api(main, flags, cls, changes, message, register, refused):
     line = refused(main, [*flags, "--env-id", register(entry_point=cls, changes=changes)])
@@ -432,7 +513,7 @@ NAMES = {
 }
 
 
-@each_chapter(CHAPTERS)
+@each_chapter(ALL_CHAPTERS)
 @pytest.mark.parametrize(("name", "message"), NAMES.values(), ids=NAMES)
 def test_run_names(main, flags, name, message, refused, tmp_path):
     (tmp_path / "thesis").mkdir()
@@ -446,7 +527,7 @@ def test_run_names(main, flags, name, message, refused, tmp_path):
     assert sorted(path for path in tmp_path.rglob("*") if path.name != ".lock") == before
 
 
-@each_chapter(CHAPTERS)
+@each_chapter(ALL_CHAPTERS)
 def test_folders_that_cannot_be_written(main, flags, refused, tmp_path):
     (tmp_path / "file").touch()
     for folder in ("file", "file/below", "/proc/runs"):
@@ -469,10 +550,16 @@ def finished(tmp_path_factory):
             args = dataclasses.replace(args, algo=name.removeprefix("apex_"), replay_size=4000, learning_starts=100)
         env = make_env(env_id)
         spaces = env.observation_space, env.action_space
-        algo = {"apex_dqn": dqn, "apex_ddpg": ddpg}.get(name)
-        net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces)
-        optimizer = algo.make_optimizer(args, net) if algo else make_optimizer(args, net)
-        with Run(args, name, net, optimizer, {"target_net": net} if algo else None) as run:
+        if algo := {"apex_dqn": dqn, "apex_ddpg": ddpg}.get(name):
+            net = algo.make_net(*spaces)
+            optimizer, extra = algo.make_optimizer(args, net), {"target_net": net}
+        elif chapter is POPULATION:
+            population = Population(args, Spaces(*spaces))
+            net, optimizer, extra = population.elite, None, {"population": population}
+        else:
+            net = make_actor_critic(*spaces)
+            optimizer, extra = make_optimizer(args, net), None
+        with Run(args, name, net, optimizer, extra) as run:
             run.record_rollout(10, [Episode(10.0, 10)], 0, 0)
     return old
 
@@ -484,7 +571,7 @@ def old(finished, tmp_path, capfd):
     return shutil.copytree(finished, tmp_path / "old")
 
 
-RESUMED_BY = [(chapter, other) for chapter in CHAPTERS for other in ALL if other.script != chapter.script]
+RESUMED_BY = [(chapter, other) for chapter in ALL_CHAPTERS for other in ALL if other.script != chapter.script]
 
 
 @pytest.mark.parametrize(("chapter", "other"), RESUMED_BY, ids=row_id)
@@ -511,7 +598,7 @@ def test_a_resumed_run_stays_what_it_was(bad, message, old, refused):
     assert (old / "apex_dqn" / "config.json").read_text() == before
 
 
-@EVERY_CHAPTER
+@EVERY_ONE_OF_ALL
 def test_a_run_without_a_checkpoint_is_not_started_again(chapter, old, refused):
     shutil.rmtree(old / str(chapter) / "checkpoints")
     line = refused(chapter.module.main, ["--resume", f"old/{chapter}"])

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from harness import A3C_DATA, A3C_GRAD, CHAPTERS, EVERY_CHAPTER, row_id
+from harness import A3C_DATA, A3C_GRAD, CHAPTERS, EVERY_CHAPTER, EVERY_ONE_OF_ALL, row_id
 
 from a3c_mp.algorithms import apex
 from a3c_mp.errors import ConfigError
@@ -121,7 +121,7 @@ def test_what_looks_like_an_image_and_is_treated_as_a_vector_is_in_the_log(
 # ---- a full disk
 
 
-@EVERY_CHAPTER
+@EVERY_ONE_OF_ALL
 def test_a_full_disk_costs_warnings_and_the_old_checkpoint_stays(run_inline, chapter, monkeypatch):
     """Between 1,000 and 2,000 steps no file can grow."""
     warnings, during, folder = [], [], run_inline.folder() / "checkpoints"
@@ -186,7 +186,10 @@ DAMAGE = {
     "a flipped bit": (flip_a_bit, "SHA-256"),
     "NaN": (lambda path: replace_state(path, net={"weight": torch.tensor(math.nan)}), "holds NaN or infinity"),
     "another net": (lambda path: replace_state(path, net={"weight": torch.ones(3)}), "does not fit these settings"),
-    "half a state": (lambda path: replace_state(path, optimizer={}), "does not fit these settings"),
+    "half a state": (
+        lambda path: replace_state(path, optimizer={}, extra={"population": {}}),
+        "does not fit these settings",
+    ),
     "odd counters": (lambda path: replace_state(path, returns=7), "does not fit these settings"),
     "another algorithm": (lambda path: replace_content(path, path.read_bytes(), algorithm="ppo"), "algorithm ppo"),
     "a newer format": (lambda path: replace_content(path, path.read_bytes(), format=2), "reads up to 1"),
@@ -196,7 +199,7 @@ DAMAGE_OF_A_STATE = {name: DAMAGE[name] for name in ("NaN", "another net", "half
 """what the chapters themselves notice; the rest, the code that reads files"""
 
 
-@EVERY_CHAPTER
+@EVERY_ONE_OF_ALL
 def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is(run_inline, chapter, monkeypatch):
     done = run_inline.train(chapter, "--total-steps", "800", "--checkpoint-steps", "200")
     newest, previous, *_ = [path.relative_to(run_inline.runs_dir) for path in done.checkpoints]
@@ -227,10 +230,11 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is(run_
 TOO_LARGE = {
     "apex_dqn": ["--replay-size", "1e12"],
     "impala": ["--num-envs", "4096", "--unroll-length", "1e7", "--replay-proportion", "0"],
+    "population": ["--replay-size", "1e12"],
 }
 
 
-@EVERY_CHAPTER
+@EVERY_ONE_OF_ALL
 def test_too_little_shared_memory_is_found_before_the_start(chapter, refused):
     flags = TOO_LARGE.get(chapter.algorithm, ["--num-envs", "4096", "--unroll-length", "1e7"])
     message = refused(chapter.module.main, ["--env-id", "CartPole-v1", *flags])
@@ -238,21 +242,21 @@ def test_too_little_shared_memory_is_found_before_the_start(chapter, refused):
     assert "; lower --" in message
 
 
-@EVERY_CHAPTER
+@EVERY_ONE_OF_ALL
 def test_too_little_memory_and_too_few_open_files_are_found_before_the_start(chapter, refused, monkeypatch):
-    flags = [*chapter.flags, "--num-actors", "100"]
+    flags = [*chapter.flags, f"--{chapter.actors_flag}", "100"]
     flags += ["--replay-size", "1e6"] if "--replay-size" in flags else []
     monkeypatch.setattr(limits, "free_memory", lambda: 2**30)
-    message = "num-actors=100: that takes 15,000 MiB of memory at least, 1,024 MiB is free; lower it"
+    message = f"error: {chapter.actors_flag}=100: that takes 15,000 MiB of memory at least, 1,024 MiB is free; lower it"
     assert message in refused(chapter.module.main, flags)
     monkeypatch.setattr(limits, "free_memory", lambda: 2**40)
     monkeypatch.setattr(limits.resource, "getrlimit", lambda what: (200, 300))
     needed = limits.FILES + 100 * limits.FILES_PER_ACTOR
-    message = f"num-actors=100: that takes {needed} open files, 300 are allowed; lower it, or raise the limit"
-    assert message in refused(chapter.module.main, flags)
+    message = f"=100: that takes {needed} open files, 300 are allowed; lower it, or raise the limit"
+    assert f"error: {chapter.actors_flag}{message}" in refused(chapter.module.main, flags)
 
 
-@EVERY_CHAPTER
+@EVERY_ONE_OF_ALL
 def test_another_processor_is_refused_before_the_start(chapter, refused, monkeypatch):
     monkeypatch.setattr(limits.platform, "machine", lambda: "aarch64")
     assert "error: machine=aarch64: " in refused(chapter.module.main, chapter.flags)
@@ -261,7 +265,7 @@ def test_another_processor_is_refused_before_the_start(chapter, refused, monkeyp
 # ---- two runs in one folder
 
 
-@EVERY_CHAPTER
+@EVERY_ONE_OF_ALL
 def test_a_folder_in_use_is_refused_with_the_name_of_the_holder(run_inline, chapter):
     done = run_inline.train(chapter, "--total-steps", "200")
     take = "import fcntl; file = open('runs/r/.lock', 'w'); fcntl.flock(file, fcntl.LOCK_EX)"

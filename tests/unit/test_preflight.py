@@ -70,6 +70,7 @@ class Sizes(NamedTuple):
     num_learners: int
     cuda: bool
     eval_every: int = 0
+    actors_flag: str = "num-actors"
 
 
 def check_with(monkeypatch, args, free, free_on_gpu=2**63):

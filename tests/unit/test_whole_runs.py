@@ -4,7 +4,7 @@ The same with real processes, as far as these matter, is in tests/process.
 """
 
 import pytest
-from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, EVALUATED, TASK, episode_steps, scalars
+from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, EVALUATED, POPULATION, TASK, episode_steps, row_id, scalars
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.errors import ConfigError
@@ -17,10 +17,11 @@ APEX_CURVES = {
 }
 
 
-def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch):
+@pytest.mark.parametrize("chapter", [A3C_DATA, POPULATION], ids=row_id)
+def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch, chapter):
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.05)  # so that either run has points of curves in its middle
-    first = run_inline.train(A3C_DATA, "--total-steps", "3000", "--gamma", "0.97").summary
-    second = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "9000")
+    first = run_inline.train(chapter, "--total-steps", "3000", "--gamma", "0.97").summary
+    second = run_inline(chapter.script, "--resume", "runs/r", "--total-steps", "9000")
     assert second.code == 0, second.err
     assert second.summary["steps"] >= 9000, "each environment has ended a game, which may take 500 steps"
     assert second.summary["updates"] > first["updates"] > 0
@@ -30,7 +31,7 @@ def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch):
     steps = episode_steps(second.folder)
     assert steps == sorted(steps)
     assert len(steps) == second.summary["episodes"], "no episode is missing or counted twice"
-    for tag in ("charts/sps", "losses/total"):
+    for tag in ("charts/sps", "losses/value"):
         steps = [event.step for event in scalars(second.folder)[tag]]
         assert steps == sorted(set(steps)), "curves neither overlap nor go back"
         assert steps[0] < first["steps"] < steps[-1]

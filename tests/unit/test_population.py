@@ -1,0 +1,241 @@
+"""A population: what a member does in a generation, and what is kept of it; whole runs are in test_population_runs."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import train_population
+from a3c_mp.population import member as member_module
+from a3c_mp.population.evolution import Birth
+from a3c_mp.population.genome import ACTIVATIONS, Genome
+from a3c_mp.population.population import EliteNet, Population
+from a3c_mp.population.records import find_spaces, make_state, read_member, record_spec, sha256_of_member, write_member
+from a3c_mp.population.settings import Args
+from a3c_mp.processes.channel import Token
+from a3c_mp.processes.slots import Slots
+from a3c_mp.replay import Batch
+
+SPACES = find_spaces("CartPole-v1")
+FAST = Args(
+    population=2,
+    num_envs=4,
+    generation_steps=200,
+    learning_starts=100,
+    eval_episodes=4,
+    learn_every=120,
+    units_range=(16, 64),
+    init="same",
+)
+START = FAST.genome
+
+
+def live(population, place, beat=lambda: None):
+    """Have a place live the current generation, in this process."""
+    tokens = [Token(place, population.generation)]
+    channel = SimpleNamespace(actor=place, tokens=lambda: tokens, beat=beat, send=lambda slot, payload: None)
+    train_population.member(channel, population.args, population.world)
+
+
+def generations_later(num, genomes=(START, START), **changes):
+    """A population after some generations; in the current one, its places have these genomes."""
+    population = Population(dataclasses.replace(FAST, **changes), SPACES)
+    for generation in range(num):
+        for place in range(2):
+            live(population, place)
+        population.end_lives()
+        births = [Birth(2 * generation + 2 + i, member.birth.id, "none", "", genomes[i])
+                  for i, member in enumerate(population.members)]  # fmt: skip
+        population.apply(births)
+    return population
+
+
+class Update(NamedTuple):
+    """A call of `learn`."""
+
+    number: int
+    learning_steps: int  # of the member in this generation
+    learning_rate: float
+    hidden: tuple
+    batch: Batch
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """All updates of members, in a list."""
+    updates, learn = [], train_population.learn
+
+    def noted(args, life, state, batch):
+        hidden = tuple(len(side_by_side[0].weight) for side_by_side in state.net.layers()[:-1])
+        rate = state.optimizer.param_groups[0]["lr"]
+        updates.append(Update(life.updates, life.learning_steps, rate, hidden, batch))
+        learn(args, life, state, batch)
+
+    monkeypatch.setattr(train_population, "learn", noted)
+    return updates
+
+
+# ---- genes
+
+
+@pytest.mark.parametrize("learn_every", [1, 3, 64])
+def test_each_gene_acts(updates, learn_every):
+    genome = Genome(2.5e-3, 17, learn_every, (24, 40))
+    population = generations_later(1, genomes=(START, genome))
+    updates.clear()
+    live(population, 1)
+    assert {update.learning_rate for update in updates} == {2.5e-3}
+    assert {update.hidden for update in updates} == {(24, 40)}
+    assert {len(update.batch.reward) for update in updates} == {17}
+    assert [update.number for update in updates] == list(range(1, 200 // learn_every + 1))
+    assert population.world.lives[1]["updates"] == 200 // learn_every
+    for update in updates:  # none is early, or later than the step of four environments that it is due in
+        assert update.learning_steps - 4 < update.number * learn_every <= update.learning_steps
+
+
+# ---- the shared replay
+
+
+@pytest.mark.parametrize("generation", [1, 5])
+def test_members_draw_all_finished_generations_and_their_own_new_transitions(updates, generation):
+    population = generations_later(generation, (dataclasses.replace(START, learn_every=20),) * 2, replay_size=400)
+    shards, before = population.world.shards, population.rows.copy()
+    if generation == 5:
+        assert before.min() > shards.rows, "the lanes have come round"
+    others = np.arange(shards.num_lanes)[shards.lanes(1)]
+
+    def beat():  # what another member's generation may write meanwhile
+        for lane in others:
+            new = (before[lane] + np.arange(2 * population.args.rounds)) % shards.rows
+            shards.frame[lane, new], shards.reward[lane, new] = 777.0, 777.0
+            shards.priority[lane, new], shards.discount[lane, new] = 1.0, 1.0
+        shards.written[:] = shards.committed[:] = before + 2 * population.args.rounds
+
+    updates.clear()
+    live(population, 0, beat)
+    batches = [update.batch for update in updates]
+    for batch in batches:
+        for field in (batch.obs, batch.next_obs, batch.reward):
+            assert not (field == 777).any()
+    row, lane = np.divmod(torch.cat([batch.ids for batch in batches]).numpy(), shards.num_lanes)
+    assert set(lane) == set(range(shards.num_lanes)), "transitions of every environment are drawn"
+    is_new = row >= before[lane]
+    assert set(lane[is_new]) == set(range(4)), "of this generation, its own only"
+    assert is_new.mean() > 0.1
+
+
+def test_members_compute_targets_with_their_own_discount_factor():
+    population = generations_later(1)
+    args, world = population.args, population.world
+    state = make_state(SPACES, START, args.adam_eps)
+    torch.nn.init.normal_(next(iter(state.target_net.parameters())), std=0.3)  # the two nets differ
+    with member_module.Life(args, world, 0, 1, lambda: None) as life:
+        batch = life.replay.sample(128)
+    assert set(batch.discount.tolist()) == {0.0, 1.0}, "no writer's discount factor"
+    losses = {}
+    for gamma in (0.9, 0.99):
+        found, _ = train_population.loss(dataclasses.replace(args, gamma=gamma), state, batch)
+        expected = literal_loss(gamma, state, batch)
+        assert found.item() == pytest.approx(expected, rel=1e-5)
+        losses[gamma] = expected
+    assert losses[0.9] != pytest.approx(losses[0.99], rel=1e-3)
+
+
+@torch.no_grad()
+def literal_loss(gamma, state, batch: Batch):
+    """Mean Huber loss of double Q-learning's errors, one transition after the other."""
+    total = 0.0
+    for i in range(len(batch.reward)):
+        obs, next_obs = batch.obs[i : i + 1], batch.next_obs[i : i + 1]
+        best = max(range(2), key=lambda action: float(state.net(next_obs)[0][0, action]))
+        value = float(state.target_net(next_obs)[0][0, best])
+        target = float(batch.reward[i]) + (gamma * value if batch.discount[i] else 0.0)
+        error = abs(target - float(state.net(obs)[0][0, batch.action[i]]))
+        total += error**2 / 2 if error <= 1 else error - 0.5
+    return total / len(batch.reward)
+
+
+# ---- fitness
+
+
+def test_fitness_games_start_alike_for_all_members_and_differ_between_generations(monkeypatch):
+    starts, play = [], member_module.play_episodes
+
+    def noted(policy, env, *rest):
+        def noting(obs, is_start):
+            if not noting.called:
+                starts.append(obs.copy())
+                noting.called = True
+            return policy(obs, is_start)
+
+        noting.called = False
+        return play(noting, env, *rest)
+
+    monkeypatch.setattr(member_module, "play_episodes", noted)
+    generations_later(2)
+    first, second, third, fourth = starts
+    assert first.shape == (4, 4)
+    assert len(np.unique(first, axis=0)) == 4
+    assert (first == second).all()
+    assert (third == fourth).all()
+    assert (first != third).all()
+
+
+# ---- what is kept
+
+
+def equal(one, other):
+    """Whether two states are the same to the last bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    return one == other
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.integers(16, 64), min_size=1, max_size=3),
+    st.sampled_from(ACTIVATIONS),
+    st.floats(1e-5, 1e-1),
+    st.integers(0, 3),
+    st.integers(0, 99),
+)
+def test_a_record_holds_every_bit_of_a_member(hidden, activation, learning_rate, steps, seed):
+    torch.manual_seed(seed)
+    genome = Genome(learning_rate, 64, 4, tuple(hidden), activation)
+    state = make_state(SPACES, genome, 1e-5)
+    parameters = list(state.net.parameters())
+    for _ in range(steps):
+        for i, parameter in enumerate(parameters):
+            parameter.grad = torch.randn_like(parameter) if i else None  # Adam has no moments of the first
+        state.optimizer.step()
+    state.net.norm.update(torch.randn(9, 4))
+    record = Slots(record_spec(SPACES, FAST.ranges), 1)[0]
+    write_member(record, genome, state)
+    sha256 = sha256_of_member(record)
+    found, restored = read_member(record, SPACES, 1e-5)
+    assert found == genome
+    for part, original in zip(restored, state, strict=True):
+        assert equal(part.state_dict(), original.state_dict())
+    assert not any(parameter.requires_grad for parameter in restored.target_net.parameters())
+    for field in record.values():
+        field.fill_(7)
+    assert equal(restored.net.state_dict(), state.net.state_dict()), "a copy"
+    write_member(record, found, restored)
+    assert sha256_of_member(record) == sha256, "nothing is left of a member that was there before"
+
+
+def test_the_net_of_the_fittest_is_restored_with_its_architecture():
+    small, large = START, Genome(1e-3, 64, 4, (24, 40, 32), "tanh")
+    saved, loaded = EliteNet(SPACES, small), EliteNet(SPACES, small)
+    saved.become(large, make_state(SPACES, large, 1e-5).net)
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.genome == large
+    obs = torch.randn(5, 4)
+    assert torch.equal(loaded(obs)[0], saved(obs)[0])

@@ -1,0 +1,142 @@
+"""Runs of a population from beginning to end, members as threads.
+
+The same with real processes and several ranks is in process/test_population.py.
+"""
+
+import math
+
+import pytest
+from envs import EPISODE_LENGTH
+from harness import POPULATION
+
+import train_population
+from a3c_mp.data.episodes import Episode
+from a3c_mp.population import report
+
+
+def lineage(done):
+    return report.read_lineage(done.folder / "lineage.csv")
+
+
+@pytest.mark.parametrize("is_lucky", [False, True])
+def test_a_fitness_is_confirmed_in_new_games_and_steps_of_all_games_are_counted(run_inline, monkeypatch, is_lucky):
+    play, confirmations = report.play_episodes, []
+
+    def first_fails(*args):
+        confirmations.append(args)
+        lost = is_lucky and len(confirmations) == 1
+        return (Episode(0.0, game.length) if lost else game for game in play(*args))
+
+    monkeypatch.setattr(report, "play_episodes", first_fails)
+    goal = sum(range(EPISODE_LENGTH))
+    flags = ["--env-id", "envs:Count-v0", "--stop-return", str(goal), "--eval-episodes", "5"]
+    done = run_inline.train(POPULATION, *flags)
+    assert (done.code, done.summary["exit_reason"], done.summary["solved"]) == (0, "solved", True)
+    generations = 1 + is_lucky
+    assert done.summary["steps"] == 400 * generations
+    assert done.summary["evaluation_steps"] == generations * (2 * 5 + 100) * EPISODE_LENGTH
+    assert f"\n{'not ' * is_lucky}confirmed" in "\n".join(line[29:] for line in done.log.splitlines())
+    lost = f"not confirmed: mean return 0.0 in 100 new games, after a fitness of {goal:.1f}; training continues"
+    assert (lost in done.log) == is_lucky
+    assert f"confirmed: mean return {goal:.1f} in 100 new games" in done.log
+
+
+def test_a_member_whose_weights_are_not_finite_ranks_last_and_has_no_children(run_inline, monkeypatch):
+    learn = train_population.learn
+
+    def diverge(args, life, state, batch):
+        learn(args, life, state, batch)
+        if life.place == 0:
+            next(iter(state.net.parameters())).data.fill_(math.nan)
+
+    monkeypatch.setattr(train_population, "learn", diverge)
+    done = run_inline.train(POPULATION, "--total-steps", "1200", "--learn-every", "16", "--init", "same")
+    assert done.code == 0, done.log
+    rows = lineage(done)
+    assert [row["fitness"] == "nan" for row in rows] == 3 * [True, False]
+    parents = {(int(row["generation"]) - 1, row["parent"]) for row in rows if row["parent"]}
+    assert parents == {(int(row["generation"]), row["id"]) for row in rows if row["place"] == "1"} - {
+        (2, rows[-1]["id"])
+    }
+    assert math.isfinite(done.summary["eval_best_return_mean"])
+    assert done.state["steps"] == 1200, "its weights are finite"
+
+
+def test_where_all_members_have_diverged_the_run_fails(run_inline):
+    flags = ["--init", "same", "--learning-rate", "1e36", "--learning-rate-range", "1", "1e36"]
+    done = run_inline.train(POPULATION, *flags)
+    assert done.code == 1
+    why = "no member has a finite fitness: all have diverged; lower the learning rates"
+    assert done.summary["exit_reason"] == f"error: {why}"
+    assert f"error: {why}\n" in done.out
+    assert "Traceback" not in done.out + done.err
+    assert done.state["steps"] == 0, "the last good generation can be read"
+
+
+# ---- numbers that are not finite
+
+
+SLOW = pytest.mark.slow
+REWARDS, OBS = (8, 8), (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("env", "bad"),
+    [
+        ("NanReward", REWARDS),
+        ("InfiniteObs", OBS),
+        pytest.param("InfiniteReward", REWARDS, marks=SLOW),
+        pytest.param("NanObs", OBS, marks=SLOW),
+    ],
+)
+def test_transitions_that_are_not_finite_are_skipped_counted_and_named(run_inline, env, bad):
+    flags = ["--env-id", f"envs:{env}-v0", "--generation-steps", "800", "--learn-every", "40", "--init", "same"]
+    done = run_inline.train(POPULATION, *flags, "--total-steps", "1600")
+    assert done.code == 0, done.log
+    assert bad[0] <= done.not_finite <= bad[1], "a step of each environment is part of one transition or two"
+    assert "transitions of member 0 contain NaN or inf; skipped (" in done.log
+    assert done.summary["obs_values_clipped"] == done.summary["obs_moments_not_finite"] == 0
+    assert math.isfinite(done.summary["mean_return_100"])
+    assert all(math.isfinite(float(row["fitness"])) for row in lineage(done))
+
+
+def test_one_huge_observation_is_clipped_and_the_net_goes_on_seeing_the_others(run_inline):
+    flags = ["--env-id", "envs:HugeObs-v0", "--generation-steps", "800", "--total-steps", "1600", "--init", "same"]
+    done = run_inline.train(POPULATION, *flags)
+    assert done.code == 0, done.log
+    assert done.not_finite == 0
+    assert done.summary["obs_values_clipped"] > 0
+    assert "more than 100 standard deviations from the mean; clipped (" in done.log
+    net = done.state["net"]
+    assert net["net.norm.count"] > 1000
+    assert 1 / net["net.norm.scale"].min() < 100, "CartPole's own deviations are about 1"
+
+
+# ---- what is kept
+
+
+def test_a_run_goes_on_from_an_earlier_generation_as_if_nothing_had_happened(run_inline):
+    flags = ["--checkpoint-steps", "400", "--mutate-none", "0"]
+    whole = run_inline.train(POPULATION, *flags, "--total-steps", "1600", name="whole")
+    first = run_inline.train(POPULATION, *flags, "--total-steps", "1200")
+    assert [row["generation"] for row in lineage(first)] == ["0", "0", "1", "1", "2", "2"]
+    for path in (first.checkpoints[0], first.checkpoints[0].with_suffix(".json")):
+        path.unlink()
+    done = run_inline(POPULATION.script, "--resume", "runs/r", "--total-steps", "1600")
+    assert "at 800 steps" in done.log
+    for name in ("lineage.csv", "episodes.csv"):
+        lines, expected = ((run.folder / name).read_text().splitlines() for run in (done, whole))
+        drop = slice(2, None) if name == "episodes.csv" else slice(None)  # but for the seconds
+        assert [line.split(",")[drop] for line in lines] == [line.split(",")[drop] for line in expected]
+    assert done.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def test_a_table_has_a_line_for_each_member_and_columns_that_stand_below_their_names():
+    genes = {"learning_rate": 1.23456e-3, "batch_size": 64, "learn_every": 4, "hidden": "64 64", "activation": "relu"}
+    row = {"id": 12, "parent": "", "kind": "first", **genes, "fitness": 123.456, "mean_fitness": math.nan}
+    head, first, second = report.table([row, row | {"parent": 3, "kind": "hyperparameters", "id": 7}]).splitlines()
+    assert len(head) == len(first) == len(second)
+    assert first.split() == ["12", "first", "0.0012", "64", "4", "64", "64", "relu", "123.5", "nan"]
+    for name, text in {"learning rate": "0.0012", "fitness": "123.5", "batch": "64"}.items():
+        end = head.index(name) + len(name)
+        assert second[:end].endswith(text)
