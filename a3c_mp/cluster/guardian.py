@@ -1,0 +1,92 @@
+"""Ends what Ray has started, once the process that it was started for is gone: killed ones cannot clean up.
+
+Run as a script, it reads the name of Ray's folder from stdin and waits until stdin ends. Without the line "done" before
+that, its parent was killed: it ends the processes that have the folder in their arguments and their descendants, and
+removes the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+DONE = "done"
+END_SECONDS = 1.0
+
+
+class Guardian:
+    """The parent's end: a process that cleans up if this one is killed."""
+
+    def __init__(self, folder: Path):
+        command = [sys.executable, "-I", "-S", __file__]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{folder}\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End the guardian: there is nothing left to guard."""
+        with suppress(OSError):
+            self._process.communicate(DONE)
+
+
+def parents() -> dict[int, int]:
+    """Process -> its parent, of all processes."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(pids: Iterable[int]) -> list[int]:
+    """Processes and all that descend from them."""
+    found, family = list(pids), parents()
+    for pid in found:  # it grows meanwhile
+        found += [child for child, parent in family.items() if parent == pid and child not in found]
+    return [pid for pid in found if pid in family]
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes that have a folder in their arguments, and all that descend from them."""
+    return descendants(pid for pid in parents() if str(folder) in command_line(pid))
+
+
+def command_line(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def end_processes(folder: Path) -> None:
+    """Kill the processes of a folder, and wait until they are gone or only wait for their exit code to be collected."""
+    pids = processes_of(folder)
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline and any(command_line(pid) for pid in pids):
+        time.sleep(0.02)
+
+
+def main() -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    folder, *rest = sys.stdin.read().splitlines()
+    if DONE not in rest:
+        end_processes(Path(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""A process's connection to Ray: a cluster of its own on this machine, or a running one that it joins."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from a3c_mp.cluster.guardian import Guardian, end_processes
+from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.processes.spawn import SIGNALS
+
+RAY_VERSION = "2.60.0"
+MIB = 2**20
+FOLDER_PREFIX = "a3c-ray-"
+NAMESPACE = "a3c_mp"
+LEAST_STORE = 80 * MIB
+"""smallest object store; Ray refuses less than 75 MiB"""
+POLL_SECONDS = 1.0
+"""between two looks of the watchdog at the head of the cluster"""
+SILENT_SECONDS = 10.0
+"""silence of the head after which a run ends"""
+SHUTDOWN_SECONDS = 4.0
+"""longest wait for `ray.shutdown()`"""
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",  # where it is over, Ray exits the process, without `finally`
+    "RAY_NUM_REDIS_GET_RETRIES": "1",  # a wrong token is refused after 1 s instead of 20 s
+    "RAY_health_check_initial_delay_ms": "1000",  # of a node by the head: a lost node is noticed within 2 s
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "2",
+}
+"""environment variables that Ray reads when it is imported, and that its processes inherit"""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""keeps all of Ray on 127.0.0.1 (so it does on Windows and macOS); also read at the import"""
+
+
+class Needs(NamedTuple):
+    """What a run needs of a cluster."""
+
+    num_cpus: int  # one for each actor
+    object_bytes: int  # most bytes in the object store at the same time
+
+
+class Session:
+    """A connection to Ray, to be used in a `with` block: everything that it started is gone afterwards.
+
+    Args:
+        address: of the head of a running cluster, "HOST:PORT" or "auto"; None starts a cluster on this machine.
+        needs: of the run.
+
+    Raises:
+        ConfigError: (from `with`) the cluster cannot be started or joined.
+    """
+
+    def __init__(self, address: str | None, needs: Needs):
+        self.address, self.needs = address, needs
+        self.lost: str | None = None  # why the cluster cannot be used any longer
+        self.node_id = ""  # of the node that this process runs on
+        self.num_nodes = 1  # alive, when the watchdog looked last
+        self.duties: list[Callable[[], None]] = []  # called while a fleet waits
+        self._cleanup = ExitStack()
+        self._stopping = threading.Event()
+        self._watchdog = threading.Thread(target=self._watch, name="ray-watchdog", daemon=True)
+
+    def __enter__(self) -> Session:
+        handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+        try:
+            with self._cleanup:
+                self._connect()
+                self._cleanup = self._cleanup.pop_all()
+        finally:
+            for signum, handler in handlers.items():  # `ray.init` replaces that of SIGTERM
+                signal.signal(signum, handler)
+        self._watchdog.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopping.set()
+        self._cleanup.close()
+
+    # ---- calls of Ray that a fleet and a parameter server use
+
+    @property
+    def ray(self) -> Any:
+        return import_ray()
+
+    def check(self) -> None:
+        """Look after what has been started. Raises WorkerError if the head of the cluster is lost."""
+        if self.lost is not None:
+            raise WorkerError(self.lost)
+        for duty in self.duties:
+            duty()
+
+    def start_actor(self, actor_class: type, args: tuple, **options: Any) -> Any:
+        """Start an actor, which Ray neither restarts nor retries; returns its handle."""
+        remote = self.ray.remote(max_restarts=0, max_task_retries=0, **options)
+        return remote(actor_class).remote(*args)
+
+    def end_actor(self, actor: Any) -> None:
+        """Kill an actor's process."""
+        with suppress(Exception):
+            self.ray.kill(actor)
+
+    def kill_process(self, node_id: str, pid: int) -> None:
+        """Kill a process on a node, also one that is stopped (SIGSTOP) and does not listen to Ray."""
+        if node_id == self.node_id:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            return
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        self.ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(pid)
+
+    def alive_nodes(self) -> dict[str, str]:
+        """Ids of the nodes that are alive -> their addresses."""
+        return {node["NodeID"]: node["NodeManagerAddress"] for node in self.ray.nodes() if node["Alive"]}
+
+    def is_pending(self, actor: Any) -> bool:
+        """Whether no node has a place for an actor yet."""
+        from ray._private import state
+
+        found = state.actors(actor._actor_id.hex())
+        return found.get("State") in ("DEPENDENCIES_UNREADY", "PENDING_CREATION") and not found.get("Pid")
+
+    # ---- start and end
+
+    def _connect(self) -> None:
+        settings = ENVIRONMENT | (LOOPBACK if self.address is None else {})
+        os.environ.update({name: value for name, value in settings.items() if name not in os.environ})
+        options: dict[str, Any] = {"address": self.address}
+        if self.address is None:
+            options = self._embedded_options()
+        ray = import_ray()
+        try:
+            ray.init(namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **options)
+        except Exception as error:
+            what = "cannot be started" if self.address is None else "cannot be joined"
+            why = f"the cluster {what} ({' '.join(str(error).split())[:300]})"
+            raise ConfigError("address", self.address or "local", why, "see docs/ray.md") from error
+        self._cleanup.callback(_shut_down)
+        _keep_off_the_terminal(ray)
+        self.node_id = ray.get_runtime_context().get_node_id()
+
+    def _embedded_options(self) -> dict[str, Any]:
+        """Settings of a cluster on this machine alone, with a folder and a token of its own."""
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
+        self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._cleanup.callback(Guardian(folder).close)
+        self._cleanup.callback(end_processes, folder)  # what `ray.shutdown()` has left
+        self._cleanup.callback(os.environ.pop, "RAY_AUTH_TOKEN", None)
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        for name in ("RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+            os.environ.pop(name, None)
+        return {
+            "address": "local",
+            "_temp_dir": str(folder),
+            "include_dashboard": False,
+            "num_cpus": self.needs.num_cpus,
+            "num_gpus": 0,
+            "object_store_memory": max(self.needs.object_bytes, LEAST_STORE),
+            "_system_config": {"preallocate_plasma_memory": True},
+        }
+
+    def _count_nodes(self) -> None:
+        self.num_nodes = len(self.alive_nodes())
+
+    def _watch(self) -> None:
+        """Watchdog thread: ask the head for its nodes, and note when it has not answered for too long."""
+        answered = time.monotonic()
+        while not self._stopping.wait(POLL_SECONDS):
+            if in_time(self._count_nodes, SILENT_SECONDS):
+                answered = time.monotonic()
+            elif time.monotonic() - answered >= SILENT_SECONDS and not self._stopping.is_set():
+                where = "" if self.address is None else f" at {self.address}"
+                self.lost = f"the head of the Ray cluster{where} has not answered for {SILENT_SECONDS:.0f} s"
+                return
+
+
+def import_ray() -> ModuleType:
+    """Ray, imported where it is first used. Raises ConfigError if it is not installed."""
+    check_installed()
+    import ray
+
+    return ray
+
+
+def check_installed() -> None:
+    """Raise ConfigError if ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("ray", "none", "it is not installed", f'pip install "ray=={RAY_VERSION}"')
+
+
+def versions() -> Mapping[str, str]:
+    """Versions that must be the same on every node."""
+    import platform
+
+    import a3c_mp
+
+    names = ("torch", "numpy", "gymnasium", "ray")
+    return {
+        "python": platform.python_version(),
+        "a3c_mp": a3c_mp.__version__,
+        **{name: importlib.metadata.version(name) for name in names},
+    }
+
+
+def in_time(function: Callable[[], object], seconds: float) -> bool:
+    """Call a function on a thread. Returns whether it came back within so long (s) without an exception."""
+    done = threading.Event()
+
+    def call() -> None:
+        with suppress(Exception):
+            function()
+            done.set()
+        ended.set()
+
+    ended = threading.Event()
+    threading.Thread(target=call, daemon=True).start()
+    ended.wait(seconds)
+    return done.is_set()
+
+
+def _shut_down() -> None:
+    in_time(import_ray().shutdown, SHUTDOWN_SECONDS)
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def _keep_off_the_terminal(ray: Any) -> None:
+    """Have Ray's own reports of dead processes and nodes not printed: the fleet says it in one line."""
+    ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
