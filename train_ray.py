@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms import impala, on_ray
-from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts
+from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts, rollout_layout
 from a3c_mp.algorithms.impala import LearnerState
 from a3c_mp.algorithms.on_ray import PRESETS, ImpalaArgs, OnRay
 from a3c_mp.cli import parse_args
 from a3c_mp.cluster.fleet import FleetChannel
 from a3c_mp.cluster.parameters import Publisher, Reader
 from a3c_mp.cluster.transport import Packer, Result
+from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import Rollout, empty_rollout, episode_starts, finished_episodes, is_finite, join
@@ -95,11 +96,13 @@ def learn(args: ImpalaArgs, run: Run, learner: LearnerState, unrolls: Rollout, g
 
 def train(args: ImpalaArgs, run: Run, cluster: OnRay, learner: LearnerState) -> None:
     """Train: take unrolls in the order in which they arrive, learn, publish."""
-    net, slots, device = learner.net, learner.slots, next(learner.net.parameters()).device
-    weights = Publisher(cluster.session, net, dtype := acting_dtype(args.precision, net))
-    run.keep(weights=weights, replay=learner.replay)
+    net, _, slots, replay, action_space = learner
+    device = next(net.parameters()).device
+    weights = Publisher(cluster.session, net, acting_dtype(args.precision, net))
+    states = ActorStates(args, rollout_layout(args, action_space, net.core_size), start=run.steps)
+    run.keep(actors=states, weights=weights, replay=replay)
     rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
-    with cluster.start_actors(Actor, weights, (Reader(dtype),)) as actors:
+    with cluster.start_actors(Actor, weights, states, (Reader(weights.buffers.dtype),)) as actors:
         for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]
             stats = [

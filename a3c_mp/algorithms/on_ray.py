@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 
 from a3c_mp.algorithms import apex, impala
-from a3c_mp.algorithms.actor_critic import rollout_layout
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.session import MIB, Needs, Session, check_installed
 from a3c_mp.cluster.transport import Inbox, Packer
@@ -93,11 +92,8 @@ class OnRay:
     def __exit__(self, *exc: Any) -> None:
         self.session.__exit__(*exc)
 
-    def start_actors(self, target: Callable[..., Any], weights: Weights, args: tuple) -> Actors:
+    def start_actors(self, target: Callable[..., Any], weights: Weights, states: ActorStates, args: tuple) -> Actors:
         """Start the actors of a run, as a fleet."""
-        layout = rollout_layout(self.args, self.learner.action_space, self.learner.net.core_size)
-        states = ActorStates(self.args, layout, start=self.run.steps)
-        self.run.keep(actors=states)
         inbox = Inbox(self.packer, self.learner.slots, states.slots)
         fleet = partial(Fleet, self.session, target, (self.args, self.packer, *args), inbox)
         actors = Actors(None, (), weights, states, self.run, start=fleet)

@@ -94,5 +94,5 @@ class Inbox:
         self.packer.unpack(result.fields, self.slots[slot])
         if self.states is not None:
             for name, place in self.states[slot].items():
-                place.copy_(torch.as_tensor(result.state[name]))
+                place.numpy()[...] = result.state[name]
         return result.payload
