@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import gymnasium
+import numpy as np
 import torch
 
-from a3c_mp.algorithms import apex, impala
+from a3c_mp.algorithms import apex, dqn, impala
+from a3c_mp.algorithms.actor_critic import rollout_layout
 from a3c_mp.cluster.fleet import Fleet
+from a3c_mp.cluster.parameters import Publisher, Reader
 from a3c_mp.cluster.session import MIB, Needs, Session, check_installed
+from a3c_mp.cluster.shards import RemoteReplay, ReplayShard, ReplaySpec
 from a3c_mp.cluster.transport import Inbox, Packer
-from a3c_mp.config import CommonArgs
-from a3c_mp.data.actor_states import ActorStates
+from a3c_mp.config import Between, CommonArgs
+from a3c_mp.data.actor_states import ActorLayout, ActorStates
+from a3c_mp.data.rollout import Rollout, is_finite
+from a3c_mp.data.rollout import finished_episodes as episodes_of
+from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
+from a3c_mp.nets.precision import acting_dtype
+from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.weights import Weights
-from a3c_mp.run.actors import Actors
+from a3c_mp.processes.workers import Filled
+from a3c_mp.replay import writer_state_spec
+from a3c_mp.run.actors import Actors, MessageStats
+from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.guard import FiniteGuard
+from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from wrappers import is_atari
 
@@ -45,29 +60,110 @@ class ImpalaArgs(impala.Args, RayArgs):
     chapter = "ray"
 
     algo: Literal["impala", "dqn"] = "impala"
-    """impala: actors send unrolls; dqn: actors fill replay shards"""
+    """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
 
 
-PRESETS = impala.PRESETS
+@dataclass(frozen=True)
+class DqnArgs(apex.Args, RayArgs):
+    """Settings of DQN on Ray."""
+
+    chapter = "ray"
+
+    algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
+    """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
+    num_shards: Annotated[int, Between(1, 64)] = 2
+    """replay shards, each an actor on some node with the transitions of every so many-th actor"""
 
 
-def check(args: ImpalaArgs) -> None:
+DQN_PRESETS = {name: preset for name, preset in apex.PRESETS.items() if preset.get("algo") != "ddpg"}
+DQN_PRESETS = {name: {**preset, "block_length": 16} for name, preset in DQN_PRESETS.items()}
+SETTINGS = {"impala": (ImpalaArgs, impala.PRESETS), "dqn": (DqnArgs, DQN_PRESETS)}
+"""algorithm -> (settings, presets)"""
+RayRunArgs = ImpalaArgs | DqnArgs
+
+
+def check(args: RayRunArgs) -> None:
     """Raise ConfigError for settings that contradict each other, and for a machine without Ray."""
     check_installed()
-    for flag, value in (("num-learners", args.num_learners - 1), ("force-lag", getattr(args, "force_lag", 0))):
-        if value:
-            raise ConfigError(flag, value + (flag == "num-learners"), "not on Ray", "leave it out, or use chapter 4")
+    if args.num_learners > 1:
+        raise ConfigError("num-learners", args.num_learners, "on Ray there is one", "leave it out, or use chapter 4")
+    if isinstance(args, ImpalaArgs) and args.force_lag:
+        raise ConfigError("force-lag", args.force_lag, "it is for measurements", "leave it out, or use chapter 4")
+    if isinstance(args, DqnArgs) and args.num_shards > args.num_actors:
+        why = f"only {args.num_actors} actors fill them"
+        raise ConfigError("num-shards", args.num_shards, why, "lower it, or raise --num-actors")
+    if isinstance(args, DqnArgs) and args.save_replay:
+        why = "shards are not saved: a resumed run fills them again"
+        raise ConfigError("save-replay", True, why, "leave it out, or use chapter 3")
 
 
-def make_packer(args: ImpalaArgs, slots: Slots) -> Packer:
-    """The packer of a run: stacked Atari observations travel as single frames."""
-    return Packer(slots.spec, apex.FRAMES if is_atari(args.env_id) else 1)
+class DqnLearner(NamedTuple):
+    """State of a DQN learner on Ray."""
+
+    net: DuelingQ
+    target_net: DuelingQ  # equal to `net` at the start
+    optimizer: torch.optim.Optimizer
+    slots: Slots  # of episode statistics, a block of steps each
+    spec: ReplaySpec
+    action_space: gymnasium.Space
 
 
-def needs_of(args: ImpalaArgs, packer: Packer, weight_bytes: int) -> Needs:
+Learner = impala.LearnerState | DqnLearner
+
+
+def build_learner(args: RayRunArgs) -> Any:
+    """Build nets, optimizer and slots of the trainer. Raises ConfigError for inconsistent settings."""
+    check(args)
+    if isinstance(args, ImpalaArgs):
+        return impala.build_learner(args)
+    obs_space, action_space = check_env(args.env_id, dqn.ACTIONS)
+    apex.rows_per_lane(args)
+    device = set_up_torch(args)
+    net = dqn.make_net(obs_space, action_space).to(device)
+    target_net = copy.deepcopy(net).requires_grad_(False)
+    try:
+        slots = Slots(
+            episode_stats_spec(args.block_length, args.num_envs), args.num_actors * apex.blocks_under_way(args)
+        )
+    except MemoryError as error:
+        raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
+    spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack_of(args))
+    return DqnLearner(net, target_net, dqn.make_optimizer(args, net), slots, spec, action_space)
+
+
+def make_run(args: RayRunArgs, learner: Any) -> Run:
+    """Make the run; checkpoints of DQN hold the target net too."""
+    name = f"{args.chapter}_{args.algo}"
+    if isinstance(args, DqnArgs):
+        extra = {"target_net": learner.target_net}
+        return Run(args, name, learner.net, learner.optimizer, extra, dqn.make_policy)
+    return Run(args, name, learner.net, learner.optimizer)
+
+
+def stack_of(args: CommonArgs) -> int:
+    """How many frames an observation is a stack of."""
+    return apex.FRAMES if is_atari(args.env_id) else 1
+
+
+def layout_of(args: RayRunArgs, learner: Any) -> ActorLayout:
+    """Layout of the states that deterministic actors send."""
+    if isinstance(args, ImpalaArgs):
+        return rollout_layout(args, learner.action_space, learner.net.core_size)
+    carried = writer_state_spec(args.num_envs, args.n_step)
+    return ActorLayout(learner.action_space, args.block_length, carried, apex.blocks_under_way(args))
+
+
+def needs_of(args: RayRunArgs, learner: Any, packer: Packer) -> Needs:
     """What a run needs of a cluster of its own."""
-    rollouts = args.num_actors * args.slots_per_actor + HELD
-    return Needs(args.num_actors, rollouts * (packer.nbytes + MIB) + 4 * weight_bytes)
+    weights = sum(4 * tensor.numel() for tensor in learner.net.state_dict().values())
+    if isinstance(args, ImpalaArgs):
+        results = (args.num_actors * args.slots_per_actor + HELD) * packer.nbytes
+    else:
+        obs = int(np.prod(learner.spec.obs_space.shape)) * learner.spec.obs_space.dtype.itemsize
+        block = 2 * args.block_length * args.num_envs * (obs // learner.spec.stack + 64)
+        batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
+        results = args.num_actors * (apex.blocks_under_way(args) + HELD) * block + batches
+    return Needs(args.num_actors, results + 4 * weights + (args.num_actors + HELD) * MIB)
 
 
 class OnRay:
@@ -79,11 +175,11 @@ class OnRay:
         learner: of the algorithm.
     """
 
-    def __init__(self, args: ImpalaArgs, run: Run, learner: impala.LearnerState):
+    def __init__(self, args: RayRunArgs, run: Run, learner: Any):
         self.args, self.run, self.learner = args, run, learner
-        self.packer = make_packer(args, learner.slots)
-        weight_bytes = sum(4 * tensor.numel() for tensor in learner.net.state_dict().values())
-        self.session = Session(args.address, needs_of(args, self.packer, weight_bytes))
+        self.guard = FiniteGuard(run, "grads_not_finite")
+        self.packer = Packer(learner.slots.spec, stack_of(args) if isinstance(args, ImpalaArgs) else 1)
+        self.session = Session(args.address, needs_of(args, learner, self.packer), run.log)
 
     def __enter__(self) -> OnRay:
         self.session.__enter__()
@@ -92,21 +188,67 @@ class OnRay:
     def __exit__(self, *exc: Any) -> None:
         self.session.__exit__(*exc)
 
-    def start_actors(self, target: Callable[..., Any], weights: Weights, states: ActorStates, args: tuple) -> Actors:
-        """Start the actors of a run, as a fleet."""
-        inbox = Inbox(self.packer, self.learner.slots, states.slots)
-        fleet = partial(Fleet, self.session, target, (self.args, self.packer, *args), inbox)
-        actors = Actors(None, (), weights, states, self.run, start=fleet)
+    def start_actors(self, target: Callable[..., Any], *args: Any, **kept: Any) -> Actors:
+        """Publish the weights and start the actors of a run, as a fleet that runs `target(channel, args, reader, ...)`.
+
+        Args:
+            target: a class; see `Fleet`.
+            args: for the target, besides.
+            kept: what else an exact resume needs.
+        """
+        run, net = self.run, self.learner.net
+        weights = Publisher(self.session, net, acting_dtype(self.args.precision, net), untrained=run.updates == 0)
+        states = ActorStates(self.args, layout_of(self.args, self.learner), start=run.steps)
+        run.keep(actors=states, weights=weights, **kept)
+        self.inbox = Inbox(self.packer, self.learner.slots, states.slots)
+        reader = Reader(weights.buffers.dtype, weights.untrained)
+        fleet = partial(Fleet, self.session, target, (self.args, self.packer, reader, *args), self.inbox)
+        actors = Actors(None, (), weights, states, run, start=fleet)
         workers = actors.workers
         assert isinstance(workers, Fleet)
-        self.run.metrics.gauges |= {
-            "cluster/actors": lambda: float(workers.running),
-            "cluster/nodes": lambda: float(self.session.num_nodes),
-        }
+        run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
+        run.metrics.gauges["cluster/nodes"] = lambda: float(self.session.num_nodes)
         return actors
 
+    def start_replay(self) -> RemoteReplay:
+        """Start the replay shards of DQN."""
+        args, spec = self.args, self.learner.spec
+        assert isinstance(args, DqnArgs)
+        rows = apex.rows_per_lane(args)
 
-def state_of(args: ImpalaArgs, fields: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:
+        def start(number: int) -> Any:
+            actors = len(range(number, args.num_actors, args.num_shards))
+            settings = spec, actors, rows, args.priority_exponent, args.seed + number
+            return self.session.start_actor(ReplayShard, settings, num_cpus=0)
+
+        ahead = 0 if args.deterministic else args.prefetch
+        replay = RemoteReplay(
+            self.session, start, args.num_shards, batch_size=args.batch_size, ahead=ahead, seed=args.seed,
+            should_stop=self.run.is_interrupted,
+        )  # fmt: skip
+        self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+        return replay
+
+    def insert_blocks(self, replay: RemoteReplay, filled: Sequence[Filled], version: int) -> list[MessageStats]:
+        """Have the rows of a round of blocks inserted into their shards, and return the statistics of each."""
+        args, stats = self.args, []
+        assert isinstance(args, DqnArgs)
+        for actor, slot, (acted_with, finite) in filled:
+            replay.insert(actor, self.inbox.cargo.pop(slot))
+            episodes = finished_episodes(self.learner.slots[slot])
+            stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
+        return stats
+
+
+def rollout_stats(rollouts: Sequence[Rollout], filled: Sequence[Filled], version: int) -> list[MessageStats]:
+    """Return the statistics of a round of rollouts; a payload is the version that an actor acted with."""
+    return [
+        MessageStats(rollout.num_steps, episodes_of(rollout), version - acted_with, is_finite(rollout))
+        for rollout, (_, _, acted_with) in zip(rollouts, filled, strict=True)
+    ]
+
+
+def state_of(args: CommonArgs, fields: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:
     """What a deterministic actor sends of its state: `fields(*of)`; nothing in other runs."""
     if not args.deterministic:
         return {}

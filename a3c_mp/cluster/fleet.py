@@ -32,14 +32,14 @@ class FleetChannel(Closing):
     """An actor's connection to its fleet; what collectors of data need of it is in `ActorChannel`.
 
     Args:
-        worker: its number in the fleet.
+        actor: its number in the fleet.
         entropy: numbers that its seeds follow from, as of a `WorkerChannel`.
         restored: the state to continue from, or None.
     """
 
-    def __init__(self, worker: int, entropy: tuple[int, ...], restored: Any = None):
+    def __init__(self, actor: int, entropy: tuple[int, ...], restored: Any = None):
         super().__init__()
-        self.worker = self.actor = worker
+        self.worker, self.actor = 0, actor  # the only one that writes into the memory of its process
         self.entropy, self.restored = entropy, restored
         self.beats = 0
         self.reasons: list[str] = []  # why it could not be rebuilt
@@ -82,7 +82,8 @@ class Host:
         node_id = ray.get_runtime_context().get_node_id()
         return Hello(os.getpid(), node_id, dict(versions()), self.channel.reasons)
 
-    def fill(self, token: Token) -> Any:
+    def fill(self, token: Token) -> tuple[Any, Any]:
+        """Return (result, cargo): the result is for the trainer, the cargo for others, by reference."""
         self.channel.beat()
         return self.produce(token)
 
@@ -96,8 +97,12 @@ class Host:
 class Store(Protocol):
     """Where the fleet puts what actors send; see `transport.Inbox`."""
 
-    def write(self, slot: int, result: Any) -> Any:
-        """Copy a result into a slot; returns the payload that the caller gets with it."""
+    def write(self, slot: int, result: Any, cargo: Any) -> Any:
+        """Copy a result into a slot; returns the payload that the caller gets with it.
+
+        Args:
+            cargo: reference to what else the actor has sent.
+        """
 
 
 @dataclass
@@ -107,7 +112,7 @@ class Member:
     name: str
     handle: Any = None
     hello: Any = None  # reference to its `Hello`, until that has arrived
-    calls: dict[Any, int] = field(default_factory=dict)  # reference -> slot that it fills
+    calls: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # reference -> slot that it fills, its cargo
     beat_request: Any = None  # reference
     pid: int = 0
     node_id: str = ""
@@ -158,6 +163,8 @@ class Fleet:
 
     def __exit__(self, *exc: object) -> None:
         """End all actors: they close their environments, and those that take too long are killed."""
+        if self.session.lost is not None:
+            return  # its processes end with the session
         ray, closing = self.session.ray, []
         with suppress(Exception):
             for member in self.members:
@@ -165,7 +172,7 @@ class Fleet:
                     ray.cancel(reference, force=False)
                 if member.handle is not None and member.has_result:
                     closing.append(member.handle.close.remote())
-            if closing and self.session.lost is None:
+            if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for member in self.members:
             self._end(member)
@@ -234,10 +241,10 @@ class Fleet:
         if reference is member.hello:
             self._welcome(number, result)
         elif reference in member.calls:
-            slot = member.calls.pop(reference)
+            slot, cargo = member.calls.pop(reference)
             member.has_result = member.had_result = True
             member.failures = 0
-            self._ledger.fill(number, slot, self.store.write(slot, result))
+            self._ledger.fill(number, slot, self.store.write(slot, result, cargo))
 
     def _welcome(self, number: int, hello: Hello) -> None:
         member = self.members[number]
@@ -326,7 +333,8 @@ class Fleet:
     def _request(self, number: int, token: Token) -> None:
         member = self.members[number]
         if member.handle is not None:
-            member.calls[member.handle.fill.remote(token)] = token.slot
+            result, cargo = member.handle.fill.options(num_returns=2).remote(token)
+            member.calls[result] = token.slot, cargo
 
     def _end(self, member: Member) -> None:
         """Kill an actor's process, if it has one, and forget its requests."""

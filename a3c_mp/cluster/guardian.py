@@ -79,13 +79,20 @@ def end_processes(folder: Path) -> None:
         time.sleep(0.02)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, into which a process that is just ending may still write."""
+    deadline = time.monotonic() + END_SECONDS
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     folder, *rest = sys.stdin.read().splitlines()
     if DONE not in rest:
         end_processes(Path(folder))
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(Path(folder))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Publisher(Weights):
     """
 
     def __init__(self, session: Session, net: nn.Module, dtype: torch.dtype = torch.float32, untrained: bool = False):
-        self.session, self.restarts = session, 0
+        self.session = session
         self._references: dict[int, Any] = {}  # of the two newest versions
         self._server: Any = None
         self._sent: Any = None  # reference to the answer to what the server was sent last, until it has come
@@ -89,20 +89,28 @@ class Publisher(Weights):
         self._sent = self._server.publish.remote(version, [self._references[version]])
 
     def _start_server(self) -> None:
-        self._server = self.session.start_actor(ParameterServer, (), num_cpus=0, name=SERVER, max_concurrency=1000)
+        """Start a server and send it both versions; while Ray still knows a lost one by its name, nothing happens."""
+        ray = self.session.ray
+        try:
+            self._server = self.session.start_actor(ParameterServer, (), num_cpus=0, name=SERVER, max_concurrency=1000)
+        except ray.exceptions.ActorAlreadyExistsError:
+            return
         for version in self._references:
             self._send(version)
 
     def look_after(self) -> None:
-        """Start another server if the one there is has failed."""
+        """Start another server if the one there was has failed; called while the trainer waits."""
         ray = self.session.ray
+        if self._server is None:
+            self._start_server()
         if self._sent is None or not ray.wait([self._sent], timeout=0)[0]:
             return
+        sent, self._sent = self._sent, None
         try:
-            ray.get(self._sent)
-            self._sent = None
+            ray.get(sent)
         except ray.exceptions.RayError:
-            self.restarts += 1
+            self.session.log.warning("the parameter server died; another one is started")
+            self._server = None
             self._start_server()
 
 
@@ -111,10 +119,11 @@ class Reader:
 
     Args:
         dtype: of the values.
+        untrained: whether version 0 is that of a net before its first update.
     """
 
-    def __init__(self, dtype: torch.dtype):
-        self.dtype, self.version = dtype, -1
+    def __init__(self, dtype: torch.dtype, untrained: bool = False):
+        self.dtype, self.untrained, self.version = dtype, untrained, -1
         self._server: Any = None
 
     def load(self, net: nn.Module, exact: int | None = None) -> int:

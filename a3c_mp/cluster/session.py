@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import secrets
-import shutil
 import signal
 import tempfile
 import threading
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from a3c_mp.cluster.guardian import Guardian, end_processes
+from a3c_mp.cluster.guardian import Guardian, end_processes, remove_folder
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.spawn import SIGNALS
 
@@ -33,6 +33,8 @@ SILENT_SECONDS = 10.0
 """silence of the head after which a run ends"""
 SHUTDOWN_SECONDS = 4.0
 """longest wait for `ray.shutdown()`"""
+LOST_SECONDS = 1.0
+"""the same where the head of the cluster is lost"""
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -61,13 +63,14 @@ class Session:
     Args:
         address: of the head of a running cluster, "HOST:PORT" or "auto"; None starts a cluster on this machine.
         needs: of the run.
+        log: for incidents.
 
     Raises:
         ConfigError: (from `with`) the cluster cannot be started or joined.
     """
 
-    def __init__(self, address: str | None, needs: Needs):
-        self.address, self.needs = address, needs
+    def __init__(self, address: str | None, needs: Needs, log: logging.Logger):
+        self.address, self.needs, self.log = address, needs, log
         self.lost: str | None = None  # why the cluster cannot be used any longer
         self.node_id = ""  # of the node that this process runs on
         self.num_nodes = 1  # alive, when the watchdog looked last
@@ -152,14 +155,14 @@ class Session:
             what = "cannot be started" if self.address is None else "cannot be joined"
             why = f"the cluster {what} ({' '.join(str(error).split())[:300]})"
             raise ConfigError("address", self.address or "local", why, "see docs/ray.md") from error
-        self._cleanup.callback(_shut_down)
+        self._cleanup.callback(self._shut_down)
         _keep_off_the_terminal(ray)
         self.node_id = ray.get_runtime_context().get_node_id()
 
     def _embedded_options(self) -> dict[str, Any]:
         """Settings of a cluster on this machine alone, with a folder and a token of its own."""
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
-        self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._cleanup.callback(remove_folder, folder)
         self._cleanup.callback(Guardian(folder).close)
         self._cleanup.callback(end_processes, folder)  # what `ray.shutdown()` has left
         self._cleanup.callback(os.environ.pop, "RAY_AUTH_TOKEN", None)
@@ -175,6 +178,9 @@ class Session:
             "object_store_memory": max(self.needs.object_bytes, LEAST_STORE),
             "_system_config": {"preallocate_plasma_memory": True},
         }
+
+    def _shut_down(self) -> None:
+        in_time(self.ray.shutdown, SHUTDOWN_SECONDS if self.lost is None else LOST_SECONDS)
 
     def _count_nodes(self) -> None:
         self.num_nodes = len(self.alive_nodes())
@@ -233,10 +239,6 @@ def in_time(function: Callable[[], object], seconds: float) -> bool:
     threading.Thread(target=call, daemon=True).start()
     ended.wait(seconds)
     return done.is_set()
-
-
-def _shut_down() -> None:
-    in_time(import_ray().shutdown, SHUTDOWN_SECONDS)
 
 
 def _kill(pid: int) -> None:

@@ -37,6 +37,10 @@ class Packer:
             self.packed_spec["obs"] = (states + stack - 1, num_envs, *frame), dtype
         self.offsets, self.nbytes = layout(self.packed_spec)
 
+    def empty(self) -> dict[str, Tensor]:
+        """Allocate the fields of a slot in the memory of this process."""
+        return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.spec.items()}
+
     def pack(self, fields: Mapping[str, Tensor]) -> np.ndarray:
         """Return the fields of a slot as uint8 [nbytes]."""
         packed = np.empty(self.nbytes, np.uint8)
@@ -88,11 +92,13 @@ class Inbox:
 
     def __init__(self, packer: Packer, slots: Slots, states: Slots | None):
         self.packer, self.slots, self.states = packer, slots, states
+        self.cargo: dict[int, Any] = {}  # of each slot
 
-    def write(self, slot: int, result: Result) -> Any:
-        """Copy a result into a slot; returns its payload."""
+    def write(self, slot: int, result: Result, cargo: Any) -> Any:
+        """Copy a result into a slot, keep the reference to its cargo; returns its payload."""
         self.packer.unpack(result.fields, self.slots[slot])
         if self.states is not None:
             for name, place in self.states[slot].items():
                 place.numpy()[...] = result.state[name]
+        self.cargo[slot] = cargo
         return result.payload
