@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import gymnasium
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from a3c_mp.algorithms import apex, dqn, impala
 from a3c_mp.algorithms.actor_critic import rollout_layout
@@ -25,6 +26,7 @@ from a3c_mp.data.rollout import Rollout, is_finite
 from a3c_mp.data.rollout import finished_episodes as episodes_of
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
+from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.slots import Slots
@@ -32,7 +34,7 @@ from a3c_mp.processes.workers import Filled
 from a3c_mp.replay import writer_state_spec
 from a3c_mp.run.actors import Actors, MessageStats
 from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.guard import FiniteGuard
+from a3c_mp.run.guard import FiniteGuard, update_norm
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
 from wrappers import is_atari
@@ -77,9 +79,12 @@ class DqnArgs(apex.Args, RayArgs):
 
 DQN_PRESETS = {name: preset for name, preset in apex.PRESETS.items() if preset.get("algo") != "ddpg"}
 DQN_PRESETS = {name: {**preset, "block_length": 16} for name, preset in DQN_PRESETS.items()}
-SETTINGS = {"impala": (ImpalaArgs, impala.PRESETS), "dqn": (DqnArgs, DQN_PRESETS)}
-"""algorithm -> (settings, presets)"""
 RayRunArgs = ImpalaArgs | DqnArgs
+SETTINGS: dict[str, tuple[type[RayRunArgs], dict[str, dict[str, Any]]]] = {
+    "impala": (ImpalaArgs, impala.PRESETS),
+    "dqn": (DqnArgs, DQN_PRESETS),
+}
+"""algorithm -> (settings, presets)"""
 
 
 def check(args: RayRunArgs) -> None:
@@ -178,6 +183,10 @@ class OnRay:
     def __init__(self, args: RayRunArgs, run: Run, learner: Any):
         self.args, self.run, self.learner = args, run, learner
         self.guard = FiniteGuard(run, "grads_not_finite")
+        if isinstance(args, ImpalaArgs):
+            self.data_guard = FiniteGuard(run, "rollouts_not_finite")
+        else:
+            self.data_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
         self.packer = Packer(learner.slots.spec, stack_of(args) if isinstance(args, ImpalaArgs) else 1)
         self.session = Session(args.address, needs_of(args, learner, self.packer), run.log)
 
@@ -187,6 +196,36 @@ class OnRay:
 
     def __exit__(self, *exc: Any) -> None:
         self.session.__exit__(*exc)
+
+    def pick(self, **train: Callable[..., None]) -> Callable[..., None]:
+        """Return the one of these functions that is named as `--algo` says."""
+        return train[self.args.algo]
+
+    def step(self, total: Tensor, metrics: Metrics, samples: int = 0) -> bool:
+        """Take a gradient step on a loss, unless it is not finite; returns whether it did.
+
+        Args:
+            total: the loss.
+            metrics: to record with it.
+            samples: that it is of, for charts/samples_per_second.
+        """
+        run, net, optimizer = self.run, self.learner.net, self.learner.optimizer
+        with run.timing("learning"):
+            optimizer.zero_grad(set_to_none=True)
+            total.backward()
+            metrics["losses/total"] = total
+            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), self.args.clip_grad)
+            finite = self.guard.check(norm + total.detach(), "the trainer", f"gradient {run.updates + 1}")
+            if finite:
+                optimizer.step()
+                run.record_update(metrics, samples)
+        return finite
+
+    def update_norm(self, obs: Tensor) -> None:
+        """Update the running mean and variance of observations with these [N, *obs_shape], with --normalize-obs."""
+        if self.args.normalize_obs:
+            source = "new unrolls" if isinstance(self.args, ImpalaArgs) else "the replay"
+            update_norm(self.run, self.learner.net.norm, obs, source)
 
     def start_actors(self, target: Callable[..., Any], *args: Any, **kept: Any) -> Actors:
         """Publish the weights and start the actors of a run, as a fleet that runs `target(channel, args, reader, ...)`.
@@ -224,7 +263,7 @@ class OnRay:
         ahead = 0 if args.deterministic else args.prefetch
         replay = RemoteReplay(
             self.session, start, args.num_shards, batch_size=args.batch_size, ahead=ahead, seed=args.seed,
-            should_stop=self.run.is_interrupted,
+            should_stop=self.run.is_interrupted, device=next(self.learner.net.parameters()).device,
         )  # fmt: skip
         self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
         return replay

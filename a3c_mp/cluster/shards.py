@@ -57,11 +57,12 @@ class Outbox:
         spec: of the rows.
         steps: of each environment between two calls of `take`, at most.
         n_step: rewards in a return.
-        carried: state of a predecessor whose incomplete transitions this process continues, see `Writer.fields`.
+        restored: state of a predecessor whose incomplete transitions this process continues; see `Writer.fields`.
     """
 
-    def __init__(self, spec: ReplaySpec, steps: int, n_step: int, carried: Mapping[str, np.ndarray] | None = None):
+    def __init__(self, spec: ReplaySpec, steps: int, n_step: int, restored: Any = None):
         self.ring = spec.shards(1, 4 * steps + 2 * n_step + spec.stack + 2)
+        carried = restored.carried if restored is not None else {}
         self.start: str | None = CONTINUED if carried else NEW_GAMES
         if carried:
             self.ring.written[:] = carried["nstep_pending"].sum(axis=0)
@@ -201,14 +202,15 @@ class RemoteReplay:
         ahead: batches requested ahead; 0 in deterministic runs, which also wait for every insertion.
         seed: of the draws among shards.
         should_stop: whether to stop waiting for a batch.
+        device: of the batches.
     """
 
     def __init__(
         self, session: Session, start_shard: Callable[[int], Any], num_shards: int, *, batch_size: int, ahead: int,
-        seed: int, should_stop: Callable[[], bool],
+        seed: int, should_stop: Callable[[], bool], device: torch.device,
     ):  # fmt: skip
         self.session, self.start_shard, self.num_shards = session, start_shard, num_shards
-        self.should_stop = should_stop
+        self.should_stop, self.device = should_stop, device
         self.batch_size, self.ahead = batch_size, ahead
         self.rng = np.random.default_rng(seed)
         self.sizes, self.totals = np.zeros(num_shards, np.int64), np.zeros(num_shards)
@@ -246,8 +248,8 @@ class RemoteReplay:
 
     def update(self, ids: Tensor, priorities: Tensor) -> None:
         """Set the priorities of sampled transitions: absolute TD errors."""
-        shard, values = (ids % self.num_shards).numpy(), priorities.double().numpy()
-        own_ids = (ids // self.num_shards).numpy()
+        own_ids, shard = np.divmod(ids.cpu().numpy(), self.num_shards)
+        values = priorities.detach().double().cpu().numpy()
         for number in np.unique(shard):
             chosen = shard == number
             self.shards[number].update.remote(own_ids[chosen], values[chosen])
@@ -280,7 +282,7 @@ class RemoteReplay:
             for name, values in part.items():
                 whole = fields.setdefault(name, np.empty((self.batch_size, *values.shape[1:]), values.dtype))
                 whole[places] = values
-        return Batch(**{name: torch.from_numpy(whole) for name, whole in fields.items()})
+        return Batch(**{name: torch.from_numpy(whole) for name, whole in fields.items()}).to(self.device)
 
     def _take_reply(self, number: int, call: Call) -> Reply | None:
         """Take a shard's answer; None if it is lost."""
