@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 
 from a3c_mp.algorithms import apex, dqn, impala
 from a3c_mp.algorithms.actor_critic import rollout_layout
+from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.session import MIB, Needs, Session, check_installed
+from a3c_mp.cluster.session import MIB, Needs, Session, check_installed, check_store
 from a3c_mp.cluster.shards import RemoteReplay, ReplayShard, ReplaySpec
 from a3c_mp.cluster.transport import Inbox, Packer
 from a3c_mp.config import Between, CommonArgs
@@ -51,6 +53,8 @@ class RayArgs(CommonArgs):
 
     address: str | None = None
     """join a running Ray cluster: HOST:PORT of its head, or auto on one of its machines; default: one of its own"""
+    token_file: Path | None = None
+    """with --address: the secret of that cluster; default: the one of a node on this machine, in ~/.a3c_mp"""
     insecure_cluster: bool = False
     """with --address: join a cluster that accepts any token"""
 
@@ -117,8 +121,21 @@ Learner = impala.LearnerState | DqnLearner
 
 
 def build_learner(args: RayRunArgs) -> Any:
-    """Build nets, optimizer and slots of the trainer. Raises ConfigError for inconsistent settings."""
+    """Build nets, optimizer and slots of the trainer.
+
+    Raises:
+        ConfigError: inconsistent settings, no Ray, too little memory, or a cluster that cannot be used.
+    """
     check(args)
+    learner = _build_learner(args)
+    if args.address is None:
+        check_store(needs_of(args, learner, packer_of(args, learner)).object_bytes, args.num_actors)
+    else:
+        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, args.num_actors)
+    return learner
+
+
+def _build_learner(args: RayRunArgs) -> Any:
     if isinstance(args, ImpalaArgs):
         return impala.build_learner(args)
     obs_space, action_space = check_env(args.env_id, dqn.ACTIONS)
@@ -148,6 +165,11 @@ def make_run(args: RayRunArgs, learner: Any) -> Run:
 def stack_of(args: CommonArgs) -> int:
     """How many frames an observation is a stack of."""
     return apex.FRAMES if is_atari(args.env_id) else 1
+
+
+def packer_of(args: RayRunArgs, learner: Any) -> Packer:
+    """The packer of what actors send to the trainer."""
+    return Packer(learner.slots.spec, stack_of(args) if isinstance(args, ImpalaArgs) else 1)
 
 
 def layout_of(args: RayRunArgs, learner: Any) -> ActorLayout:
@@ -187,8 +209,9 @@ class OnRay:
             self.data_guard = FiniteGuard(run, "rollouts_not_finite")
         else:
             self.data_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
-        self.packer = Packer(learner.slots.spec, stack_of(args) if isinstance(args, ImpalaArgs) else 1)
-        self.session = Session(args.address, needs_of(args, learner, self.packer), run.log)
+        self.packer = packer_of(args, learner)
+        note = None if args.address is None else find_cluster(args.address, args.token_file)
+        self.session = Session(note, needs_of(args, learner, self.packer), run.log)
 
     def __enter__(self) -> OnRay:
         self.session.__enter__()

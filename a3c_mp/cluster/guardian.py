@@ -1,8 +1,7 @@
 """Ends what Ray has started, once the process that it was started for is gone: killed ones cannot clean up.
 
 Run as a script, it reads the name of Ray's folder from stdin and waits until stdin ends. Without the line "done" before
-that, its parent was killed: it ends the processes that have the folder in their arguments and their descendants, and
-removes the folder.
+that, its parent was killed: it ends the processes that belong to the folder, and removes it.
 """
 
 from __future__ import annotations
@@ -58,8 +57,15 @@ def descendants(pids: Iterable[int]) -> list[int]:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Processes that have a folder in their arguments, and all that descend from them."""
-    return descendants(pid for pid in parents() if str(folder) in command_line(pid))
+    """Processes that have a folder in their arguments or a file of it open, and all that descend from them."""
+    return descendants(pid for pid in parents() if str(folder) in command_line(pid) or has_open(pid, folder))
+
+
+def has_open(pid: int, folder: Path) -> bool:
+    """Whether a process has a file below a folder open; Ray's agents do not keep their arguments."""
+    with suppress(OSError):
+        return any(os.readlink(link).startswith(f"{folder}/") for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def command_line(pid: int) -> str:

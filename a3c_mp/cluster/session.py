@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 import threading
@@ -29,7 +30,9 @@ LEAST_STORE = 80 * MIB
 """smallest object store; Ray refuses less than 75 MiB"""
 POLL_SECONDS = 1.0
 """between two looks of the watchdog at the head of the cluster"""
-SILENT_SECONDS = 10.0
+ANSWER_SECONDS = 2.0
+"""longest wait for one answer of the head"""
+SILENT_SECONDS = 8.0
 """silence of the head after which a run ends"""
 SHUTDOWN_SECONDS = 4.0
 """longest wait for `ray.shutdown()`"""
@@ -50,6 +53,22 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """keeps all of Ray on 127.0.0.1 (so it does on Windows and macOS); also read at the import"""
 
 
+LOCAL_HOSTS = ("127.0.0.1", "localhost")
+
+
+class Note(NamedTuple):
+    """Where a running cluster is, and the file of its token."""
+
+    address: str  # HOST:PORT of its head
+    token_file: str
+
+
+def environment(address: str, token_file: str) -> dict[str, str]:
+    """Variables of a process that starts or joins a cluster at an address."""
+    local = LOOPBACK if address.partition(":")[0] in LOCAL_HOSTS else {}
+    return {**ENVIRONMENT, **local, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_file}
+
+
 class Needs(NamedTuple):
     """What a run needs of a cluster."""
 
@@ -61,7 +80,7 @@ class Session:
     """A connection to Ray, to be used in a `with` block: everything that it started is gone afterwards.
 
     Args:
-        address: of the head of a running cluster, "HOST:PORT" or "auto"; None starts a cluster on this machine.
+        cluster: a running one to join; None starts one on this machine.
         needs: of the run.
         log: for incidents.
 
@@ -69,8 +88,8 @@ class Session:
         ConfigError: (from `with`) the cluster cannot be started or joined.
     """
 
-    def __init__(self, address: str | None, needs: Needs, log: logging.Logger):
-        self.address, self.needs, self.log = address, needs, log
+    def __init__(self, cluster: Note | None, needs: Needs, log: logging.Logger):
+        self.cluster, self.needs, self.log = cluster, needs, log
         self.lost: str | None = None  # why the cluster cannot be used any longer
         self.node_id = ""  # of the node that this process runs on
         self.num_nodes = 1  # alive, when the watchdog looked last
@@ -143,18 +162,23 @@ class Session:
     # ---- start and end
 
     def _connect(self) -> None:
-        settings = ENVIRONMENT | (LOOPBACK if self.address is None else {})
-        os.environ.update({name: value for name, value in settings.items() if name not in os.environ})
-        options: dict[str, Any] = {"address": self.address}
-        if self.address is None:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            del os.environ[name]
+        options: dict[str, Any]
+        if self.cluster is None:
+            os.environ |= {**ENVIRONMENT, **LOOPBACK, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
             options = self._embedded_options()
+        else:
+            os.environ |= environment(*self.cluster)
+            options = {"address": self.cluster.address}
         ray = import_ray()
         try:
             ray.init(namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **options)
         except Exception as error:
-            what = "cannot be started" if self.address is None else "cannot be joined"
+            what = "cannot be started" if self.cluster is None else "cannot be joined"
             why = f"the cluster {what} ({' '.join(str(error).split())[:300]})"
-            raise ConfigError("address", self.address or "local", why, "see docs/ray.md") from error
+            address = "local" if self.cluster is None else self.cluster.address
+            raise ConfigError("address", address, why, "see docs/ray.md") from error
         self._cleanup.callback(self._shut_down)
         _keep_off_the_terminal(ray)
         self.node_id = ray.get_runtime_context().get_node_id()
@@ -166,9 +190,6 @@ class Session:
         self._cleanup.callback(Guardian(folder).close)
         self._cleanup.callback(end_processes, folder)  # what `ray.shutdown()` has left
         self._cleanup.callback(os.environ.pop, "RAY_AUTH_TOKEN", None)
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        for name in ("RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
-            os.environ.pop(name, None)
         return {
             "address": "local",
             "_temp_dir": str(folder),
@@ -189,10 +210,10 @@ class Session:
         """Watchdog thread: ask the head for its nodes, and note when it has not answered for too long."""
         answered = time.monotonic()
         while not self._stopping.wait(POLL_SECONDS):
-            if in_time(self._count_nodes, SILENT_SECONDS):
+            if in_time(self._count_nodes, ANSWER_SECONDS):
                 answered = time.monotonic()
             elif time.monotonic() - answered >= SILENT_SECONDS and not self._stopping.is_set():
-                where = "" if self.address is None else f" at {self.address}"
+                where = "" if self.cluster is None else f" at {self.cluster.address}"
                 self.lost = f"the head of the Ray cluster{where} has not answered for {SILENT_SECONDS:.0f} s"
                 return
 
@@ -203,6 +224,15 @@ def import_ray() -> ModuleType:
     import ray
 
     return ray
+
+
+def check_store(needed: int, num_actors: int, folder: str = "/dev/shm") -> None:
+    """Raise ConfigError if the object store does not fit into shared memory."""
+    needed, free = max(needed, LEAST_STORE), shutil.disk_usage(folder).free
+    if needed > free:
+        why = f"the object store needs {needed // MIB:,} MiB in {folder}, {free // MIB:,} MiB is free there"
+        fix = "lower it or --num-envs, or enlarge it (docker run --shm-size)"
+        raise ConfigError("num-actors", num_actors, why, fix)
 
 
 def check_installed() -> None:
