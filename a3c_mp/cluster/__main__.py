@@ -67,7 +67,7 @@ def head(args: argparse.Namespace) -> int:
     try:
         socket.create_server((host, args.port)).close()
     except OSError as error:
-        why = f"it cannot be bound ({str(error.strerror)})"
+        why = f"it cannot be bound ({error.strerror!s})"
         raise ConfigError("port", address, why, "choose another --port, or --host") from error
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     try:
