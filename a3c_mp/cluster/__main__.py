@@ -29,6 +29,13 @@ from a3c_mp.processes.spawn import SIGNALS
 START_SECONDS = 60.0
 END_SECONDS = 5.0
 PORT = 6399
+# `ray start`. With `LOOPBACK` set it refuses to join a cluster, which is meant for Windows; here it is only for tests.
+RAY = """
+import types
+from ray.scripts import scripts
+scripts.ray_constants = types.SimpleNamespace(**{**vars(scripts.ray_constants), "ENABLE_RAY_CLUSTER": True})
+scripts.main()
+"""
 
 
 def main() -> int:
@@ -123,7 +130,7 @@ class Node:
     """
 
     def __init__(self, options: list[str], host: str, num_cpus: int | None, settings: dict[str, str]):
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
+        command = [sys.executable, "-c", RAY, "start", "--block", *options]
         command += [f"--node-ip-address={host}", "--disable-usage-stats"]
         command += [] if num_cpus is None else [f"--num-cpus={num_cpus}"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
