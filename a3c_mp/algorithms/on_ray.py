@@ -27,7 +27,7 @@ from a3c_mp.data.actor_states import ActorLayout, ActorStates
 from a3c_mp.data.rollout import Rollout, is_finite
 from a3c_mp.data.rollout import finished_episodes as episodes_of
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.nets.q_values import DuelingQ
@@ -212,6 +212,7 @@ class OnRay:
         self.packer = packer_of(args, learner)
         note = None if args.address is None else find_cluster(args.address, args.token_file)
         self.session = Session(note, needs_of(args, learner, self.packer), run.log)
+        self.session.on_stuck = lambda why: run.finish(WorkerError(why))
 
     def __enter__(self) -> OnRay:
         self.session.__enter__()
@@ -269,7 +270,7 @@ class OnRay:
         workers = actors.workers
         assert isinstance(workers, Fleet)
         run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
-        run.metrics.gauges["cluster/nodes"] = lambda: float(self.session.num_nodes)
+        run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.nodes))
         return actors
 
     def start_replay(self) -> RemoteReplay:

@@ -21,6 +21,8 @@ from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSo
 
 BEAT_SECONDS = 1.0
 """between two requests for the heartbeats of an actor that has sent nothing"""
+WAITING_SECONDS = 10.0
+"""time without a place after which an actor is said to wait for one; starting a process takes some of it"""
 BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """pause before the first, second, ... restart in a row of an actor that has not produced anything"""
 
@@ -121,6 +123,8 @@ class Member:
     has_result: bool = False  # the current process has produced something
     had_result: bool = False  # this one or an earlier one has
     failures: int = 0  # in a row
+    is_waiting: bool = False  # no node has a place for it
+    started: float = 0.0  # when the current process was requested
     start_at: float | None = None  # when it is started again
 
     def __str__(self) -> str:
@@ -246,12 +250,23 @@ class Fleet:
             member.failures = 0
             self._ledger.fill(number, slot, self.store.write(slot, result, cargo))
 
+    def _counted(self, number: int) -> int:
+        """The number of an actor for a message by which its games leave the count, or join it.
+
+        In deterministic runs nobody plays while one waits, and its games go on: it is no actor's (-1).
+        """
+        return -1 if self.options.in_order else number
+
     def _welcome(self, number: int, hello: Hello) -> None:
         member = self.members[number]
         member.hello, member.pid, member.node_id = None, hello.pid, hello.node_id
         if (theirs := hello.versions) != (own := dict(versions())):
             differing = ", ".join(f"{name} {theirs.get(name)}" for name in own if theirs.get(name) != own[name])
             raise WorkerError(f"{member} runs with {differing}, the trainer with other versions; install the same")
+        if member.is_waiting:
+            member.is_waiting = False
+            text = f"{member.name} has found a place (pid {member.pid} at {self.session.nodes.get(member.node_id)})"
+            self.on_restart(RestartMessage(self._counted(number), text, replaced=False, joined=True))
         for reason in hello.not_restored:
             self.states.forget(number)
             text = f"{member} cannot be rebuilt: {reason}"
@@ -305,8 +320,12 @@ class Fleet:
         """Ask a silent actor for its heartbeats; replace it if it has been silent for too long."""
         member = self.members[number]
         longest = self.options.hang_seconds if member.has_result else max(START_SECONDS, self.options.hang_seconds)
-        if member.hello is not None and self.session.is_pending(member.handle):
-            member.silence = 0.0  # no node has a place for it yet
+        if member.hello is not None and member.handle._actor_id.hex() in self.session.waiting:
+            member.silence = 0.0
+            if not member.is_waiting and time.monotonic() - member.started >= WAITING_SECONDS:
+                member.is_waiting = True
+                text = f"{member.name} waits for a node with a free CPU"
+                self.on_restart(RestartMessage(self._counted(number), text, replaced=False, left=True))
         elif member.silence > longest:
             self.session.kill_process(member.node_id, member.pid)
             self._fail(number, f"sent no heartbeat for {longest:.0f} s and was killed (--hang-seconds)")
@@ -325,7 +344,7 @@ class Fleet:
             self._host, (self.target, channel, self.args, self.options.niceness), num_cpus=1,
             concurrency_groups={"control": 1},
         )  # fmt: skip
-        member.hello, member.start_at = member.handle.hello.remote(), None
+        member.hello, member.start_at, member.started = member.handle.hello.remote(), None, time.monotonic()
         member.pid, member.node_id, member.beats, member.silence, member.has_result = 0, "", 0, 0.0, False
         for token in self._ledger.given[number]:
             self._request(number, token)

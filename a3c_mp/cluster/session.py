@@ -36,6 +36,9 @@ SILENT_SECONDS = 8.0
 """silence of the head after which a run ends"""
 SHUTDOWN_SECONDS = 4.0
 """longest wait for `ray.shutdown()`"""
+STUCK_SECONDS = 4.0
+"""longest time that the trainer may take from there on; it may wait in a call of Ray that does not return"""
+WAITING_STATES = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 LOST_SECONDS = 1.0
 """the same where the head of the cluster is lost"""
 ENVIRONMENT = {
@@ -92,7 +95,9 @@ class Session:
         self.cluster, self.needs, self.log = cluster, needs, log
         self.lost: str | None = None  # why the cluster cannot be used any longer
         self.node_id = ""  # of the node that this process runs on
-        self.num_nodes = 1  # alive, when the watchdog looked last
+        self.nodes: dict[str, str] = {}  # ids of the nodes that are alive -> their addresses; as the watchdog saw last
+        self.waiting: frozenset[str] = frozenset()  # ids of the actors that no node has a place for, likewise
+        self.on_stuck: Callable[[str], None] = lambda why: None  # called on another thread before the process ends
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
         self._cleanup = ExitStack()
         self._stopping = threading.Event()
@@ -148,17 +153,6 @@ class Session:
         here = NodeAffinitySchedulingStrategy(node_id, soft=False)
         self.ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(pid)
 
-    def alive_nodes(self) -> dict[str, str]:
-        """Ids of the nodes that are alive -> their addresses."""
-        return {node["NodeID"]: node["NodeManagerAddress"] for node in self.ray.nodes() if node["Alive"]}
-
-    def is_pending(self, actor: Any) -> bool:
-        """Whether no node has a place for an actor yet."""
-        from ray._private import state
-
-        found = state.actors(actor._actor_id.hex())
-        return found.get("State") in ("DEPENDENCIES_UNREADY", "PENDING_CREATION") and not found.get("Pid")
-
     # ---- start and end
 
     def _connect(self) -> None:
@@ -203,19 +197,30 @@ class Session:
     def _shut_down(self) -> None:
         in_time(self.ray.shutdown, SHUTDOWN_SECONDS if self.lost is None else LOST_SECONDS)
 
-    def _count_nodes(self) -> None:
-        self.num_nodes = len(self.alive_nodes())
-
     def _watch(self) -> None:
-        """Watchdog thread: ask the head for its nodes, and note when it has not answered for too long."""
+        """Watchdog thread: ask the head about nodes and actors, and note when it has not answered for too long.
+
+        No other thread may ask it: where the head is lost, such a call does not return.
+        """
         answered = time.monotonic()
         while not self._stopping.wait(POLL_SECONDS):
-            if in_time(self._count_nodes, ANSWER_SECONDS):
+            if in_time(self._ask_head, ANSWER_SECONDS):
                 answered = time.monotonic()
             elif time.monotonic() - answered >= SILENT_SECONDS and not self._stopping.is_set():
                 where = "" if self.cluster is None else f" at {self.cluster.address}"
                 self.lost = f"the head of the Ray cluster{where} has not answered for {SILENT_SECONDS:.0f} s"
+                if not self._stopping.wait(STUCK_SECONDS):
+                    self.on_stuck(self.lost)
+                    os._exit(1)
                 return
+
+    def _ask_head(self) -> None:
+        from ray._private import state
+
+        self.nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self.ray.nodes() if node["Alive"]}
+        self.waiting = frozenset(
+            key for key, actor in state.actors().items() if actor["State"] in WAITING_STATES and not actor["Pid"]
+        )
 
 
 def import_ray() -> ModuleType:
