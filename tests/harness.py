@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import inline_ray
 import psutil
 import pytest
 from inline import InlineWorkers
@@ -88,7 +89,10 @@ TASK = Chapter(
     actor="collector",
     inline=("--standalone",),
 )
-CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK)
+CLUSTER = frozenset({"cluster/actors", "cluster/nodes"})
+RAY_IMPALA = Chapter("ray_impala", "train_ray.py", UNROLLS, metrics=CLUSTER)
+RAY_DQN = Chapter("ray_dqn", "train_ray.py", ("--algo", "dqn", *APEX_DQN.quick), metrics=CLUSTER)
+CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, RAY_IMPALA, RAY_DQN)
 CONTINUOUS = (APEX_DDPG,)
 
 
@@ -171,6 +175,7 @@ class Inline:
             if trains and workers is not None:
                 patch.setattr("a3c_mp.run.actors.Workers", workers)
                 patch.setattr("a3c_mp.run.evaluator.Workers", workers)
+                inline_ray.install(patch)
                 flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))
             patch.setattr("sys.argv", [script, *named, *flags])
             code = importlib.import_module(Path(script).stem).main()

@@ -6,16 +6,16 @@ more than what is in flight. Ray places actors and carries their results; it res
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from a3c_mp.cluster.host import FleetChannel, Hello, Host, beats
 from a3c_mp.cluster.session import Session, versions
 from a3c_mp.errors import WorkerError
-from a3c_mp.processes.channel import Closing, Token
+from a3c_mp.processes.channel import Token
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
 from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
 
@@ -25,75 +25,6 @@ WAITING_SECONDS = 10.0
 """time without a place after which an actor is said to wait for one; starting a process takes some of it"""
 BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """pause before the first, second, ... restart in a row of an actor that has not produced anything"""
-
-
-# ---- in an actor's process
-
-
-class FleetChannel(Closing):
-    """An actor's connection to its fleet; what collectors of data need of it is in `ActorChannel`.
-
-    Args:
-        actor: its number in the fleet.
-        entropy: numbers that its seeds follow from, as of a `WorkerChannel`.
-        restored: the state to continue from, or None.
-    """
-
-    def __init__(self, actor: int, entropy: tuple[int, ...], restored: Any = None):
-        super().__init__()
-        self.worker, self.actor = 0, actor  # the only one that writes into the memory of its process
-        self.entropy, self.restored = entropy, restored
-        self.beats = 0
-        self.reasons: list[str] = []  # why it could not be rebuilt
-
-    def beat(self) -> None:
-        """Count a heartbeat."""
-        self.beats += 1
-
-    def not_restored(self, reason: str) -> None:
-        """Report that the actor cannot continue from `restored`, and what it does instead."""
-        self.reasons.append(reason)
-
-
-class Hello(NamedTuple):
-    """What an actor sends once it is ready."""
-
-    pid: int
-    node_id: str
-    versions: dict[str, str]
-    not_restored: list[str]
-
-
-class Host:
-    """The process of an actor: makes `target(channel, *args)`, and calls it with each token.
-
-    The fleet adds a method `beats` that Ray runs on a thread of its own.
-    """
-
-    def __init__(self, target: Callable[..., Any], channel: FleetChannel, args: tuple, niceness: int):
-        os.nice(niceness)
-        import torch
-
-        torch.set_num_threads(1)
-        self.channel = channel
-        self.produce = target(channel, *args)
-
-    def hello(self) -> Hello:
-        import ray
-
-        node_id = ray.get_runtime_context().get_node_id()
-        return Hello(os.getpid(), node_id, dict(versions()), self.channel.reasons)
-
-    def fill(self, token: Token) -> tuple[Any, Any]:
-        """Return (result, cargo): the result is for the trainer, the cargo for others, by reference."""
-        self.channel.beat()
-        return self.produce(token)
-
-    def close(self) -> None:
-        self.channel.close()
-
-
-# ---- in the trainer
 
 
 class Store(Protocol):
@@ -160,7 +91,7 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         ray = self.session.ray
-        self._host = type("Host", (Host,), {"beats": ray.method(concurrency_group="control")(_beats)})
+        self._host = type("Host", (Host,), {"beats": ray.method(concurrency_group="control")(beats)})
         for number in range(len(self.members)):
             self._start(number)
         return self
@@ -361,7 +292,3 @@ class Fleet:
             self.session.end_actor(member.handle)
         member.handle = member.hello = member.beat_request = None
         member.calls.clear()
-
-
-def _beats(self: Host) -> int:
-    return self.channel.beats
