@@ -36,7 +36,7 @@ from a3c_mp.run.evaluate import (
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.script import exit_with
 
-APEX = {"apex_dqn": dqn, "apex_ddpg": ddpg}
+APEX = {"apex_dqn": dqn, "apex_ddpg": ddpg, "ray_dqn": dqn}
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def parse_algo(
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     algo, resume = _peek(argv, "--algo"), _peek(argv, "--resume")
-    if algo is None and resume is not None:
+    if resume is not None:
         with suppress(OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
             algo = json.loads((Path(resume) / "config.json").read_text())["args"]["algo"]
     args_class, presets = settings.get(str(algo), next(iter(settings.values())))

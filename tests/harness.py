@@ -62,6 +62,13 @@ class Chapter:
         return importlib.import_module(Path(self.script).stem)
 
     @property
+    def args_class(self) -> type:
+        """The dataclass of its settings."""
+        if hasattr(self.module, "Args"):
+            return self.module.Args
+        return self.module.on_ray.SETTINGS[self.algorithm.removeprefix("ray_")][0]
+
+    @property
     def flags(self) -> list[str]:
         """Flags of a quick run that is never solved: a game of CartPole has 500 steps."""
         return ["--env-id", self.env_id, "--stop-return", "501", *self.quick]

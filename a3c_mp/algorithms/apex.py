@@ -254,17 +254,21 @@ def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space) -
     stack = FRAMES if is_atari(args.env_id) else 1
     num_actors = args.num_actors // args.num_learners
     sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
-    needed, free = args.num_learners * Shards.bytes_needed(*sizes), free_memory()
-    if needed > free:
-        rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
-        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
-        raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
+    check_replay_memory(args, args.num_learners * Shards.bytes_needed(*sizes))
     try:
         return Shards(*sizes), Slots(
             episode_stats_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args)
         )
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
+
+
+def check_replay_memory(args: Args, needed: int) -> None:
+    """Raise ConfigError if a replay of so many bytes does not fit into memory."""
+    if needed > (free := free_memory()):
+        rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
+        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
+        raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
 
 
 def blocks_under_way(args: Args) -> int:

@@ -139,7 +139,10 @@ def _build_learner(args: RayRunArgs) -> Any:
     if isinstance(args, ImpalaArgs):
         return impala.build_learner(args)
     obs_space, action_space = check_env(args.env_id, dqn.ACTIONS)
-    apex.rows_per_lane(args)
+    rows = apex.rows_per_lane(args)
+    spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack_of(args))
+    if args.address is None:
+        apex.check_replay_memory(args, spec.bytes_needed(args.num_actors, rows))
     device = set_up_torch(args)
     net = dqn.make_net(obs_space, action_space).to(device)
     target_net = copy.deepcopy(net).requires_grad_(False)
@@ -149,7 +152,6 @@ def _build_learner(args: RayRunArgs) -> Any:
         )
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
-    spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack_of(args))
     return DqnLearner(net, target_net, dqn.make_optimizer(args, net), slots, spec, action_space)
 
 
@@ -287,7 +289,7 @@ class OnRay:
         ahead = 0 if args.deterministic else args.prefetch
         replay = RemoteReplay(
             self.session, start, args.num_shards, batch_size=args.batch_size, ahead=ahead, seed=args.seed,
-            should_stop=self.run.is_interrupted, device=next(self.learner.net.parameters()).device,
+            max_restarts=args.max_restarts, should_stop=self.run.is_interrupted, device=next(self.learner.net.parameters()).device,
         )  # fmt: skip
         self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
         return replay

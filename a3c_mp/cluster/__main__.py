@@ -21,13 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from a3c_mp.cluster.access import KEY_NAMESPACE, VERSIONS_KEY, check_cluster, find_cluster, home, make_token, write_note
-from a3c_mp.cluster.guardian import descendants, remove_folder
+from a3c_mp.cluster.guardian import Guardian, command_line, descendants, end_processes, remove_folder
 from a3c_mp.cluster.session import FOLDER_PREFIX, LOCAL_HOSTS, Note, check_installed, environment, versions
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.spawn import SIGNALS
 
 START_SECONDS = 60.0
-END_SECONDS = 5.0
+POLL_SECONDS = 0.1
+CONNECT_SECONDS = 5.0
+GRACE_SECONDS = 20.0
+"""time from the failure of a main process to the end of the others, in which runs save their state"""
+SERVERS = {"gcs_server", "raylet"}
+PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 PORT = 6399
 # `ray start`. With `LOOPBACK` set it refuses to join a cluster, which is meant for Windows; here it is only for tests.
 RAY = """
@@ -79,7 +84,7 @@ def head(args: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     try:
         options = ["--head", f"--port={args.port}", f"--temp-dir={folder}", "--include-dashboard=false"]
-        with Node(options, host, args.num_cpus, environment(address, token)) as node:
+        with Node(options, host, args.num_cpus, environment(address, token), folder) as node:
             _publish_versions(address, node)
             note = write_note(Note(address, token))
             print(f"head of a cluster at {address}; its token is in {token}", flush=True)
@@ -120,69 +125,90 @@ def status(args: argparse.Namespace) -> int:
 
 
 class Node:
-    """The processes of a Ray node, run by `ray start --block`; in a `with` block.
+    """The processes of a Ray node; in a `with` block.
+
+    They become children of this process, which ends them; where it is killed, a guardian does.
 
     Args:
         options: of `ray start`.
         host: address of this machine.
         num_cpus: places for actors; None for the number of cores.
         settings: environment variables.
+        folder: of the cluster, if this is its first node.
     """
 
-    def __init__(self, options: list[str], host: str, num_cpus: int | None, settings: dict[str, str]):
-        command = [sys.executable, "-c", RAY, "start", "--block", *options]
+    def __init__(
+        self, options: list[str], host: str, num_cpus: int | None, settings: dict[str, str], folder: Path | None = None
+    ):
+        command = [sys.executable, "-c", RAY, "start", *options]
         command += [f"--node-ip-address={host}", "--disable-usage-stats"]
         command += [] if num_cpus is None else [f"--num-cpus={num_cpus}"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))  # where actors find this code
         self._command, self._settings = command, {**clean, **settings, "PYTHONPATH": path}
-        self._stopped = False
+        self._folder, self._stopped = folder, False
+        self._servers: list[int] = []  # its main processes
 
     def __enter__(self) -> Node:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         for signum in SIGNALS:
             signal.signal(signum, self._on_signal)
-        with tempfile.TemporaryFile("w+") as output:
-            self.process = subprocess.Popen(
-                self._command, env=self._settings, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True, preexec_fn=_end_with_parent,
-            )  # fmt: skip
-            deadline = time.monotonic() + START_SECONDS
-            while "Ray runtime started" not in (text := _read(output)):
-                if self._stopped or self.process.poll() is not None or time.monotonic() > deadline:
-                    self._end()
-                    why = " ".join(text.split())[-300:]
-                    raise ConfigError("node", "", f"Ray cannot be started here ({why})", "see docs/ray.md")
-                time.sleep(0.1)
+        self._guardian = Guardian(self._folder)
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._end()
 
     def wait(self) -> int:
-        """Wait for a signal (then return 0), or for the end of the node (1)."""
+        """Wait for a signal (then return 0), or for the end of one of the node's main processes (1)."""
         while not self._stopped:
-            if self.process.poll() is not None:
-                print("the node has ended", file=sys.stderr)
+            if not all(map(command_line, self._servers)):
+                print(f"the node has failed; it ends in {GRACE_SECONDS:.0f} s", file=sys.stderr, flush=True)
+                self._pause(GRACE_SECONDS)  # a run saves its state meanwhile
                 return 1
-            time.sleep(0.1)
+            self._pause(POLL_SECONDS)
         return 0
 
+    def _start(self) -> None:
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                self._command, env=self._settings, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+            deadline = time.monotonic() + START_SECONDS
+            while process.poll() is None and time.monotonic() < deadline and not self._stopped:
+                self._pause(POLL_SECONDS)
+            if process.poll() != 0:
+                why = " ".join(_read(output).split())[-300:]
+                raise ConfigError("node", "", f"Ray cannot be started here ({why})", "see docs/ray.md")
+        family = self._family()
+        self._servers = [pid for pid in family if SERVERS & set(command_line(pid).split(" ")[0].split("/")[-1:])]
+        self._guardian.watch(family)
+
+    def _family(self) -> list[int]:
+        own = {os.getpid(), self._guardian.pid}
+        return [pid for pid in descendants([os.getpid()]) if pid not in own]
+
     def _end(self) -> None:
-        family = descendants([self.process.pid])
-        self.process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_SECONDS)
-        for pid in family:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        end_processes(self._family())
+        self._guardian.close()
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep, unless a signal has arrived; collect the exit codes of what has ended."""
+        deadline = time.monotonic() + seconds
+        while not self._stopped and time.monotonic() < deadline:
+            time.sleep(min(POLL_SECONDS, seconds))
+            for pid in self._servers:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
 
     def _on_signal(self, signum: int, frame: object) -> None:
         self._stopped = True
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: `ray start --block` then ends its processes
 
 
 def _read(file) -> str:
@@ -205,7 +231,7 @@ def _own_address(address: str) -> str:
     host, _, port = address.rpartition(":")
     if host in LOCAL_HOSTS:
         return LOCAL_HOSTS[0]
-    with socket.create_connection((host, int(port)), END_SECONDS) as connection:
+    with socket.create_connection((host, int(port)), CONNECT_SECONDS) as connection:
         return str(connection.getsockname()[0])
 
 

@@ -1,7 +1,7 @@
 """Ends what Ray has started, once the process that it was started for is gone: killed ones cannot clean up.
 
-Run as a script, it reads the name of Ray's folder from stdin and waits until stdin ends. Without the line "done" before
-that, its parent was killed: it ends the processes that belong to the folder, and removes it.
+Run as a script, it reads lines from stdin: the folder of a cluster, and process ids. When stdin ends without the line
+"done", its parent was killed: it ends those processes, what they have started, and what belongs to the folder.
 """
 
 from __future__ import annotations
@@ -21,17 +21,33 @@ END_SECONDS = 1.0
 
 
 class Guardian:
-    """The parent's end: a process that cleans up if this one is killed."""
+    """The parent's end: a process that cleans up if this one is killed.
 
-    def __init__(self, folder: Path):
+    Args:
+        folder: of the cluster, to be removed then; None if others use it too.
+    """
+
+    def __init__(self, folder: Path | None):
         command = [sys.executable, "-I", "-S", __file__]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
             start_new_session=True,
         )  # fmt: skip
+        self._write(f"{folder or ''}\n")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Have these processes ended too, and what they have started."""
+        self._write("".join(f"{pid}\n" for pid in pids))
+
+    def _write(self, text: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{folder}\n")
-        self._process.stdin.flush()
+        with suppress(OSError):
+            self._process.stdin.write(text)
+            self._process.stdin.flush()
 
     def close(self) -> None:
         """End the guardian: there is nothing left to guard."""
@@ -74,15 +90,20 @@ def command_line(pid: int) -> str:
     return ""
 
 
-def end_processes(folder: Path) -> None:
-    """Kill the processes of a folder, and wait until they are gone or only wait for their exit code to be collected."""
-    pids = processes_of(folder)
+def end_processes(pids: Iterable[int]) -> None:
+    """Kill processes, and wait until they are gone or only wait for their exit code to be collected."""
+    pids = list(pids)
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline and any(command_line(pid) for pid in pids):
         time.sleep(0.02)
+
+
+def end_cluster(folder: Path) -> None:
+    """End the processes of a cluster's folder."""
+    end_processes(processes_of(folder))
 
 
 def remove_folder(folder: Path) -> None:
@@ -97,8 +118,10 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     folder, *rest = sys.stdin.read().splitlines()
     if DONE not in rest:
-        end_processes(Path(folder))
-        remove_folder(Path(folder))
+        end_processes(descendants(int(line) for line in rest))
+        if folder:
+            end_cluster(Path(folder))
+            remove_folder(Path(folder))
 
 
 if __name__ == "__main__":

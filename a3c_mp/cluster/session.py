@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from a3c_mp.cluster.guardian import Guardian, end_processes, remove_folder
+from a3c_mp.cluster.guardian import Guardian, end_cluster, remove_folder
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.spawn import SIGNALS
 
@@ -182,7 +182,7 @@ class Session:
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
         self._cleanup.callback(remove_folder, folder)
         self._cleanup.callback(Guardian(folder).close)
-        self._cleanup.callback(end_processes, folder)  # what `ray.shutdown()` has left
+        self._cleanup.callback(end_cluster, folder)  # what `ray.shutdown()` has left
         self._cleanup.callback(os.environ.pop, "RAY_AUTH_TOKEN", None)
         return {
             "address": "local",

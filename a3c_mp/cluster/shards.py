@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from a3c_mp.cluster.session import Session
+from a3c_mp.errors import WorkerError
 from a3c_mp.processes.supervisor import WAIT_SECONDS
 from a3c_mp.replay import Batch, Replay, Shards
 
@@ -38,6 +39,11 @@ class ReplaySpec(NamedTuple):
     def shards(self, num_actors: int, rows: int) -> Shards:
         """Allocate lanes of so many rows for the environments of so many actors."""
         return Shards(num_actors, self.num_envs, rows, self.obs_space, self.action_space, self.stack)
+
+    def bytes_needed(self, num_actors: int, rows: int) -> int:
+        """Memory that such lanes take (bytes)."""
+        sizes = num_actors, self.num_envs, rows, self.obs_space, self.action_space, self.stack
+        return Shards.bytes_needed(*sizes)
 
 
 class Rows(NamedTuple):
@@ -201,16 +207,17 @@ class RemoteReplay:
         batch_size: transitions of a batch.
         ahead: batches requested ahead; 0 in deterministic runs, which also wait for every insertion.
         seed: of the draws among shards.
+        max_restarts: budget for all shards together.
         should_stop: whether to stop waiting for a batch.
         device: of the batches.
     """
 
     def __init__(
         self, session: Session, start_shard: Callable[[int], Any], num_shards: int, *, batch_size: int, ahead: int,
-        seed: int, should_stop: Callable[[], bool], device: torch.device,
+        seed: int, max_restarts: int, should_stop: Callable[[], bool], device: torch.device,
     ):  # fmt: skip
         self.session, self.start_shard, self.num_shards = session, start_shard, num_shards
-        self.should_stop, self.device = should_stop, device
+        self.max_restarts, self.should_stop, self.device = max_restarts, should_stop, device
         self.batch_size, self.ahead = batch_size, ahead
         self.rng = np.random.default_rng(seed)
         self.sizes, self.totals = np.zeros(num_shards, np.int64), np.zeros(num_shards)
@@ -289,9 +296,9 @@ class RemoteReplay:
         ray = self.session.ray
         try:
             reply = ray.get(call.reference)
-        except ray.exceptions.RayActorError:
+        except ray.exceptions.RayActorError as error:
             if call.handle is self.shards[number]:
-                self._replace(number)
+                self._replace(number, str(error))
             return None
         except ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, ray.exceptions.RayError):
@@ -301,8 +308,11 @@ class RemoteReplay:
             self.sizes[number], self.totals[number] = reply.size, reply.total
         return reply
 
-    def _replace(self, number: int) -> None:
+    def _replace(self, number: int, why: str) -> None:
         """Start an empty shard in place of one that has died."""
+        if self.max_restarts == 0 or "creation task" in why:  # one that cannot be made, for instance too large
+            raise WorkerError(f"replay shard {number} died; no restart is left\n{why}")
+        self.max_restarts -= 1
         lost = f"its {self.sizes[number]:,} transitions are lost, an empty one is started"
         self.session.log.warning(f"replay shard {number} died; {lost}")
         self.sizes[number] = self.totals[number] = 0

@@ -15,7 +15,19 @@ import pytest
 import torch
 from envs import Env
 from gymnasium.spaces import Box, Discrete
-from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, CHAPTERS, CONTINUOUS, EVERY_CHAPTER, IMPALA, TASK, row_id
+from harness import (
+    A3C_DATA,
+    A3C_GRAD,
+    APEX_DDPG,
+    APEX_DQN,
+    CHAPTERS,
+    CONTINUOUS,
+    EVERY_CHAPTER,
+    IMPALA,
+    RAY_DQN,
+    TASK,
+    row_id,
+)  # fmt: skip
 
 import play
 import plot
@@ -45,9 +57,9 @@ def each_chapter(chapters=ALL):
 
 
 def flags_of(chapter):
-    if chapter.module is not train_apex:
-        return []
-    return ["--algo", "ddpg", "--env-id", "Pendulum-v1"] if chapter is APEX_DDPG else ["--algo", "dqn"]
+    if chapter is APEX_DDPG:
+        return ["--algo", "ddpg", "--env-id", "Pendulum-v1"]
+    return ["--algo", "dqn"] if chapter in (APEX_DQN, RAY_DQN) else []
 
 
 # ---- numbers
@@ -56,7 +68,7 @@ def flags_of(chapter):
 @EVERY_CHAPTER
 def test_every_number_has_its_range(chapter):
     """All numeric flags of a chapter, from both sides, NaN and infinity."""
-    make_args = chapter.module.Args
+    make_args = chapter.args_class
     hints, tried = typing.get_type_hints(make_args, include_extras=True), 0
     args = make_args()
     check_ranges(args)
@@ -79,11 +91,11 @@ def test_every_number_has_its_range(chapter):
 
 @EVERY_CHAPTER
 def test_whole_numbers_may_be_written_as_1e6(chapter):
-    make_args = chapter.module.Args
+    make_args = chapter.args_class
     hints = typing.get_type_hints(make_args, include_extras=True)
     whole = [f.name for f in dataclasses.fields(make_args) if int in {hints[f.name], *typing.get_args(hints[f.name])}]
     flags = [f"--{flag_name(name)}=2e0" for name in whole if name not in ("total_steps", "seed")]
-    args = parse_args(make_args, chapter.module.PRESETS, "", [*flags, "--total-steps", "1e6", "--seed", "1_000"])
+    args = parse_args(make_args, {}, "", [*flags, "--total-steps", "1e6", "--seed", "1_000"])
     assert len(flags) >= 7
     assert (args.total_steps, args.seed) == (1_000_000, 1000)
     values = [getattr(args, name) for name in whole if name not in ("total_steps", "seed")]
@@ -447,12 +459,12 @@ def finished(tmp_path_factory):
     old = tmp_path_factory.mktemp("old")
     for chapter in ALL:
         name, env_id = chapter.algorithm, chapter.env_id
-        args = chapter.module.Args(env_id=env_id, runs_dir=old, run_name=name)
-        if chapter.module is train_apex:
-            args = dataclasses.replace(args, algo=name.removeprefix("apex_"), replay_size=4000, learning_starts=100)
+        args = chapter.args_class(env_id=env_id, runs_dir=old, run_name=name)
+        algo = {"apex_dqn": dqn, "apex_ddpg": ddpg, "ray_dqn": dqn}.get(name)
+        if algo:
+            args = dataclasses.replace(args, algo=name.partition("_")[2], replay_size=4000, learning_starts=100)
         env = make_env(env_id)
         spaces = env.observation_space, env.action_space
-        algo = {"apex_dqn": dqn, "apex_ddpg": ddpg}.get(name)
         net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces)
         optimizer = algo.make_optimizer(args, net) if algo else make_optimizer(args, net)
         with Run(args, name, net, optimizer, {"target_net": net} if algo else None) as run:
