@@ -287,9 +287,10 @@ class OnRay:
             return self.session.start_actor(ReplayShard, settings, num_cpus=0)
 
         ahead = 0 if args.deterministic else args.prefetch
+        device = next(self.learner.net.parameters()).device
         replay = RemoteReplay(
             self.session, start, args.num_shards, batch_size=args.batch_size, ahead=ahead, seed=args.seed,
-            max_restarts=args.max_restarts, should_stop=self.run.is_interrupted, device=next(self.learner.net.parameters()).device,
+            max_restarts=args.max_restarts, should_stop=self.run.is_interrupted, device=device,
         )  # fmt: skip
         self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
         return replay

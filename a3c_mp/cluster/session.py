@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import importlib.util
 import logging
@@ -181,7 +182,7 @@ class Session:
         """Settings of a cluster on this machine alone, with a folder and a token of its own."""
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
         self._cleanup.callback(remove_folder, folder)
-        self._cleanup.callback(Guardian(folder).close)
+        self._cleanup.callback(self._dismiss, Guardian(folder))
         self._cleanup.callback(end_cluster, folder)  # what `ray.shutdown()` has left
         self._cleanup.callback(os.environ.pop, "RAY_AUTH_TOKEN", None)
         return {
@@ -195,7 +196,14 @@ class Session:
         }
 
     def _shut_down(self) -> None:
+        if self.lost is not None:
+            atexit.unregister(self.ray.shutdown)  # it would wait for the head
         in_time(self.ray.shutdown, SHUTDOWN_SECONDS if self.lost is None else LOST_SECONDS)
+
+    def _dismiss(self, guardian: Guardian) -> None:
+        """End the guardian, unless Ray still works in this process: then it cleans up behind it."""
+        if self.lost is None:
+            guardian.close()
 
     def _watch(self) -> None:
         """Watchdog thread: ask the head about nodes and actors, and note when it has not answered for too long.
