@@ -101,6 +101,8 @@ RAY_IMPALA = Chapter("ray_impala", "train_ray.py", UNROLLS, metrics=CLUSTER)
 RAY_DQN = Chapter("ray_dqn", "train_ray.py", ("--algo", "dqn", *APEX_DQN.quick), metrics=CLUSTER)
 CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, RAY_IMPALA, RAY_DQN)
 CONTINUOUS = (APEX_DDPG,)
+SPAWNING = tuple(chapter for chapter in CHAPTERS if chapter not in (RAY_IMPALA, RAY_DQN))
+"""chapters that spawn their actors themselves"""
 
 
 def row_id(value: object) -> str | None:

@@ -74,7 +74,10 @@ def descendants(pids: Iterable[int]) -> list[int]:
 
 def processes_of(folder: Path) -> list[int]:
     """Processes that have a folder in their arguments or a file of it open, and all that descend from them."""
-    return descendants(pid for pid in parents() if str(folder) in command_line(pid) or has_open(pid, folder))
+    own = {os.getpid(), os.getppid()}  # a trainer has log files open there too
+    return descendants(
+        pid for pid in parents() if pid not in own and (str(folder) in command_line(pid) or has_open(pid, folder))
+    )
 
 
 def has_open(pid: int, folder: Path) -> bool:

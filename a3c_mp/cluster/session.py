@@ -80,6 +80,10 @@ class Needs(NamedTuple):
     object_bytes: int  # most bytes in the object store at the same time
 
 
+_working: list[Guardian] = []
+"""guardians that clean up once this process has ended"""
+
+
 class Session:
     """A connection to Ray, to be used in a `with` block: everything that it started is gone afterwards.
 
@@ -204,6 +208,8 @@ class Session:
         """End the guardian, unless Ray still works in this process: then it cleans up behind it."""
         if self.lost is None:
             guardian.close()
+        else:
+            _working.append(guardian)
 
     def _watch(self) -> None:
         """Watchdog thread: ask the head about nodes and actors, and note when it has not answered for too long.

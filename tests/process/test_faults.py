@@ -16,9 +16,8 @@ from harness import (
     A3C_DATA,
     A3C_GRAD,
     APEX_DQN,
-    CHAPTERS,
-    EVERY_CHAPTER,
     IMPALA,
+    SPAWNING,
     TASK,
     actors_of,
     family_of,
@@ -34,9 +33,9 @@ from a3c_mp.run.checkpoint import list_checkpoints
 HANG_SECONDS = 6
 SLOW = pytest.mark.slow
 ONE_IN_CI = pytest.mark.parametrize(
-    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in CHAPTERS[1:])], ids=row_id
+    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in SPAWNING[1:])], ids=row_id
 )
-SEVERAL_LEARNERS = pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c.learners], ids=row_id)
+SEVERAL_LEARNERS = pytest.mark.parametrize("chapter", [c for c in SPAWNING if c.learners], ids=row_id)
 
 
 def said_at(log, text):
@@ -110,7 +109,7 @@ def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(s
 
 @SLOW
 @pytest.mark.timeout(1800)
-@EVERY_CHAPTER
+@pytest.mark.parametrize("chapter", SPAWNING, ids=row_id)
 def test_an_actor_may_be_lost_in_every_way_in_every_chapter(scripts, monkeypatch, chapter):
     check_mishaps(scripts, monkeypatch, chapter, tuple(WAYS))
 
@@ -183,7 +182,7 @@ FEW = [  # every pair of two of these choices occurs
 ]
 ALL = [
     (chapter, signum, target, times, moment)
-    for chapter in CHAPTERS
+    for chapter in SPAWNING
     for signum in (INT, TERM)
     for target in ("group", "parent")
     for times in (1, 2)
