@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 A = TypeVar("A")
 
-ChapterName = Literal["a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task"]
+ChapterName = Literal["a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task", "ray_impala", "ray_dqn"]
 CHAPTERS: dict[ChapterName, list[str]] = {
     "a3c_data": ["train_a3c_data.py"],
     "a3c_grad": ["train_a3c_grad.py"],
@@ -36,6 +36,8 @@ CHAPTERS: dict[ChapterName, list[str]] = {
     "apex_dqn": ["train_apex.py", "--algo", "dqn"],
     "apex_ddpg": ["train_apex.py", "--algo", "ddpg", "--env-id", "Pendulum-v1"],
     "task": ["train_task.py"],
+    "ray_impala": ["train_ray.py", "--algo", "impala"],
+    "ray_dqn": ["train_ray.py", "--algo", "dqn"],
 }
 """name of a chapter -> its script and the flags that choose it"""
 

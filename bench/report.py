@@ -54,6 +54,11 @@ CHAPTERS = {
         "messages between nodes: slot numbers on one machine, rollouts from others",
         "machines join and leave, or you build a pipeline of your own",
     ),
+    "ray_impala": (
+        "[7 Ray](docs/ray.md)",
+        "unrolls, or transitions to replay shards, between the nodes of a Ray cluster",
+        "one machine is too small for chapter 3 or 4",
+    ),
 }
 """chapter -> its page, what its actors send, when to use it"""
 GOALS = {"PongNoFrameskip-v4": True, "CartPole-v1": False}

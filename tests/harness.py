@@ -96,7 +96,7 @@ TASK = Chapter(
     actor="collector",
     inline=("--standalone",),
 )
-CLUSTER = frozenset({"cluster/actors", "cluster/nodes"})
+CLUSTER = frozenset({"cluster/actors", "cluster/nodes", "cluster/object_store"})
 RAY_IMPALA = Chapter("ray_impala", "train_ray.py", UNROLLS, metrics=CLUSTER)
 RAY_DQN = Chapter("ray_dqn", "train_ray.py", ("--algo", "dqn", *APEX_DQN.quick), metrics=CLUSTER)
 CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, RAY_IMPALA, RAY_DQN)

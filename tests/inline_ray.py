@@ -93,7 +93,7 @@ class InlineRay(ModuleType):
         self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
         self._private = ModuleType("ray._private")
         self._private.worker = SimpleNamespace()
-        self._private.state = SimpleNamespace(actors=dict)
+        self._private.state = SimpleNamespace(actors=dict, cluster_resources=dict, available_resources=dict)
 
     def modules(self):
         """What to put into `sys.modules`."""

@@ -273,6 +273,7 @@ class OnRay:
         assert isinstance(workers, Fleet)
         run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
         run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.nodes))
+        run.metrics.gauges["cluster/object_store"] = lambda: self.session.store_bytes / MIB
         return actors
 
     def start_replay(self) -> RemoteReplay:

@@ -39,6 +39,7 @@ SHUTDOWN_SECONDS = 4.0
 """longest wait for `ray.shutdown()`"""
 STUCK_SECONDS = 4.0
 """longest time that the trainer may take from there on; it may wait in a call of Ray that does not return"""
+STORE = "object_store_memory"
 WAITING_STATES = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 LOST_SECONDS = 1.0
 """the same where the head of the cluster is lost"""
@@ -101,6 +102,7 @@ class Session:
         self.lost: str | None = None  # why the cluster cannot be used any longer
         self.node_id = ""  # of the node that this process runs on
         self.nodes: dict[str, str] = {}  # ids of the nodes that are alive -> their addresses; as the watchdog saw last
+        self.store_bytes = 0.0  # used in the object stores of all nodes, likewise
         self.waiting: frozenset[str] = frozenset()  # ids of the actors that no node has a place for, likewise
         self.on_stuck: Callable[[str], None] = lambda why: None  # called on another thread before the process ends
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
@@ -232,6 +234,8 @@ class Session:
         from ray._private import state
 
         self.nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self.ray.nodes() if node["Alive"]}
+        all_of_it, free = state.cluster_resources(), state.available_resources()
+        self.store_bytes = all_of_it.get(STORE, 0.0) - free.get(STORE, 0.0)
         self.waiting = frozenset(
             key for key, actor in state.actors().items() if actor["State"] in WAITING_STATES and not actor["Pid"]
         )
