@@ -80,12 +80,17 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     clips = args.clip_rho, args.clip_c, args.clip_pg_rho
     vs, advantages = vtrace(args.vtrace * log_rhos, discounts, rewards, values, bootstrap_value, *clips)
     advantages = losses.normalize(advantages) if args.normalize_advantages else advantages
-    policy_loss, value_loss = losses.policy_gradient_loss(log_probs, advantages), losses.value_loss(values, vs)
-    entropy_loss = losses.entropy_loss(logits)
+    policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), losses.entropy_loss(logits)
+    value_loss = losses.value_loss(values, vs)
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
-    metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": vs}
-    return total, metrics | {"values/rho": log_rhos.exp()}
+    metrics |= {
+        "values/advantage": advantages,
+        "values/baseline": values,
+        "values/target": vs,
+        "values/rho": log_rhos.exp(),
+    }
+    return total, metrics | {"values/rho_clipped": (log_rhos.exp() > args.clip_rho).float()}
 
 
 def dqn_loss(
@@ -112,7 +117,7 @@ def train_impala(args: ImpalaArgs, run: Run, cluster: OnRay, learner: impala.Lea
                 cluster.update_norm(obs_for_stats(unrolls.obs, net.norm.image))
                 for batch in impala.batches(args, unrolls, learner.replay, run.rng):
                     cluster.step(*impala_loss(args, net, batch))
-            actors.weights.publish(net)
+            cluster.publish()
             run.end_round()
 
 
@@ -134,7 +139,7 @@ def train_dqn(args: DqnArgs, run: Run, cluster: OnRay, learner: DqnLearner) -> N
                     if run.updates % args.target_period == 0:
                         apex.move_target(learner.target_net, net, args.target_rate)
             if run.updates > updates:
-                actors.weights.publish(net)
+                cluster.publish()
             run.end_round()
 
 

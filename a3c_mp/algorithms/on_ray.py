@@ -262,7 +262,8 @@ class OnRay:
             kept: what else an exact resume needs.
         """
         run, net = self.run, self.learner.net
-        weights = Publisher(self.session, net, acting_dtype(self.args.precision, net), untrained=run.updates == 0)
+        dtype = acting_dtype(self.args.precision, net)
+        self.weights = weights = Publisher(self.session, net, dtype, untrained=run.updates == 0)
         states = ActorStates(self.args, layout_of(self.args, self.learner), start=run.steps)
         run.keep(actors=states, weights=weights, **kept)
         self.inbox = Inbox(self.packer, self.learner.slots, states.slots)
@@ -275,6 +276,11 @@ class OnRay:
         run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.nodes))
         run.metrics.gauges["cluster/object_store"] = lambda: self.session.store_bytes / MIB
         return actors
+
+    def publish(self) -> None:
+        """Publish the weights of the net to the parameter server."""
+        with self.run.timing("publishing"):
+            self.weights.publish(self.learner.net)
 
     def start_replay(self) -> RemoteReplay:
         """Start the replay shards of DQN."""
