@@ -84,13 +84,9 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     value_loss = losses.value_loss(values, vs)
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
-    metrics |= {
-        "values/advantage": advantages,
-        "values/baseline": values,
-        "values/target": vs,
-        "values/rho": log_rhos.exp(),
-    }
-    return total, metrics | {"values/rho_clipped": (log_rhos.exp() > args.clip_rho).float()}
+    metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": vs}
+    rhos = log_rhos.exp()
+    return total, metrics | {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
 
 
 def dqn_loss(
@@ -106,17 +102,16 @@ def dqn_loss(
 
 def train_impala(args: ImpalaArgs, run: Run, cluster: OnRay, learner: impala.LearnerState) -> None:
     """Train on unrolls in the order in which they arrive."""
-    net, device = learner.net, next(learner.net.parameters()).device
     with cluster.start_actors(ImpalaActor, replay=learner.replay) as actors:
         for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
             rollouts = [Rollout(**learner.slots[slot]) for _, slot, _ in filled]
             stats = on_ray.rollout_stats(rollouts, filled, actors.weights.version)
             if actors.sync_counters(filled, stats, cluster.data_guard)[0]:
-                unrolls = join([rollout.to(device) for rollout in rollouts])
+                unrolls = join([rollout.to(cluster.device) for rollout in rollouts])
                 learner.optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
-                cluster.update_norm(obs_for_stats(unrolls.obs, net.norm.image))
+                cluster.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image))
                 for batch in impala.batches(args, unrolls, learner.replay, run.rng):
-                    cluster.step(*impala_loss(args, net, batch))
+                    cluster.step(*impala_loss(args, learner.net, batch))
             cluster.publish()
             run.end_round()
 

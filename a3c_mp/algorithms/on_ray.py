@@ -206,6 +206,7 @@ class OnRay:
 
     def __init__(self, args: RayRunArgs, run: Run, learner: Any):
         self.args, self.run, self.learner = args, run, learner
+        self.device = next(learner.net.parameters()).device
         self.guard = FiniteGuard(run, "grads_not_finite")
         if isinstance(args, ImpalaArgs):
             self.data_guard = FiniteGuard(run, "rollouts_not_finite")
@@ -294,10 +295,9 @@ class OnRay:
             return self.session.start_actor(ReplayShard, settings, num_cpus=0)
 
         ahead = 0 if args.deterministic else args.prefetch
-        device = next(self.learner.net.parameters()).device
         replay = RemoteReplay(
             self.session, start, args.num_shards, batch_size=args.batch_size, ahead=ahead, seed=args.seed,
-            max_restarts=args.max_restarts, should_stop=self.run.is_interrupted, device=device,
+            max_restarts=args.max_restarts, should_stop=self.run.is_interrupted, device=self.device,
         )  # fmt: skip
         self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
         return replay
