@@ -66,6 +66,11 @@ class CommonArgs:
         return self.num_actors
 
     @property
+    def local_actors(self) -> int:
+        """Actors that this machine must have memory and open files for."""
+        return self.num_actors
+
+    @property
     def in_order(self) -> bool:
         """Whether the learner takes one message of every actor in each round, in the order of the actors."""
         return self.deterministic

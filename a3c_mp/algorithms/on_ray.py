@@ -58,6 +58,10 @@ class RayArgs(CommonArgs):
     insecure_cluster: bool = False
     """with --address: join a cluster that accepts any token"""
 
+    @property
+    def local_actors(self) -> int:
+        return self.num_actors if self.address is None else 0
+
 
 @dataclass(frozen=True)
 class ImpalaArgs(impala.Args, RayArgs):

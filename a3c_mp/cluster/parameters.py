@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class Publisher(Weights):
         self.session = session
         self._references: dict[int, Any] = {}  # of the two newest versions
         self._server: Any = None
-        self._sent: Any = None  # reference to the answer to what the server was sent last, until it has come
+        self._sent: deque[tuple[Any, float]] = deque()  # references to answers of the server, when it was asked
         super().__init__(net, dtype, untrained)
         session.duties.append(self.look_after)
 
@@ -86,7 +87,8 @@ class Publisher(Weights):
             self._send(version)
 
     def _send(self, version: int) -> None:
-        self._sent = self._server.publish.remote(version, [self._references[version]])
+        answer = self._server.publish.remote(version, [self._references[version]])
+        self._sent.append((answer, time.monotonic()))
 
     def _start_server(self) -> None:
         """Start a server and send it both versions; while Ray still knows a lost one by its name, nothing happens."""
@@ -99,19 +101,23 @@ class Publisher(Weights):
             self._send(version)
 
     def look_after(self) -> None:
-        """Start another server if the one there was has failed; called while the trainer waits."""
+        """Start another server if the one there was has died, or does not answer; called while the trainer waits."""
         ray = self.session.ray
         if self._server is None:
             self._start_server()
-        if self._sent is None or not ray.wait([self._sent], timeout=0)[0]:
-            return
-        sent, self._sent = self._sent, None
-        try:
-            ray.get(sent)
-        except ray.exceptions.RayError:
-            self.session.log.warning("the parameter server died; another one is started")
-            self._server = None
-            self._start_server()
+        while self._sent:
+            answer, since = self._sent[0]
+            if not ray.wait([answer], timeout=0)[0]:
+                self.session.end_if_stuck(self._server, since)
+                return
+            try:
+                ray.get(answer)
+                self._sent.popleft()
+            except ray.exceptions.RayError:
+                self.session.log.warning("the parameter server died; another one is started")
+                self._server = None
+                self._sent.clear()
+                self._start_server()
 
 
 class Reader:

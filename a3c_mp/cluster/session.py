@@ -37,6 +37,8 @@ SILENT_SECONDS = 8.0
 """silence of the head after which a run ends"""
 SHUTDOWN_SECONDS = 4.0
 """longest wait for `ray.shutdown()`"""
+STUCK_ACTOR_SECONDS = 15.0
+"""longest time that a parameter server or a replay shard may take for an answer"""
 STUCK_SECONDS = 4.0
 """longest time that the trainer may take from there on; it may wait in a call of Ray that does not return"""
 STORE = "object_store_memory"
@@ -103,6 +105,7 @@ class Session:
         self.node_id = ""  # of the node that this process runs on
         self.nodes: dict[str, str] = {}  # ids of the nodes that are alive -> their addresses; as the watchdog saw last
         self.store_bytes = 0.0  # used in the object stores of all nodes, likewise
+        self.places: dict[str, tuple[str, int]] = {}  # of actors: id -> (node, process), likewise
         self.waiting: frozenset[str] = frozenset()  # ids of the actors that no node has a place for, likewise
         self.on_stuck: Callable[[str], None] = lambda why: None  # called on another thread before the process ends
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
@@ -148,6 +151,17 @@ class Session:
         """Kill an actor's process."""
         with suppress(Exception):
             self.ray.kill(actor)
+
+    def end_if_stuck(self, actor: Any, since: float) -> None:
+        """Kill an actor that has owed an answer for `STUCK_ACTOR_SECONDS`, for instance one that is stopped.
+
+        Args:
+            actor: its handle.
+            since: when it was asked, on the clock of `time.monotonic`.
+        """
+        node_id, pid = self.places.get(actor._actor_id.hex(), ("", 0))
+        if pid and time.monotonic() - since > STUCK_ACTOR_SECONDS:
+            self.kill_process(node_id, pid)
 
     def kill_process(self, node_id: str, pid: int) -> None:
         """Kill a process on a node, also one that is stopped (SIGSTOP) and does not listen to Ray."""
@@ -236,8 +250,10 @@ class Session:
         self.nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self.ray.nodes() if node["Alive"]}
         all_of_it, free = state.cluster_resources(), state.available_resources()
         self.store_bytes = all_of_it.get(STORE, 0.0) - free.get(STORE, 0.0)
+        actors = state.actors()
+        self.places = {key: (actor["Address"]["NodeID"], actor["Pid"]) for key, actor in actors.items()}
         self.waiting = frozenset(
-            key for key, actor in state.actors().items() if actor["State"] in WAITING_STATES and not actor["Pid"]
+            key for key, actor in actors.items() if actor["State"] in WAITING_STATES and not actor["Pid"]
         )
 
 

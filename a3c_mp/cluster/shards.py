@@ -6,6 +6,7 @@ rows nor frames before it samples them.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -186,6 +187,7 @@ class Call(NamedTuple):
 
     handle: Any
     reference: Any  # to its answer
+    since: float  # time.monotonic()
 
 
 class Part(NamedTuple):
@@ -234,7 +236,7 @@ class RemoteReplay:
     def insert(self, actor: int, rows: Any) -> None:
         """Have a shard insert an actor's rows, given by reference."""
         number, index = actor % self.num_shards, actor // self.num_shards
-        self._calls[number].append(Call(self.shards[number], self.shards[number].insert.remote(index, rows)))
+        self._calls[number].append(self._call(number, "insert", index, rows))
         if self.ahead == 0:
             self._take_reply(number, self._calls[number].popleft())
 
@@ -243,6 +245,8 @@ class RemoteReplay:
         for number, calls in enumerate(self._calls):
             while calls and self.session.ray.wait([calls[0].reference], timeout=0)[0]:
                 self._take_reply(number, calls.popleft())
+            if calls:
+                self.session.end_if_stuck(calls[0].handle, calls[0].since)
 
     def next(self) -> Batch | None:
         """Return the next batch; None if all shards are empty or the run should stop."""
@@ -261,6 +265,9 @@ class RemoteReplay:
             chosen = shard == number
             self.shards[number].update.remote(own_ids[chosen], values[chosen])
 
+    def _call(self, number: int, method: str, *args: Any) -> Call:
+        return Call(self.shards[number], getattr(self.shards[number], method).remote(*args), time.monotonic())
+
     def _request(self) -> list[Part]:
         """Ask shards for their parts of a batch, stratified over the sum of all priorities."""
         edges = self.totals.cumsum()
@@ -269,7 +276,7 @@ class RemoteReplay:
         parts = []
         for number in np.unique(owner):
             chosen = np.flatnonzero(owner == number)
-            call = Call(self.shards[number], self.shards[number].sample.remote(len(chosen)))
+            call = self._call(number, "sample", len(chosen))
             parts.append(Part(int(number), chosen, float(self.totals[number] / edges[-1]), call))
         return parts
 
@@ -279,6 +286,7 @@ class RemoteReplay:
         for number, places, share, call in parts:
             while not self.session.ray.wait([call.reference], timeout=WAIT_SECONDS)[0]:
                 self.session.check()
+                self.session.end_if_stuck(call.handle, call.since)
                 if self.should_stop():
                     return None
             reply = self._take_reply(number, call)

@@ -38,8 +38,8 @@ def check_limits(args: CommonArgs, net: nn.Module) -> None:
     """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights."""
     check_processor()
     evaluators = int(args.eval_every > 0)
-    check_memory(args.num_actors, getattr(args, "num_learners", 1), args.cuda, evaluators)
-    check_open_files(args.num_actors)
+    check_memory(args.local_actors, getattr(args, "num_learners", 1), args.cuda, evaluators)
+    check_open_files(args.local_actors)
     try:
         if not args.cuda:
             check_shared_memory((2 + 2 * evaluators) * sum(4 * t.numel() for t in net.state_dict().values()))

@@ -25,6 +25,7 @@ from harness import (
     EVERY_CHAPTER,
     IMPALA,
     RAY_DQN,
+    RAY_IMPALA,
     TASK,
     row_id,
 )  # fmt: skip
@@ -171,6 +172,17 @@ SPECIAL = {
     "a replay too large": (APEX_DQN, ["--replay-size", "1e10"], "GiB is free; lower --replay-size"),
     "discrete actions for ddpg": (APEX_DDPG, ["--env-id", "CartPole-v1"], "env-id=CartPole-v1: its actions are Disc"),
     "learners that do not divide the actors": (APEX_DQN, ["--num-learners", "3"], "num-learners=3: 2 actors cannot be"),
+    "shards without actors": (RAY_DQN, ["--num-shards", "3"], "num-shards=3: only 2 actors fill them; lower it"),
+    "a replay of shards that is saved": (RAY_DQN, ["--save-replay"], "save-replay=True: shards are not saved"),
+    "a replay of shards too large": (RAY_DQN, ["--replay-size", "1e10"], "GiB is free; lower --replay-size"),
+    "several trainers on Ray": (RAY_IMPALA, ["--num-learners", "2"], "num-learners=2: on Ray there is one"),
+    "a measurement on Ray": (RAY_IMPALA, ["--force-lag", "2"], "force-lag=2: it is for measurements"),
+    "no cluster to join": (RAY_IMPALA, ["--address", "auto"], "address=auto: this machine has no node of a cluster"),
+    "no token to join with": (
+        RAY_IMPALA,
+        ["--address", "127.0.0.1:1", "--token-file", "none"],
+        "token-file=none: it cannot be read (No such file or directory); copy it",
+    ),
     "half a replay": (
         APEX_DQN,
         ["--num-learners", "2", "--save-replay"],

@@ -19,7 +19,7 @@ from a3c_mp.cluster import access
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.guardian import Guardian, has_open
 from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.session import Note, Session, check_store
+from a3c_mp.cluster.session import Note, Session, check_installed, check_store
 from a3c_mp.cluster.shards import Outbox, RemoteReplay, ReplayShard, ReplaySpec
 from a3c_mp.cluster.transport import Packer
 from a3c_mp.data.rollout import rollout_spec
@@ -221,8 +221,27 @@ def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_second_serv
     assert reader.load(copy) == 1, "it goes on with the weights that it has"
     assert publisher.publish(net) == 2
     until(lambda: publisher.look_after() or tape.messages)
+    until(lambda: publisher.look_after() or not publisher._sent)
     assert reader.load(copy, exact=2) == 2
     assert tape.messages == ["the parameter server died; another one is started"]
+
+
+def test_helpers_that_do_not_answer_are_killed_and_others_are_not(session, monkeypatch):
+    killed, handle = [], SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "id"))
+    session.kill_process = lambda node_id, pid: killed.append((node_id, pid))
+    session.end_if_stuck(handle, time.monotonic() - 100)
+    assert not killed, "it has no process yet"
+    session.places["id"] = ("node", 7)
+    session.end_if_stuck(handle, time.monotonic())
+    assert not killed
+    session.end_if_stuck(handle, time.monotonic() - 100)
+    assert killed == [("node", 7)]
+
+
+def test_without_ray_the_command_to_install_it_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'ray=none: it is not installed; pip install "ray==2.60.0"'):
+        check_installed()
 
 
 # ---- fleets
