@@ -50,9 +50,7 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",  # where it is over, Ray exits the process, without `finally`
     "RAY_NUM_REDIS_GET_RETRIES": "1",  # a wrong token is refused after 1 s instead of 20 s
-    "RAY_health_check_initial_delay_ms": "1000",  # of a node by the head: a lost node is noticed within 2 s
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_period_ms": "1000",  # of nodes by the head: one that is gone refuses at once, a busy one has 10 s
     "RAY_health_check_failure_threshold": "2",
 }
 """environment variables that Ray reads when it is imported, and that its processes inherit"""
