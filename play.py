@@ -38,7 +38,7 @@ from a3c_mp.run.evaluate import (
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.script import exit_with
 
-VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn}
+VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn": dqn}
 
 
 @dataclass(frozen=True)

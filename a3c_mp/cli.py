@@ -11,7 +11,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,6 +51,28 @@ def parse_args(
     args = _cli(args_class, default, description, argv)
     check_ranges(args)
     return args
+
+
+def parse_algo(
+    settings: Mapping[str, tuple[type[A], Mapping[str, Mapping[str, Any]]]], description: str,
+    argv: Sequence[str] | None = None,
+) -> A:  # fmt: skip
+    """Parse the command line of a chapter whose `--algo` decides which settings there are; the first is the default.
+
+    Args:
+        settings: algorithm -> (settings, presets), as for `parse_args`.
+        description, argv: as for `parse_args`.
+
+    Raises:
+        ConfigError: as `parse_args` does.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    algo, resume = _peek(argv, "--algo"), _peek(argv, "--resume")
+    if resume is not None:
+        with suppress(OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
+            algo = json.loads((Path(resume) / "config.json").read_text())["args"]["algo"]
+    args_class, presets = settings.get(str(algo), next(iter(settings.values())))
+    return parse_args(args_class, presets, description, argv)
 
 
 def _defaults(args_class: type[CommonArgs], env_id: str) -> dict[str, Any]:

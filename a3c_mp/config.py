@@ -78,6 +78,11 @@ class CommonArgs:
         return self.eval_every > 0
 
     @property
+    def local_actors(self) -> int:
+        """Actors that this machine must have memory and open files for."""
+        return self.num_actors
+
+    @property
     def in_order(self) -> bool:
         """Whether the learner takes one message of every actor in each round, in the order of the actors."""
         return self.deterministic

@@ -30,7 +30,9 @@ VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX
 """flag of /proc/cpuinfo -> name, the widest first"""
 A = TypeVar("A")
 
-ChapterName = Literal["a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task", "population"]
+ChapterName = Literal[
+    "a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task", "population", "ray_impala", "ray_dqn"
+]
 CHAPTERS: dict[ChapterName, list[str]] = {
     "a3c_data": ["train_a3c_data.py"],
     "a3c_grad": ["train_a3c_grad.py"],
@@ -39,6 +41,8 @@ CHAPTERS: dict[ChapterName, list[str]] = {
     "apex_ddpg": ["train_apex.py", "--algo", "ddpg", "--env-id", "Pendulum-v1"],
     "task": ["train_task.py"],
     "population": ["train_population.py"],
+    "ray_impala": ["train_ray.py", "--algo", "impala"],
+    "ray_dqn": ["train_ray.py", "--algo", "dqn"],
 }
 """name of a chapter -> its script and the flags that choose it"""
 

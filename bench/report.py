@@ -59,6 +59,11 @@ CHAPTERS = {
         "whole agents and their genomes, between generations",
         "you do not know the hyperparameters: they evolve while agents learn",
     ),
+    "ray_impala": (
+        "[7 Ray](docs/ray.md)",
+        "unrolls, or transitions to replay shards, between the nodes of a Ray cluster",
+        "one machine is too small for chapter 3 or 4",
+    ),
 }
 """chapter -> its page, what its actors send, when to use it"""
 GOALS = {"PongNoFrameskip-v4": True, "CartPole-v1": False}

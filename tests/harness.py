@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import inline_ray
 import psutil
 import pytest
 from forked import fork_children
@@ -66,6 +67,13 @@ class Chapter:
         return importlib.import_module(Path(self.script).stem)
 
     @property
+    def args_class(self) -> type:
+        """The dataclass of its settings."""
+        if hasattr(self.module, "Args"):
+            return self.module.Args
+        return self.module.on_ray.SETTINGS[self.algorithm.removeprefix("ray_")][0]
+
+    @property
     def flags(self) -> list[str]:
         """Flags of a quick run that is never solved: a game of CartPole has 500 steps."""
         return ["--env-id", self.env_id, "--stop-return", "501", *self.quick]
@@ -93,14 +101,19 @@ TASK = Chapter(
     actor="collector",
     inline=("--standalone",),
 )
+CLUSTER = frozenset({"cluster/actors", "cluster/nodes", "cluster/object_store"})
+RAY_IMPALA = Chapter("ray_impala", "train_ray.py", UNROLLS, metrics=CLUSTER)
+RAY_DQN = Chapter("ray_dqn", "train_ray.py", ("--algo", "dqn", *APEX_DQN.quick), metrics=CLUSTER)
 FEW_MEMBERS = ("--population", "2", "--num-envs", "4", "--units-range", "16", "64")
 GENERATIONS = ("--generation-steps", "200", "--learning-starts", "100", "--eval-episodes", "4")
 POPULATION = Chapter(
     "population", "train_population.py", (*FEW_MEMBERS, *GENERATIONS), actor="member", actors_flag="population"
 )
-CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK)
+CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, RAY_IMPALA, RAY_DQN)
 ALL_CHAPTERS = (*CHAPTERS, POPULATION)
 CONTINUOUS = (APEX_DDPG,)
+SPAWNING = tuple(chapter for chapter in CHAPTERS if chapter not in (RAY_IMPALA, RAY_DQN))
+"""chapters that spawn their actors themselves"""
 
 
 def row_id(value: object) -> str | None:
@@ -186,6 +199,7 @@ class Inline:
                 patch.setattr("a3c_mp.run.actors.Workers", workers)
                 patch.setattr("a3c_mp.run.evaluator.Workers", workers)
                 patch.setattr("a3c_mp.population.members.Workers", workers)
+                inline_ray.install(patch)
                 flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))
             patch.setattr("sys.argv", [script, *named, *flags])
             code = importlib.import_module(Path(script).stem).main()

@@ -110,19 +110,8 @@ def build_learner(args: Args, algo: Algorithm, rank: int = 0) -> LearnerState:
     return LearnerState(algo, net, target_net, algo.make_optimizer(args, net), replay, episode_stats, action_space)
 
 
-def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
-    """Allocate a learner's replay, in equal parts for all environments of its actors, and slots for their blocks.
-
-    Args:
-        args: the chapter's settings.
-        obs_space, actions: of one environment, the actions as the replay stores them.
-
-    Raises:
-        ConfigError: too little memory, or inconsistent settings.
-    """
-    if args.save_replay and args.num_learners > 1:
-        why = "checkpoints hold the replay of one learner, the others would start with an empty one"
-        raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
+def rows_per_lane(args: Args) -> int:
+    """Return the rows of the replay for each environment. Raises ConfigError for inconsistent sizes."""
     rows = -(-args.replay_size // (args.num_actors * args.num_envs))
     least = 4 * room(args) + args.n_step + FRAMES
     if rows < least:
@@ -138,20 +127,41 @@ def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space) -
         raise ConfigError(
             "learning-starts", args.learning_starts, why, "use half of it at most, or raise --replay-size"
         )
+    return rows
+
+
+def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
+    """Allocate a learner's replay, in equal parts for all environments of its actors, and slots for their blocks.
+
+    Args:
+        args: the chapter's settings.
+        obs_space, actions: of one environment, the actions as the replay stores them.
+
+    Raises:
+        ConfigError: too little memory, or inconsistent settings.
+    """
+    if args.save_replay and args.num_learners > 1:
+        why = "checkpoints hold the replay of one learner, the others would start with an empty one"
+        raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
+    rows = rows_per_lane(args)
     stack = FRAMES if is_atari(args.env_id) else 1
     num_actors = args.num_actors // args.num_learners
     sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
-    needed, free = args.num_learners * Shards.bytes_needed(*sizes), free_memory()
-    if needed > free:
-        rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
-        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
-        raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
+    check_replay_memory(args, args.num_learners * Shards.bytes_needed(*sizes))
     try:
         return Shards(*sizes), Slots(
             episode_stats_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args)
         )
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
+
+
+def check_replay_memory(args: Args, needed: int) -> None:
+    """Raise ConfigError if a replay of so many bytes does not fit into memory."""
+    if needed > (free := free_memory()):
+        rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
+        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
+        raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
 
 
 def blocks_under_way(args: Args) -> int:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from a3c_mp.replay import Batch, Prefetch
+from a3c_mp.replay import Batch
 from a3c_mp.run.progress import RunState
+
+
+class Batches(Protocol):
+    """Source of batches: a `Prefetch`, or the shards of a cluster."""
+
+    batch_size: int
+
+    def next(self) -> Batch | None: ...
 
 
 class RateLimiter:
@@ -26,11 +34,13 @@ class RateLimiter:
         if sum(sizes) >= self.min_size_to_sample and min(sizes) > 0:
             self.samples_allowed += self.samples_per_insert * steps
 
-    def allowed(self, batches: Prefetch, run: RunState) -> Iterator[Batch]:
+    def allowed(self, batches: Batches, run: RunState) -> Iterator[Batch]:
         """Yield as many batches as the ratio allows; fewer if the run should stop, unless it is deterministic."""
         while self.samples_allowed >= batches.batch_size and (run.args.deterministic or not run.should_stop()):
             with run.timing("drawing"):
                 batch = batches.next()
+            if batch is None:  # there are none at the moment
+                return
             yield batch
             self.samples_allowed -= batches.batch_size
 

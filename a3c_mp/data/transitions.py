@@ -15,7 +15,7 @@ from torch import Tensor
 from a3c_mp.config import LearningArgs
 from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
 from a3c_mp.data.games import Games
-from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Shards, Writer
 from a3c_mp.seeds import derive_seeds
@@ -42,7 +42,7 @@ class TransitionCollector:
         channel: to the learner.
     """
 
-    def __init__(self, args: LearningArgs, env: VectorEnv, shards: Shards, n_step: int, channel: WorkerChannel):
+    def __init__(self, args: LearningArgs, env: VectorEnv, shards: Shards, n_step: int, channel: ActorChannel):
         self.args, self.env, self.channel = args, env, channel
         self.games = Games(env, channel)
         self.stats, self.obs, self.blocks = self.games.stats, self.games.obs, self.games.rollouts

@@ -44,8 +44,8 @@ def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True
     """
     check_processor()
     evaluators = int(args.eval_every > 0)
-    check_memory(args.num_actors, getattr(args, "num_learners", 1), args.cuda, evaluators, args.actors_flag)
-    check_open_files(args.num_actors, args.actors_flag)
+    check_memory(args.local_actors, getattr(args, "num_learners", 1), args.cuda, evaluators, args.actors_flag)
+    check_open_files(args.local_actors, args.actors_flag)
     try:
         if not args.cuda:
             copies = 2 + 2 * evaluators * shares_snapshots

@@ -1,16 +1,19 @@
 """Every chapter learns. Seeded and deterministic, so a failure is the code's and not the dice's."""
 
 import pytest
-from harness import APEX_DDPG, CHAPTERS, TASK, row_id
+from harness import APEX_DDPG, CHAPTERS, RAY_DQN, RAY_IMPALA, TASK, row_id
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(  # chapter 5 has the bits of chapter 1
-    "chapter", [pytest.param(c, marks=pytest.mark.slow) if c is TASK else c for c in CHAPTERS], ids=row_id
+@pytest.mark.parametrize(  # chapter 5 has the bits of chapter 1, train_ray.py those of chapter 4
+    "chapter",
+    [pytest.param(c, marks=pytest.mark.slow) if c in (TASK, RAY_IMPALA, RAY_DQN) else c for c in CHAPTERS],
+    ids=row_id,
 )
 def test_a_chapter_learns_cartpole(run_inline, chapter):
     """From 20 or so, the mean return of the last 100 games that chance reaches, to 150."""
-    flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
+    flags = ["--algo", "dqn"] if chapter is RAY_DQN else []
+    flags += ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
     flags += ["--total-steps", "100000"]
     done = run_inline(chapter.script, *flags, workers=None)
     assert done.code == 0, done.err

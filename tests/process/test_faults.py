@@ -15,9 +15,8 @@ from harness import (
     A3C_DATA,
     A3C_GRAD,
     APEX_DQN,
-    CHAPTERS,
-    EVERY_CHAPTER,
     IMPALA,
+    SPAWNING,
     TASK,
     actors_of,
     family_of,
@@ -31,7 +30,7 @@ from a3c_mp.run.checkpoint import list_checkpoints
 HANG_SECONDS = 6
 SLOW = pytest.mark.slow
 ONE_IN_CI = pytest.mark.parametrize(
-    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in CHAPTERS[1:])], ids=row_id
+    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in SPAWNING[1:])], ids=row_id
 )
 
 
@@ -98,7 +97,7 @@ def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(
 
 @SLOW
 @pytest.mark.timeout(1800)
-@EVERY_CHAPTER
+@pytest.mark.parametrize("chapter", SPAWNING, ids=row_id)
 def test_an_actor_may_be_lost_in_every_way_in_every_chapter(run_inline, monkeypatch, chapter):
     check_mishaps(run_inline, monkeypatch, chapter, tuple(WAYS))
 
@@ -173,7 +172,7 @@ FEW = [  # every pair of two of the other choices occurs
 ]
 ALL = [
     (chapter, signum, target, times, moment)
-    for chapter in CHAPTERS
+    for chapter in SPAWNING
     for signum in (INT, TERM)
     for target in ("group", "parent")
     for times in (1, 2)
@@ -232,7 +231,7 @@ def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, chapter, sig
 
 
 @SLOW
-@pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c.learners], ids=row_id)
+@pytest.mark.parametrize("chapter", [c for c in SPAWNING if c.learners], ids=row_id)
 def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, chapter):
     flags = [*chapter.two_learners, "--no-reward-clip", "--total-steps", "6000"]
     done = scripts.run(chapter, "--env-id", "envs:NanReward-v0", *flags)

@@ -6,7 +6,19 @@ import signal
 import time
 
 import pytest
-from harness import A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, actors_of, episode_steps, row_id, scalars, still_alive
+from harness import (
+    A3C_DATA,
+    A3C_GRAD,
+    APEX_DQN,
+    IMPALA,
+    RAY_IMPALA,
+    TASK,
+    actors_of,
+    episode_steps,
+    row_id,
+    scalars,
+    still_alive,
+)
 
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.episode_log import read_episodes
@@ -20,7 +32,7 @@ CURVES = CURVES_OF_LEARNING | {"charts/episodic_return", "charts/mean_return_100
 
 
 @pytest.mark.parametrize(
-    "chapter", [A3C_DATA, *(pytest.param(c, marks=pytest.mark.slow) for c in (A3C_GRAD, TASK))], ids=row_id
+    "chapter", [A3C_DATA, *(pytest.param(c, marks=pytest.mark.slow) for c in (A3C_GRAD, TASK, RAY_IMPALA))], ids=row_id
 )
 def test_a_run_leaves_what_it_promises(scripts, chapter):
     done = scripts.run(chapter, "--total-steps", "2000")

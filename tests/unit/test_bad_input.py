@@ -26,6 +26,8 @@ from harness import (
     EVERY_ONE_OF_ALL,
     IMPALA,
     POPULATION,
+    RAY_DQN,
+    RAY_IMPALA,
     TASK,
     row_id,
 )
@@ -60,9 +62,9 @@ def each_chapter(chapters=ALL):
 
 
 def flags_of(chapter):
-    if chapter.module is not train_apex:
-        return []
-    return ["--algo", "ddpg", "--env-id", "Pendulum-v1"] if chapter is APEX_DDPG else ["--algo", "dqn"]
+    if chapter is APEX_DDPG:
+        return ["--algo", "ddpg", "--env-id", "Pendulum-v1"]
+    return ["--algo", "dqn"] if chapter in (APEX_DQN, RAY_DQN) else []
 
 
 # ---- numbers
@@ -71,7 +73,7 @@ def flags_of(chapter):
 @EVERY_ONE_OF_ALL
 def test_every_number_has_its_range(chapter):
     """All numeric flags of a chapter, from both sides, NaN and infinity."""
-    make_args = chapter.module.Args
+    make_args = chapter.args_class
     hints, tried = typing.get_type_hints(make_args, include_extras=True), 0
     args = make_args()
     check_ranges(args)
@@ -100,11 +102,11 @@ def is_whole(hint):
 
 @EVERY_ONE_OF_ALL
 def test_whole_numbers_may_be_written_as_1e6(chapter):
-    make_args = chapter.module.Args
+    make_args = chapter.args_class
     hints = typing.get_type_hints(make_args, include_extras=True)
     whole = [f.name for f in dataclasses.fields(make_args) if is_whole(hints[f.name])]
     flags = [f"--{flag_name(name)}=2e0" for name in whole if name not in ("total_steps", "seed")]
-    args = parse_args(make_args, chapter.module.PRESETS, "", [*flags, "--total-steps", "1e6", "--seed", "1_000"])
+    args = parse_args(make_args, {}, "", [*flags, "--total-steps", "1e6", "--seed", "1_000"])
     assert len(flags) >= 7
     assert (args.total_steps, args.seed) == (1_000_000, 1000)
     values = [getattr(args, name) for name in whole if name not in ("total_steps", "seed")]
@@ -193,6 +195,17 @@ SPECIAL = {
     "a replay too large": (APEX_DQN, ["--replay-size", "1e10"], "GiB is free; lower --replay-size"),
     "discrete actions for ddpg": (APEX_DDPG, ["--env-id", "CartPole-v1"], "env-id=CartPole-v1: its actions are Disc"),
     "learners that do not divide the actors": (APEX_DQN, ["--num-learners", "3"], "num-learners=3: 2 actors cannot be"),
+    "shards without actors": (RAY_DQN, ["--num-shards", "3"], "num-shards=3: only 2 actors fill them; lower it"),
+    "a replay of shards that is saved": (RAY_DQN, ["--save-replay"], "save-replay=True: shards are not saved"),
+    "a replay of shards too large": (RAY_DQN, ["--replay-size", "1e10"], "GiB is free; lower --replay-size"),
+    "several trainers on Ray": (RAY_IMPALA, ["--num-learners", "2"], "num-learners=2: on Ray there is one"),
+    "a measurement on Ray": (RAY_IMPALA, ["--force-lag", "2"], "force-lag=2: it is for measurements"),
+    "no cluster to join": (RAY_IMPALA, ["--address", "auto"], "address=auto: this machine has no node of a cluster"),
+    "no token to join with": (
+        RAY_IMPALA,
+        ["--address", "127.0.0.1:1", "--token-file", "none"],
+        "token-file=none: it cannot be read (No such file or directory); copy it",
+    ),
     "half a replay": (
         APEX_DQN,
         ["--num-learners", "2", "--save-replay"],
@@ -545,12 +558,13 @@ def finished(tmp_path_factory):
     old = tmp_path_factory.mktemp("old")
     for chapter in ALL:
         name, env_id = chapter.algorithm, chapter.env_id
-        args = chapter.module.Args(env_id=env_id, runs_dir=old, run_name=name)
-        if chapter.module is train_apex:
-            args = dataclasses.replace(args, algo=name.removeprefix("apex_"), replay_size=4000, learning_starts=100)
+        args = chapter.args_class(env_id=env_id, runs_dir=old, run_name=name)
+        algo = {"apex_dqn": dqn, "apex_ddpg": ddpg, "ray_dqn": dqn}.get(name)
+        if algo:
+            args = dataclasses.replace(args, algo=name.partition("_")[2], replay_size=4000, learning_starts=100)
         env = make_env(env_id)
         spaces = env.observation_space, env.action_space
-        if algo := {"apex_dqn": dqn, "apex_ddpg": ddpg}.get(name):
+        if algo:
             net = algo.make_net(*spaces)
             optimizer, extra = algo.make_optimizer(args, net), {"target_net": net}
         elif chapter is POPULATION:

@@ -227,10 +227,13 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is(run_
 # ---- small machines
 
 
+UNROLLS = ["--num-envs", "4096", "--unroll-length", "1e7", "--replay-proportion", "0"]
 TOO_LARGE = {
     "apex_dqn": ["--replay-size", "1e12"],
-    "impala": ["--num-envs", "4096", "--unroll-length", "1e7", "--replay-proportion", "0"],
     "population": ["--replay-size", "1e12"],
+    "impala": UNROLLS,
+    "ray_impala": UNROLLS,
+    "ray_dqn": ["--algo", "dqn", "--replay-size", "1e12"],
 }
 
 

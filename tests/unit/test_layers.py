@@ -30,8 +30,9 @@ TABLE = {
     "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},
 }
 TABLE["task"] = GROUND | {"config", "processes"}
-TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task"}
-TABLE["population"] = TABLE["algorithms"] - {"task"} | {"algorithms", "_bootstrap"}
+TABLE["cluster"] = TABLE["task"] | {"replay"}
+TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task", "cluster"}
+TABLE["population"] = TABLE["algorithms"] - {"task", "cluster"} | {"algorithms", "_bootstrap"}
 TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "population", "cli"}
 TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' own losses
 """group -> groups of this project that its files may import, besides their own"""
@@ -41,6 +42,10 @@ PROCESS_MODULES = ("multiprocessing", "torch.multiprocessing", "torch.distribute
 FORBIDDEN = {
     "processes": MODULES_OF_RL,
     "task": (*MODULES_OF_RL, "pickle", "marshal", "shelve"),
+    "cluster.session": MODULES_OF_RL,
+    "cluster.fleet": MODULES_OF_RL,
+    "cluster.host": MODULES_OF_RL,
+    "cluster.parameters": MODULES_OF_RL,
     "maths": (*MODULES_OF_RL, *PROCESS_MODULES, "numpy"),
     "nets": PROCESS_MODULES,
     "population.genome": (*MODULES_OF_RL, "torch", "multiprocessing"),
@@ -106,6 +111,12 @@ def test_every_file_imports_only_what_its_group_may(path):
     assert not foreign, f"{group} may import {sorted(TABLE[group])}"
     forbidden = [*FORBIDDEN.get(group, ()), *FORBIDDEN.get(module.removeprefix("a3c_mp."), ())]
     assert not {name for name in names for bad in forbidden if f"{name}.".startswith(f"{bad}.")}
+
+
+def test_only_the_cluster_imports_ray():
+    for path in FILES:
+        if group_of(module_of(path)) not in ("cluster", None):
+            assert not any(name.split(".")[0] == "ray" for name in imports(path.read_text())), path
 
 
 def test_the_library_imports_no_test():

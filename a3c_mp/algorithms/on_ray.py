@@ -1,0 +1,332 @@
+"""Chapter 7's settings, checks and what connects its algorithms to a Ray cluster."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from a3c_mp.algorithms import apex, apex_settings, dqn, impala
+from a3c_mp.algorithms.actor_critic import rollout_layout
+from a3c_mp.cluster.access import check_cluster, find_cluster
+from a3c_mp.cluster.fleet import Fleet
+from a3c_mp.cluster.parameters import Publisher, Reader
+from a3c_mp.cluster.session import MIB, Needs, Session, check_installed, check_store
+from a3c_mp.cluster.shards import RemoteReplay, ReplayShard, ReplaySpec
+from a3c_mp.cluster.transport import Inbox, Packer
+from a3c_mp.config import Between, CommonArgs
+from a3c_mp.data.actor_states import ActorLayout, ActorStates
+from a3c_mp.data.rollout import Rollout, is_finite
+from a3c_mp.data.rollout import finished_episodes as episodes_of
+from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
+from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.maths.losses import Metrics
+from a3c_mp.nets.precision import acting_dtype
+from a3c_mp.nets.q_values import DuelingQ
+from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.workers import Filled
+from a3c_mp.replay import writer_state_spec
+from a3c_mp.run.actors import Actors, MessageStats
+from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.guard import FiniteGuard, update_norm
+from a3c_mp.run.preflight import check_env
+from a3c_mp.run.run import Run
+from wrappers import is_atari
+
+HELD = 2
+"""results beside those in flight that may lie in the object store: one that is copied, one that is freed late"""
+
+
+@dataclass(frozen=True)
+class RayArgs(CommonArgs):
+    """Settings of the connection to a Ray cluster."""
+
+    chapter = "ray"
+
+    address: str | None = None
+    """join a running Ray cluster: HOST:PORT of its head, or auto on one of its machines; default: one of its own"""
+    token_file: Path | None = None
+    """with --address: the secret of that cluster; default: the one of a node on this machine, in ~/.a3c_mp"""
+    insecure_cluster: bool = False
+    """with --address: join a cluster that accepts any token"""
+
+    @property
+    def local_actors(self) -> int:
+        return self.num_actors if self.address is None else 0
+
+
+@dataclass(frozen=True)
+class ImpalaArgs(impala.Args, RayArgs):
+    """Settings of IMPALA on Ray."""
+
+    chapter = "ray"
+
+    algo: Literal["impala", "dqn"] = "impala"
+    """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
+
+
+@dataclass(frozen=True)
+class DqnArgs(apex_settings.Args, RayArgs):
+    """Settings of DQN on Ray."""
+
+    chapter = "ray"
+
+    algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
+    """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
+    num_shards: Annotated[int, Between(1, 64)] = 2
+    """replay shards, each an actor on some node with the transitions of every so many-th actor"""
+
+
+DQN_PRESETS = {name: preset for name, preset in apex_settings.PRESETS.items() if preset.get("algo") != "ddpg"}
+DQN_PRESETS = {name: {**preset, "block_length": 16} for name, preset in DQN_PRESETS.items()}
+RayRunArgs = ImpalaArgs | DqnArgs
+SETTINGS: dict[str, tuple[type[RayRunArgs], dict[str, dict[str, Any]]]] = {
+    "impala": (ImpalaArgs, impala.PRESETS),
+    "dqn": (DqnArgs, DQN_PRESETS),
+}
+"""algorithm -> (settings, presets)"""
+
+
+def check(args: RayRunArgs) -> None:
+    """Raise ConfigError for settings that contradict each other, and for a machine without Ray."""
+    check_installed()
+    if args.num_learners > 1:
+        raise ConfigError("num-learners", args.num_learners, "on Ray there is one", "leave it out, or use chapter 4")
+    if isinstance(args, ImpalaArgs) and args.force_lag:
+        raise ConfigError("force-lag", args.force_lag, "it is for measurements", "leave it out, or use chapter 4")
+    if isinstance(args, DqnArgs) and args.num_shards > args.num_actors:
+        why = f"only {args.num_actors} actors fill them"
+        raise ConfigError("num-shards", args.num_shards, why, "lower it, or raise --num-actors")
+    if isinstance(args, DqnArgs) and args.save_replay:
+        why = "shards are not saved: a resumed run fills them again"
+        raise ConfigError("save-replay", True, why, "leave it out, or use chapter 3")
+
+
+class DqnLearner(NamedTuple):
+    """State of a DQN learner on Ray."""
+
+    net: DuelingQ
+    target_net: DuelingQ  # equal to `net` at the start
+    optimizer: torch.optim.Optimizer
+    slots: Slots  # of episode statistics, a block of steps each
+    spec: ReplaySpec
+    action_space: gymnasium.Space
+
+
+Learner = impala.LearnerState | DqnLearner
+
+
+def build_learner(args: RayRunArgs) -> Any:
+    """Build nets, optimizer and slots of the trainer.
+
+    Raises:
+        ConfigError: inconsistent settings, no Ray, too little memory, or a cluster that cannot be used.
+    """
+    check(args)
+    learner = _build_learner(args)
+    if args.address is None:
+        check_store(needs_of(args, learner, packer_of(args, learner)).object_bytes, args.num_actors)
+    else:
+        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, args.num_actors)
+    return learner
+
+
+def _build_learner(args: RayRunArgs) -> Any:
+    if isinstance(args, ImpalaArgs):
+        return impala.build_learner(args)
+    obs_space, action_space = check_env(args.env_id, dqn.ACTIONS)
+    rows = apex.rows_per_lane(args)
+    spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack_of(args))
+    if args.address is None:
+        apex.check_replay_memory(args, spec.bytes_needed(args.num_actors, rows))
+    device = set_up_torch(args)
+    net = dqn.make_net(obs_space, action_space).to(device)
+    target_net = copy.deepcopy(net).requires_grad_(False)
+    try:
+        slots = Slots(
+            episode_stats_spec(args.block_length, args.num_envs), args.num_actors * apex.blocks_under_way(args)
+        )
+    except MemoryError as error:
+        raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
+    return DqnLearner(net, target_net, dqn.make_optimizer(args, net), slots, spec, action_space)
+
+
+def make_run(args: RayRunArgs, learner: Any) -> Run:
+    """Make the run; checkpoints of DQN hold the target net too."""
+    name = f"{args.chapter}_{args.algo}"
+    if isinstance(args, DqnArgs):
+        extra = {"target_net": learner.target_net}
+        return Run(args, name, learner.net, learner.optimizer, extra, dqn.make_policy)
+    return Run(args, name, learner.net, learner.optimizer)
+
+
+def stack_of(args: CommonArgs) -> int:
+    """How many frames an observation is a stack of."""
+    return apex.FRAMES if is_atari(args.env_id) else 1
+
+
+def packer_of(args: RayRunArgs, learner: Any) -> Packer:
+    """The packer of what actors send to the trainer."""
+    return Packer(learner.slots.spec, stack_of(args) if isinstance(args, ImpalaArgs) else 1)
+
+
+def layout_of(args: RayRunArgs, learner: Any) -> ActorLayout:
+    """Layout of the states that deterministic actors send."""
+    if isinstance(args, ImpalaArgs):
+        return rollout_layout(args, learner.action_space, learner.net.core_size)
+    carried = writer_state_spec(args.num_envs, args.n_step)
+    return ActorLayout(learner.action_space, args.block_length, carried, apex.blocks_under_way(args))
+
+
+def needs_of(args: RayRunArgs, learner: Any, packer: Packer) -> Needs:
+    """What a run needs of a cluster of its own."""
+    weights = sum(4 * tensor.numel() for tensor in learner.net.state_dict().values())
+    if isinstance(args, ImpalaArgs):
+        results = (args.num_actors * args.slots_per_actor + HELD) * packer.nbytes
+    else:
+        obs = int(np.prod(learner.spec.obs_space.shape)) * learner.spec.obs_space.dtype.itemsize
+        block = 2 * args.block_length * args.num_envs * (obs // learner.spec.stack + 64)
+        batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
+        results = args.num_actors * (apex.blocks_under_way(args) + HELD) * block + batches
+    return Needs(args.num_actors, results + 4 * weights + (args.num_actors + HELD) * MIB)
+
+
+class OnRay:
+    """The connection of a run to a Ray cluster, in a `with` block.
+
+    Args:
+        args: of the chapter.
+        run: of the trainer.
+        learner: of the algorithm.
+    """
+
+    def __init__(self, args: RayRunArgs, run: Run, learner: Any):
+        self.args, self.run, self.learner = args, run, learner
+        self.device = next(learner.net.parameters()).device
+        self.guard = FiniteGuard(run, "grads_not_finite")
+        if isinstance(args, ImpalaArgs):
+            self.data_guard = FiniteGuard(run, "rollouts_not_finite")
+        else:
+            self.data_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
+        self.packer = packer_of(args, learner)
+        note = None if args.address is None else find_cluster(args.address, args.token_file)
+        self.session = Session(note, needs_of(args, learner, self.packer), run.log)
+        self.session.on_stuck = lambda why: run.finish(WorkerError(why))
+
+    def __enter__(self) -> OnRay:
+        self.session.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.session.__exit__(*exc)
+
+    def pick(self, **train: Callable[..., None]) -> Callable[..., None]:
+        """Return the one of these functions that is named as `--algo` says."""
+        return train[self.args.algo]
+
+    def step(self, total: Tensor, metrics: Metrics, samples: int = 0) -> bool:
+        """Take a gradient step on a loss, unless it is not finite; returns whether it did.
+
+        Args:
+            total: the loss.
+            metrics: to record with it.
+            samples: that it is of, for charts/samples_per_second.
+        """
+        run, net, optimizer = self.run, self.learner.net, self.learner.optimizer
+        with run.timing("learning"):
+            optimizer.zero_grad(set_to_none=True)
+            total.backward()
+            metrics["losses/total"] = total
+            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), self.args.clip_grad)
+            finite = self.guard.check(norm + total.detach(), "the trainer", f"gradient {run.updates + 1}")
+            if finite:
+                optimizer.step()
+                run.record_update(metrics, samples)
+        return finite
+
+    def update_norm(self, obs: Tensor) -> None:
+        """Update the running mean and variance of observations with these [N, *obs_shape], with --normalize-obs."""
+        if self.args.normalize_obs:
+            source = "new unrolls" if isinstance(self.args, ImpalaArgs) else "the replay"
+            update_norm(self.run, self.learner.net.norm, obs, source)
+
+    def start_actors(self, target: Callable[..., Any], *args: Any, **kept: Any) -> Actors:
+        """Publish the weights and start the actors of a run, as a fleet that runs `target(channel, args, reader, ...)`.
+
+        Args:
+            target: a class; see `Fleet`.
+            args: for the target, besides.
+            kept: what else an exact resume needs.
+        """
+        run, net = self.run, self.learner.net
+        dtype = acting_dtype(self.args.precision, net)
+        self.weights = weights = Publisher(self.session, net, dtype, untrained=run.updates == 0)
+        states = ActorStates(self.args, layout_of(self.args, self.learner), start=run.steps)
+        run.keep(actors=states, weights=weights, **kept)
+        self.inbox = Inbox(self.packer, self.learner.slots, states.slots)
+        reader = Reader(weights.buffers.dtype, weights.untrained)
+        fleet = partial(Fleet, self.session, target, (self.args, self.packer, reader, *args), self.inbox)
+        actors = Actors(None, (), weights, states, run, start=fleet)
+        workers = actors.workers
+        assert isinstance(workers, Fleet)
+        run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
+        run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.nodes))
+        run.metrics.gauges["cluster/object_store"] = lambda: self.session.store_bytes / MIB
+        return actors
+
+    def publish(self) -> None:
+        """Publish the weights of the net to the parameter server."""
+        with self.run.timing("publishing"):
+            self.weights.publish(self.learner.net)
+
+    def start_replay(self) -> RemoteReplay:
+        """Start the replay shards of DQN."""
+        args, spec = self.args, self.learner.spec
+        assert isinstance(args, DqnArgs)
+        rows = apex.rows_per_lane(args)
+
+        def start(number: int) -> Any:
+            actors = len(range(number, args.num_actors, args.num_shards))
+            settings = spec, actors, rows, args.priority_exponent, args.seed + number
+            return self.session.start_actor(ReplayShard, settings, num_cpus=0)
+
+        ahead = 0 if args.deterministic else args.prefetch
+        replay = RemoteReplay(
+            self.session, start, args.num_shards, batch_size=args.batch_size, ahead=ahead, seed=args.seed,
+            max_restarts=args.max_restarts, should_stop=self.run.is_interrupted, device=self.device,
+        )  # fmt: skip
+        self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+        return replay
+
+    def insert_blocks(self, replay: RemoteReplay, filled: Sequence[Filled], version: int) -> list[MessageStats]:
+        """Have the rows of a round of blocks inserted into their shards, and return the statistics of each."""
+        args, stats = self.args, []
+        assert isinstance(args, DqnArgs)
+        for actor, slot, (acted_with, finite) in filled:
+            replay.insert(actor, self.inbox.cargo.pop(slot))
+            episodes = finished_episodes(self.learner.slots[slot])
+            stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
+        return stats
+
+
+def rollout_stats(rollouts: Sequence[Rollout], filled: Sequence[Filled], version: int) -> list[MessageStats]:
+    """Return the statistics of a round of rollouts; a payload is the version that an actor acted with."""
+    return [
+        MessageStats(rollout.num_steps, episodes_of(rollout), version - acted_with, is_finite(rollout))
+        for rollout, (_, _, acted_with) in zip(rollouts, filled, strict=True)
+    ]
+
+
+def state_of(args: CommonArgs, fields: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:
+    """What a deterministic actor sends of its state: `fields(*of)`; nothing in other runs."""
+    if not args.deterministic:
+        return {}
+    return {name: torch.as_tensor(value).numpy() for name, value in fields(*of).items()}

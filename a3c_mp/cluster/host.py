@@ -1,0 +1,78 @@
+"""The process of a fleet's actor, on whichever node Ray has started it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from a3c_mp.cluster.session import versions
+from a3c_mp.processes.channel import Closing, Token
+
+
+class FleetChannel(Closing):
+    """An actor's connection to its fleet; what collectors of data need of it is in `ActorChannel`.
+
+    Args:
+        actor: its number in the fleet.
+        entropy: numbers that its seeds follow from, as of a `WorkerChannel`.
+        restored: the state to continue from, or None.
+    """
+
+    def __init__(self, actor: int, entropy: tuple[int, ...], restored: Any = None):
+        super().__init__()
+        self.worker, self.actor = 0, actor  # the only one that writes into the memory of its process
+        self.entropy, self.restored = entropy, restored
+        self.beats = 0
+        self.reasons: list[str] = []  # why it could not be rebuilt
+
+    def beat(self) -> None:
+        """Count a heartbeat."""
+        self.beats += 1
+
+    def not_restored(self, reason: str) -> None:
+        """Report that the actor cannot continue from `restored`, and what it does instead."""
+        self.reasons.append(reason)
+
+
+class Hello(NamedTuple):
+    """What an actor sends once it is ready."""
+
+    pid: int
+    node_id: str
+    versions: dict[str, str]
+    not_restored: list[str]
+
+
+class Host:
+    """The process of an actor: makes `target(channel, *args)`, and calls it with each token.
+
+    The fleet adds a method `beats` that Ray runs on a thread of its own.
+    """
+
+    def __init__(self, target: Callable[..., Any], channel: FleetChannel, args: tuple, niceness: int):
+        os.nice(niceness)
+        torch.set_num_threads(1)
+        self.channel = channel
+        self.produce = target(channel, *args)
+
+    def hello(self) -> Hello:
+        import ray
+
+        node_id = ray.get_runtime_context().get_node_id()
+        return Hello(os.getpid(), node_id, dict(versions()), self.channel.reasons)
+
+    def fill(self, token: Token) -> tuple[Any, Any]:
+        """Return (result, cargo): the result is for the trainer, the cargo for others, by reference."""
+        self.channel.beat()
+        return self.produce(token)
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+def beats(self: Host) -> int:
+    """The method of a `Host` that says how many heartbeats there have been."""
+    return self.channel.beats

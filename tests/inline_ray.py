@@ -1,0 +1,171 @@
+"""Ray as threads of this process: what `a3c_mp.cluster` calls of it, so that a chapter runs in a second."""
+
+import asyncio
+import copy
+import importlib.machinery
+import inspect
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import ModuleType, SimpleNamespace
+
+
+class RayError(Exception):
+    """As `ray.exceptions.RayError`."""
+
+
+class RayTaskError(RayError):
+    """An exception in an actor, with its cause."""
+
+    def __init__(self, cause):
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.cause = cause
+
+
+class RayActorError(RayError):
+    """An actor is gone."""
+
+
+class ActorAlreadyExistsError(Exception):
+    """The name of an actor is taken."""
+
+
+class Method:
+    """A method of an actor: `actor.method.remote(...)`."""
+
+    def __init__(self, actor, name, num_returns=1):
+        self.actor, self.name, self.num_returns = actor, name, num_returns
+
+    def options(self, num_returns):
+        return Method(self.actor, self.name, num_returns)
+
+    def remote(self, *args):
+        return self.actor._call(self.name, args, self.num_returns)
+
+
+class Actor:
+    """Runs the calls of an object on a thread of its own, those of a coroutine on an event loop."""
+
+    def __init__(self, kind, args):
+        self._actor_id = SimpleNamespace(hex=lambda: str(id(self)))
+        self._thread, self._control = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._object = self._thread.submit(lambda: kind(*copy.deepcopy(args)))
+        self.dead = False
+
+    def __getattr__(self, name):
+        return Method(self, name)
+
+    def _call(self, name, args, num_returns):
+        answers = [Future() for _ in range(num_returns)]
+        thread = self._control if name == "beats" else self._thread
+        thread.submit(self._answer, name, args, answers)
+        return answers[0] if num_returns == 1 else answers
+
+    def _answer(self, name, args, answers):
+        try:
+            if self.dead:
+                raise RayActorError("it was killed")
+            known = [arg.result() if isinstance(arg, Future) else arg for arg in args]
+            found = getattr(self._object.result(), name)(*known)
+            if inspect.iscoroutine(found):
+                asyncio.run_coroutine_threadsafe(found, self._loop).add_done_callback(
+                    lambda done: answers[0].set_result(done.result())
+                )
+                return
+            for answer, value in zip(answers, found if len(answers) > 1 else [found], strict=True):
+                answer.set_result(value)
+        except BaseException as error:
+            for answer in answers:
+                answer.set_exception(error if isinstance(error, RayError) else RayTaskError(error))
+
+
+class InlineRay(ModuleType):
+    """The module `ray`, for `sys.modules`."""
+
+    def __init__(self):
+        super().__init__("ray")
+        self.__spec__ = importlib.machinery.ModuleSpec("ray", None)
+        self.named, self.started = {}, []
+        names = (RayError, RayTaskError, RayActorError, ActorAlreadyExistsError)
+        self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
+        self._private = ModuleType("ray._private")
+        self._private.worker = SimpleNamespace()
+        self._private.state = SimpleNamespace(actors=dict, cluster_resources=dict, available_resources=dict)
+
+    def modules(self):
+        """What to put into `sys.modules`."""
+        return {"ray": self, "ray._private": self._private}
+
+    def init(self, **options):
+        self.options = options
+
+    def shutdown(self):
+        for actor in self.started:
+            actor.dead = True
+            actor._thread.shutdown(wait=False, cancel_futures=True)
+            actor._loop.call_soon_threadsafe(actor._loop.stop)
+
+    def remote(self, name=None, **options):
+        def actor_class(kind):
+            def start(*args):
+                if name in self.named:
+                    raise ActorAlreadyExistsError(name)
+                self.started.append(actor := Actor(kind, args))
+                if name is not None:
+                    self.named[name] = actor
+                return actor
+
+            return SimpleNamespace(remote=start)
+
+        return actor_class
+
+    def get_actor(self, name):
+        if name not in self.named:
+            raise ValueError(name)
+        return self.named[name]
+
+    def method(self, **options):
+        return lambda function: function
+
+    def put(self, value):
+        done = Future()
+        done.set_result(copy.deepcopy(value))
+        return done
+
+    def get(self, reference, timeout=None):
+        return reference.result(timeout)
+
+    def wait(self, references, num_returns=1, timeout=None):
+        deadline = time.monotonic() + (timeout or 0)
+        while True:
+            done = [reference for reference in references if reference.done()]
+            left = deadline - time.monotonic()
+            if len(done) >= num_returns or left <= 0:
+                break
+            wait(references, left, "FIRST_COMPLETED" if num_returns == 1 else "ALL_COMPLETED")
+        done = done[:num_returns]
+        return done, [reference for reference in references if reference not in done]
+
+    def cancel(self, reference, force=False):
+        reference.cancel()
+
+    def kill(self, actor):
+        actor.dead = True
+        self.named = {name: other for name, other in self.named.items() if other is not actor}
+
+    def nodes(self):
+        return [{"NodeID": "node", "NodeManagerAddress": "127.0.0.1", "Alive": True}]
+
+    def get_runtime_context(self):
+        return SimpleNamespace(get_node_id=lambda: "node")
+
+
+def install(patch):
+    """Replace Ray until the end of a `monkeypatch.context()`."""
+    ray = InlineRay()
+    for name, module in ray.modules().items():
+        patch.setitem(sys.modules, name, module)
+    return ray

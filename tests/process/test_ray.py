@@ -1,0 +1,271 @@
+"""Chapter 7 on real Ray: the same weights as chapter 4, faults, clusters of two nodes, and nothing left behind.
+
+A run starts Ray in a folder of its own below /tmp; a cluster's token and note are in a folder of the test.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import IMPALA, RAY_DQN, RAY_IMPALA, ROOT, row_id
+
+from a3c_mp.cluster.session import FOLDER_PREFIX
+
+SLOW = pytest.mark.slow
+DETERMINISTIC = ["--deterministic", "--total-steps", "3000"]
+LONG = ["--total-steps", "1e8"]
+BOTH = pytest.mark.parametrize("chapter", [RAY_IMPALA, RAY_DQN], ids=row_id)
+
+
+def command(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def ray_of(pid, word):
+    """Descendants of a process whose command line has a word, such as ray::Host."""
+    return [child for child in psutil.Process(pid).children(recursive=True) if word in command(child)]
+
+
+def all_of_ray():
+    """Every process of Ray on this machine, and every folder of a session."""
+    running = {p.pid for p in psutil.process_iter() if any(w in command(p) for w in ("ray::", "/raylet", "gcs_server"))}
+    return running | {str(path) for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_ray_is_left(scripts):
+    before = all_of_ray()
+    yield
+    for process in scripts.started:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=60)
+    deadline = time.monotonic() + 10
+    while (left := all_of_ray() - before) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+    assert not list(Path("/dev/shm").glob("*plasma*"))
+
+
+def learning(scripts, trainer, name="r"):
+    """Wait until both actors have finished a game."""
+    scripts.wait_for(name, "episodes.csv:,1,", trainer)
+
+
+def end(scripts, trainer, name="r", signum=signal.SIGTERM):
+    trainer.send_signal(signum)
+    return scripts.finish(trainer, name, timeout=30)
+
+
+# ---- one machine
+
+
+@pytest.mark.timeout(300)
+def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
+    """Also: everything listens on the loopback interface, and the token is in no command line."""
+    trainer = scripts.train(RAY_IMPALA, *DETERMINISTIC)
+    scripts.wait_until(lambda: ray_of(trainer.pid, "ray::Host"), trainer)
+    family = [psutil.Process(trainer.pid), *psutil.Process(trainer.pid).children(recursive=True)]
+    token = ray_of(trainer.pid, "gcs_server")[0].environ()["RAY_AUTH_TOKEN"]
+    open_to = {at.laddr.ip for p in family for at in p.net_connections() if at.status == psutil.CONN_LISTEN}
+    assert {ip.removeprefix("::ffff:") for ip in open_to} == {"127.0.0.1"}
+    assert not [p for p in family if token in command(p)]
+    on_ray = scripts.finish(trainer, "r")
+    assert on_ray.code == 0, on_ray.err
+    assert "(raylet)" not in on_ray.out + on_ray.err
+    alone = scripts.run(IMPALA, *DETERMINISTIC, name="alone")
+    assert on_ray.summary["weights_sha256"] == alone.summary["weights_sha256"]
+    assert scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "2"), "r").code == 0
+
+
+@SLOW
+@pytest.mark.timeout(400)
+def test_a_deterministic_run_is_resumed_and_rebuilt_to_the_last_bit(scripts):
+    flags = ["--deterministic", "--total-steps", "20000"]
+    whole = scripts.run(RAY_IMPALA, *flags, name="whole")
+    trainer = scripts.train(RAY_IMPALA, *flags)
+    learning(scripts, trainer)
+    ray_of(trainer.pid, "ray::Host")[0].kill()
+    scripts.wait_for("r", "run.log:rebuilt to where it was", trainer)
+    stopped = end(scripts, trainer)
+    assert stopped.code == 143
+    assert 0 < stopped.summary["steps"] < 20000
+    resumed = scripts.resume(RAY_IMPALA)
+    assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    assert resumed.summary["worker_restarts"] == 1
+
+
+@SLOW
+@pytest.mark.timeout(300)
+@BOTH
+def test_actors_that_are_killed_or_stopped_are_replaced(scripts, chapter):
+    trainer = scripts.train(chapter, *LONG, "--hang-seconds", "5")
+    learning(scripts, trainer)
+    killed, stopped = ray_of(trainer.pid, "ray::Host")
+    killed.kill()
+    scripts.wait_for("r", "run.log:died; restart 1 of 5", trainer, timeout=5)
+    stopped.suspend()
+    scripts.wait_for("r", "run.log:sent no heartbeat for 5 s and was killed", trainer, timeout=20)
+    scripts.wait_until(lambda: len(ray_of(trainer.pid, "ray::Host")) == 2, trainer, timeout=60)
+    done = end(scripts, trainer, signum=signal.SIGINT)
+    assert done.code == 130
+    assert done.summary["worker_restarts"] == 2
+    assert len((done.out + done.err).splitlines()) < 30
+
+
+@SLOW
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("chapter", "actor", "line"),
+    [
+        (RAY_IMPALA, "ray::ParameterServer", "the parameter server died; another one is started"),
+        (RAY_DQN, "ray::ReplayShard", "transitions are lost, an empty one is started"),
+    ],
+    ids=row_id,
+)
+def test_the_run_goes_on_without_its_parameter_server_or_a_shard(scripts, chapter, actor, line):
+    trainer = scripts.train(chapter, *LONG)
+    learning(scripts, trainer)
+    ray_of(trainer.pid, actor)[0].kill()
+    scripts.wait_for("r", f"run.log:{line}", trainer)
+    scripts.wait_until(lambda: ray_of(trainer.pid, actor), trainer)
+    path = scripts.runs_dir / "runs/r/episodes.csv"
+    games = len(path.read_text().splitlines())
+    scripts.wait_until(lambda: len(path.read_text().splitlines()) > games + 5, trainer)
+    done = end(scripts, trainer)
+    assert done.code == 143
+    assert done.summary["worker_restarts"] == 0, "no rollout is lost"
+
+
+@SLOW
+@pytest.mark.timeout(300)
+def test_without_the_head_the_run_is_saved(scripts):
+    trainer = scripts.train(RAY_IMPALA, *LONG)
+    learning(scripts, trainer)
+    ray_of(trainer.pid, "gcs_server")[0].kill()
+    done = scripts.finish(trainer, "r", timeout=40)
+    assert done.code == 1
+    assert "the head of the Ray cluster has not answered for 8 s" in done.summary["exit_reason"]
+    assert done.state["steps"] == done.summary["steps"] > 0
+
+
+@SLOW
+@pytest.mark.timeout(300)
+def test_a_trainer_that_is_killed_leaves_nothing(scripts):
+    trainer = scripts.train(RAY_IMPALA, *LONG)
+    learning(scripts, trainer)
+    before = all_of_ray()
+    trainer.kill()
+    trainer.communicate()
+    deadline = time.monotonic() + 5
+    while all_of_ray() & before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    # What other runs have started stays; this fixture's own check is for the rest.
+    assert not [pid for pid in before if isinstance(pid, int) and psutil.pid_exists(pid) and is_alive(pid)]
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+# ---- two nodes
+
+
+class Nodes:
+    """Starts nodes with `python -m a3c_mp.cluster`."""
+
+    def __init__(self, folder):
+        self.env = {**os.environ, "A3C_MP_HOME": str(folder / "home"), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+        self.started, self.folder = [], folder
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.address = f"127.0.0.1:{server.getsockname()[1]}"
+
+    def run(self, *command, **popen):
+        return subprocess.Popen(
+            [sys.executable, "-m", "a3c_mp.cluster", *command], cwd=self.folder, env=self.env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **popen,
+        )  # fmt: skip
+
+    def start(self, *command):
+        self.started.append(node := self.run(*command, "--num-cpus", "1"))
+        line = node.stdout.readline()
+        assert "cluster at" in line, node.communicate()
+        return node
+
+    def head(self):
+        return self.start("head", "--port", self.address.partition(":")[2])
+
+    def join(self):
+        return self.start("join", self.address)
+
+    def refused(self, *command):
+        out, err = (process := self.run(*command)).communicate(timeout=60)
+        assert (process.returncode, out, err.count("\n")) == (2, "", 1), (out, err)
+        return err
+
+    def close(self):
+        for node in reversed(self.started):
+            node.terminate()
+            node.communicate(timeout=30)
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch, nothing_of_ray_is_left):
+    nodes = Nodes(tmp_path)
+    monkeypatch.setenv("A3C_MP_HOME", nodes.env["A3C_MP_HOME"])
+    yield nodes
+    nodes.close()
+
+
+@SLOW
+@pytest.mark.timeout(500)
+def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, nodes):
+    nodes.head()
+    second = nodes.join()
+    on_two = scripts.run(RAY_IMPALA, *DETERMINISTIC, "--address", "auto", name="two")
+    assert on_two.code == 0, on_two.err
+    alone = scripts.run(IMPALA, *DETERMINISTIC, name="alone")
+    assert on_two.summary["weights_sha256"] == alone.summary["weights_sha256"]
+
+    trainer = scripts.train(RAY_IMPALA, *LONG, "--address", nodes.address, "--max-restarts", "0")
+    learning(scripts, trainer)
+    ray_of(second.pid, "/raylet ")[0].kill()
+    scripts.wait_for("r", "run.log:was lost with its node", trainer, timeout=20)
+    scripts.wait_for("r", "run.log:waits for a node with a free CPU", trainer, timeout=60)
+    nodes.join()
+    scripts.wait_for("r", "run.log:has found a place", trainer, timeout=60)
+    done = end(scripts, trainer)
+    assert done.code == 143
+    assert json.loads((done.folder / "config.json").read_text())["args"]["address"] == nodes.address
+
+
+@SLOW
+@pytest.mark.timeout(300)
+def test_a_cluster_is_for_those_who_have_its_token(scripts, nodes, tmp_path):
+    nodes.head()
+    token = Path(nodes.env["A3C_MP_HOME"]) / "ray_token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "wrong").write_text("0" * 64)
+    (tmp_path / "wrong").chmod(0o600)
+    line = nodes.refused("join", nodes.address, "--token-file", str(tmp_path / "wrong"))
+    assert "the cluster refuses the token" in line
+    trainer = scripts.start("train_ray.py", "--address", nodes.address, "--token-file", str(tmp_path / "wrong"))
+    err = trainer.communicate(timeout=60)[1]
+    assert trainer.returncode == 2
+    assert err.startswith(f"error: address={nodes.address}: the cluster refuses the token")
+    status = nodes.run("status")
+    assert "1 nodes, 1 places for actors free" in status.communicate(timeout=60)[0]

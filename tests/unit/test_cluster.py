@@ -1,0 +1,470 @@
+"""Parts of chapter 7 without Ray, or with Ray as threads of this process."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import inline_ray
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from inline_ray import RayActorError
+from torch import nn
+
+from a3c_mp.cluster import access
+from a3c_mp.cluster.fleet import Fleet
+from a3c_mp.cluster.guardian import Guardian, has_open
+from a3c_mp.cluster.parameters import Publisher, Reader
+from a3c_mp.cluster.session import Note, Session, check_installed, check_store
+from a3c_mp.cluster.shards import Outbox, RemoteReplay, ReplayShard, ReplaySpec
+from a3c_mp.cluster.transport import Packer
+from a3c_mp.data.rollout import rollout_spec
+from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.processes.workers import WorkerOptions
+from a3c_mp.replay import EnvStep, Writer
+
+FRAME = (3, 2)
+
+
+# ---- transport
+
+
+def stacks(rng, done):
+    """Observations [T+1, B, 4, ...] as environments make them: the last four frames of an episode, zeros before."""
+    steps, envs = done.shape
+    obs = np.zeros((steps + 1, envs, 4, *FRAME), np.uint8)
+    obs[0] = rng.integers(1, 255, obs[0].shape)
+    for t in range(steps):
+        obs[t + 1, :, :-1] = np.where(done[t, :, None, None, None], 0, obs[t, :, 1:])
+        obs[t + 1, :, -1] = rng.integers(1, 255, obs[t + 1, :, -1].shape)
+    return obs
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 1.0])
+def test_rollouts_arrive_bit_for_bit_with_a_frame_for_each_step(share):
+    rng = np.random.default_rng(0)
+    spec = rollout_spec(20, 3, Box(0, 255, (4, *FRAME), np.uint8), Discrete(2))
+    sent = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}
+    sent["terminated"][:] = torch.from_numpy(rng.random((20, 3)) < share / 2)
+    sent["truncated"][:] = torch.from_numpy(rng.random((20, 3)) < share / 2)
+    sent["obs"][:] = torch.from_numpy(stacks(rng, (sent["terminated"] | sent["truncated"]).numpy()))
+    sent["reward"].normal_()
+    packed = (packer := Packer(spec, stack=4)).pack(sent)
+    packed.flags.writeable = False  # as in the object store
+    packer.unpack(packed, received := {name: torch.ones_like(field) for name, field in sent.items()})
+    assert all(torch.equal(received[name], sent[name]) for name in spec)
+    obs_bytes = sent["obs"].numel()
+    assert (packer.nbytes - Packer(spec).nbytes + obs_bytes) / obs_bytes < 0.3
+
+
+# ---- replay shards
+
+
+SPEC = ReplaySpec(num_envs=2, obs_space=Box(-9, 9, (1,), np.float32), action_space=Discrete(5), stack=1)
+SETTINGS = (1, 40, 0.5, 7)
+"""of a shard: actors, rows, priority exponent, seed"""
+
+
+class Acting:
+    """Writes steps of two environments, some of which end, into an outbox or into shared memory."""
+
+    def __init__(self, ring, seed, carried=None):
+        self.rng, self.writer = np.random.default_rng(seed), Writer(ring, 0, 3, 0.9, carried)
+
+    def steps(self, count):
+        for _ in range(count):
+            random = self.rng.random((5, 2))
+            obs = random[:1].T.astype(np.float32)
+            ended = random[1] < 0.2, random[2] < 0.2
+            step = EnvStep(obs, (random[3] * 5).astype(int), random[4], *ended, random[0], random[1])
+            self.writer.step(step._replace(final_obs=obs + 1, final_value=random[2]))
+
+
+def contents(replay):
+    """What can be drawn: leaves and the rows behind them."""
+    leaves = replay.tree.leaves.copy()
+    drawn = np.flatnonzero(leaves)
+    fields = {name: field[torch.from_numpy(drawn)].numpy() for name, field in replay.fields.items()}
+    return leaves, {name: field.tolist() for name, field in fields.items() if name != "priority"}
+
+
+@pytest.mark.parametrize("blocks", [2, 9])
+def test_a_shard_holds_what_a_shared_memory_of_the_same_size_would(blocks):
+    shard, local = ReplayShard(SPEC, *SETTINGS), ReplayShard(SPEC, *SETTINGS).replay
+    outbox = Outbox(SPEC, 5, 3)
+    sender, writer = Acting(outbox.ring, 1), Acting(local.shards, 1)
+    for _ in range(blocks):
+        before = local.shards.written.copy()
+        sender.steps(5)
+        shard.insert(0, outbox.take())
+        assert local.make_room(0, 10) >= 0  # as much as five steps may need
+        writer.steps(5)
+        local.ingest(0)
+        assert (local.shards.written > before).all()
+    theirs, own = contents(shard.replay), contents(local)
+    kept = own[0] > 0  # a shard makes room for what has come, shared memory for what may
+    assert np.array_equal(theirs[0][kept], own[0][kept])
+    assert shard.reply().size == np.count_nonzero(theirs[0]) >= np.count_nonzero(kept) > 10
+
+
+def test_a_successor_drops_or_continues_what_was_incomplete():
+    whole, cut, continued = (ReplayShard(SPEC, *SETTINGS) for _ in range(3))
+    for shard, restored in ((whole, None), (cut, False), (continued, True)):
+        outbox = Outbox(SPEC, 8, 3)
+        acting = Acting(outbox.ring, 2)
+        acting.steps(4)
+        shard.insert(0, outbox.take())
+        if restored is not None:  # another process
+            carried = {name: field.copy() for name, field in acting.writer.fields().items()} if restored else None
+            outbox = Outbox(SPEC, 8, 3, carried and SimpleNamespace(carried=carried))
+            rng, acting = acting.rng, Acting(outbox.ring, 2, carried)
+            acting.rng = rng
+        acting.steps(4)
+        shard.insert(0, outbox.take())
+    assert np.array_equal(whole.replay.tree.leaves, continued.replay.tree.leaves)
+    assert contents(whole.replay)[1] == contents(continued.replay)[1]
+    assert cut.replay.size < whole.replay.size
+
+
+def test_rows_whose_beginning_went_to_a_lost_shard_are_left_out():
+    spec = ReplaySpec(1, Box(0, 255, (4, *FRAME), np.uint8), Discrete(2), 4)
+    outbox = Outbox(spec, 10, 1)
+    writer = Writer(outbox.ring, 0, 1, 0.9)
+    frames = [np.full(FRAME, value, np.uint8) for value in range(1, 21)]
+    for t in range(20):
+        stack = np.zeros((1, 4, *FRAME), np.uint8)
+        for age in range(min(t + 1, 4)):
+            stack[0, 3 - age] = frames[t - age]
+        zeros = np.zeros(1)
+        writer.step(EnvStep(stack, zeros.astype(int), zeros, zeros > 0, zeros > 0, zeros + 1, zeros))
+        if t == 9:
+            outbox.take()
+    shard = ReplayShard(spec, 1, 40, 0.5, 7)
+    shard.insert(0, outbox.take())
+    batch = shard.sample(64).batch
+    newest = batch["obs"][:, -1, 0, 0]
+    assert set(newest.tolist()) <= set(range(14, 20)), "rows 11 to 13 have no whole stack here"
+    assert (batch["obs"][:, 0, 0, 0] == newest - 3).all()
+
+
+# ---- sessions, on threads
+
+
+@pytest.fixture
+def session(monkeypatch, log):
+    """A session whose Ray are threads of this process."""
+    ray = inline_ray.install(monkeypatch)
+    session = Session(None, None, log)
+    session.nodes = {"node": "127.0.0.1"}
+    session.kill_process = lambda node_id, pid: None
+    yield session
+    ray.shutdown()
+
+
+def until(happened, workers=None, seconds=20):
+    """Wait for something, while a fleet looks after its actors."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        if workers is not None:
+            workers.poll(lambda: False)
+        time.sleep(0.01)
+
+
+def test_three_shards_are_sampled_as_one(session):
+    """Chi-square over 100,000 draws in proportion to priority, with shards of different sizes and sums."""
+    shards = [ReplayShard(SPEC, 1, 40, 1.0, seed) for seed in range(3)]
+    for number, shard in enumerate(shards):
+        outbox = Outbox(SPEC, 30, 3)
+        Acting(outbox.ring, number).steps(5 + 5 * number)
+        shard.insert(0, outbox.take())
+    handles = [session.start_actor(lambda shard=shard: shard, ()) for shard in shards]
+    replay = RemoteReplay(
+        session, lambda number: handles[number], 3, batch_size=500, ahead=0, seed=1, max_restarts=0,
+        should_stop=lambda: False, device=torch.device("cpu"),
+    )  # fmt: skip
+    for number, shard in enumerate(shards):
+        replay.sizes[number], replay.totals[number] = shard.reply()[:2]
+    leaves = np.stack([shard.replay.tree.leaves for shard in shards], axis=1).ravel()  # as ids are numbered
+    expected, counts = leaves / leaves.sum(), np.zeros(len(leaves))
+    for _ in range(200):
+        batch = replay.next()
+        row, lane = np.divmod(batch.ids.numpy() // 3, 2)
+        place = (lane * 40 + row) * 3 + batch.ids.numpy() % 3
+        assert np.allclose(batch.probability, expected[place])
+        counts += np.bincount(place, minlength=len(counts))
+    used = expected > 0
+    assert not counts[~used].any()
+    chi_square = ((counts - 1e5 * expected)[used] ** 2 / (1e5 * expected[used])).sum()
+    assert chi_square < used.sum() + 4 * np.sqrt(2 * used.sum())
+
+
+def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_second_server(session, tape):
+    net, copy = nn.Linear(2, 3), nn.Linear(2, 3)
+    publisher = Publisher(session, net)
+    reader = Reader(torch.float32)
+    assert reader.load(copy) == 0
+    older = net.weight.detach().clone()
+    with torch.no_grad():
+        net.weight += 1
+    assert publisher.publish(net) == 1
+    assert reader.load(copy, exact=0) == 0
+    assert torch.equal(copy.weight, older)
+    assert reader.load(copy, exact=1) == 1
+    assert torch.equal(copy.weight, net.weight)
+
+    session.ray.kill(session.ray.get_actor("parameter-server"))
+    assert reader.load(copy) == 1, "it goes on with the weights that it has"
+    assert publisher.publish(net) == 2
+    until(lambda: publisher.look_after() or tape.messages)
+    until(lambda: publisher.look_after() or not publisher._sent)
+    assert reader.load(copy, exact=2) == 2
+    assert tape.messages == ["the parameter server died; another one is started"]
+
+
+def test_helpers_that_do_not_answer_are_killed_and_others_are_not(session, monkeypatch):
+    killed, handle = [], SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "id"))
+    session.kill_process = lambda node_id, pid: killed.append((node_id, pid))
+    session.end_if_stuck(handle, time.monotonic() - 100)
+    assert not killed, "it has no process yet"
+    session.places["id"] = ("node", 7)
+    session.end_if_stuck(handle, time.monotonic())
+    assert not killed
+    session.end_if_stuck(handle, time.monotonic() - 100)
+    assert killed == [("node", 7)]
+
+
+def test_without_ray_the_command_to_install_it_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'ray=none: it is not installed; pip install "ray==2.60.0"'):
+        check_installed()
+
+
+# ---- fleets
+
+
+class Counting:
+    """An actor's target: it returns its number, how often it was called, and the token."""
+
+    def __init__(self, channel, mishaps):
+        self.channel, self.calls = channel, 0
+        self.mishap = mishaps.pop(0) if channel.actor == 0 and mishaps else None
+        if self.mishap == "at start":
+            raise ArithmeticError("no coin")
+
+    def __call__(self, token):
+        self.calls += 1
+        self.channel.beat()
+        if self.calls == 2 and self.mishap is not None:
+            self.mishap()
+        return (self.channel.actor, self.calls, token), None
+
+
+def raising(error):
+    def mishap():
+        raise error
+
+    return mishap
+
+
+class Mishaps(list):
+    """What happens to the processes of actor 0, one after the other; they share it."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Fleets:
+    """Makes fleets of two actors on threads; what is said of restarts is in `said`."""
+
+    def __init__(self, session):
+        self.session, self.said = session, []
+
+    def __call__(self, mishaps, **options):
+        shared = Mishaps(mishaps)
+        states = SimpleNamespace(start=0, of=lambda actor: None, forget=lambda actor: None)
+        store = SimpleNamespace(write=lambda slot, result, cargo: result)
+        settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
+        return Fleet(
+            self.session, Counting, (shared,), store, 2, states=states, options=settings, on_restart=self.said.append
+        )
+
+
+@pytest.fixture
+def fleets(session):
+    return Fleets(session)
+
+
+def take_for_ever(fleet):
+    while True:
+        fleet.release(fleet.take(lambda: False), 1)
+
+
+def test_a_fleet_gives_rounds_as_workers_do(fleets):
+    with fleets([], in_order=True) as fleet:
+        for number in range(1, 6):
+            filled = fleet.take(lambda: False)
+            assert [(message.worker, message.payload[:2]) for message in filled] == [(0, (0, number)), (1, (1, number))]
+            fleet.release(filled, number)
+        assert fleet.take(lambda: True) == []
+    assert not fleets.said
+
+
+@pytest.mark.parametrize(
+    ("mishap", "said"),
+    [
+        (raising(ArithmeticError("lost")), "actor 0 (pid {pid}) raised an exception; restart 1 of 1"),
+        (raising(RayActorError("the worker died")), "actor 0 (pid {pid}) died; restart 1 of 1"),
+        (raising(RayActorError("its node has died")), "actor 0 (pid {pid}) was lost with its node"),
+    ],
+    ids=["exception", "death", "node"],
+)
+def test_a_lost_actor_is_replaced_and_fills_its_slot_again(fleets, mishap, said):
+    with fleets([mishap], max_restarts=1, in_order=True) as fleet:
+        fleet.release(first := fleet.take(lambda: False), 1)
+        second = fleet.take(lambda: False)
+    assert [message.payload[1] for message in first] == [1, 1]
+    assert [message.payload[1] for message in second] == [1, 2], "a new process, and the one that was there"
+    assert second[0].payload[2].version == 1
+    (message,) = fleets.said
+    assert message.text.splitlines()[0] == said.format(pid=os.getpid())
+    assert message.replaced
+    assert fleet.restarts == ("node" not in said)
+
+
+def test_the_budget_of_restarts_is_kept(fleets):
+    died = raising(RayActorError("the worker died"))
+    with fleets([died, died], max_restarts=1) as fleet:
+        with pytest.raises(WorkerError, match=r"actor 0 \(pid \d+\) died; restart budget of 1 spent"):
+            take_for_ever(fleet)
+        assert len(fleets.said) == 1
+
+
+def test_an_exception_before_the_first_result_is_final(fleets):
+    message = r"(?s)actor 0 failed before its first result:.*no coin"
+    with fleets(["at start"]) as fleet, pytest.raises(WorkerError, match=message):
+        take_for_ever(fleet)
+
+
+def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleets, monkeypatch):
+    killed = []
+    monkeypatch.setattr("a3c_mp.cluster.fleet.BEAT_SECONDS", 0.05)
+    fleets.session.kill_process = lambda node_id, pid: killed.append(node_id)
+    with fleets([lambda: time.sleep(3)], hang_seconds=1.0, in_order=True) as fleet:
+        filled = fleet.take(lambda: False)
+        idle_until = time.monotonic() + 1.5
+        until(lambda: time.monotonic() > idle_until, fleet)
+        assert not killed
+        fleet.release(filled, 1)
+        fleet.take(lambda: False)
+    assert killed == ["node"]
+    assert "sent no heartbeat for 1 s and was killed (--hang-seconds); restart 1 of 5" in fleets.said[0].text
+
+
+# ---- who may use a cluster
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv(access.HOME_VARIABLE, str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_tokens_and_notes_are_for_their_owner_only(home):
+    token = access.make_token(None)
+    assert token == home / "ray_token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert access.make_token(None).read_text() == token.read_text()
+    access.write_note(Note("host:1", str(token)))
+    assert access.find_cluster("auto", None) == ("host:1", str(token))
+
+
+def write_token(home, text="secret", mode=0o600):
+    path = access.home() / "ray_token"
+    path.write_text(text)
+    path.chmod(mode)
+
+
+TOKENS = {
+    "no token": (lambda home: None, "it cannot be read (No such file or directory)"),
+    "open": (lambda home: write_token(home, mode=0o640), "other users may read it; chmod 600"),
+    "empty": (lambda home: write_token(home, text=""), "it is empty"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), TOKENS.values(), ids=TOKENS)
+def test_a_token_file_that_cannot_be_used_is_refused(home, make, message):
+    make(home)
+    with pytest.raises(ConfigError) as error:
+        access.find_cluster("host:1", None)
+    assert message in str(error.value)
+    with pytest.raises(ConfigError, match="address=auto: this machine has no node of a cluster"):
+        access.find_cluster("auto", None)
+
+
+CLOSED, FREE = {"error": "Unauthenticated"}, {"versions": {}, "free_cpus": 1, "nodes": []}
+ANSWERS = {
+    "open cluster": ((FREE, FREE), "the cluster accepts any token: everybody can run code on it"),
+    "wrong token": ((CLOSED, CLOSED), "the cluster refuses the token in secret"),
+    "no head": (({"error": "Deadline"}, CLOSED), "the head does not answer (Deadline)"),
+    "other torch": (({**FREE, "versions": {"torch": "1.0"}}, CLOSED), "its head has torch 1.0, here "),
+    "no place": (({**FREE, "free_cpus": 0}, CLOSED), "num-actors=2: the cluster at "),
+}
+
+
+@pytest.mark.parametrize(("answers", "message"), ANSWERS.values(), ids=ANSWERS)
+def test_a_cluster_that_cannot_be_used_is_refused_in_one_line(monkeypatch, answers, message):
+    answers = [json.loads(json.dumps(answer)) for answer in answers]
+    monkeypatch.setattr(access, "_ask", lambda address, settings: answers.pop(0))
+    monkeypatch.setattr(access, "_answer", lambda answer: answer)
+    with access.socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ConfigError) as error:
+            access.check_cluster(Note(address, "secret"), num_actors=2)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "host:port"])
+def test_an_address_where_nothing_answers_is_refused(address):
+    with pytest.raises(ConfigError, match=f"address={address}: "):
+        access.check_cluster(Note(address, "secret"))
+
+
+def test_too_little_shared_memory_for_the_object_store_is_found_before_the_start(tmp_path):
+    check_store(1, 2, str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"num-actors=2: the object store needs [\d,]+ MiB in .* free there; lower it"
+    ):
+        check_store(2**60, 2, str(tmp_path))
+
+
+# ---- the guardian
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])
+def test_the_guardian_cleans_up_behind_a_parent_that_was_killed(tmp_path, is_killed):
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", "import time; file = open('ray/log', 'w'); time.sleep(100)"], cwd=tmp_path
+    )
+    until(lambda: has_open(sleeper.pid, folder))
+    guardian = Guardian(folder)
+    try:
+        if is_killed:
+            guardian._process.stdin.close()
+            assert sleeper.wait(20) == -9
+            guardian._process.wait(20)
+            assert not folder.exists()
+        else:
+            guardian.close()
+            assert sleeper.poll() is None
+            assert folder.exists()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
