@@ -116,13 +116,13 @@ def test_whole_numbers_may_be_written_as_1e6(chapter):
 
 @EVERY_ONE_OF_ALL
 def test_help_shows_every_flag_and_no_other(chapter, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", [chapter.script, "--help"])
+    monkeypatch.setattr("sys.argv", [chapter.script, *chapter.flags, "--help"])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as end:
         chapter.module.main()
     assert not end.value.code
     shown = {flag.removeprefix("no-") for flag in re.findall(r"(?<![\w-])--([a-z][a-z-]+)", capsys.readouterr().out)}
-    flags = {flag_name(field.name) for field in dataclasses.fields(chapter.module.Args)}
+    flags = {flag_name(field.name) for field in dataclasses.fields(chapter.args_class)}
     assert shown == flags | {"help"}
     assert chapter.actors_flag in flags
 
