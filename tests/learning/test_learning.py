@@ -1,17 +1,22 @@
 """Every chapter learns. Seeded and deterministic, so a failure is the code's and not the dice's."""
 
 import pytest
-from harness import APEX_DDPG, CHAPTERS, TASK, row_id
+from harness import APEX_DDPG, CHAPTERS, POPULATION, TASK, row_id
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(  # chapter 5 has the bits of chapter 1
-    "chapter", [pytest.param(c, marks=pytest.mark.slow) if c is TASK else c for c in CHAPTERS], ids=row_id
+    ("chapter", "fewer"),
+    [
+        *(pytest.param(c, (), marks=pytest.mark.slow) if c is TASK else (c, ()) for c in CHAPTERS),
+        (POPULATION, ("--population", "2")),
+    ],
+    ids=row_id,
 )
-def test_a_chapter_learns_cartpole(scripts, chapter):
+def test_a_chapter_learns_cartpole(scripts, chapter, fewer):
     """From 20 or so, the mean return of the last 100 games that chance reaches, to 150."""
     flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
-    flags += ["--total-steps", "100000"]
+    flags += ["--total-steps", "100000", *fewer]
     done = scripts.finish(scripts.start(chapter.script, "--run-name", "r", *flags), "r", timeout=280)
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary

@@ -15,10 +15,12 @@ from envs import MISHAPS
 from harness import (
     A3C_DATA,
     A3C_GRAD,
+    ALL_CHAPTERS,
     APEX_DQN,
     CHAPTERS,
     EVERY_CHAPTER,
     IMPALA,
+    POPULATION,
     TASK,
     actors_of,
     family_of,
@@ -34,7 +36,7 @@ from a3c_mp.run.checkpoint import list_checkpoints
 HANG_SECONDS = 6
 SLOW = pytest.mark.slow
 ONE_IN_CI = pytest.mark.parametrize(
-    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in CHAPTERS[1:])], ids=row_id
+    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in ALL_CHAPTERS[1:])], ids=row_id
 )
 SEVERAL_LEARNERS = pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c.learners], ids=row_id)
 
@@ -65,6 +67,7 @@ SOME = [
     (APEX_DQN, ("stopped",)),
     (IMPALA, ("killed at start",)),
     (TASK, ("killed in a step", "raised")),
+    pytest.param(POPULATION, ("killed at start", "killed in a step", "raised"), marks=SLOW),
 ]
 
 
@@ -149,8 +152,8 @@ def saving(scripts, trainer):
         (A3C_DATA, starting_up),
         (IMPALA, under_way),
         (TASK, under_way),
-        *(pytest.param(chapter, under_way, marks=SLOW) for chapter in (A3C_DATA, A3C_GRAD, APEX_DQN)),
-        *(pytest.param(chapter, starting_up, marks=SLOW) for chapter in (A3C_GRAD, APEX_DQN, IMPALA, TASK)),
+        *(pytest.param(chapter, under_way, marks=SLOW) for chapter in (A3C_DATA, A3C_GRAD, APEX_DQN, POPULATION)),
+        *(pytest.param(chapter, starting_up, marks=SLOW) for chapter in (A3C_GRAD, APEX_DQN, IMPALA, TASK, POPULATION)),
     ],
     ids=row_id,
 )
@@ -180,10 +183,11 @@ FEW = [  # every pair of two of these choices occurs
     (IMPALA, TERM, "group", 2, under_way),
     (IMPALA, INT, "parent", 1, starting_up),
     (TASK, TERM, "group", 1, under_way),
+    (POPULATION, INT, "group", 1, under_way),
 ]
 ALL = [
     (chapter, signum, target, times, moment)
-    for chapter in CHAPTERS
+    for chapter in ALL_CHAPTERS
     for signum in (INT, TERM)
     for target in ("group", "parent")
     for times in (1, 2)
