@@ -1,21 +1,23 @@
 """Every chapter learns. Seeded and deterministic, so a failure is the code's and not the dice's."""
 
 import pytest
-from harness import APEX_DDPG, CHAPTERS, RAY_DQN, RAY_IMPALA, TASK, row_id
+from harness import APEX_DDPG, CHAPTERS, POPULATION, RAY_DQN, RAY_IMPALA, TASK, row_id
+
+AS_ANOTHER = (TASK, RAY_IMPALA, RAY_DQN)
+"""chapter 5 has the bits of chapter 1, train_ray.py those of chapter 4"""
+FLAGS = {RAY_DQN: ["--algo", "dqn"], POPULATION: ["--population", "2"]}
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(  # chapter 5 has the bits of chapter 1, train_ray.py those of chapter 4
+@pytest.mark.parametrize(
     "chapter",
-    [pytest.param(c, marks=pytest.mark.slow) if c in (TASK, RAY_IMPALA, RAY_DQN) else c for c in CHAPTERS],
+    [*(pytest.param(c, marks=pytest.mark.slow) if c in AS_ANOTHER else c for c in CHAPTERS), POPULATION],
     ids=row_id,
 )
 def test_a_chapter_learns_cartpole(run_inline, chapter):
     """From 20 or so, the mean return of the last 100 games that chance reaches, to 150."""
-    flags = ["--algo", "dqn"] if chapter is RAY_DQN else []
-    flags += ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
-    flags += ["--total-steps", "100000"]
-    done = run_inline(chapter.script, *flags, workers=None)
+    flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
+    done = run_inline(chapter.script, *FLAGS.get(chapter, []), *flags, "--total-steps", "100000", workers=None)
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary
 

@@ -16,6 +16,7 @@ from harness import (
     A3C_GRAD,
     APEX_DQN,
     IMPALA,
+    POPULATION,
     SPAWNING,
     TASK,
     actors_of,
@@ -30,7 +31,7 @@ from a3c_mp.run.checkpoint import list_checkpoints
 HANG_SECONDS = 6
 SLOW = pytest.mark.slow
 ONE_IN_CI = pytest.mark.parametrize(
-    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in SPAWNING[1:])], ids=row_id
+    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in (*SPAWNING[1:], POPULATION))], ids=row_id
 )
 
 
@@ -55,6 +56,7 @@ SOME = [
     (APEX_DQN, ("stopped",)),
     (IMPALA, ("killed at start",)),
     (TASK, ("killed in a step", "raised")),
+    pytest.param(POPULATION, ("killed at start", "killed in a step", "raised"), marks=SLOW),
 ]
 
 
@@ -141,8 +143,8 @@ def saving(scripts, trainer):
         (A3C_DATA, starting_up),
         (IMPALA, under_way),
         (TASK, under_way),
-        *(pytest.param(chapter, under_way, marks=SLOW) for chapter in (A3C_DATA, A3C_GRAD, APEX_DQN)),
-        *(pytest.param(chapter, starting_up, marks=SLOW) for chapter in (A3C_GRAD, APEX_DQN, IMPALA, TASK)),
+        *(pytest.param(chapter, under_way, marks=SLOW) for chapter in (A3C_DATA, A3C_GRAD, APEX_DQN, POPULATION)),
+        *(pytest.param(chapter, starting_up, marks=SLOW) for chapter in (A3C_GRAD, APEX_DQN, IMPALA, TASK, POPULATION)),
     ],
     ids=row_id,
 )
@@ -169,10 +171,11 @@ FEW = [  # every pair of two of the other choices occurs
     (APEX_DQN, TERM, "group", 2, saving),
     (A3C_GRAD, INT, "group", 2, starting_up),
     (TASK, TERM, "parent", 1, starting_up),
+    (POPULATION, INT, "group", 1, under_way),
 ]
 ALL = [
     (chapter, signum, target, times, moment)
-    for chapter in SPAWNING
+    for chapter in (*SPAWNING, POPULATION)
     for signum in (INT, TERM)
     for target in ("group", "parent")
     for times in (1, 2)

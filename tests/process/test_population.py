@@ -1,0 +1,122 @@
+"""A population in processes: ranks, kills and resumes leave its generations as they are, to the last bit."""
+
+import random
+import sys
+import time
+
+import psutil
+import pytest
+from harness import POPULATION, family_of, files_of_runs, left_of_runs, still_alive
+
+SLOW = pytest.mark.slow
+MUTATED = ("--mutate-none", "0")
+
+
+def launcher(ranks):
+    """The command that starts so many ranks; none for one."""
+    if ranks == 1:
+        return ()
+    accelerate = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--no_python")
+    return (*accelerate, "--main_process_port", "0", "--num_processes", str(ranks))
+
+
+def lineage_of(done):
+    """Its `lineage.csv`, in which each member has a SHA-256."""
+    return (done.folder / "lineage.csv").read_text()
+
+
+@pytest.fixture
+def train(scripts, monkeypatch, tmp_path):
+    """Starts a quick run by a launcher of ranks; its name is their number."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))  # no settings of the user's
+
+    def train(ranks, *flags, **popen):
+        return scripts.train(POPULATION, *MUTATED, *flags, name=str(ranks), prefix=launcher(ranks), **popen)
+
+    return train
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=SLOW)])
+def test_several_ranks_have_the_generations_of_one(train, scripts, run_inline, ranks):
+    flags = ["--population", str(ranks), "--total-steps", str(ranks * 600)]
+    several = scripts.finish(train(ranks, *flags), str(ranks), timeout=300)
+    one = run_inline.train(POPULATION, *MUTATED, *flags)
+    assert several.code == 0, several.err
+    assert lineage_of(several) == lineage_of(one)
+    assert several.summary["weights_sha256"] == one.summary["weights_sha256"]
+    assert several.out.count("total_steps after") == 1, "one of them prints"
+
+
+def ranks_of(process):
+    """The processes of the ranks, in order."""
+    found = [child for child in psutil.Process(process.pid).children(recursive=True) if "RANK" in child.environ()]
+    parents = [child for child in found if "train_population.py" in " ".join(child.cmdline())]
+    return sorted(parents, key=lambda child: int(child.environ()["RANK"]))
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_is_killed_ends_all_and_the_last_generation_goes_on(train, scripts, run_inline):
+    before = files_of_runs()
+    process = train(2, "--total-steps", "1e7", "--checkpoint-steps", "400")
+    scripts.wait_for("2", "lineage.csv:\n2,1,", process)  # the third generation has ended
+    ranks = ranks_of(process)
+    everything = [*ranks, *(child for rank in ranks for child in family_of(rank.pid))]
+    assert len(everything) == 2 + 2
+    ranks[1].kill()
+    killed = time.monotonic()
+    process.communicate(timeout=60)
+    psutil.wait_procs(everything, timeout=10)
+    assert not still_alive(everything)
+    assert time.monotonic() - killed < 10
+    assert process.returncode != 0
+    assert not left_of_runs(before)
+    done = run_inline(POPULATION.script, "--resume", "runs/2", "--total-steps", "1", name="2")
+    assert done.code == 0, done.log
+    assert done.summary["steps"] >= 800, "at most the generation that had just ended is lost"
+
+
+@SLOW
+@pytest.mark.timeout(3600)
+def test_members_that_are_killed_at_any_moment_leave_every_generation_as_it_is(scripts, run_inline):
+    flags = [*MUTATED, "--total-steps", "20000"]
+    whole = run_inline.train(POPULATION, *flags)
+    rng, instants = random.Random(0), 10
+    trainer = scripts.train(POPULATION, *flags, "--max-restarts", "99", name="killed")
+    for kill in range(instants):
+        scripts.wait_until(lambda: (scripts.runs_dir / "runs/killed/lineage.csv").exists(), trainer)
+        time.sleep(rng.uniform(0, 0.5))  # a generation or two
+        members = family_of(trainer.pid)
+        members[kill % len(members)].kill()
+        text = f"run.log:restart {kill + 1} of 99"
+        scripts.wait_for("killed", text, trainer)
+    done = scripts.finish(trainer, "killed", timeout=600)
+    assert done.code == 0, done.out + done.err
+    assert done.summary["worker_restarts"] == instants
+    assert lineage_of(done) == lineage_of(whole)
+    assert done.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+@SLOW
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_a_run_goes_on_with_another_number_of_ranks(train, scripts, run_inline, first, second):
+    flags = ["--total-steps", "8000", "--checkpoint-steps", "400"]
+    trainer = train(first, *flags)
+    scripts.wait_for(str(first), "lineage.csv:\n3,1,", trainer)
+    time.sleep(random.Random(first).uniform(0, 0.5))  # in the middle of a generation
+    (ranks_of(trainer)[0] if first > 1 else trainer).kill()
+    trainer.communicate(timeout=60)
+    resumed = scripts.start(POPULATION.script, "--resume", f"runs/{first}", prefix=launcher(second))
+    done = scripts.finish(resumed, str(first), timeout=600)
+    assert done.code == 0, done.err
+    whole = run_inline.train(POPULATION, *MUTATED, *flags, name="whole")
+    assert lineage_of(done) == lineage_of(whole)
+    assert done.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def test_ranks_refuse_bad_input_in_one_line(train, scripts):
+    done = scripts.finish(train(2, "--population", "1"), "2")
+    assert done.out == ""
+    assert done.err.count("error: ") == 1
+    assert "error: population=1: must be between 2 and 256; see --help" in done.err
