@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from harness import POPULATION, family_of, files_of_runs, left_of_runs, still_alive
+from harness import POPULATION, family_of, still_alive
 
 SLOW = pytest.mark.slow
 MUTATED = ("--mutate-none", "0")
@@ -57,7 +57,7 @@ def ranks_of(process):
 
 @pytest.mark.timeout(300)
 def test_a_rank_that_is_killed_ends_all_and_the_last_generation_goes_on(train, scripts, run_inline):
-    before = files_of_runs()
+    before = scripts.files()
     process = train(2, "--total-steps", "1e7", "--checkpoint-steps", "400")
     scripts.wait_for("2", "lineage.csv:\n2,1,", process)  # the third generation has ended
     ranks = ranks_of(process)
@@ -70,7 +70,7 @@ def test_a_rank_that_is_killed_ends_all_and_the_last_generation_goes_on(train, s
     assert not still_alive(everything)
     assert time.monotonic() - killed < 10
     assert process.returncode != 0
-    assert not left_of_runs(before)
+    assert not scripts.left(before)
     done = run_inline(POPULATION.script, "--resume", "runs/2", "--total-steps", "1", name="2")
     assert done.code == 0, done.log
     assert done.summary["steps"] >= 800, "at most the generation that had just ended is lost"
