@@ -282,10 +282,12 @@ class Scripts:
         self.wait_until(lambda: path.exists() and text in path.read_text(), process, timeout)
         return path.read_text()
 
-    def wait_for_game(self, process: subprocess.Popen, actor: int = 0) -> None:
-        """Wait until an actor of the run `r` has finished a game; with two learners, actor 1 is that of learner 1."""
-        path = self.runs_dir / "runs/r/episodes.csv"
-        self.wait_until(lambda: path.exists() and any(e.actor == actor for e in read_episodes(path)), process)
+    def wait_for_game(self, process: subprocess.Popen) -> None:
+        """Wait until the last actor of the run `r`, that of the last learner, has finished a game."""
+        folder = self.runs_dir / "runs/r"
+        self.wait_until((folder / "episodes.csv").exists, process)
+        last = json.loads((folder / "config.json").read_text())["args"]["num_actors"] - 1
+        self.wait_until(lambda: any(e.actor == last for e in read_episodes(folder / "episodes.csv")), process)
 
     def wait_until(
         self, happened: Callable[[], object], process: subprocess.Popen, timeout: float = 150, pause: float = 0.05

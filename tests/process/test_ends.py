@@ -58,7 +58,7 @@ def test_no_helper_process_of_an_environment_outlives_the_run(scripts, chapter, 
     steps = "3000" if way == "total_steps" else "1000000"
     trainer = scripts.train(chapter, *HELPER, *flags, "--total-steps", steps)
     processes = 2 if flags else 1
-    scripts.wait_for_game(trainer, actor=1 if flags is TWO_LEARNERS else 0)
+    scripts.wait_for_game(trainer)
     scripts.wait_until(lambda: len(actors_with_helpers(scripts)) == processes, trainer)
     actors = actors_with_helpers(scripts)
     if way != "total_steps":

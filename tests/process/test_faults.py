@@ -218,7 +218,7 @@ def test_signals_end_a_run_with_checkpoint_and_summary(scripts, chapter, signum,
 @pytest.mark.parametrize(("chapter", "signum"), [(APEX_DQN, INT), (IMPALA, TERM)], ids=row_id)
 def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, chapter, signum):
     trainer = scripts.train(chapter, *chapter.two_learners)
-    scripts.wait_for_game(trainer, actor=1)
+    scripts.wait_for_game(trainer)
     family = family_of(trainer.pid)
     learner = next(process for process in actors_of(trainer.pid) if actors_of(process.pid))
     learner.suspend()
