@@ -38,7 +38,8 @@ SLOW = pytest.mark.slow
 )
 def test_what_is_not_finite_is_skipped_counted_and_named(run_inline, chapter, env):
     env_id = f"envs:{env}-v0"
-    done = run_inline.train(chapter, "--env-id", env_id, "--no-reward-clip", "--total-steps", "2000")
+    equal_shares = ["--deterministic", "--total-steps", "2000"]  # where cores are short, one thread may take all steps
+    done = run_inline.train(chapter, "--env-id", env_id, "--no-reward-clip", *equal_shares)
     assert done.code == 0, done.log
     assert 2 <= done.not_finite <= 8, "it happens to both actors, once"
     assert re.search(rf" (from|of) {chapter.actor} \d", done.log)

@@ -72,6 +72,10 @@ class Sizes(NamedTuple):
     eval_every: int = 0
     actors_flag: str = "num-actors"
 
+    @property
+    def local_actors(self) -> int:
+        return self.num_actors
+
 
 def check_with(monkeypatch, args, free, free_on_gpu=2**63):
     monkeypatch.setattr(limits, "free_memory", lambda: free)
