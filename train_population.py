@@ -25,7 +25,7 @@ from a3c_mp.algorithms.apex import move_target
 from a3c_mp.cli import parse_args
 from a3c_mp.maths import losses
 from a3c_mp.population import ranks
-from a3c_mp.population.evolution import Birth, next_generation, survive
+from a3c_mp.population.evolution import Birth, next_generation, survive_all
 from a3c_mp.population.growth import MemberState
 from a3c_mp.population.member import Life, World
 from a3c_mp.population.members import Members
@@ -43,7 +43,7 @@ from a3c_mp.run.script import exit_with
 
 
 def member(channel: WorkerChannel, args: Args, world: World) -> None:
-    """Member process: live one generation after the other, each time as the member that was born into its place."""
+    """Member process: live one generation for each token, beginning with what the record of its place holds."""
     place = channel.actor
     for slot, generation in channel.tokens():
         genome, state = read_member(world.births[place], world.spaces, args.adam_eps)
@@ -84,7 +84,7 @@ def evolve(args: Args, population: Population) -> list[Birth]:
     """Choose the members of the next generation: the elite, and mutated children of tournament winners."""
     members, kept = population.candidates, [0] if args.keep_default else []
     if not args.evolve:
-        return [survive(member) for member in members]
+        return survive_all(members)
     return next_generation(members, args.evolution_settings, population.rng, kept)
 
 
@@ -94,9 +94,8 @@ def train(args: Args, run: RunState, population: Population, group: LearnerGroup
     with Members(member, run, population, group) as members:
         while members.live():
             births = evolve(args, population)
-            population.end_lives()
-            if report is not None:
-                report.record()
+            if report is not None and not report.record():
+                break
             population.apply(births)
             run.end_round()
 
@@ -107,8 +106,8 @@ def main() -> int:
         check_settings(args)
         spaces = find_spaces(args.env_id)
         group = ranks.join(args)
+        population = Population(args, spaces)
     set_up_torch(args, group.rank)
-    population = Population(args, spaces)
     if group.rank > 0:
         return ranks.follow(train, args, population, group)
     with Run(args, args.chapter, population.elite, None, {"population": population}) as run:

@@ -8,6 +8,9 @@ LEARNER = 2**32 - 1
 """last number of the entropy of a learner's seeds; an actor's is its restart count"""
 EVALUATOR = 2**32 - 2
 """the same for the evaluator"""
+FIRST, MEMBER, FITNESS, WEIGHTS, EVOLUTION, CONFIRMATION = (2**32 - number for number in range(3, 9))
+"""the same for populations: first genomes; a member's generation; games that decide fitness; first weights; a
+generation's births; games that confirm a fitness"""
 
 
 def derive_seeds(*entropy: int) -> tuple[int, int]:

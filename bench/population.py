@@ -70,7 +70,7 @@ class Args:
 
 
 def outcome(folder: Path, goal: float) -> dict[str, Any]:
-    """What came of a run; `first_*` is when the fitness of any member, not confirmed, first reached the goal."""
+    """Results of a run; `first_*` is when the fitness of any member, not confirmed, first reached the goal."""
     summary = json.loads((folder / "summary.json").read_text())
     names = ("solved", "steps", "wall_seconds", "sps", "updates", "evaluation_steps", "exit_reason", "weights_sha256")
     rows = read_lineage(folder / "lineage.csv")

@@ -210,6 +210,18 @@ def survive(member: Candidate, kind: str = "kept") -> Birth:
     return Birth(member.id, member.id, kind, "", member.genome)
 
 
+def survive_all(members: Sequence[Candidate]) -> list[Birth]:
+    """Return births of members that all live on. Raises TrainingError: no member has a finite fitness."""
+    check_alive(members)
+    return [survive(member) for member in members]
+
+
+def check_alive(members: Sequence[Candidate]) -> None:
+    """Raise TrainingError if no member has a finite fitness."""
+    if not any(math.isfinite(member.fitness) for member in members):
+        raise TrainingError("no member has a finite fitness: all have diverged; lower the learning rates")
+
+
 def next_generation(
     members: Sequence[Candidate], settings: Evolution, rng: np.random.Generator, kept: Collection[int] = ()
 ) -> list[Birth]:
@@ -225,8 +237,7 @@ def next_generation(
     Raises:
         TrainingError: no member has a finite fitness.
     """
-    if not any(math.isfinite(member.fitness) for member in members):
-        raise TrainingError("no member has a finite fitness: all have diverged; lower the learning rates")
+    check_alive(members)
     elite = members[rank([member.fitness for member in members], rng)[0]]
     births = [survive(elite, "elite")] if settings.elitism else []
     for member in members:

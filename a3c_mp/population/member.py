@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import NamedTuple
 
 import numpy as np
@@ -29,11 +29,9 @@ from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer
 from a3c_mp.run.averages import Means
 from a3c_mp.run.evaluate import make_play_envs, play_episodes
-from a3c_mp.seeds import derive_seeds
+from a3c_mp.seeds import FITNESS, MEMBER, derive_seeds
 from wrappers import make_vec_env
 
-MEMBER, FITNESS = 2**32 - 4, 2**32 - 5
-"""last numbers of the entropy of seeds: of a member's generation, of the games that decide fitness"""
 METRICS = ("losses/value", "values/q")
 """means over a member's updates"""
 SKIPPED = ("transitions_not_finite", "obs_values_clipped", "obs_moments_not_finite")
@@ -113,11 +111,10 @@ class Life:
 
     def __init__(self, args: Args, world: World, place: int, generation: int, beat: Callable[[], None]):
         self.args, self.world, self.place, self.beat = args, world, place, beat
-        env_seed, seed = derive_seeds(args.seed, generation, place, MEMBER)
+        self.env_seed, seed = derive_seeds(args.seed, generation, place, MEMBER)
         self.fitness_seed = derive_seeds(args.seed, generation, FITNESS)[0]
         self.rng = np.random.default_rng(seed)
         self.epsilons = ladder(args.epsilon, args.ladder_exponent, 0, args.num_envs, 1)
-        self.env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
         self.stats = EpisodeStats(args.num_envs)
         shards = world.shards.at(world.births[place]["rows"].numpy())
         self.writer = Writer(shards, place, n_step=1, gamma=1.0)  # the discount factor is each learner's own
@@ -130,11 +127,16 @@ class Life:
         self.means = Means()
 
     def __enter__(self) -> Life:
-        self.obs, _ = self.env.reset()
+        with ExitStack() as stack:
+            self.env = stack.enter_context(
+                closing(make_vec_env(self.args.env_id, self.args.num_envs, seed=self.env_seed))
+            )
+            self.obs, _ = self.env.reset()
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.env.close()
+        self._open.close()
 
     @property
     def is_learning(self) -> bool:

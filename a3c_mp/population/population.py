@@ -22,10 +22,8 @@ from a3c_mp.population.settings import Args, first_genomes
 from a3c_mp.processes.learner_group import Stateful, from_bytes
 from a3c_mp.processes.slots import Slots
 from a3c_mp.replay import Shards
-from a3c_mp.seeds import derive_seeds
+from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
-WEIGHTS, EVOLUTION = 2**32 - 6, 2**32 - 7
-"""last numbers of the entropy of seeds: of first weights, of a generation's births"""
 RECENT = 5
 """generations in the mean fitness of a line of descent"""
 
@@ -132,6 +130,10 @@ class Population:
         """Place of the fittest member, the elite: `next_generation` chooses the same one with `rng`."""
         return rank([self.fitness(place) for place in range(len(self.members))], self.rng)[0]
 
+    def fittest_net(self) -> nn.Module:
+        """Net of the fittest member, whose generation ends."""
+        return self._read(self.world.lives[self.fittest])[1].net
+
     def end_lives(self) -> None:
         """Take the fittest member's net as the elite, and note every member's fitness."""
         for place, member in enumerate(self.members):
@@ -173,6 +175,9 @@ class Population:
         sizes = len(state["members"]), len(state["rows"]) // len(state["members"])
         if sizes != (self.args.population, self.args.num_envs):
             raise ValueError("it has {} members with {} environments each".format(*sizes))
+        lanes, used = self.world.shards, next(iter(state["replay"].values())).shape[1]
+        if used != lanes.rows and int(state["rows"].max()) > used:  # rows are kept at their number modulo the length
+            raise ValueError("its replay has another length (--replay-size, --generation-steps)")
         for name, rows in state["replay"].items():
             self.world.shards.fields()[name][:, : rows.shape[1]] = rows
         self.generation, self.confirmed_mean = state["generation"], state["confirmed_mean"]

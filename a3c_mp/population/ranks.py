@@ -1,7 +1,7 @@
 """Ranks: processes that `accelerate launch` or torchrun starts, each with a share of a population's members.
 
-All run the same script on one machine. They exchange bytes on the CPU over the loopback interface, also where their
-members train on GPUs, and never unpickle what they receive.
+All run the same script on one machine. They exchange bytes over the loopback interface, and never unpickle what they
+receive. The launcher's own store, through which they find each other, is torch's and listens on all interfaces.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
+from typing import TextIO
 
 import torch
 
@@ -60,8 +61,6 @@ def join(args: CommonArgs, seconds: float = RANK_SECONDS) -> LearnerGroup:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(os.getppid(), signal.SIGTERM)  # the launcher, which may be killed
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-    if args.cuda and torch.cuda.is_available():
-        torch.cuda.set_device(rank % torch.cuda.device_count())
     with losing_peers():
         state = PartialState(cpu=True, timeout=timedelta(seconds=seconds))  # gloo, whatever the launcher assumes
     if (state.process_index, state.num_processes) != (rank, size):
@@ -138,12 +137,14 @@ def check_settings(group: LearnerGroup, args: CommonArgs) -> None:
 @contextmanager
 def refused_once() -> Iterator[None]:
     """Have rank 0 alone print a ConfigError, and end first: the launcher ends all ranks when one of them ends."""
-    silence_other_ranks()
+    stderr = silence_other_ranks()
     try:
         yield
-    except ConfigError:
-        if own_rank() != "0":
-            time.sleep(REFUSAL_SECONDS)
+    except ConfigError as error:
+        if stderr is not None:
+            time.sleep(REFUSAL_SECONDS)  # by then the launcher has ended this rank, if rank 0 was refused too
+            stderr.write(f"error: {error}\n")
+            stderr.flush()
         raise
 
 
@@ -152,14 +153,17 @@ def own_rank() -> str:
     return os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
 
 
-def silence_other_ranks() -> None:
+def silence_other_ranks() -> TextIO | None:
     """Discard what ranks besides 0 print, except for the traceback of an error of their own that ends them.
 
     `join` and `refused_once` do this.
+
+    Returns:
+        stderr as it was, in ranks besides 0.
     """
     rank = own_rank()
     if rank == "0" or sys.excepthook is not sys.__excepthook__:
-        return
+        return None
     stderr = os.fdopen(os.dup(2), "w")
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -173,3 +177,4 @@ def silence_other_ranks() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, fd)
         os.close(null)
+    return stderr

@@ -25,7 +25,7 @@ from a3c_mp.run.eval_progress import Evaluation
 from a3c_mp.run.evaluate import make_play_envs, play_episodes
 from a3c_mp.run.files import write_atomically
 from a3c_mp.run.run import Run
-from a3c_mp.seeds import derive_seeds
+from a3c_mp.seeds import CONFIRMATION, derive_seeds
 
 WARNINGS = {
     "transitions_not_finite": "transitions of member {id} contain NaN or inf; skipped",
@@ -37,8 +37,10 @@ WARNINGS = {
 """counter -> warning"""
 BLOCK = 16
 """steps of the environments that are recorded together"""
-CONFIRMATION = 2**32 - 8
-"""last number of the entropy of seeds: of the games that confirm a fitness"""
+
+
+class Interrupted(Exception):
+    """A signal has arrived."""
 
 
 class Report:
@@ -53,12 +55,23 @@ class Report:
         self.run, self.population = run, population
         self.args: Args = population.args
         self.lineage = Lineage(run.folder / "lineage.csv", population.generation)
+        if self.args.stop_return is not None and population.confirmed_mean >= self.args.stop_return:
+            run.progress.declare_solved()  # before it was resumed
         run.metrics.headline = self._headline
         run.metrics.start_clock()  # a generation takes long
 
-    def record(self) -> None:
-        """Record the generation that has ended, once `Population.end_lives` was called."""
+    def record(self) -> bool:
+        """Record the generation that has ended, and take its fittest member as the elite.
+
+        Returns:
+            whether it is recorded; False if a signal has interrupted a confirmation: then a resumed run repeats it all.
+        """
         run, population = self.run, self.population
+        try:
+            confirmed_mean = self._confirm()
+        except Interrupted:
+            return False
+        population.end_lives()
         self._record_games()
         for place in range(self.args.population):
             self._count(place)
@@ -72,7 +85,8 @@ class Report:
         elite = rows[population.fittest]
         run.log.info(f"generation {population.generation}: the fittest is member {elite['id']}\n{table(rows)}")
         self._evaluate()
-        self._confirm()
+        self._record_confirmation(confirmed_mean)
+        return True
 
     def _record_games(self) -> None:
         """Record steps and training games in the order of time: a block of steps of every member, then the next."""
@@ -143,31 +157,41 @@ class Report:
         is_best = run.progress.evals.record(evaluation)
         run.record_evaluation(evaluation, population.elite if is_best else None)
 
-    def _confirm(self) -> None:
-        """Have the fittest member play new games once its fitness reaches the goal: those say whether it is solved.
+    def _confirm(self) -> float:
+        """Have the fittest member play new games once its fitness reaches the goal, and return their mean; else NaN.
 
-        The fittest of many has been lucky too, so that its fitness is more than it is worth.
+        The fittest of many has been lucky too: only new games say what it is worth.
+
+        Raises:
+            Interrupted: a signal has arrived meanwhile.
         """
         args, population, run = self.args, self.population, self.run
-        fitness = population.fitness(population.fittest)
-        if args.stop_return is None or not fitness >= args.stop_return:
-            return
+        if args.stop_return is None or not population.fitness(population.fittest) >= args.stop_return:
+            return math.nan
         seed = derive_seeds(args.seed, population.generation, CONFIRMATION)[0]
-        policy = dqn.make_policy(population.elite, population.spaces.action)
-        returns: list[float] = []
+        policy = dqn.make_policy(population.fittest_net(), population.spaces.action)
+
+        def on_step() -> None:
+            if run.is_interrupted():
+                raise Interrupted
+
         with closing(make_play_envs(args.env_id, args.confirm_episodes, seed=seed)) as env:
-            for episode in play_episodes(policy, env, args.confirm_episodes):
-                returns.append(episode.episode_return)
-                run.counters["evaluation_steps"] += episode.length
-                if run.is_interrupted():
-                    return
-        population.confirmed_mean = mean = float(np.mean(returns))
-        games = f"mean return {mean:.1f} in {len(returns)} new games"
-        if mean >= args.stop_return:
-            run.log.info(f"confirmed: {games}")
-            run.progress.declare_solved()
+            games = list(play_episodes(policy, env, args.confirm_episodes, on_step))
+        run.counters["evaluation_steps"] += sum(game.length for game in games)
+        return float(np.mean([game.episode_return for game in games]))
+
+    def _record_confirmation(self, mean: float) -> None:
+        """Record what the fittest member did in new games: whether the task is solved."""
+        if math.isnan(mean):
+            return
+        self.population.confirmed_mean = mean
+        games = f"mean return {mean:.1f} in {self.args.confirm_episodes} new games"
+        if self.args.stop_return is not None and mean >= self.args.stop_return:
+            self.run.log.info(f"confirmed: {games}")
+            self.run.progress.declare_solved()
         else:
-            run.log.info(f"not confirmed: {games}, after a fitness of {fitness:.1f}; training continues")
+            fitness = self.population.fitness(self.population.fittest)
+            self.run.log.info(f"not confirmed: {games}, after a fitness of {fitness:.1f}; training continues")
 
     def _headline(self) -> list[str]:
         best = self.run.progress.evals.best_mean

@@ -12,8 +12,11 @@ from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
 from a3c_mp.errors import ConfigError
 from a3c_mp.population.evolution import Evolution, Steps
 from a3c_mp.population.genome import Genome, Range, check_start, spread
-from a3c_mp.seeds import derive_seeds
+from a3c_mp.run.preflight import check_device
+from a3c_mp.seeds import FIRST, derive_seeds
 
+MAX_LAYERS = 32
+"""that a record of a member has room for"""
 Ends = tuple[float, float]
 IntEnds = tuple[int, int]
 
@@ -163,6 +166,11 @@ def check_settings(args: Args) -> None:
         raise ConfigError("tournament-size", args.tournament_size, why, "lower it, or raise --population")
     if not args.deterministic:
         raise ConfigError("deterministic", False, "a population is always deterministic", "leave it out")
+    if args.cuda:
+        check_device(args.cuda)
+        raise ConfigError("cuda", True, "members train on the CPU, where small nets are faster", "leave it out")
+    if args.layers_range[1] > MAX_LAYERS:
+        raise ConfigError("layers-range", args.layers_range, f"more than {MAX_LAYERS} layers", "lower it")
     if args.learning_starts > args.replay_size // 2:
         why = f"the replay has room for {args.replay_size}"
         raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")
@@ -179,9 +187,6 @@ def first_genomes(args: Args) -> list[Genome]:
         return [args.genome] * args.population
     return spread(args.genome, args.ranges, args.population, np.random.default_rng(derive_seeds(args.seed, FIRST)[1]))
 
-
-FIRST = 2**32 - 3
-"""last number of the entropy of the first generation's seeds"""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"stop_return": 475.0, "total_steps": 400_000, "reward_scale": 0.05},

@@ -119,7 +119,8 @@ def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_tracebac
 
 def work_of(chapter):
     """Flags by which as few processes as there can be work; IMPALA has two learners, for the faults that need them."""
-    return chapter.two_learners if chapter is IMPALA else ["--num-actors", "1"]
+    few = {IMPALA: chapter.two_learners, POPULATION: []}
+    return few.get(chapter, ["--num-actors", "1"])
 
 
 def under_way(scripts, trainer):
