@@ -286,7 +286,9 @@ class Scripts:
         """Wait until the last actor of the run `r`, that of the last learner, has finished a game."""
         folder = self.runs_dir / "runs/r"
         self.wait_until((folder / "episodes.csv").exists, process)
-        last = json.loads((folder / "config.json").read_text())["args"]["num_actors"] - 1
+        last = (
+            json.loads((folder / "config.json").read_text())["args"].get("num_actors", 1) - 1
+        )  # a population has none
         self.wait_until(lambda: any(e.actor == last for e in read_episodes(folder / "episodes.csv")), process)
 
     def wait_until(
