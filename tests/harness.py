@@ -288,7 +288,8 @@ class Scripts:
         """Wait until the last actor of the run `r`, that of the last learner, has finished a game."""
         folder = self.runs_dir / "runs/r"
         self.wait_until((folder / "config.json").exists, process)
-        last = json.loads((folder / "config.json").read_text())["args"]["num_actors"] - 1
+        args = json.loads((folder / "config.json").read_text())["args"]
+        last = args.get("num_actors", args.get("population")) - 1
         self.wait_until(lambda: any(e.actor == last for e in read_episodes(folder / "episodes.csv")), process)
 
     def wait_until(
