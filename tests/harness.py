@@ -37,6 +37,8 @@ from a3c_mp.run import checkpoint
 from a3c_mp.run.episode_log import read_episodes
 
 ROOT = Path(__file__).parent.parent
+BUSY_SECONDS = 30
+"""longest time for what takes a second where cores are free: tests also run where they are not"""
 
 
 @dataclass(frozen=True)
@@ -285,10 +287,9 @@ class Scripts:
     def wait_for_game(self, process: subprocess.Popen) -> None:
         """Wait until the last actor of the run `r`, that of the last learner, has finished a game."""
         folder = self.runs_dir / "runs/r"
-        self.wait_until((folder / "episodes.csv").exists, process)
-        last = (
-            json.loads((folder / "config.json").read_text())["args"].get("num_actors", 1) - 1
-        )  # a population has none
+        self.wait_until((folder / "config.json").exists, process)
+        args = json.loads((folder / "config.json").read_text())["args"]
+        last = args.get("num_actors", args.get("population")) - 1
         self.wait_until(lambda: any(e.actor == last for e in read_episodes(folder / "episodes.csv")), process)
 
     def wait_until(

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 from envs import MISHAPS
-from harness import A3C_DATA, APEX_DQN, EVALUATED, IMPALA, TASK, actors_of, row_id, still_alive
+from harness import A3C_DATA, APEX_DQN, BUSY_SECONDS, EVALUATED, IMPALA, TASK, actors_of, row_id, still_alive
 
 HELPER = ["--env-id", "envs:Helper-v0", "--num-actors", "1"]
 TWO_LEARNERS = ["--num-actors", "2", *IMPALA.two_learners]
@@ -20,7 +20,7 @@ def helpers(scripts, actor="*"):
     return still_alive([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
 
 
-def left_of(scripts, actor="*", seconds=3.0):
+def left_of(scripts, actor="*", seconds=BUSY_SECONDS):
     """Those that are still there a little later."""
     deadline = time.monotonic() + seconds
     while (left := helpers(scripts, actor)) and time.monotonic() < deadline:

@@ -15,6 +15,7 @@ from harness import (
     A3C_DATA,
     A3C_GRAD,
     APEX_DQN,
+    BUSY_SECONDS,
     IMPALA,
     POPULATION,
     SPAWNING,
@@ -73,11 +74,11 @@ def check_mishaps(run_inline, monkeypatch, chapter, mishaps):
         assert re.search(rf"{chapter.actor} 0 \(pid \d+\) {WAYS[mishap]}; restart", line)
         happened, told = (run_inline.runs_dir / mishap).stat().st_mtime, said_at(log, line)
         if WAYS[mishap].startswith("sent no heartbeat"):
-            assert HANG_SECONDS - 1 < told - happened < HANG_SECONDS + 5
+            assert HANG_SECONDS - 1 < told - happened < HANG_SECONDS + BUSY_SECONDS
             seconds = [event.wall_time for event in scalars(done.folder)["charts/sps"] if event.value > 0]
             assert any(happened + 1 < s < told - 1 for s in seconds), "the other actor goes on meanwhile"
         else:
-            assert told - happened < 5
+            assert told - happened < BUSY_SECONDS
     if "raised" in mishaps:
         assert log.count("ArithmeticError: the pole caught fire") == 1
         assert re.search(r"\(raised by step\(\) of envs:Mishap-v0, seed \d+, after \d+ steps\)", log)
@@ -108,7 +109,7 @@ def test_an_actor_may_be_lost_in_every_way_in_every_chapter(run_inline, monkeypa
 def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_traceback(run_inline, chapter):
     done = run_inline.train(chapter, "--env-id", "envs:Unmakeable-v0", workers=None)
     since = (run_inline.runs_dir / "failed").stat().st_mtime
-    assert time.time() - since < 10
+    assert time.time() - since < BUSY_SECONDS
     assert done.code == 1
     assert (done.out + done.err).count("Traceback") == 1
     assert "ArithmeticError: no coin in the slot" in done.out
@@ -157,7 +158,7 @@ def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts,
     trainer.kill()
     killed = time.monotonic()
     assert family
-    while still_alive(family) and time.monotonic() < killed + 2:
+    while still_alive(family) and time.monotonic() < killed + BUSY_SECONDS:
         time.sleep(0.01)
     assert not still_alive(family)
     trainer.communicate()
@@ -195,7 +196,7 @@ def check_signal(scripts, chapter, signum, target, times, moment):
         (os.killpg if target == "group" else os.kill)(trainer.pid, signum)
         time.sleep(0.2 * (times - 1))  # two signals at one instant are one
     done = scripts.finish(trainer, "r")
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - asked < BUSY_SECONDS
     assert done.code == 128 + signum, done.out + done.err
     assert done.summary["exit_reason"] == signum.name
     assert "Traceback" not in done.out + done.err
@@ -227,7 +228,7 @@ def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, chapter, sig
     asked = time.monotonic()
     trainer.send_signal(signum)
     done = scripts.finish(trainer, "r")
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - asked < BUSY_SECONDS
     assert done.code == 128 + signum, done.out + done.err
     assert done.summary["exit_reason"] == signum.name
     assert done.checkpoints
@@ -256,5 +257,5 @@ def test_signals_end_an_evaluation_without_a_word(scripts, run_inline, monkeypat
         os.killpg(player.pid, signum)
         time.sleep(0.1 * (times - 1))
     done = scripts.finish(player, "r")
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - asked < BUSY_SECONDS
     assert (done.code, done.err) == (128 + signum, "")

@@ -9,11 +9,10 @@ import termios
 import time
 
 from envs import CHATTER, STEPS
-from harness import A3C_DATA, TASK, actors_of
+from harness import A3C_DATA, BUSY_SECONDS, TASK, actors_of
 
 from a3c_mp.run.checkpoint import list_checkpoints
 
-END_SECONDS = 10
 ALONE = ("--standalone",)
 """flags of a trainer without other processes, where these do not matter"""
 
@@ -34,7 +33,7 @@ def ended(scripts, trainer, signum):
     """See that a trainer ends soon with checkpoint and summary, as after any signal."""
     folder, asked = scripts.runs_dir / "runs/r", time.monotonic()
     assert trainer.wait(60) == 128 + signum
-    assert time.monotonic() - asked < END_SECONDS
+    assert time.monotonic() - asked < BUSY_SECONDS
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["exit_reason"] == signum.name
     assert summary["steps"] > 0
