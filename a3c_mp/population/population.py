@@ -174,7 +174,9 @@ class Population:
         """Continue from a `state_dict`. Raises ValueError for another number of members or environments."""
         sizes = len(state["members"]), len(state["rows"]) // len(state["members"])
         if sizes != (self.args.population, self.args.num_envs):
-            raise ValueError("it has {} members with {} environments each".format(*sizes))
+            raise ValueError(
+                "it has {} members with {} environments each: leave --population and --num-envs out".format(*sizes)
+            )
         lanes, used = self.world.shards, next(iter(state["replay"].values())).shape[1]
         if used != lanes.rows and int(state["rows"].max()) > used:  # rows are kept at their number modulo the length
             raise ValueError("its replay has another length (--replay-size, --generation-steps)")

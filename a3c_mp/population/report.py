@@ -59,6 +59,8 @@ class Report:
             run.progress.declare_solved()  # before it was resumed
         run.metrics.headline = self._headline
         run.metrics.start_clock()  # a generation takes long
+        text = f"generation {population.generation}: members act, learn and play"
+        run.metrics.display.show(run.steps, text, math.inf)
 
     def record(self) -> bool:
         """Record the generation that has ended, and take its fittest member as the elite.
@@ -83,7 +85,8 @@ class Report:
         except OSError as error:  # the next generation writes these lines too
             run.log.warning(f"{self.lineage.path} not written: {error}")
         elite = rows[population.fittest]
-        run.log.info(f"generation {population.generation}: the fittest is member {elite['id']}\n{table(rows)}")
+        fittest = f"the fittest is member {elite['id']}, at place {elite['place']}"
+        run.log.info(f"generation {population.generation}: {fittest}\n{table(rows)}")
         self._evaluate()
         self._record_confirmation(confirmed_mean)
         return True
@@ -108,14 +111,14 @@ class Report:
         run.record_metrics({name: value for name, value in metrics.items() if math.isfinite(value)})
         curves = {
             "fitness": self.population.fitness(place),
-            "learning_rate": genome.learning_rate,
-            "batch_size": genome.batch_size,
-            "learn_every": genome.learn_every,
-            "hidden_units": sum(genome.hidden),
+            "genome/learning_rate": genome.learning_rate,
+            "genome/batch_size": genome.batch_size,
+            "genome/learn_every": genome.learn_every,
+            "genome/hidden_units": sum(genome.hidden),
             "updates": updates,
         }
         run.record_metrics(
-            {f"{name}/member_{place}": float(value) for name, value in curves.items() if math.isfinite(value)}
+            {f"{name}/place_{place}": float(value) for name, value in curves.items() if math.isfinite(value)}
         )
         for name, num in zip(SKIPPED, life["skipped"].tolist(), strict=True):
             before = run.counters[name]
@@ -194,9 +197,10 @@ class Report:
             self.run.log.info(f"not confirmed: {games}, after a fitness of {fitness:.1f}; training continues")
 
     def _headline(self) -> list[str]:
-        best = self.run.progress.evals.best_mean
-        best_text = f"best {best:.1f}" if math.isfinite(best) else "best -"
-        return [f"generation {self.population.generation}", best_text]
+        best, confirmed = self.run.progress.evals.best_mean, self.population.confirmed_mean
+        words = [f"generation {self.population.generation}"]
+        words += [f"best fitness {best:.1f}"] if math.isfinite(best) else []
+        return words + ([f"confirmed {confirmed:.1f}"] if math.isfinite(confirmed) else [])
 
 
 class Lineage:
@@ -229,13 +233,36 @@ def read_lineage(path: Path) -> list[dict[str, str]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A table of members, as text."""
-    names = ("id", "parent", "kind", "learning_rate", "batch_size", "learn_every", "hidden", "activation", "fitness")
+    names = (
+        "place",
+        "id",
+        "parent",
+        "kind",
+        "learning_rate",
+        "batch_size",
+        "learn_every",
+        "hidden",
+        "activation",
+        "fitness",
+    )
     cells = [
-        ["id", "parent", "mutation", "learning rate", "batch", "learn every", "hidden", "activation", "fitness", "mean"]
+        [
+            "place",
+            "id",
+            "parent",
+            "mutation",
+            "learning rate",
+            "batch",
+            "learn every",
+            "hidden",
+            "activation",
+            "fitness",
+            "mean",
+        ]
     ]
     for row in rows:
         values = [row[name] for name in names]
-        values[3] = f"{values[3]:.2g}"
+        values[4] = f"{values[4]:.2g}"
         cells.append([*map(str, values[:-1]), f"{row['fitness']:.1f}", f"{row['mean_fitness']:.1f}"])
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)

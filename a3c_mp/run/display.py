@@ -23,13 +23,13 @@ class Display:
     While it is open, Python's warnings become log lines: on stderr they would break the bar, or block.
     """
 
-    def __init__(self, total_steps: int, log: logging.Logger):
+    def __init__(self, total_steps: int, log: logging.Logger, steps: int = 0):
         self.log = log
         self._showwarning, warnings.showwarning = warnings.showwarning, self._log_warning  # type: ignore[assignment]
         self.last_line = time.monotonic()
         self.status: Status | None = None
         if sys.stdout.isatty():
-            self.status = Status(0, total_steps, "starting actors", "-")
+            self.status = Status(steps, total_steps, "starting actors", "-")
             console.show(self.status)
 
     def show(self, steps: int, line: str, seconds_left: float) -> None:

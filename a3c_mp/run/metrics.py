@@ -41,7 +41,7 @@ class MetricsWriter:
         self.folder, self.progress, self.log = folder, progress, log
         self.timing = Timings()
         self.gauges: dict[str, Callable[[], float]] = {}  # read once at each flush
-        self.headline: Callable[[], list[str]] = list  # what the progress line begins with
+        self.headline: Callable[[], list[str]] | None = None  # for the progress line instead of mean return and lag
         self._means = Means()
         self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
         self._games: list[tuple[int, Episode]] = []  # since the last flush, each with the steps when it was counted
@@ -53,7 +53,7 @@ class MetricsWriter:
         """Open the event file and the display."""
         resumed = self.progress.args.resume is not None
         self.event_file = EventFile(self.folder, self.progress.steps + 1 if resumed else None, self.log)
-        self.display = Display(self.progress.args.total_steps, self.log)
+        self.display = Display(self.progress.args.total_steps, self.log, self.progress.steps)
 
     def close_files(self) -> None:
         self.event_file.close()
@@ -151,9 +151,11 @@ class MetricsWriter:
         }
 
     def _progress_line(self, lag: float) -> str:
+        counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
+        if self.headline is not None:
+            return "  ".join([*self.headline(), f"{self.sps:,.0f} sps", *counts])
         mean = f"{self.progress.window.mean:.1f}" if self.progress.window.returns else "-"
-        counts = [f"{count} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
-        return "  ".join([*self.headline(), f"return {mean}", f"{self.sps:,.0f} sps", f"lag {lag:.1f}", *counts])
+        return "  ".join([f"return {mean}", f"{self.sps:,.0f} sps", f"lag {lag:.1f}", *counts])
 
     def _seconds_left(self) -> float:
         """Until the budget of steps or seconds is spent."""

@@ -251,6 +251,8 @@ class Run(HasProgress):
         if self.exit_code == 1 and newest is not None:
             self.log.error(f"the last checkpoint is {newest}; continue with --resume {self.folder}")
         mean = f"mean return {self.progress.window.mean:.1f}, " if self.progress.window.returns else ""
+        if self.metrics.headline is not None:
+            mean = ", ".join([*self.metrics.headline(), ""])
         self.log.info(
             f"{self.exit_reason or 'ended'} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.metrics.sps:,.0f} sps; in {self.folder}"
