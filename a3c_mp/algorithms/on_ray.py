@@ -39,8 +39,11 @@ from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import FiniteGuard, update_norm
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
+from a3c_mp.seeds import derive_seeds
 from wrappers import is_atari
 
+SHARD, DRAWS = 2**32 - 9, 2**32 - 10
+"""last numbers of the entropy of the seeds of replay shards, and of the draws among them"""
 HELD = 2
 """results beside those in flight that may lie in the object store: one that is copied, one that is freed late"""
 
@@ -295,13 +298,14 @@ class OnRay:
 
         def start(number: int) -> Any:
             actors = len(range(number, args.num_actors, args.num_shards))
-            settings = spec, actors, rows, args.priority_exponent, args.seed + number
+            settings = spec, actors, rows, args.priority_exponent, derive_seeds(args.seed, number, SHARD)[1]
             return self.session.start_actor(ReplayShard, settings, num_cpus=0)
 
         ahead = 0 if args.deterministic else args.prefetch
         replay = RemoteReplay(
-            self.session, start, args.num_shards, batch_size=args.batch_size, ahead=ahead, seed=args.seed,
-            max_restarts=args.max_restarts, should_stop=self.run.is_interrupted, device=self.device,
+            self.session, start, args.num_shards, batch_size=args.batch_size, ahead=ahead,
+            seed=derive_seeds(args.seed, DRAWS)[1], max_restarts=args.max_restarts,
+            should_stop=self.run.is_interrupted, device=self.device,
         )  # fmt: skip
         self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
         return replay

@@ -20,9 +20,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from a3c_mp.cluster.access import KEY_NAMESPACE, VERSIONS_KEY, check_cluster, find_cluster, home, make_token, write_note
+from a3c_mp.cluster.access import (
+    KEY_NAMESPACE,
+    LAST_PORT,
+    VERSIONS_KEY,
+    check_cluster,
+    find_cluster,
+    has_live_note,
+    make_token,
+    write_note,
+)
 from a3c_mp.cluster.guardian import Guardian, command_line, descendants, end_processes, remove_folder
-from a3c_mp.cluster.session import FOLDER_PREFIX, LOCAL_HOSTS, Note, check_installed, environment, versions
+from a3c_mp.cluster.session import (
+    FOLDER_PREFIX,
+    LOCAL_HOSTS,
+    TEMP_FOLDER,
+    Note,
+    check_installed,
+    environment,
+    foreign,
+    versions,
+)
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.spawn import SIGNALS
 
@@ -73,6 +91,8 @@ def parse() -> argparse.Namespace:
 
 def head(args: argparse.Namespace) -> int:
     """Run the first node of a cluster, until a signal."""
+    if not 0 < args.port <= LAST_PORT:
+        raise ConfigError("port", args.port, f"must be between 1 and {LAST_PORT}", "choose another")
     token = str(make_token(args.token_file))
     host = args.host or LOCAL_HOSTS[0]
     address = f"{host}:{args.port}"
@@ -83,7 +103,7 @@ def head(args: argparse.Namespace) -> int:
         raise ConfigError("port", address, why, "choose another --port, or --host") from error
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     try:
-        options = ["--head", f"--port={args.port}", f"--temp-dir={folder}", "--include-dashboard=false"]
+        options = ["--head", f"--port={args.port}", f"--temp-dir={folder / TEMP_FOLDER}", "--include-dashboard=false"]
         with Node(options, host, args.num_cpus, environment(address, token), folder) as node:
             _publish_versions(address, node)
             note = write_note(Note(address, token))
@@ -99,19 +119,26 @@ def head(args: argparse.Namespace) -> int:
 
 def join(args: argparse.Namespace) -> int:
     """Run a node that joins a cluster, until a signal or until the head ends."""
+    if args.address == "auto":
+        raise ConfigError("address", "auto", "must be HOST:PORT of the head", "see python -m a3c_mp.cluster status")
     found = find_cluster(args.address, args.token_file)
     check_cluster(found)
     host = args.host or _own_address(args.address)
-    note = None
-    with Node([f"--address={args.address}"], host, args.num_cpus, environment(args.address, found.token_file)) as node:
-        if not (home() / "ray_cluster.json").exists():
-            note = write_note(found)
-        print(f"joined the cluster at {args.address} as {host}", flush=True)
-        try:
-            return node.wait()
-        finally:
-            if note is not None:
-                note.unlink(missing_ok=True)
+    folder, note = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)), None
+    try:
+        options = [f"--address={args.address}", f"--temp-dir={folder / TEMP_FOLDER}"]
+        settings = environment(args.address, found.token_file)
+        with Node(options, host, args.num_cpus, settings, folder) as node:
+            if not has_live_note():
+                note = write_note(found)
+            print(f"joined the cluster at {args.address} as {host}", flush=True)
+            try:
+                return node.wait()
+            finally:
+                if note is not None:
+                    note.unlink(missing_ok=True)
+    finally:
+        remove_folder(folder)
 
 
 def status(args: argparse.Namespace) -> int:
@@ -134,18 +161,15 @@ class Node:
         host: address of this machine.
         num_cpus: places for actors; None for the number of cores.
         settings: environment variables.
-        folder: of the cluster, if this is its first node.
+        folder: that holds the node's files.
     """
 
-    def __init__(
-        self, options: list[str], host: str, num_cpus: int | None, settings: dict[str, str], folder: Path | None = None
-    ):
+    def __init__(self, options: list[str], host: str, num_cpus: int | None, settings: dict[str, str], folder: Path):
         command = [sys.executable, "-c", RAY, "start", *options]
         command += [f"--node-ip-address={host}", "--disable-usage-stats"]
         command += [] if num_cpus is None else [f"--num-cpus={num_cpus}"]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))  # where actors find this code
-        self._command, self._settings = command, {**clean, **settings, "PYTHONPATH": path}
+        self._command, self._settings = command, {**foreign(os.environ), **settings, "PYTHONPATH": path}
         self._folder, self._stopped = folder, False
         self._servers: list[int] = []  # its main processes
 

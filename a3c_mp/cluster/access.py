@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from a3c_mp.cluster.session import Note, environment, versions
+from a3c_mp.cluster.session import Note, environment, foreign, versions
 from a3c_mp.errors import ConfigError
 
 HOME_VARIABLE = "A3C_MP_HOME"
+LAST_PORT = 65535
 CONNECT_SECONDS = 2.0
 PROBE_SECONDS = 20.0
 """longest wait for the answer of a head; importing Ray takes a second of it"""
@@ -88,13 +89,26 @@ def write_note(note: Note) -> Path:
     return path
 
 
+def _read_note() -> Note:
+    return Note(**json.loads((home() / "ray_cluster.json").read_text()))
+
+
+def has_live_note() -> bool:
+    """Whether this machine has the note of a cluster whose head answers; a head that was killed leaves its note."""
+    try:
+        host, _, port = _read_note().address.rpartition(":")
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError, TypeError, OverflowError):
+        return False
+    return True
+
+
 def find_cluster(address: str, token_file: Path | None) -> Note:
     """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError."""
     if address != "auto":
         return Note(address, str(check_token(token_file)))
-    path = home() / "ray_cluster.json"
     try:
-        note = Note(**json.loads(path.read_text()))
+        note = _read_note()
     except (OSError, ValueError, TypeError) as error:
         why, fix = "this machine has no node of a cluster", "python -m a3c_mp.cluster head, or join HOST:PORT"
         raise ConfigError("address", "auto", why, fix) from error
@@ -122,7 +136,7 @@ def check_cluster(note: Note, insecure: bool = False, num_actors: int = 0) -> He
     """
     address = note.address
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or int(port) > LAST_PORT:
         raise ConfigError("address", address, "must be HOST:PORT, or auto", "see python -m a3c_mp.cluster status")
     try:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
@@ -138,12 +152,15 @@ def check_cluster(note: Note, insecure: bool = False, num_actors: int = 0) -> He
         raise ConfigError("address", address, "the cluster accepts any token: everybody can run code on it", fix)
     if "error" in answer:
         text = answer["error"]
-        if any(word in text.lower() for word in REFUSED):
+        if _is_refusal(answer):
             fix = "copy the token file of its head, and give it as --token-file"
             raise ConfigError("address", address, f"the cluster refuses the token in {note.token_file}", fix)
         raise ConfigError(
             "address", address, f"the head does not answer ({text[:200]})", "is it the head of a cluster?"
         )
+    if "error" in answer_to_stranger and not _is_refusal(answer_to_stranger) and not insecure:
+        why = f"cannot tell whether the cluster checks tokens ({answer_to_stranger['error'][:200]})"
+        raise ConfigError("address", address, why, "try again, or accept it with --insecure-cluster")
     own = versions()
     differing = [f"{name} {theirs}, here {own.get(name)}" for name, theirs in answer["versions"].items()
                  if theirs != own.get(name)]  # fmt: skip
@@ -155,10 +172,13 @@ def check_cluster(note: Note, insecure: bool = False, num_actors: int = 0) -> He
     return Head(**answer)
 
 
+def _is_refusal(answer: Mapping[str, Any]) -> bool:
+    return any(word in answer.get("error", "").lower() for word in REFUSED)
+
+
 def _ask(address: str, settings: Mapping[str, str]) -> subprocess.Popen:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return subprocess.Popen(
-        [sys.executable, "-c", PROBE, address], env={**clean, **settings}, stdout=subprocess.PIPE,
+        [sys.executable, "-c", PROBE, address], env={**foreign(os.environ), **settings}, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
 

@@ -54,6 +54,7 @@ class Member:
     has_result: bool = False  # the current process has produced something
     had_result: bool = False  # this one or an earlier one has
     failures: int = 0  # in a row
+    starts: int = 0  # of processes, also after a node was lost
     is_waiting: bool = False  # no node has a place for it
     started: float = 0.0  # when the current process was requested
     start_at: float | None = None  # when it is started again
@@ -86,7 +87,6 @@ class Fleet:
         self.members = [Member(f"{options.role} {number}") for number in range(num_workers)]
         self.restarts = 0
         self._ledger = SlotLedger(num_workers, options)
-        self._starts = 0  # of processes, also of those that a lost node had
         self._looked = time.monotonic()
 
     def __enter__(self) -> Fleet:
@@ -258,7 +258,9 @@ class Fleet:
                 text = f"{member.name} waits for a node with a free CPU"
                 self.on_restart(RestartMessage(self._counted(number), text, replaced=False, left=True))
         elif member.silence > longest:
-            self.session.kill_process(member.node_id, member.pid)
+            place = (member.node_id, member.pid) if member.pid else self.session.place_of(member.handle)
+            if place is not None:  # otherwise it has no process yet
+                self.session.kill_process(*place)
             self._fail(number, f"sent no heartbeat for {longest:.0f} s and was killed (--hang-seconds)")
         elif member.beat_request is None and member.hello is None:
             member.beat_request = member.handle.beats.remote()
@@ -268,8 +270,8 @@ class Fleet:
     def _start(self, number: int) -> None:
         member = self.members[number]
         restored = self.states.of(number)
-        entropy = (self.states.start, number, 0 if restored is not None else self._starts // len(self.members))
-        self._starts += 1
+        entropy = (self.states.start, number, 0 if restored is not None else member.starts)
+        member.starts += 1
         channel = FleetChannel(number, entropy, restored)
         member.handle = self.session.start_actor(
             self._host, (self.target, channel, self.args, self.options.niceness), num_cpus=1,

@@ -113,6 +113,7 @@ class Publisher(Weights):
             try:
                 ray.get(answer)
                 self._sent.popleft()
+                self.session.note_answer(self._server)
             except ray.exceptions.RayError:
                 self.session.log.warning("the parameter server died; another one is started")
                 self._server = None

@@ -19,14 +19,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from a3c_mp.cluster.calls import Calls, NotedModule, in_time
 from a3c_mp.cluster.guardian import Guardian, end_cluster, remove_folder
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.spawn import SIGNALS
+from a3c_mp.processes.supervisor import START_SECONDS
 
 RAY_VERSION = "2.60.0"
 MIB = 2**20
 FOLDER_PREFIX = "a3c-ray-"
-NAMESPACE = "a3c_mp"
+TEMP_FOLDER = "ray"
+"""in a folder of mode 0700: Ray opens the one that it is given to everybody"""
 LEAST_STORE = 80 * MIB
 """smallest object store; Ray refuses less than 75 MiB"""
 POLL_SECONDS = 1.0
@@ -38,7 +41,7 @@ SILENT_SECONDS = 8.0
 SHUTDOWN_SECONDS = 4.0
 """longest wait for `ray.shutdown()`"""
 STUCK_ACTOR_SECONDS = 15.0
-"""longest time that a parameter server or a replay shard may take for an answer"""
+"""longest time that a parameter server or a replay shard may take for an answer, once it has started"""
 STUCK_SECONDS = 4.0
 """longest time that the trainer may take from there on; it may wait in a call of Ray that does not return"""
 STORE = "object_store_memory"
@@ -66,6 +69,12 @@ class Note(NamedTuple):
 
     address: str  # HOST:PORT of its head
     token_file: str
+
+
+def foreign(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables without those that Ray reads, but for the ones of its TLS, which are the user's choice."""
+    kept = "RAY_USE_TLS", "RAY_TLS_"
+    return {name: value for name, value in variables.items() if not name.startswith("RAY_") or name.startswith(kept)}
 
 
 def environment(address: str, token_file: str) -> dict[str, str]:
@@ -107,6 +116,8 @@ class Session:
         self.waiting: frozenset[str] = frozenset()  # ids of the actors that no node has a place for, likewise
         self.on_stuck: Callable[[str], None] = lambda why: None  # called on another thread before the process ends
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
+        self._calls = Calls()  # of Ray, by the trainer
+        self._answered: set[str] = set()  # ids of actors that have answered
         self._cleanup = ExitStack()
         self._stopping = threading.Event()
         self._watchdog = threading.Thread(target=self._watch, name="ray-watchdog", daemon=True)
@@ -131,7 +142,8 @@ class Session:
 
     @property
     def ray(self) -> Any:
-        return import_ray()
+        """The module; the trainer's calls of it are noted."""
+        return NotedModule(import_ray(), self._calls)
 
     def check(self) -> None:
         """Look after what has been started. Raises WorkerError if the head of the cluster is lost."""
@@ -143,7 +155,8 @@ class Session:
     def start_actor(self, actor_class: type, args: tuple, **options: Any) -> Any:
         """Start an actor, which Ray neither restarts nor retries; returns its handle."""
         remote = self.ray.remote(max_restarts=0, max_task_retries=0, **options)
-        return remote(actor_class).remote(*args)
+        with self._calls.noted():
+            return remote(actor_class).remote(*args)
 
     def end_actor(self, actor: Any) -> None:
         """Kill an actor's process."""
@@ -151,15 +164,24 @@ class Session:
             self.ray.kill(actor)
 
     def end_if_stuck(self, actor: Any, since: float) -> None:
-        """Kill an actor that has owed an answer for `STUCK_ACTOR_SECONDS`, for instance one that is stopped.
+        """Kill an actor that has owed an answer for too long, for instance one that is stopped.
 
         Args:
             actor: its handle.
             since: when it was asked, on the clock of `time.monotonic`.
         """
+        longest = STUCK_ACTOR_SECONDS if actor._actor_id.hex() in self._answered else START_SECONDS
+        if time.monotonic() - since > longest and (place := self.place_of(actor)) is not None:
+            self.kill_process(*place)
+
+    def note_answer(self, actor: Any) -> None:
+        """Note that an actor has answered: it has started."""
+        self._answered.add(actor._actor_id.hex())
+
+    def place_of(self, actor: Any) -> tuple[str, int] | None:
+        """(node, process) of an actor; None while it has no process."""
         node_id, pid = self.places.get(actor._actor_id.hex(), ("", 0))
-        if pid and time.monotonic() - since > STUCK_ACTOR_SECONDS:
-            self.kill_process(node_id, pid)
+        return (node_id, pid) if pid else None
 
     def kill_process(self, node_id: str, pid: int) -> None:
         """Kill a process on a node, also one that is stopped (SIGSTOP) and does not listen to Ray."""
@@ -170,12 +192,13 @@ class Session:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        self.ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(pid)
+        with self._calls.noted():
+            self.ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(pid)
 
     # ---- start and end
 
     def _connect(self) -> None:
-        for name in [name for name in os.environ if name.startswith("RAY_")]:
+        for name in os.environ.keys() - foreign(os.environ).keys():
             del os.environ[name]
         options: dict[str, Any]
         if self.cluster is None:
@@ -186,7 +209,8 @@ class Session:
             options = {"address": self.cluster.address}
         ray = import_ray()
         try:
-            ray.init(namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **options)
+            namespace = f"a3c_mp-{secrets.token_hex(4)}"  # of this run, for the names of its actors
+            ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
         except Exception as error:
             what = "cannot be started" if self.cluster is None else "cannot be joined"
             why = f"the cluster {what} ({' '.join(str(error).split())[:300]})"
@@ -205,7 +229,7 @@ class Session:
         self._cleanup.callback(os.environ.pop, "RAY_AUTH_TOKEN", None)
         return {
             "address": "local",
-            "_temp_dir": str(folder),
+            "_temp_dir": str(folder / TEMP_FOLDER),
             "include_dashboard": False,
             "num_cpus": self.needs.num_cpus,
             "num_gpus": 0,
@@ -237,10 +261,20 @@ class Session:
             elif time.monotonic() - answered >= SILENT_SECONDS and not self._stopping.is_set():
                 where = "" if self.cluster is None else f" at {self.cluster.address}"
                 self.lost = f"the head of the Ray cluster{where} has not answered for {SILENT_SECONDS:.0f} s"
-                if not self._stopping.wait(STUCK_SECONDS):
-                    self.on_stuck(self.lost)
-                    os._exit(1)
+                self._end_if_trainer_is_stuck(self.lost)
                 return
+
+    def _end_if_trainer_is_stuck(self, why: str) -> None:
+        """Save the run and end the process where the trainer is in a call of Ray that does not return.
+
+        While it does anything else, for instance a gradient step, nothing is done: `check` raises after that.
+        """
+        lost_at = time.monotonic()
+        while not self._stopping.wait(POLL_SECONDS):
+            called = self._calls.since
+            if called is not None and time.monotonic() - max(called, lost_at) >= STUCK_SECONDS:
+                self.on_stuck(why)
+                os._exit(1)
 
     def _ask_head(self) -> None:
         from ray._private import state
@@ -290,22 +324,6 @@ def versions() -> Mapping[str, str]:
         "a3c_mp": a3c_mp.__version__,
         **{name: importlib.metadata.version(name) for name in names},
     }
-
-
-def in_time(function: Callable[[], object], seconds: float) -> bool:
-    """Call a function on a thread. Returns whether it came back within so long (s) without an exception."""
-    done = threading.Event()
-
-    def call() -> None:
-        with suppress(Exception):
-            function()
-            done.set()
-        ended.set()
-
-    ended = threading.Event()
-    threading.Thread(target=call, daemon=True).start()
-    ended.wait(seconds)
-    return done.is_set()
 
 
 def _kill(pid: int) -> None:

@@ -205,7 +205,7 @@ class RemoteReplay:
     Args:
         session: the connection to Ray.
         start_shard: starts the actor of a shard, called with its number.
-        num_shards, num_actors: actor i of all sends to shard i % num_shards.
+        num_shards: actor i sends to shard i % num_shards.
         batch_size: transitions of a batch.
         ahead: batches requested ahead; 0 in deterministic runs, which also wait for every insertion.
         seed: of the draws among shards.
@@ -236,9 +236,11 @@ class RemoteReplay:
     def insert(self, actor: int, rows: Any) -> None:
         """Have a shard insert an actor's rows, given by reference."""
         number, index = actor % self.num_shards, actor // self.num_shards
-        self._calls[number].append(self._call(number, "insert", index, rows))
-        if self.ahead == 0:
-            self._take_reply(number, self._calls[number].popleft())
+        call = self._call(number, "insert", index, rows)
+        if self.ahead > 0:
+            self._calls[number].append(call)
+        elif self._wait(call):
+            self._take_reply(number, call)
 
     def look_after(self) -> None:
         """Take the answers that have arrived; replace shards that have died. Called while the trainer waits."""
@@ -284,11 +286,8 @@ class RemoteReplay:
         """Wait for the parts of a batch; None if a shard of them is lost, or the run should stop."""
         fields: dict[str, np.ndarray] = {}
         for number, places, share, call in parts:
-            while not self.session.ray.wait([call.reference], timeout=WAIT_SECONDS)[0]:
-                self.session.check()
-                self.session.end_if_stuck(call.handle, call.since)
-                if self.should_stop():
-                    return None
+            if not self._wait(call):
+                return None
             reply = self._take_reply(number, call)
             if reply is None or reply.batch is None:
                 return None
@@ -299,8 +298,17 @@ class RemoteReplay:
                 whole[places] = values
         return Batch(**{name: torch.from_numpy(whole) for name, whole in fields.items()}).to(self.device)
 
+    def _wait(self, call: Call) -> bool:
+        """Wait for the answer of a shard, or its death; returns False if the run should stop."""
+        while not self.session.ray.wait([call.reference], timeout=WAIT_SECONDS)[0]:
+            self.session.check()
+            self.session.end_if_stuck(call.handle, call.since)
+            if self.should_stop():
+                return False
+        return True
+
     def _take_reply(self, number: int, call: Call) -> Reply | None:
-        """Take a shard's answer; None if it is lost."""
+        """Take a shard's answer, which has arrived; None if it is lost."""
         ray = self.session.ray
         try:
             reply = ray.get(call.reference)
@@ -312,6 +320,7 @@ class RemoteReplay:
             if not isinstance(error.cause, ray.exceptions.RayError):
                 raise  # a mistake in this program
             return None  # the actor's rows were lost with its node
+        self.session.note_answer(call.handle)
         if call.handle is self.shards[number]:
             self.sizes[number], self.totals[number] = reply.size, reply.total
         return reply

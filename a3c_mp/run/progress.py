@@ -89,6 +89,8 @@ class Progress:
     def on_restart(self, message: RestartMessage) -> list[CountedEpisode]:
         """Count a restarted actor, and drop its unfinished games unless they were rebuilt; returns as above."""
         self.worker_restarts += message.replaced
+        if message.actor < 0:  # it concerns no actor's games
+            return []
         if self.args.deterministic and message.replaced:  # it plays on
             return []
         if message.left:

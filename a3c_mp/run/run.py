@@ -138,7 +138,7 @@ class Run(HasProgress):
     def on_restart(self, message: RestartMessage) -> None:
         """Count and log the restart of an actor that died or hung, lost games, joins and leaves."""
         what, *details = message.text.splitlines()
-        if self.args.deterministic:
+        if self.args.deterministic and message.actor >= 0:  # -1: no actor's games are concerned
             rebuilt = "rebuilt to where it was" if message.replaced else "determinism is lost for the rest of this run"
             what += f"; {rebuilt}"
         level = logging.INFO if message.joined or message.left else logging.WARNING

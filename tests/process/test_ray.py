@@ -81,6 +81,8 @@ def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
     open_to = {at.laddr.ip for p in family for at in p.net_connections() if at.status == psutil.CONN_LISTEN}
     assert {ip.removeprefix("::ffff:") for ip in open_to} == {"127.0.0.1"}
     assert not [p for p in family if token in command(p)]
+    modes = [path.stat().st_mode & 0o777 for path in Path(scripts.temporary).glob(f"{FOLDER_PREFIX}*")]
+    assert modes == [0o700], "other users do not reach what is in it"
     on_ray = scripts.finish(trainer, "r")
     assert on_ray.code == 0, on_ray.err
     assert "(raylet)" not in on_ray.out + on_ray.err

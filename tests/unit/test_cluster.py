@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import inline_ray
@@ -15,12 +17,13 @@ from gymnasium.spaces import Box, Discrete
 from inline_ray import RayActorError
 from torch import nn
 
+from a3c_mp.cluster import __main__ as nodes
 from a3c_mp.cluster import access
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.guardian import Guardian, has_open
 from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.session import Note, Session, check_installed, check_store
-from a3c_mp.cluster.shards import Outbox, RemoteReplay, ReplayShard, ReplaySpec
+from a3c_mp.cluster.session import Note, Session, check_installed, check_store, foreign
+from a3c_mp.cluster.shards import Outbox, RemoteReplay, ReplayShard, ReplaySpec, Reply
 from a3c_mp.cluster.transport import Packer
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, WorkerError
@@ -235,7 +238,67 @@ def test_helpers_that_do_not_answer_are_killed_and_others_are_not(session, monke
     session.end_if_stuck(handle, time.monotonic())
     assert not killed
     session.end_if_stuck(handle, time.monotonic() - 100)
+    assert not killed, "it has not answered yet: it may still be starting"
+    session.note_answer(handle)
+    session.end_if_stuck(handle, time.monotonic() - 100)
     assert killed == [("node", 7)]
+
+
+def test_a_stuck_shard_does_not_hang_a_trainer_that_waits_for_an_insertion(session):
+    """In deterministic runs, which wait for each; it is killed, and an empty one takes its place."""
+    stopped, started = threading.Event(), []
+
+    class Shard:
+        def __init__(self, is_stuck):
+            self.is_stuck = is_stuck
+
+        def insert(self, actor, rows):
+            if self.is_stuck and rows == "second":
+                stopped.wait(20)
+                raise RayActorError("it was killed")
+            return Reply(len(rows), 1.0)
+
+    def start(number):
+        started.append(session.start_actor(Shard, (not started,)))
+        session.places[started[-1]._actor_id.hex()] = ("node", 7)
+        return started[-1]
+
+    session.kill_process = lambda node_id, pid: stopped.set()
+    replay = RemoteReplay(
+        session, start, 1, batch_size=1, ahead=0, seed=1, max_restarts=1, should_stop=lambda: False,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    replay.insert(0, "first")
+    assert replay.size == 5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("a3c_mp.cluster.session.STUCK_ACTOR_SECONDS", 0.2)
+        replay.insert(0, "second")
+    assert (replay.size, len(started)) == (0, 2)
+
+
+def test_the_watchdog_saves_a_run_only_while_the_trainer_is_in_a_call_of_ray(session, monkeypatch):
+    for name in ("POLL", "ANSWER", "SILENT", "STUCK"):
+        monkeypatch.setattr(f"a3c_mp.cluster.session.{name}_SECONDS", 0.02)
+    monkeypatch.setattr("a3c_mp.cluster.session.os._exit", lambda code: session._stopping.set())
+    looks, saved, answer = [], [], Future()
+    session._ask_head = lambda: 1 / 0
+    stopping_wait = session._stopping.wait
+    session._stopping.wait = lambda seconds: (looks.append(session.lost), stopping_wait(seconds))[1]
+    session.on_stuck = lambda why: (saved.append(why), answer.set_result(None))
+    watchdog = threading.Thread(target=session._watch, daemon=True)
+    watchdog.start()
+    until(lambda: sum(map(bool, looks)) > 5)  # looks at the trainer, after the head was lost
+    assert not saved
+    with pytest.raises(WorkerError, match="the head of the Ray cluster has not answered"):
+        session.check()
+    session.ray.get(answer)
+    watchdog.join(20)
+    assert len(saved) == 1
+
+
+def test_of_the_variables_of_ray_only_those_of_tls_are_kept():
+    kept = {"RAY_USE_TLS": "1", "RAY_TLS_CA_CERT": "file", "PATH": "/bin"}
+    assert foreign({**kept, "RAY_ADDRESS": "host:1", "RAY_AUTH_TOKEN": "secret"}) == kept
 
 
 def test_without_ray_the_command_to_install_it_is_named(monkeypatch):
@@ -250,11 +313,11 @@ def test_without_ray_the_command_to_install_it_is_named(monkeypatch):
 class Counting:
     """An actor's target: it returns its number, how often it was called, and the token."""
 
-    def __init__(self, channel, mishaps):
+    def __init__(self, channel, mishaps, at_start):
         self.channel, self.calls = channel, 0
         self.mishap = mishaps.pop(0) if channel.actor == 0 and mishaps else None
-        if self.mishap == "at start":
-            raise ArithmeticError("no coin")
+        if at_start and self.mishap is not None:
+            self.mishap()
 
     def __call__(self, token):
         self.calls += 1
@@ -284,14 +347,15 @@ class Fleets:
     def __init__(self, session):
         self.session, self.said = session, []
 
-    def __call__(self, mishaps, **options):
+    def __call__(self, mishaps, at_start=False, **options):
         shared = Mishaps(mishaps)
         states = SimpleNamespace(start=0, of=lambda actor: None, forget=lambda actor: None)
         store = SimpleNamespace(write=lambda slot, result, cargo: result)
         settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
         return Fleet(
-            self.session, Counting, (shared,), store, 2, states=states, options=settings, on_restart=self.said.append
-        )
+            self.session, Counting, (shared, at_start), store, 2, states=states, options=settings,
+            on_restart=self.said.append,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -346,7 +410,8 @@ def test_the_budget_of_restarts_is_kept(fleets):
 
 def test_an_exception_before_the_first_result_is_final(fleets):
     message = r"(?s)actor 0 failed before its first result:.*no coin"
-    with fleets(["at start"]) as fleet, pytest.raises(WorkerError, match=message):
+    mishap = raising(ArithmeticError("no coin"))
+    with fleets([mishap], at_start=True) as fleet, pytest.raises(WorkerError, match=message):
         take_for_ever(fleet)
 
 
@@ -363,6 +428,19 @@ def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleet
         fleet.take(lambda: False)
     assert killed == ["node"]
     assert "sent no heartbeat for 1 s and was killed (--hang-seconds); restart 1 of 5" in fleets.said[0].text
+
+
+def test_an_actor_that_hangs_while_it_starts_is_killed_where_the_head_says_it_is(fleets, monkeypatch):
+    killed, go_on, session = [], threading.Event(), fleets.session
+    monkeypatch.setattr("a3c_mp.cluster.fleet.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("a3c_mp.cluster.fleet.START_SECONDS", 0.5)
+    session.kill_process = lambda *place: (killed.append(place), go_on.set())
+    with fleets([lambda: go_on.wait(20)], hang_seconds=0.5, in_order=True, at_start=True) as fleet:
+        session.places[fleet.members[0].handle._actor_id.hex()] = ("node", 7)
+        fleet.take(lambda: False)
+        assert fleet.members[0].starts == 2
+    assert killed == [("node", 7)]
+    assert "actor 0 sent no heartbeat" in fleets.said[0].text
 
 
 # ---- who may use a cluster
@@ -382,6 +460,32 @@ def test_tokens_and_notes_are_for_their_owner_only(home):
     assert access.make_token(None).read_text() == token.read_text()
     access.write_note(Note("host:1", str(token)))
     assert access.find_cluster("auto", None) == ("host:1", str(token))
+
+
+def test_a_note_that_a_killed_head_has_left_is_not_live(home):
+    assert not access.has_live_note()
+    with access.socket.create_server(("127.0.0.1", 0)) as server:
+        access.write_note(Note(f"127.0.0.1:{server.getsockname()[1]}", "secret"))
+        assert access.has_live_note()
+    assert not access.has_live_note()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["head", "--port", "99999"], "error: port=99999: must be between 1 and 65535"),
+        (["join", "auto"], "error: address=auto: must be HOST:PORT of the head"),
+        (["join", "127.0.0.1:99999"], "error: address=127.0.0.1:99999: must be HOST:PORT"),
+    ],
+)
+def test_a_node_that_cannot_be_started_says_so_in_one_line(home, monkeypatch, capsys, arguments, line):
+    access.make_token(None)
+    monkeypatch.setattr(nodes, "check_installed", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["cluster", *arguments])
+    assert nodes.main() == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(line)
+    assert (said.out, said.err.count("\n")) == ("", 1)
 
 
 def write_token(home, text="secret", mode=0o600):
@@ -411,6 +515,7 @@ CLOSED, FREE = {"error": "Unauthenticated"}, {"versions": {}, "free_cpus": 1, "n
 ANSWERS = {
     "open cluster": ((FREE, FREE), "the cluster accepts any token: everybody can run code on it"),
     "wrong token": ((CLOSED, CLOSED), "the cluster refuses the token in secret"),
+    "silent": ((FREE, {"error": "Deadline"}), "cannot tell whether the cluster checks tokens (Deadline)"),
     "no head": (({"error": "Deadline"}, CLOSED), "the head does not answer (Deadline)"),
     "other torch": (({**FREE, "versions": {"torch": "1.0"}}, CLOSED), "its head has torch 1.0, here "),
     "no place": (({**FREE, "free_cpus": 0}, CLOSED), "num-actors=2: the cluster at "),

@@ -120,6 +120,16 @@ def test_what_an_incident_means_for_a_deterministic_run_stands_before_the_traceb
     assert f"restart 1 of 5; {what}\nTraceback:\nValueError\n" in log
 
 
+def test_a_message_about_no_actor_touches_no_games(args):
+    with a_run(replace(args, deterministic=True)) as run:
+        games, started = run.progress.window.games, []
+        games.leave = games.lose = lambda actor: started.append(actor)
+        run.on_restart(RestartMessage(-1, "actor 1 waits for a place", replaced=False, left=True))
+        run.on_restart(RestartMessage(-1, "actor 1 has found a place", replaced=False, joined=True))
+        assert not started
+    assert "determinism is lost" not in (run.folder / "run.log").read_text()
+
+
 def test_what_happened_before_a_resume_is_not_forgotten(args, tmp_path):
     with a_run(args) as run:
         run.record_rollout(64, [], actor=0, policy_lag=3)
