@@ -11,6 +11,8 @@ EVALUATOR = 2**32 - 2
 FIRST, MEMBER, FITNESS, WEIGHTS, EVOLUTION, CONFIRMATION = (2**32 - number for number in range(3, 9))
 """the same for populations: first genomes; a member's generation; games that decide fitness; first weights; a
 generation's births; games that confirm a fitness"""
+SHARD, DRAWS = 2**32 - 9, 2**32 - 10
+"""the same for a replay shard, and for the trainer's choice of shards, on Ray"""
 
 
 def derive_seeds(*entropy: int) -> tuple[int, int]:

@@ -39,11 +39,9 @@ from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import FiniteGuard, update_norm
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.run import Run
-from a3c_mp.seeds import derive_seeds
+from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 from wrappers import is_atari
 
-SHARD, DRAWS = 2**32 - 9, 2**32 - 10
-"""last numbers of the entropy of the seeds of replay shards, and of the draws among them"""
 HELD = 2
 """results beside those in flight that may lie in the object store: one that is copied, one that is freed late"""
 

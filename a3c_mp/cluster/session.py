@@ -238,9 +238,14 @@ class Session:
         }
 
     def _shut_down(self) -> None:
-        if self.lost is not None:
-            atexit.unregister(self.ray.shutdown)  # it would wait for the head
-        in_time(self.ray.shutdown, SHUTDOWN_SECONDS if self.lost is None else LOST_SECONDS)
+        if self.lost is None:
+            in_time(self.ray.shutdown, SHUTDOWN_SECONDS)
+            return
+        atexit.unregister(self.ray.shutdown)  # it would wait for the head
+        # No daemon: `exit_with` then ends the process at once, as Ray's threads may crash an interpreter that ends.
+        thread = threading.Thread(target=self.ray.shutdown, name="ray-shutdown", daemon=False)
+        thread.start()
+        thread.join(LOST_SECONDS)
 
     def _dismiss(self, guardian: Guardian) -> None:
         """End the guardian, unless Ray still works in this process: then it cleans up behind it."""
