@@ -133,10 +133,10 @@ def test_a_run_goes_on_from_an_earlier_generation_as_if_nothing_had_happened(run
 
 def test_a_table_has_a_line_for_each_member_and_columns_that_stand_below_their_names():
     genes = {"learning_rate": 1.23456e-3, "batch_size": 64, "learn_every": 4, "hidden": "64 64", "activation": "relu"}
-    row = {"id": 12, "parent": "", "kind": "first", **genes, "fitness": 123.456, "mean_fitness": math.nan}
+    row = {"place": 0, "id": 12, "parent": "", "kind": "first", **genes, "fitness": 123.456, "mean_fitness": math.nan}
     head, first, second = report.table([row, row | {"parent": 3, "kind": "hyperparameters", "id": 7}]).splitlines()
     assert len(head) == len(first) == len(second)
-    assert first.split() == ["12", "first", "0.0012", "64", "4", "64", "64", "relu", "123.5", "nan"]
+    assert first.split() == ["0", "12", "first", "0.0012", "64", "4", "64", "64", "relu", "123.5", "nan"]
     for name, text in {"learning rate": "0.0012", "fitness": "123.5", "batch": "64"}.items():
         end = head.index(name) + len(name)
         assert second[:end].endswith(text)
