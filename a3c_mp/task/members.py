@@ -46,7 +46,7 @@ class Hooks(NamedTuple):
     is_full: Callable[[], bool]
     """whether too much has been delivered and not received"""
     changed: Callable[[], None]
-    """whoever waits for the router should look again"""
+    """waits for the router are to look again"""
 
 
 class Members:

@@ -235,7 +235,7 @@ class Router:
             self._changed.notify_all()
         if self._error is not None:
             self._requests.fail(str(self._error))
-            self._inbox.wake()  # whoever waits there will see the error
+            self._inbox.wake()  # a wait there ends with the error
 
     def _call(self, kind: str, *args: Any) -> None:
         for callback in self._callbacks[kind]:

@@ -17,7 +17,7 @@ class Threads:
 
     Args:
         number: of threads; further halves wait for one.
-        events: of the task. Whoever waits for one is woken when a half fails.
+        events: of the task. Waits for one end when a half fails.
         name: of the threads.
     """
 
@@ -33,7 +33,7 @@ class Threads:
     def forward(self, steps: Sequence[Step], ctx: Context, stack: ExitStack) -> None:
         """Run the forward halves. What they suspend goes on the stack in their order, not in time's.
 
-        The first error ends the waits of the others, and none of those that have not begun is run.
+        The first error ends the waits of the others, and those that have not started are not run.
         """
         stacks = [ExitStack() for _ in steps]
         errors: list[BaseException] = []  # in the order of time
@@ -63,5 +63,5 @@ class Threads:
             for own in stacks:
                 stack.push(own)
         if errors:
-            self._events.error = None  # whoever waited has been woken
+            self._events.error = None  # waits have ended
             raise errors[0]
