@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import tyro
 
-from a3c_mp.cli import parse_args
+from a3c_mp.cli import parse_algo, parse_args
 from a3c_mp.run.run_dir import git_commit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,7 +61,9 @@ def defaults_for(flags: Sequence[str], defaults: dict[str, str]) -> list[str]:
 def trainer_settings(command: Sequence[str]) -> Any:
     """The settings that a chapter's script would run with. Raises ConfigError for bad flags."""
     chapter = importlib.import_module(Path(command[0]).stem)
-    return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
+    if hasattr(chapter, "Args"):
+        return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
+    return parse_algo(chapter.on_ray.SETTINGS, "", command[1:])
 
 
 def run_script(command: Sequence[str], **popen: Any) -> int:
