@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from a3c_mp.algorithms import apex, apex_settings, dqn, impala
 from a3c_mp.algorithms.actor_critic import rollout_layout
 from a3c_mp.cluster.access import check_cluster, find_cluster
+from a3c_mp.cluster.environment import check_installed
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.session import MIB, Needs, Session, check_installed, check_store
+from a3c_mp.cluster.session import MIB, Needs, Session, check_store
 from a3c_mp.cluster.shards import RemoteReplay, ReplayShard, ReplaySpec
 from a3c_mp.cluster.transport import Inbox, Packer
 from a3c_mp.config import Between, CommonArgs
@@ -223,15 +224,15 @@ class OnRay:
         else:
             self.data_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
         self.packer = packer_of(args, learner)
-        note = None if args.address is None else find_cluster(args.address, args.token_file)
-        self.session = Session(note, needs_of(args, learner, self.packer), run.log)
-        self.session.on_stuck = lambda why: run.finish(WorkerError(why))
+        address = None if args.address is None else find_cluster(args.address, args.token_file)
+        self.session = Session(address, needs_of(args, learner, self.packer), run.log)
+        self.session.watchdog.on_stuck = lambda why: run.finish(WorkerError(why))
 
     def __enter__(self) -> OnRay:
         self.session.__enter__()
-        cluster, nodes = self.session.cluster, len(self.session.nodes)
+        cluster, nodes = self.session.cluster, len(self.session.state.nodes)
         where = "" if cluster is None else f" at {cluster.address}"
-        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {self.session.num_cpus:g} CPUs"
+        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {self.session.state.num_cpus:g} CPUs"
         self.run.log.info(f"Ray cluster{where}: {size}; {self.args.num_actors} actors wanted (--num-actors)")
         return self
 
@@ -288,8 +289,8 @@ class OnRay:
         workers = actors.workers
         assert isinstance(workers, Fleet)
         run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
-        run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.nodes))
-        run.metrics.gauges["cluster/object_store"] = lambda: self.session.store_bytes / MIB
+        run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.state.nodes))
+        run.metrics.gauges["cluster/object_store"] = lambda: self.session.state.store_bytes / MIB
         return actors
 
     def publish(self) -> None:
