@@ -63,7 +63,7 @@ def trainer_settings(command: Sequence[str]) -> Any:
     chapter = importlib.import_module(Path(command[0]).stem)
     if hasattr(chapter, "Args"):
         return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
-    return parse_algo(chapter.on_ray.SETTINGS, "", command[1:])
+    return parse_algo(chapter.SETTINGS, "", command[1:])
 
 
 def run_script(command: Sequence[str], **popen: Any) -> int:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import torch
 from gymnasium.spaces import Discrete
 
-from a3c_mp.algorithms.on_ray import stack_of
+from a3c_mp.algorithms.ray_trainer import stack_of
 from a3c_mp.cli import parse_plain
 from a3c_mp.cluster import Packer
 from a3c_mp.cluster.environment import check_installed
