@@ -21,7 +21,8 @@ from typing import Any, Literal, TypeVar
 import torch
 import tyro
 
-from a3c_mp.cli import parse_args
+from a3c_mp.algorithms import on_ray
+from a3c_mp.cli import parse_algo, parse_args
 from a3c_mp.run.run_dir import git_commit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +61,8 @@ def defaults_for(flags: Sequence[str], defaults: dict[str, str]) -> list[str]:
 
 def trainer_settings(command: Sequence[str]) -> Any:
     """The settings that a chapter's script would run with. Raises ConfigError for bad flags."""
+    if command[0] == "train_ray.py":  # its algorithm decides which settings there are
+        return parse_algo(on_ray.SETTINGS, "", command[1:])
     chapter = importlib.import_module(Path(command[0]).stem)
     return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
 

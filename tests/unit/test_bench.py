@@ -200,6 +200,12 @@ def test_a_search_counts_what_was_not_reached_as_endless():
     ]
 
 
+@pytest.mark.parametrize("chapter", common.CHAPTERS)
+def test_the_settings_of_each_chapter_can_be_told(chapter):
+    command = [*common.CHAPTERS[chapter], "--seed=7"]
+    assert common.trainer_settings(command).seed == 7
+
+
 def test_the_second_half_of_a_run_is_that_of_its_steps():
     assert solve.late_return(episodes([0.0, 0.0, 1.0, 3.0])) == 2.0  # ended after 10, 20, 30 and 40 steps
     assert solve.late_return([]) is None
