@@ -79,7 +79,7 @@ def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], a
 
 
 def _show_name() -> None:
-    """Have `top` and `ps -eo pid,comm` show the name, "actor 3", instead of "python"; the kernel keeps 15 characters."""
+    """Have `top` and `ps -eo pid,comm` show "actor 3" instead of "python"; the kernel keeps 15 characters."""
     with suppress(OSError):  # no /proc
         Path("/proc/self/comm").write_text(current_process().name[:15])
 
