@@ -38,7 +38,7 @@ class ImpalaActor:
 
     def __init__(self, channel: FleetChannel, args: ImpalaArgs, packer: Packer, weights: Reader):
         env = make_envs(args, channel)
-        net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
+        net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec)
         self.args, self.packer, self.weights, self.net = args, packer, weights, net.to(weights.dtype)
         self.collector, self.rollout = RolloutCollector(args, env, self.net, channel), Rollout(**packer.empty())
 

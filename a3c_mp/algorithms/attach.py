@@ -102,7 +102,8 @@ class OwnMemory:
 
     @cached_property
     def weights(self) -> RemoteWeights:
-        return RemoteWeights(self.node, acting_dtype(self.args.precision, make_actor_critic(*self.spaces)))
+        net = make_actor_critic(*self.spaces, self.args.net_spec)
+        return RemoteWeights(self.node, acting_dtype(self.args.precision, net))
 
     @cached_property
     def states(self) -> ActorStates:

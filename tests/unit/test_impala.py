@@ -12,7 +12,7 @@ from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import make_actor_critic, unroll
+from a3c_mp.nets.actor_critic import NetSpec, make_actor_critic, unroll
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.preflight import check_learners
 
@@ -96,7 +96,7 @@ def test_learners_share_the_actors_evenly():
 
 @pytest.mark.parametrize("lstm", [False, True])
 def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm):
-    net = make_actor_critic(*SPACES, lstm=lstm)
+    net = make_actor_critic(*SPACES, NetSpec(lstm=lstm))
     batch = some_unrolls(5, core_size=net.core_size)
     total, metrics = train_impala.loss(ARGS, net, batch, LearnerGroup())
     total.backward()
