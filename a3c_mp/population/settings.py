@@ -42,6 +42,8 @@ class Args(LearningArgs):
     """early stopping: solved when the fittest member's mean return in confirm-episodes new games reaches this"""
     eval_episodes: Annotated[int, Between(1, 10_000)] = 20
     """games of each member at the end of a generation: their mean return is its fitness; the same starts for all"""
+    eval_max_steps: Count = 10_000
+    """longest evaluation game (agent steps): it is cut there, with the return so far, as some games never end"""
     confirm_episodes: Annotated[int, Between(1, 10_000)] = 100
     """further games of the fittest member once its fitness reaches stop-return: the best of many may have been lucky"""
     init: Literal["spread", "same"] = "spread"
