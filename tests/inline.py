@@ -43,6 +43,9 @@ class InlineChannel:
     def beat(self):
         pass
 
+    def starting(self):
+        pass
+
     def closing(self, resource):
         self._open.append(resource)
         return resource
