@@ -1,9 +1,9 @@
 """Tables and learning curves made from `bench/results/*.json`: no figure is typed by hand.
 
 Of several results for one chapter, game and machine the newest counts. The README gets a row for each chapter; a column
-is from one machine: the one with the most results for that game, or the newest of these. `docs/results.md` gets every machine,
-`docs/curves.png` the learning curves. A table replaces what is between `<!-- results -->` and `<!-- /results -->`; a
-file without these markers stays as it is, and the table is printed.
+is from one machine: the one with the most results for that game, or the newest of these. `docs/results.md` gets every
+machine, `docs/curves.png` the learning curves. A table replaces what is between `<!-- results -->` and
+`<!-- /results -->`; a file without these markers stays as it is, and the table is printed.
 """
 
 from __future__ import annotations
