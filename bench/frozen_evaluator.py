@@ -71,8 +71,9 @@ def watched_run(name: str, stopped: bool, args: Args, flags: list[str]) -> dict[
         grown = (learner.memory_info().rss - memory) / 2**20
         if evaluator:
             os.kill(evaluator.pid, signal.SIGCONT)
-    exit_code = json.loads((folder / "summary.json").read_text())["exit_code"]
-    return {"stopped": stopped, "sps": round(sps, 1), "learner_grew_mib": round(grown, 2), "exit_code": exit_code}
+    summary = json.loads((folder / "summary.json").read_text())
+    own = {name: summary[name] for name in ("exit_reason", "evaluator_restarts")}
+    return {"stopped": stopped, "sps": round(sps, 1), "learner_grew_mib": round(grown, 2), **own}
 
 
 def main() -> int:
