@@ -27,6 +27,8 @@ from a3c_mp.run.run_dir import git_commit
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+FOLDERS = ("--runs-dir", "--results")
+"""flags that name folders"""
 VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
 """flag of /proc/cpuinfo -> name, the widest first"""
 A = TypeVar("A")
@@ -150,9 +152,19 @@ def begin(kind: str, args: Any, env_id: str) -> dict[str, Any]:
         "machine": here,
         "load_at_start": round(load, 2),
         "versions": versions(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *without_folders(sys.argv[1:])],
         "bench": {name: value for name, value in asdict(args).items() if not isinstance(value, Path)},
     }
+
+
+def without_folders(flags: Sequence[str]) -> list[str]:
+    """Flags without those that name folders of one machine; what is measured does not depend on them."""
+    kept: list[str] = []
+    for flag, previous in zip(flags, ["", *flags], strict=False):
+        names = [token.partition("=")[0].replace("_", "-") for token in (flag, previous)]
+        if names[0] not in FOLDERS and not (names[1] in FOLDERS and "=" not in previous):
+            kept.append(flag)
+    return kept
 
 
 def run_name(result: dict[str, Any], *parts: str) -> str:

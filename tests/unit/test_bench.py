@@ -149,6 +149,21 @@ def test_report_replaces_what_is_between_the_markers():
     assert report.replace_between("# Title\n", "| new |") is None
 
 
+def test_a_result_names_no_folder_of_the_machine():
+    flags = [
+        "--seeds",
+        "3",
+        "--runs-dir",
+        "/home/me/runs",
+        "--lr=1",
+        "--results=/tmp/r",
+        "--runs_dir=/x",
+        "--env-id",
+        "E",
+    ]
+    assert common.without_folders(flags) == ["--seeds", "3", "--lr=1", "--env-id", "E"]
+
+
 def test_results_are_saved_whole_and_finite(tmp_path):
     result = throughput("2026-01-02 10:20:30", 3000.0)
     path = common.result_path(tmp_path, result, with_env=True)
