@@ -135,6 +135,11 @@ def goal_cell(result: Result | None, in_minutes: bool) -> str:
     """Wall time and steps until solved (medians) and the seeds; how many seeds were solved if not most were."""
     if result is None:
         return "not run"
+    text = goal_text(result, in_minutes)
+    return f"[{text}](bench/results/{result['file']})" if "file" in result else text
+
+
+def goal_text(result: Result, in_minutes: bool) -> str:
     runs, medians = result["runs"], result["medians"]
     solved = sum(run["solved"] for run in runs)
     if medians["wall_seconds"] is None:
@@ -144,24 +149,33 @@ def goal_cell(result: Result | None, in_minutes: bool) -> str:
     return f"{cost} ({'' if solved == len(runs) else f'{solved} of '}{seed_list(runs)})"
 
 
-def chapter_table(results: list[Result]) -> str:
-    """A row for each chapter, all from one machine: what travels, when to use it, time and steps to each goal."""
+def chosen(results: Iterable[Result]) -> dict[tuple[str, str], Result]:
+    """The results of the README's table, (chapter, game) -> result, all from one machine."""
     machines: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         if result["kind"] == "solve" and result["chapter"] in CHAPTERS and result["env_id"] in GOALS:
             machines.setdefault((result["machine"]["name"], result["machine"]["cpu"]), []).append(result)
     solved = [cells for of_machine in machines.values() if (cells := newest(of_machine, "solve", "stop-return"))]
     if not solved:
-        return ""
+        return {}
     best = max(solved, key=lambda cells: (len(cells), max(result["date"] for result in cells.values())))
-    found = {(chapter, game): result for (chapter, game, _), result in best.items()}
+    return {(chapter, game): result for (chapter, game, _), result in best.items()}
+
+
+def chapter_table(results: list[Result]) -> str:
+    """A row for each chapter, all from one machine: what travels, when to use it, time and steps to each goal."""
+    found = chosen(results)
+    if not found:
+        return ""
     rows = [
         [*text, *(goal_cell(found.get((chapter, game)), in_minutes) for game, in_minutes in GOALS.items())]
         for chapter, text in CHAPTERS.items()
     ]
-    machine, dates = next(iter(best.values()))["machine"], sorted(result["date"][:10] for result in best.values())
+    machine, dates = next(iter(found.values()))["machine"], sorted(result["date"][:10] for result in found.values())
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     caption = f"Medians over the seeds on {machine['cores']:.0f} cores ({machine['cpu']}), {when}."
+    if all("file" in result for result in found.values()):
+        caption += " Each links to its file; `python bench/reproduce.py a3c_data CartPole-v1` runs a row again."
     lines = [CHAPTER_HEADER, ["---"] * len(CHAPTER_HEADER), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{caption}"
 
@@ -234,7 +248,7 @@ def draw(path: Path, solved: dict[Key, Result]) -> None:
 
 def main() -> int:
     args = tyro.cli(Args, description=__doc__)
-    results = [json.loads(path.read_text()) for path in sorted(args.results.glob("*.json"))]
+    results = [json.loads(path.read_text()) | {"file": path.name} for path in sorted(args.results.glob("*.json"))]
     results = [result for result in results if result.get("kind") in ("solve", "throughput")]
     if not results:
         raise ConfigError("results", args.results, "no results there", "run bench/throughput.py or bench/solve.py")
