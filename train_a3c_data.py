@@ -82,6 +82,7 @@ def loss(args: Args, net: nn.Module, samples: Samples) -> tuple[Tensor, Metrics]
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
+    metrics |= losses.ratio_metrics(log_probs - behaviour_log_probs, args.clip_ratio)
     return total, metrics | {"losses/total": total}
 
 
@@ -103,7 +104,7 @@ def main() -> int:
             for filled in actors.rounds():
                 for worker, slot, version in filled:
                     rollout, source = Rollout(**slots[slot]), f"actor {worker}"
-                    optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+                    optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
                     run.record_rollout(
                         rollout.num_steps, finished_episodes(rollout), worker, policy_lag=weights.version - version
                     )

@@ -102,7 +102,7 @@ def actor(
 
 
 def main() -> int:
-    args = gradients.settle_sync(parse_args(Args, PRESETS, __doc__))
+    args: Args = gradients.settle_sync(parse_args(Args, PRESETS, __doc__))
     obs_space, action_space = check_env(args.env_id, Discrete)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
@@ -130,7 +130,7 @@ def main() -> int:
                             run.record_metrics(report.metrics)
                 if mean.count >= (1 if args.sync else args.grads_per_step):
                     with run.timing("learning"):
-                        optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+                        optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
                         grad_norm = mean.finish(args.clip_grad)
                         optimizer.step()
                         run.record_update({"losses/grad_norm": grad_norm})

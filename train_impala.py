@@ -75,9 +75,7 @@ def loss(args: Args, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) ->
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": pg_advantages, "values/baseline": values, "values/target": vs}
-    rhos = log_rhos.exp()
-    metrics |= {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
-    return total, metrics | {"losses/total": total}
+    return total, metrics | losses.rho_metrics(log_rhos, args.clip_rho) | {"losses/total": total}
 
 
 def learn(
@@ -85,7 +83,7 @@ def learn(
 ) -> None:
     """Take a gradient step on every batch of new unrolls, filled up with replayed ones."""
     net, optimizer = learner.net, learner.optimizer
-    optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+    optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
     if args.normalize_obs:
         update_norm(run, net.norm, group.all_gather(obs_for_stats(unrolls.obs, net.norm.image)), "new unrolls")
     for batch in impala.batches(args, unrolls, learner.replay, run.rng):

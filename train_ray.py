@@ -86,8 +86,7 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": vs}
-    rhos = log_rhos.exp()
-    return total, metrics | {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
+    return total, metrics | losses.rho_metrics(log_rhos, args.clip_rho)
 
 
 def dqn_loss(
@@ -108,7 +107,7 @@ def train_impala(args: ImpalaArgs, run: Run, cluster: OnRay, learner: impala.Lea
             rollouts, stats = cluster.read_rollouts(filled, actors.weights.version)
             if actors.sync_counters(filled, stats, cluster.data_guard)[0]:
                 unrolls = join([rollout.to(cluster.device) for rollout in rollouts])
-                learner.optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+                learner.optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
                 cluster.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image))
                 for batch in impala.batches(args, unrolls, learner.replay, run.rng):
                     cluster.step(*impala_loss(args, learner.net, batch))

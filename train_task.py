@@ -82,6 +82,7 @@ def loss(args: Args, net: nn.Module, samples: Samples) -> tuple[Tensor, losses.M
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
+    metrics |= losses.ratio_metrics(log_probs - behaviour_log_probs, args.clip_ratio)
     return total, metrics | {"losses/total": total}
 
 
@@ -93,7 +94,7 @@ def learn(args: Args, memory: Memory, learner: Learner) -> Middleware:
     def _learn(ctx: Context) -> None:
         for worker, slot, version in ctx.filled:
             rollout, source, lag = Rollout(**memory.slots[slot]), f"collector {worker}", weights.version - version
-            optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+            optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
             run.record_rollout(rollout.num_steps, finished_episodes(rollout), worker, policy_lag=lag)
             if guard.check(is_finite(rollout), source, f"rollout from {source}"):
                 with run.timing("learning"):

@@ -142,7 +142,7 @@ def solved_by(name: str, args: Args, seed: int) -> dict[str, Any]:
             place = [f"--runs-dir={folder}", "--run-name=run"]
             command = [*common.CHAPTERS["a3c_data"], f"--env-id={args.env_id}", *goal, *place]
             train(command, Path(folder) / "run")
-            points = [
+            points: list[tuple[float, int, float | None]] = [
                 (s, steps, mean) for steps, s, mean in curve(read_episodes(Path(folder) / "run" / "episodes.csv"))
             ]
     else:
@@ -191,7 +191,8 @@ def main() -> int:
             raise ConfigError("peers", name, f"it is not installed in {args.environments}", "run with --install first")
     result = common.begin("peers", args, args.env_id)
     result["peer_versions"] = {name: versions_of(peer, args.environments) for name, peer in others.items()}
-    result["runs" if args.solve else "rates"] = found = {name: [] for name in args.peers}
+    found: dict[str, list[Any]] = {name: [] for name in args.peers}
+    result["runs" if args.solve else "rates"] = found
     path = common.result_path(args.results, result, with_env=True)
     for number in range(1, (args.seeds if args.solve else args.repeat) + 1):
         for name in args.peers:

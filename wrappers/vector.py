@@ -130,7 +130,7 @@ def make_vec_env(
     """Vector of `num_envs` environments in `SAME_STEP` autoreset mode, Atari games preprocessed.
 
     Args:
-        env_id: any gymnasium id with a Box observation and a Discrete or Box action; `module:Env-v0` imports `module`.
+        env_id: any gymnasium id that `make_env` takes, with a Discrete or Box action.
         num_envs: number of environments (N).
         seed: of 31 bits; the first `reset()` seeds environment i with (seed + i) % 2^31.
         noop_max, max_frames: Atari only, as in `make_env`.
@@ -143,7 +143,7 @@ def make_vec_env(
 
     Raises:
         gymnasium.error.Error: unknown id, with a suggestion.
-        ValueError: an observation that is not a Box, an action that is neither Discrete nor Box, `num_envs` < 1.
+        ValueError: as `make_env`; an action that is neither Discrete nor Box, `num_envs` < 1.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs must be 1 or more, not {num_envs}")

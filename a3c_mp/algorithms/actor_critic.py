@@ -35,7 +35,9 @@ class RolloutArgs(LearningArgs):
     slots_per_actor: Annotated[int, Between(1, 64)] = 1
     """rollouts in flight for each actor: with 1 it waits while the learner uses its rollout, with 2 it keeps acting"""
     learning_rate: NonNegative = 5e-4
-    """learning rate at the start, annealed linearly to 0 at total-steps"""
+    """learning rate at the start, annealed linearly to learning-rate-end at total-steps"""
+    learning_rate_end: NonNegative = 0.0
+    """learning rate at total-steps; as high as learning-rate, it stays constant"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """optimizer; the A3C and IMPALA papers use rmsprop"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
@@ -57,6 +59,11 @@ class RolloutArgs(LearningArgs):
     @property
     def net_spec(self) -> NetSpec:
         return NetSpec(self.net, self.lstm)
+
+    @property
+    def learning_rates(self) -> tuple[float, float]:
+        """At the start, and at total-steps."""
+        return self.learning_rate, self.learning_rate_end
 
 
 @dataclass(frozen=True)
@@ -240,4 +247,5 @@ def loss(args: ActorCriticArgs, net: nn.Module, samples: Samples) -> tuple[Tenso
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
+    metrics |= losses.ratio_metrics(log_probs - behaviour_log_probs, args.clip_ratio)
     return total, metrics | {"losses/total": total}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -79,6 +79,7 @@ class DqnArgs(apex_settings.Args, RayArgs):
     """Settings of DQN on Ray."""
 
     chapter = "ray"
+    continuous: ClassVar = {}  # only chapter 3 has ddpg
 
     algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
@@ -315,6 +316,7 @@ class OnRay:
             should_stop=self.run.is_interrupted, device=self.device,
         )  # fmt: skip
         self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+        apex.show_collecting(self.run, args, lambda: replay.size)
         return replay
 
     def read_rollouts(self, filled: Sequence[Filled], version: int) -> tuple[list[Rollout], list[MessageStats]]:

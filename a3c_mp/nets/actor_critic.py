@@ -98,7 +98,7 @@ class MLPActorCritic(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """obs float32 or uint8 [B, ...] -> (logits [B, A], baseline [B])."""
-        inputs = self.norm.convert(obs).reshape(len(obs), -1)
+        inputs = self.norm.convert(obs).flatten(1)
         return self.policy(inputs), self.value(inputs).squeeze(-1)
 
 
@@ -143,7 +143,7 @@ class SharedActorCritic(nn.Module):
         if self.core is None:
             return self._heads(self.torso(self.norm.convert(obs)))
         assert state is not None
-        starts = torch.zeros(1, len(obs), dtype=torch.bool, device=state.device)
+        starts = torch.zeros(1, obs.shape[0], dtype=torch.bool, device=state.device)
         logits, values, state = self.unroll(obs[None], state, starts)
         return logits[0], values[0], state
 

@@ -7,6 +7,7 @@ import platform
 import resource
 import socket
 from contextlib import suppress
+from typing import NamedTuple
 
 import gymnasium
 import torch
@@ -32,6 +33,18 @@ ORDERED_STORES = ("x86_64", "amd64")
 """processors on which all cores see the stores of one core in the order of the program"""
 FIX_ENV = "fix the environment, or choose another"
 LOOPBACK_ADDRESS = "127.0.0.1"
+
+
+class FoundEnv(NamedTuple):
+    """What `check_env` found out about an environment."""
+
+    obs_space: gymnasium.Space
+    action_space: gymnasium.Space
+    layout: str  # of observations that were flattened
+
+
+FOUND: dict[str, FoundEnv] = {}
+"""environment id -> what the newest `check_env` in this process found, for the first lines of the log"""
 
 
 def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True) -> None:
@@ -126,6 +139,7 @@ def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Sp
         raise ConfigError("env-id", env_id, why, _fix_for(env_id)) from error
     try:
         spaces = env.observation_space, env.action_space
+        FOUND[env_id] = FoundEnv(*spaces, wrappers.layout(env))
         if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
             discrete = actions is gymnasium.spaces.Discrete
             needed = "Discrete from 0" if discrete else actions.__name__
@@ -159,6 +173,7 @@ def _one_line(error: BaseException) -> str:
 
 def _fix_for(env_id: str) -> str:
     """How to fix an environment id that cannot be made: a similar id, if there is one."""
+    env_id = wrappers.split_id(env_id)[0]
     if env_id in gymnasium.registry:
         return "choose another"
     known = {name.casefold(): name for name in gymnasium.registry}

@@ -189,3 +189,25 @@ def test_one_sgd_step_is_theta_minus_learning_rate_times_gradient(rng, a3c_loss)
     optimizer.step()
     torch.testing.assert_close(net.weight.detach(), expected_weight)
     torch.testing.assert_close(net.bias.detach(), expected_bias)
+
+
+def test_metrics_of_ratios_against_the_divergence_of_distributions(rng):
+    """Over all actions, weighted by the policy that acted, the estimator is the KL divergence."""
+    ours, theirs = torch.randn(2, A, generator=rng).log_softmax(-1)
+    expected = torch.distributions.kl_divergence(Categorical(logits=theirs), Categorical(logits=ours))
+    metrics = losses.ratio_metrics(ours - theirs, 0.2)
+    torch.testing.assert_close((theirs.exp() * metrics["policy/approx_kl"]).sum(), expected)
+    ratios = torch.tensor([0.79, 0.81, 1.0, 1.19, 1.21, 1e30])
+    metrics = losses.ratio_metrics(ratios.log(), 0.2)
+    assert metrics["policy/clip_fraction"].tolist() == [1, 0, 0, 0, 1, 1]
+    assert metrics["policy/approx_kl"].isfinite().all()
+
+
+def test_entropy_and_explained_variance_are_read_off_a_loss():
+    targets = torch.tensor([1.0, 2.0, 3.0])
+    for values, share in ((targets + 5, 1.0), (torch.zeros(3), 0.0), (-targets, -3.0)):
+        found = losses.with_diagnostics({"values/baseline": values, "values/target": targets, "losses/entropy": -0.5})
+        assert found["values/explained_variance"].item() == pytest.approx(share)
+        assert found["policy/entropy"] == 0.5
+    constant = {"values/baseline": targets, "values/target": torch.ones(3)}
+    assert losses.with_diagnostics(constant)["values/explained_variance"] == 0
