@@ -75,13 +75,13 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     with autocast(args.precision, net):
         logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
-    log_probs = losses.log_prob(logits, unrolls.action)
-    log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # log(pi / mu)
-    clips = args.clip_rho, args.clip_c, args.clip_pg_rho
+    policy, behaviour = net.distribution(logits), net.distribution(unrolls.behaviour_logits)
+    log_probs = policy.log_prob(unrolls.action)
+    log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
     log_weights = log_rhos if args.vtrace else zeros_like(log_rhos)
-    vs, advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *clips)
+    vs, advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
     advantages = losses.normalize(advantages) if args.normalize_advantages else advantages
-    policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), losses.entropy_loss(logits)
+    policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), -policy.entropy().mean()
     value_loss = losses.value_loss(values, vs)
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from envs import Env
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from harness import (
     A3C_DATA,
     A3C_GRAD,
@@ -162,10 +162,20 @@ def test_flags_and_environments(main, flags, bad, message, refused):
     assert message in refused(main, [*flags, *bad])
 
 
-@each_chapter(ALL_CHAPTERS)
-def test_continuous_actions_are_for_ddpg_alone(main, flags, refused):
-    line = refused(main, [*flags, "--env-id", "Pendulum-v1", *(["--algo", "dqn"] if "--algo" in flags else [])])
+@each_chapter([APEX_DQN, RAY_DQN, POPULATION])
+def test_continuous_actions_are_not_for_dqn(main, flags, refused):
+    line = refused(main, [*flags, "--env-id", "Pendulum-v1"])
     assert line.startswith("error: env-id=Pendulum-v1: its actions are Box(")
+
+
+@pytest.mark.parametrize(
+    "space", [Dict(a=Discrete(2)), MultiDiscrete([2, 3], start=[0, 1]), Box(0, 9, (2,), int)], ids=str
+)
+def test_actions_that_there_is_no_policy_for(space, register, refused):
+    line = refused(train_a3c_data.main, ["--env-id", register(changes={"action_space": space})])
+    assert line.startswith(
+        f"error: env-id=Custom-v0: its actions are {space}, this needs Discrete from 0 or Box or Multi"
+    )
 
 
 LISTENING = ["--listen", "tcp://127.0.0.1:0", "--key-file", "k"]
