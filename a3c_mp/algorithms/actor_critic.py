@@ -54,7 +54,7 @@ class RolloutArgs(LearningArgs):
     """normalize advantages to mean 0 and variance 1, over a whole rollout, in IMPALA over each batch"""
     net: str = "book"
     """network for images: paper (A3C's, 2 convolutions), book (3, separate heads), deep (IMPALA's, 15)"""
-    log_std_init: float = 0.0
+    log_std_init: Annotated[float, Between(-20, 2)] = 0.0
     """continuous actions: initial log standard deviation of the Gaussian policy"""
     noise_steps: Count = 1
     """hold exploration noise for so many steps: all actions of an environment use the same random numbers"""

@@ -561,7 +561,7 @@ def test_folders_that_cannot_be_written(main, flags, refused, tmp_path):
     (tmp_path / "file").touch()
     for folder in ("file", "file/below", "/proc/runs"):
         line = refused(main, [*flags, "--env-id", "CartPole-v1", "--runs-dir", folder])
-        assert line.startswith(f"error: runs-dir={folder}: {folder}/"), line
+        assert re.match(f"error: runs-dir={folder}: {folder}(/.*)? cannot be written", line)
         assert line.endswith("choose another --runs-dir\n")
 
 
