@@ -165,6 +165,22 @@ def test_without_the_head_the_run_is_saved(scripts):
 
 @SLOW
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("time_of_ten", range(5))
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_run_with_a_checkpoint_in_8_seconds(scripts, signum, code, time_of_ten):
+    trainer = scripts.train((RAY_IMPALA, RAY_DQN)[time_of_ten % 2], *LONG)
+    learning(scripts, trainer)
+    began = time.monotonic()
+    trainer.send_signal(signum)
+    trainer.wait(60)
+    passed, done = time.monotonic() - began, scripts.finish(trainer, "r")
+    assert done.code == code
+    assert done.state["steps"] == done.summary["steps"] > 0
+    assert passed < 8
+
+
+@SLOW
+@pytest.mark.timeout(300)
 def test_a_trainer_that_is_killed_leaves_nothing(scripts):
     trainer = scripts.train(RAY_IMPALA, *LONG)
     learning(scripts, trainer)
