@@ -61,7 +61,7 @@ PRESETS = PPO_PRESETS
 def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
     """Actor process: fill slots with rollouts until the learner stops it."""
     env = make_envs(args, channel)
-    net = make_actor_critic(env.single_observation_space, env.single_action_space).to(weights.buffers)
+    net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec).to(weights.buffers)
     collector = RolloutCollector(args, env, net, channel)
     for slot, version in channel.tokens():
         version = weights.load(net, version if args.deterministic else None)
@@ -90,7 +90,7 @@ def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     obs_space, action_space = check_env(args.env_id, Discrete)
     device = set_up_torch(args)
-    net = make_actor_critic(obs_space, action_space).to(device)
+    net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     slots = allocate(args, rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space))
 

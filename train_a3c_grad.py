@@ -72,7 +72,7 @@ def actor(
     """Actor process: collect rollouts and fill slots with their gradients until the learner stops it."""
     env = make_envs(args, channel)
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
-    net = make_actor_critic(*spaces).to(device)  # float32: gradients are computed here
+    net = make_actor_critic(*spaces, args.net_spec).to(device)  # float32: gradients are computed here
     acting_net = deepcopy(net).to(acting_dtype(args.precision, net))
     collector = RolloutCollector(args, env, acting_net, channel)
     rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
@@ -105,7 +105,7 @@ def main() -> int:
     args: Args = gradients.settle_sync(parse_args(Args, PRESETS, __doc__))
     obs_space, action_space = check_env(args.env_id, Discrete)
     device = set_up_torch(args)
-    net = make_actor_critic(obs_space, action_space).to(device)
+    net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     spec = gradients.gradient_spec(net, obs_space.shape or (), args.unroll_length * args.num_envs)
     slots = allocate(args, spec, device)

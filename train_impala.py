@@ -47,7 +47,7 @@ from a3c_mp.run.script import exit_with
 def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
     """Actor process: fill slots with unrolls until its learner stops it."""
     env = make_envs(args, channel)
-    net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
+    net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec)
     collector = RolloutCollector(args, env, net.to(weights.buffers), channel)
     for slot, version in channel.tokens():
         version = weights.load(net, version if args.deterministic else None)

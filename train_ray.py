@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: it sets the number of threads before torch is imported)
 
-from torch import Tensor
+from torch import Tensor, zeros_like
 
 from a3c_mp.algorithms import apex, dqn, impala, on_ray
 from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts
@@ -38,7 +38,7 @@ class ImpalaActor:
 
     def __init__(self, channel: FleetChannel, args: ImpalaArgs, packer: Packer, weights: Reader):
         env = make_envs(args, channel)
-        net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
+        net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec)
         self.args, self.packer, self.weights, self.net = args, packer, weights, net.to(weights.dtype)
         self.collector, self.rollout = RolloutCollector(args, env, self.net, channel), Rollout(**packer.empty())
 
@@ -78,7 +78,8 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     log_probs = losses.log_prob(logits, unrolls.action)
     log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # log(pi / mu)
     clips = args.clip_rho, args.clip_c, args.clip_pg_rho
-    vs, advantages = vtrace(args.vtrace * log_rhos, discounts, rewards, values, bootstrap_value, *clips)
+    log_weights = log_rhos if args.vtrace else zeros_like(log_rhos)
+    vs, advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *clips)
     advantages = losses.normalize(advantages) if args.normalize_advantages else advantages
     policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), losses.entropy_loss(logits)
     value_loss = losses.value_loss(values, vs)
@@ -103,8 +104,7 @@ def train_impala(args: ImpalaArgs, run: Run, cluster: OnRay, learner: impala.Lea
     """Train on unrolls in the order in which they arrive."""
     with cluster.start_actors(ImpalaActor, replay=learner.replay) as actors:
         for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
-            rollouts = [Rollout(**learner.slots[slot]) for _, slot, _ in filled]
-            stats = on_ray.rollout_stats(rollouts, filled, actors.weights.version)
+            rollouts, stats = cluster.read_rollouts(filled, actors.weights.version)
             if actors.sync_counters(filled, stats, cluster.data_guard)[0]:
                 unrolls = join([rollout.to(cluster.device) for rollout in rollouts])
                 learner.optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)

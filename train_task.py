@@ -138,7 +138,7 @@ def main() -> int:
     if args.attach_to is not None:
         return attach.join_task(pipeline, args)
     spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)
-    net = make_actor_critic(*spaces).to(device)
+    net = make_actor_critic(*spaces, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     slots = roles.allocate(args, net, rollout_spec(args.unroll_length, args.num_envs, *spaces))
     with roles.make_run(args, net, optimizer) as run, Cluster(pipeline, args, run, slots, spaces[1]) as cluster:

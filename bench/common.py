@@ -21,11 +21,14 @@ from typing import Any, Literal, TypeVar
 import torch
 import tyro
 
-from a3c_mp.cli import parse_args
+from a3c_mp.algorithms import on_ray
+from a3c_mp.cli import parse_algo, parse_args
 from a3c_mp.run.run_dir import git_commit
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+FOLDERS = ("--runs-dir", "--results")
+"""flags that name folders"""
 VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
 """flag of /proc/cpuinfo -> name, the widest first"""
 A = TypeVar("A")
@@ -60,6 +63,8 @@ def defaults_for(flags: Sequence[str], defaults: dict[str, str]) -> list[str]:
 
 def trainer_settings(command: Sequence[str]) -> Any:
     """The settings that a chapter's script would run with. Raises ConfigError for bad flags."""
+    if command[0] == "train_ray.py":  # its algorithm decides which settings there are
+        return parse_algo(on_ray.SETTINGS, "", command[1:])
     chapter = importlib.import_module(Path(command[0]).stem)
     return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
 
@@ -147,9 +152,19 @@ def begin(kind: str, args: Any, env_id: str) -> dict[str, Any]:
         "machine": here,
         "load_at_start": round(load, 2),
         "versions": versions(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *without_folders(sys.argv[1:])],
         "bench": {name: value for name, value in asdict(args).items() if not isinstance(value, Path)},
     }
+
+
+def without_folders(flags: Sequence[str]) -> list[str]:
+    """Flags without those that name folders of one machine; what is measured does not depend on them."""
+    kept: list[str] = []
+    for flag, previous in zip(flags, ["", *flags], strict=False):
+        names = [token.partition("=")[0].replace("_", "-") for token in (flag, previous)]
+        if names[0] not in FOLDERS and not (names[1] in FOLDERS and "=" not in previous):
+            kept.append(flag)
+    return kept
 
 
 def run_name(result: dict[str, Any], *parts: str) -> str:

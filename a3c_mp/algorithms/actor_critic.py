@@ -16,7 +16,7 @@ from a3c_mp.data.collector import acting_state_spec
 from a3c_mp.data.rollout import Rollout, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.actor_critic import ActorCritic, NetSpec
 from a3c_mp.nets.precision import autocast
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.guard import FiniteGuard, update_norm
@@ -52,6 +52,13 @@ class RolloutArgs(LearningArgs):
     """value loss coefficient, of half the squared error (2.0 is SB3's vf_coef 1.0)"""
     normalize_advantages: bool = True
     """normalize advantages to mean 0 and variance 1, over a whole rollout, in IMPALA over each batch"""
+    net: str = "book"
+    """network for images: paper (A3C's, 2 convolutions), book (3, separate heads), deep (IMPALA's, 15)"""
+    lstm = False  # a flag of IMPALA only
+
+    @property
+    def net_spec(self) -> NetSpec:
+        return NetSpec(self.net, self.lstm)
 
     @property
     def learning_rates(self) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots
 from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
-from a3c_mp.run.preflight import check_env, check_memory, check_open_files
+from a3c_mp.run.preflight import check_env, check_memory, check_open_files, check_system
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.joining import REPORT_REFUSAL, JoinedNodes
 from a3c_mp.task.node import Node
@@ -43,6 +43,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
         ConfigError: the address or the key is wrong, nobody answers, or the task has no place for these nodes.
     """
     assert args.attach_to is not None
+    check_system()
     log = open_terminal_log()
     roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS)]
     if args.role == "collector":
@@ -102,7 +103,8 @@ class OwnMemory:
 
     @cached_property
     def weights(self) -> RemoteWeights:
-        return RemoteWeights(self.node, acting_dtype(self.args.precision, make_actor_critic(*self.spaces)))
+        net = make_actor_critic(*self.spaces, self.args.net_spec)
+        return RemoteWeights(self.node, acting_dtype(self.args.precision, net))
 
     @cached_property
     def states(self) -> ActorStates:

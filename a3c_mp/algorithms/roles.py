@@ -316,8 +316,9 @@ def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner |
 
 def _make_collector(args: RoleArgs, memory: Memory, channel: CollectorChannel) -> Collector:
     env = make_envs(args, channel)
+    spaces = env.single_observation_space, env.single_action_space
     with torch.random.fork_rng(devices=[]):  # in a standalone task, a resume continues the learner's
-        net = make_actor_critic(env.single_observation_space, env.single_action_space).to(memory.weights.buffers)
+        net = make_actor_critic(*spaces, args.net_spec).to(memory.weights.buffers)
     return Collector(channel, net, RolloutCollector(args, env, net, channel))
 
 
@@ -330,4 +331,4 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluat
 
 
 def make_net(args: RoleArgs) -> ActorCritic:
-    return make_actor_critic(*check_env(args.env_id, Discrete))
+    return make_actor_critic(*check_env(args.env_id, Discrete), args.net_spec)

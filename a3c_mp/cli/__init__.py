@@ -29,6 +29,10 @@ A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
 
 
+class UnknownFlag(ConfigError):
+    """A flag that a script does not have."""
+
+
 def parse_args(
     args_class: type[A], presets: Mapping[str, Mapping[str, Any]], description: str, argv: Sequence[str] | None = None
 ) -> A:
@@ -84,7 +88,15 @@ def parse_algo(
         with suppress(OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
             algo = json.loads((Path(resume) / "config.json").read_text())["args"]["algo"]
     args_class, presets = settings.get(str(algo), next(iter(settings.values())))
-    return parse_args(args_class, presets, description, argv)
+    try:
+        return parse_args(args_class, presets, description, argv)
+    except UnknownFlag as error:
+        name = error.what.removeprefix("no-").replace("-", "_")
+        others = [other for other, (their_class, _) in settings.items() if name in flags_of(their_class)]
+        if not others:
+            raise
+        fix = f"add --algo {others[0]}, or leave it out"
+        raise ConfigError(error.what, error.value, f"only --algo {' and '.join(others)} has this flag", fix) from None
 
 
 def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -230,7 +242,7 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             if not name.startswith("-"):
                 return ConfigError("arguments", token, "unexpected positional argument")
             fix = suggestion(name.lstrip("-"), flags)
-            return ConfigError(name.lstrip("-"), value or _peek(argv, name) or "", "there is no such flag", fix)
+            return UnknownFlag(name.lstrip("-"), value or _peek(argv, name) or "", "there is no such flag", fix)
         case _errors.MissingArgs(missing_arguments=[missing, *_]):
             return ConfigError(_name(missing.arg), "", "must be given")
         case _errors.BadValue(argument=argument):

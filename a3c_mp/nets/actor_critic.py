@@ -5,6 +5,9 @@ A recurrent net has an LSTM core: it also takes the core's state [B, S] and retu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
 import gymnasium
 import numpy as np
 import torch
@@ -12,6 +15,7 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.obs_norm import ObsNorm
 
 
@@ -42,6 +46,17 @@ class ConvActorCritic(nn.Module):
         """obs uint8 [B, C, H, W] -> (logits [B, A], baseline [B])."""
         features = self.conv(self.norm.convert(obs))
         return self.policy(features), self.value(features).squeeze(-1)
+
+
+def a3c_convolutions(channels: int) -> nn.Sequential:
+    """Make the convolutions of Mnih et al. 2013 and 2016 (A3C): [N, channels, H, W] -> [N, features]."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, kernel_size=8, stride=4),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, kernel_size=4, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
 
 
 def nature_convolutions(channels: int) -> nn.Sequential:
@@ -93,25 +108,25 @@ def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     )
 
 
-class ImpalaNet(nn.Module):
-    """IMPALA's network: torso, hidden layer, optional LSTM, two linear heads (Espeholt et al. 2018, figure 3).
+class SharedActorCritic(nn.Module):
+    """Actor-critic of A3C and IMPALA: torso, hidden layer, optional LSTM, two linear heads; policy and value share all.
+
+    Mnih et al. 2016, section 5.1; Espeholt et al. 2018, figure 3.
 
     Args:
         obs_shape: of images uint8 [C, H, W], or of vectors.
         num_actions: size of the discrete action set (A).
-        image: whether observations go through convolutions.
-        deep: the paper's residual convolutions instead of three plain ones.
+        convolutions: channels -> torso for images [N, features]; None for vectors.
         lstm: add an LSTM core after the hidden layer.
     """
 
     def __init__(
-        self, obs_shape: tuple[int, ...], num_actions: int, *, image: bool, deep: bool, lstm: bool, hidden: int = 256
-    ):
+        self, obs_shape: tuple[int, ...], num_actions: int, convolutions: Callable[[int], nn.Module] | None, *,
+        lstm: bool, hidden: int = 256,
+    ):  # fmt: skip
         super().__init__()
-        self.norm = ObsNorm(obs_shape, image)
-        torso: nn.Module = nn.Flatten()
-        if image:
-            torso = _residual_convolutions(obs_shape[0]) if deep else nature_convolutions(obs_shape[0])
+        self.norm = ObsNorm(obs_shape, image=convolutions is not None)
+        torso = nn.Flatten() if convolutions is None else convolutions(obs_shape[0])
         self.torso = nn.Sequential(torso, nn.Linear(num_outputs(torso, obs_shape), hidden), nn.ReLU())
         self.core = LSTMCore(hidden, hidden) if lstm else None
         self.core_size = 2 * hidden if lstm else 0
@@ -166,7 +181,7 @@ class LSTMCore(nn.Module):
         return torch.stack(outputs), state
 
 
-def _residual_convolutions(channels: int) -> nn.Sequential:
+def residual_convolutions(channels: int) -> nn.Sequential:
     """Make 3 sections of convolution, max-pooling and two residual blocks (Espeholt et al. 2018, figure 3, right)."""
     sections: list[nn.Module] = []
     for inputs, outputs in [(channels, 16), (16, 32), (32, 32)]:
@@ -187,7 +202,9 @@ class ResidualBlock(nn.Module):
         return x + self.second(F.relu(self.first(F.relu(x))))
 
 
-ActorCritic = ConvActorCritic | MLPActorCritic | ImpalaNet
+CONVOLUTIONS = {"paper": a3c_convolutions, "book": nature_convolutions, "deep": residual_convolutions}
+"""`--net` -> convolutions"""
+ActorCritic = ConvActorCritic | MLPActorCritic | SharedActorCritic
 
 
 def initial_state(net: ActorCritic, num_envs: int) -> list[Tensor]:
@@ -212,7 +229,7 @@ def unroll(net: ActorCritic, obs: Tensor, state: Tensor, starts: Tensor) -> tupl
     Returns:
         (logits [T, B, A], values [T, B]).
     """
-    if isinstance(net, ImpalaNet) and net.core is not None:
+    if isinstance(net, SharedActorCritic) and net.core is not None:
         logits, values, _ = net.unroll(obs, state, starts)
         return logits, values
     logits, values = net(obs.flatten(0, 1))
@@ -238,14 +255,44 @@ def is_image(space: gymnasium.Space) -> bool:
     return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3 and min(space.shape[1:]) >= 36
 
 
+class NetSpec(NamedTuple):
+    """Which net, as the flags of these names say."""
+
+    net: str = "book"
+    lstm: bool = False
+
+    @classmethod
+    def of_run(cls, saved: Mapping[str, Any]) -> NetSpec:
+        """Read the settings in a run's config.json."""
+        return cls(**{name: saved[name] for name in cls._fields if name in saved})
+
+
+DEFAULT_NET = NetSpec()
+
+
 def make_actor_critic(
-    obs_space: gymnasium.Space, action_space: gymnasium.Space, net: str = "shallow", lstm: bool = False
+    obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET
 ) -> ActorCritic:
-    """Make the actor-critic net for these spaces. Raises ValueError if actions are not discrete 0, 1, ..., A-1."""
+    """Make the actor-critic net for these spaces.
+
+    Raises:
+        ValueError: actions are not discrete 0, 1, ..., A-1.
+        ConfigError: there is no such net, or it is for images and observations are vectors.
+    """
     if not isinstance(action_space, Discrete) or action_space.start != 0:
         raise ValueError(f"needs discrete actions 0, 1, ..., not {action_space}")
     assert obs_space.shape is not None
-    image, num_actions = is_image(obs_space), int(action_space.n)
-    if net == "deep" or lstm:
-        return ImpalaNet(obs_space.shape, num_actions, image=image, deep=net == "deep", lstm=lstm)
-    return (ConvActorCritic if image else MLPActorCritic)(obs_space.shape, num_actions)
+    shape, num_actions = obs_space.shape, int(action_space.n)
+    name = "book" if spec.net == "shallow" else spec.net  # its name in older versions
+    if name not in CONVOLUTIONS:
+        raise ConfigError("net", spec.net, f"must be one of {', '.join(map(repr, CONVOLUTIONS))}")
+    if not is_image(obs_space):
+        if name != "book":
+            why = f"observations are of shape {shape}, it needs images (uint8, 36 x 36 or more)"
+            raise ConfigError("net", spec.net, why, "leave it out")
+        return (
+            SharedActorCritic(shape, num_actions, None, lstm=True) if spec.lstm else MLPActorCritic(shape, num_actions)
+        )
+    if name == "book" and not spec.lstm:
+        return ConvActorCritic(shape, num_actions)
+    return SharedActorCritic(shape, num_actions, CONVOLUTIONS[name], lstm=spec.lstm)

@@ -17,6 +17,7 @@ from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.data.rollout import sample_actions
 from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
 from wrappers import FRAME_SKIP, is_atari, make_env, make_vec_env
+from wrappers.seeds import reset_envs
 
 NUM_ENVS = 8
 """games played at once"""
@@ -72,7 +73,11 @@ def make_play_envs(env_id: str, episodes: int, *, seed: int, num_envs: int = NUM
 
 
 def play_episodes(
-    policy: Policy, env: VectorEnv, episodes: int, on_step: Callable[[], object] = lambda: None
+    policy: Policy,
+    env: VectorEnv,
+    episodes: int,
+    on_step: Callable[[], object] = lambda: None,
+    max_steps: int | None = None,
 ) -> Iterator[Episode]:
     """Play whole games in parallel; yields each when it ends.
 
@@ -83,6 +88,7 @@ def play_episodes(
         env: from `make_play_envs`, not stepped before.
         episodes: number of games.
         on_step: called after each step of all environments.
+        max_steps: a game that lasts so long (agent steps) is cut, with the return so far.
     """
     num_envs = env.num_envs
     left = np.array([episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)])
@@ -94,6 +100,9 @@ def play_episodes(
         starts = terminated | truncated
         stats.step(reward, starts)
         on_step()
+        if max_steps is not None and (cut := ~starts & (stats.lengths >= max_steps)).any():
+            obs, _ = reset_envs(env, cut, None)
+            stats.done = starts = starts | cut
         for i in np.flatnonzero(stats.done & (left > 0)):
             left[i] -= 1
             yield Episode(float(stats.returns[i]), int(stats.lengths[i]))

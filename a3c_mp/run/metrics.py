@@ -100,9 +100,7 @@ class MetricsWriter:
     @property
     def sps(self) -> float:
         """Agent steps a second consumed by the learner since the first rollout arrived."""
-        if self._learning_since is None:
-            return 0.0
-        return (self.progress.steps - self._steps_at_start) / max(time.monotonic() - self._learning_since, 1e-9)
+        return self._rate(0)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -147,8 +145,21 @@ class MetricsWriter:
         self.event_file.scalars(episode_points(self._games) + points)
         self._games = []
         self._episode_log.flush()
-        line = self._progress_line(values.get("charts/policy_lag", math.nan))
-        self.display.show(self.progress.steps, line, self._seconds_left())
+        line = self._progress_line(values.get("charts/policy_lag", math.nan), self.sps)
+        self.display.show(self.progress.steps, line, self._seconds_left(self.progress.steps, self.sps))
+
+    def show_pending(self, steps: int, text: str) -> None:
+        """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
+        sps, steps_done = self._rate(steps), self.progress.steps + steps
+        line = f"{self._progress_line(math.nan, sps)}  {text}"
+        self.display.show(steps_done, line, self._seconds_left(steps_done, sps))
+
+    def _rate(self, pending: int) -> float:
+        """Agent steps a second since the clock started, with those that are not recorded yet."""
+        if self._learning_since is None:
+            return 0.0
+        steps = self.progress.steps + pending - self._steps_at_start
+        return steps / max(time.monotonic() - self._learning_since, 1e-9)
 
     def _read_values(self) -> dict[str, float]:
         """Values that are read at a flush rather than averaged since the last one."""
@@ -162,16 +173,16 @@ class MetricsWriter:
             **{f"time/{name}": share for name, share in self.timing.shares().items()},
         }
 
-    def _progress_line(self, lag: float) -> str:
+    def _progress_line(self, lag: float, sps: float) -> str:
         counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
         if self.headline is not None:
-            return "  ".join([*self.headline(), f"{self.sps:,.0f} sps", *counts])
+            return "  ".join([*self.headline(), f"{sps:,.0f} sps", *counts])
         mean = f"{self.progress.window.mean:.1f}" if self.progress.window.returns else "-"
         phase = [text] if (text := self.phase()) else []
-        return "  ".join([*phase, f"return {mean}", f"{self.sps:,.0f} sps", f"lag {lag:.1f}", *counts])
+        return "  ".join([*phase, f"return {mean}", f"{sps:,.0f} sps", f"lag {lag:.1f}", *counts])
 
-    def _seconds_left(self) -> float:
+    def _seconds_left(self, steps: int, sps: float) -> float:
         """Until the budget of steps or seconds is spent."""
         args, progress = self.progress.args, self.progress
-        left = (args.total_steps - progress.steps) / self.sps if self.sps else math.inf
+        left = (args.total_steps - steps) / sps if sps else math.inf
         return min(left, progress.seconds_left)

@@ -55,6 +55,7 @@ def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True
         net: that is trained.
         shares_snapshots: with the evaluator, if there is one, through shared memory.
     """
+    check_system()
     check_processor()
     evaluators = int(args.eval_every > 0)
     check_memory(args.local_actors, getattr(args, "num_learners", 1), args.cuda, evaluators, args.actors_flag)
@@ -73,6 +74,13 @@ def check_evaluation(args: CommonArgs) -> None:
     if args.stop_eval_return is not None and not args.eval_every:
         why = "there is no evaluation whose return could reach it"
         raise ConfigError("stop-eval-return", args.stop_eval_return, why, "give --eval-every too, or leave it out")
+
+
+def check_system() -> None:
+    """Raise ConfigError on anything but Linux."""
+    if (system := platform.system()) != "Linux":
+        why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
+        raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
 
 
 def check_processor() -> None:

@@ -86,6 +86,7 @@ def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
     on_ray = scripts.finish(trainer, "r")
     assert on_ray.code == 0, on_ray.err
     assert "(raylet)" not in on_ray.out + on_ray.err
+    assert "Ray cluster: 1 node, 2 CPUs; 2 actors wanted" in on_ray.out
     alone = scripts.run(IMPALA, *DETERMINISTIC, name="alone")
     assert on_ray.summary["weights_sha256"] == alone.summary["weights_sha256"]
     assert scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "2"), "r").code == 0

@@ -203,6 +203,10 @@ SPECIAL = {
     "several trainers on Ray": (RAY_IMPALA, ["--num-learners", "2"], "num-learners=2: on Ray there is one"),
     "a measurement on Ray": (RAY_IMPALA, ["--force-lag", "2"], "force-lag=2: it is for measurements"),
     "no cluster to join": (RAY_IMPALA, ["--address", "auto"], "address=auto: this machine has no node of a cluster"),
+    "a token without a cluster": (RAY_IMPALA, ["--token-file", "k"], "token-file=k: it is for a running cluster"),
+    "no token without a cluster": (RAY_DQN, ["--insecure-cluster"], "insecure-cluster=True: it is for a running clu"),
+    "a flag of DQN": (RAY_IMPALA, ["--num-shards", "2"], "num-shards=2: only --algo dqn has this flag; add --algo dqn"),
+    "a switch of IMPALA": (RAY_DQN, ["--no-vtrace"], "no-vtrace=: only --algo impala has this flag; add --algo impala"),
     "no token to join with": (
         RAY_IMPALA,
         ["--address", "127.0.0.1:1", "--token-file", "none"],

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import (
     ConvActorCritic,
     LSTMCore,
     MLPActorCritic,
+    NetSpec,
     initial_state,
     is_image,
     make_actor_critic,
@@ -304,13 +306,17 @@ def test_policy_and_value_have_hidden_layers_of_their_own():
         assert all(p.grad is not None for p in net.value.parameters())
 
 
-IMPALA_NETS = [("shallow", False), ("shallow", True), ("deep", False), ("deep", True)]
+NETS = [(net, lstm) for net in ("paper", "book", "deep") for lstm in (False, True)]
 
 
 @pytest.mark.parametrize("space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (3,))], ids=["image", "vector"])
-@pytest.mark.parametrize(("kind", "lstm"), IMPALA_NETS)
+@pytest.mark.parametrize(("kind", "lstm"), NETS)
 def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
-    net = make_actor_critic(space, Discrete(5), kind, lstm)
+    if kind != "book" and not is_image(space):
+        with pytest.raises(ConfigError, match=f"net={kind}: observations are of shape .* needs images"):
+            make_actor_critic(space, Discrete(5), NetSpec(kind, lstm))
+        return
+    net = make_actor_critic(space, Discrete(5), NetSpec(kind, lstm))
     obs = torch.from_numpy(np.stack([[space.sample() for _ in range(2)] for _ in range(3)]))
     logits, values = unroll(net, obs, torch.zeros(2, net.core_size), torch.zeros(3, 2, dtype=torch.bool))
     assert (logits.shape, values.shape) == ((3, 2, 5), (3, 2))
@@ -320,10 +326,16 @@ def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
     assert not dead
 
 
-def test_the_deep_net_has_the_papers_fifteen_convolutions():
-    net = make_actor_critic(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), "deep")
-    assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == 15
-    assert net.torso[1].in_features == 32 * 11 * 11
+@pytest.mark.parametrize(
+    ("kind", "convolutions", "features", "hidden"),
+    [("paper", 2, 32 * 9 * 9, 256), ("book", 3, 64 * 7 * 7, 512), ("deep", 15, 32 * 11 * 11, 256)],
+)
+def test_nets_have_the_sizes_of_their_papers(kind, convolutions, features, hidden):
+    net = make_actor_critic(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), NetSpec(kind))
+    assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == convolutions
+    linear = next(module for module in net.modules() if isinstance(module, nn.Linear))
+    assert (linear.in_features, linear.out_features) == (features, hidden)
+    assert isinstance(net, ConvActorCritic) == (kind == "book")
 
 
 def test_the_core_is_torchs_lstm_begun_anew_at_episode_starts():
@@ -348,7 +360,7 @@ def test_the_core_is_torchs_lstm_begun_anew_at_episode_starts():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_net_with_a_core_acts_in_its_own_format(dtype):
-    net = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2), lstm=True).to(dtype)
+    net = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2), NetSpec(lstm=True)).to(dtype)
     logits, baseline, state = net(torch.ones(2, 3), *initial_state(net, 2))
     assert {logits.dtype, baseline.dtype, state.dtype} == {dtype}
     assert state.any()

@@ -159,7 +159,7 @@ def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, monkeypatch):
     with a_run(args) as run:
         run.record_rollout(9_876_543, [Episode(-20.9, 800)], 0, 0)
         monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + 1000.0: now)
-        line = run.metrics._progress_line(lag=12.3)
+        line = run.metrics._progress_line(lag=12.3, sps=run.metrics.sps)
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     bar = progress_bar(console)
     bar.add_task("", completed=run.steps, total=args.total_steps, eta=hms(3600), line=line)
@@ -331,4 +331,4 @@ def test_progress_lines_say_how_full_the_replay_is_until_learning_starts(args):
     with a_run(args) as run:
         for held, said in ((7_040, "collecting 7,040/20,000  return -"), (20_000, "return -")):
             apex.show_collecting(run, apex_settings.Args(), lambda held=held: held)
-            assert run.metrics._progress_line(0.0).startswith(said)
+            assert run.metrics._progress_line(0.0, 1.0).startswith(said)
