@@ -42,7 +42,7 @@ CHAPTERS = {
     "apex_dqn": (
         "[3 Ape-X DQN, DDPG](docs/apex.md)",
         "transitions with priorities, into a sharded replay",
-        "actions are continuous, or each step should be learned from more than once",
+        "each step should be learned from more than once",
     ),
     "impala": (
         "[4 IMPALA](docs/impala.md)",
