@@ -135,7 +135,7 @@ def rate_of(name: str, args: Args, seed: int) -> float:
 
 def solved_by(name: str, args: Args, seed: int) -> dict[str, Any]:
     """Minutes and steps until the stop return, and the curve up to there."""
-    seconds = 60 * args.max_minutes
+    seconds, points = 60 * args.max_minutes, list[Point]()
     if name == OURS:
         with tempfile.TemporaryDirectory() as folder:
             goal = [f"--stop-return={args.stop_return}", f"--max-seconds={seconds}", f"--seed={seed}"]
@@ -191,7 +191,8 @@ def main() -> int:
             raise ConfigError("peers", name, f"it is not installed in {args.environments}", "run with --install first")
     result = common.begin("peers", args, args.env_id)
     result["peer_versions"] = {name: versions_of(peer, args.environments) for name, peer in others.items()}
-    result["runs" if args.solve else "rates"] = found = {name: [] for name in args.peers}
+    found: dict[str, list[Any]] = {name: [] for name in args.peers}
+    result["runs" if args.solve else "rates"] = found
     path = common.result_path(args.results, result, with_env=True)
     for number in range(1, (args.seeds if args.solve else args.repeat) + 1):
         for name in args.peers:
