@@ -15,14 +15,14 @@ from typing import Annotated, Any, NamedTuple
 import gymnasium
 import numpy as np
 import tyro
-from gymnasium.spaces import Discrete
 from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count, Fraction
 from a3c_mp.errors import CheckpointError, ConfigError
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.actor_critic import NetSpec, make_actor_critic
+from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.population.records import Spaces
 from a3c_mp.run import checkpoint
@@ -67,7 +67,7 @@ class TrainedRun(NamedTuple):
     path: Path
     algorithm: str
     env_id: str
-    net_options: dict[str, Any]  # arguments of `make_actor_critic`
+    net_spec: NetSpec  # of an actor-critic
     state: dict[str, Any]
 
 
@@ -89,13 +89,13 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
     try:
         config = json.loads((folder / "config.json").read_text())
         env_id, algorithm = config["args"]["env_id"], config["algorithm"]
-        net_options = {name: config["args"][name] for name in ("net", "lstm") if name in config["args"]}
+        net_spec = NetSpec.of_run(config["args"])
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
         if member is not None:
             state["net"] = net_of_member(state, member)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         raise ConfigError("run", run, str(error), "name another run or checkpoint") from error
-    return TrainedRun(path, algorithm, env_id, net_options, state)
+    return TrainedRun(path, algorithm, env_id, net_spec, state)
 
 
 def net_of_member(state: dict[str, Any], member: int) -> dict[str, Any]:
@@ -112,12 +112,12 @@ def net_of_member(state: dict[str, Any], member: int) -> dict[str, Any]:
 def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
     """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
     algo = VALUE_BASED.get(run.algorithm)
-    spaces = check_env(run.env_id, algo.ACTIONS if algo else Discrete)
+    spaces = check_env(run.env_id, algo.ACTIONS if algo else ACTIONS)
     net: Any
     if run.algorithm == "population":
         net = EliteNet(Spaces(*spaces))
     else:
-        net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, **run.net_options)
+        net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, run.net_spec)
     try:
         net.load_state_dict(run.state["net"])
     except RuntimeError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: it sets the number of threads before torch is imported)
 
-from torch import Tensor
+from torch import Tensor, zeros_like
 
 from a3c_mp.algorithms import apex, dqn, impala, on_ray
 from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts
@@ -38,7 +38,7 @@ class ImpalaActor:
 
     def __init__(self, channel: FleetChannel, args: ImpalaArgs, packer: Packer, weights: Reader):
         env = make_envs(args, channel)
-        net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
+        net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec)
         self.args, self.packer, self.weights, self.net = args, packer, weights, net.to(weights.dtype)
         self.collector, self.rollout = RolloutCollector(args, env, self.net, channel), Rollout(**packer.empty())
 
@@ -75,18 +75,18 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     with autocast(args.precision, net):
         logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
-    log_probs = losses.log_prob(logits, unrolls.action)
-    log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # log(pi / mu)
-    clips = args.clip_rho, args.clip_c, args.clip_pg_rho
-    vs, advantages = vtrace(args.vtrace * log_rhos, discounts, rewards, values, bootstrap_value, *clips)
+    policy, behaviour = net.distribution(logits), net.distribution(unrolls.behaviour_logits)
+    log_probs = policy.log_prob(unrolls.action)
+    log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
+    log_weights = log_rhos if args.vtrace else zeros_like(log_rhos)
+    vs, advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
     advantages = losses.normalize(advantages) if args.normalize_advantages else advantages
-    policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), losses.entropy_loss(logits)
+    policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), -policy.entropy().mean()
     value_loss = losses.value_loss(values, vs)
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": vs}
-    rhos = log_rhos.exp()
-    return total, metrics | {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
+    return total, metrics | losses.rho_metrics(log_rhos, args.clip_rho)
 
 
 def dqn_loss(
@@ -104,11 +104,10 @@ def train_impala(args: ImpalaArgs, run: Run, cluster: OnRay, learner: impala.Lea
     """Train on unrolls in the order in which they arrive."""
     with cluster.start_actors(ImpalaActor, replay=learner.replay) as actors:
         for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
-            rollouts = [Rollout(**learner.slots[slot]) for _, slot, _ in filled]
-            stats = on_ray.rollout_stats(rollouts, filled, actors.weights.version)
+            rollouts, stats = cluster.read_rollouts(filled, actors.weights.version)
             if actors.sync_counters(filled, stats, cluster.data_guard)[0]:
                 unrolls = join([rollout.to(cluster.device) for rollout in rollouts])
-                learner.optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+                learner.optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
                 cluster.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image))
                 for batch in impala.batches(args, unrolls, learner.replay, run.rng):
                     cluster.step(*impala_loss(args, learner.net, batch))

@@ -7,6 +7,20 @@ from typing import Annotated, Any, Literal
 
 from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
 
+CONTINUOUS: dict[str, Any] = {
+    "algo": "ddpg",
+    "num_envs": 4,
+    "replay_size": 100_000,
+    "learning_starts": 1_000,
+    "replay_ratio": 16.0,
+    "batch_size": 128,
+    "learning_rate": 1e-3,
+    "policy_learning_rate": 1e-3,
+    "adam_eps": 1e-8,
+    "target_period": 1,
+    "target_rate": 0.01,
+}
+
 
 @dataclass(frozen=True)
 class ReplayArgs(LearningArgs):
@@ -35,9 +49,10 @@ class Args(ReplayArgs):
     """Settings of Ape-X: chapter 3."""
 
     chapter = "apex"
+    continuous = CONTINUOUS
 
     algo: Literal["dqn", "ddpg"] = "dqn"
-    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous actions"""
+    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous ones (their default)"""
     num_envs: Annotated[int, Between(1, 4096)] = 16
     """environments for each actor (B)"""
     block_length: Count = 4
@@ -97,19 +112,6 @@ CARTPOLE: dict[str, Any] = {
     "learning_rate": 1e-3,
     "adam_eps": 1e-5,
     "target_period": 50,
-}
-CONTINUOUS: dict[str, Any] = {
-    "algo": "ddpg",
-    "num_envs": 4,
-    "replay_size": 100_000,
-    "learning_starts": 1_000,
-    "replay_ratio": 16.0,
-    "batch_size": 128,
-    "learning_rate": 1e-3,
-    "policy_learning_rate": 1e-3,
-    "adam_eps": 1e-8,
-    "target_period": 1,
-    "target_rate": 0.01,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},

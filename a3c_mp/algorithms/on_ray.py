@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -79,6 +79,7 @@ class DqnArgs(apex_settings.Args, RayArgs):
     """Settings of DQN on Ray."""
 
     chapter = "ray"
+    continuous: ClassVar = {}  # only chapter 3 has ddpg
 
     algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
@@ -99,6 +100,11 @@ SETTINGS: dict[str, tuple[type[RayRunArgs], dict[str, dict[str, Any]]]] = {
 def check(args: RayRunArgs) -> None:
     """Raise ConfigError for settings that contradict each other, and for a machine without Ray."""
     check_installed()
+    if args.address is None:
+        for name, value in (("token-file", args.token_file), ("insecure-cluster", args.insecure_cluster)):
+            if value:
+                why = "it is for a running cluster, and this run starts one of its own"
+                raise ConfigError(name, value, why, "add --address, or leave it out")
     if args.num_learners > 1:
         raise ConfigError("num-learners", args.num_learners, "on Ray there is one", "leave it out, or use chapter 4")
     if isinstance(args, ImpalaArgs) and args.force_lag:
@@ -224,6 +230,10 @@ class OnRay:
 
     def __enter__(self) -> OnRay:
         self.session.__enter__()
+        cluster, nodes = self.session.cluster, len(self.session.nodes)
+        where = "" if cluster is None else f" at {cluster.address}"
+        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {self.session.num_cpus:g} CPUs"
+        self.run.log.info(f"Ray cluster{where}: {size}; {self.args.num_actors} actors wanted (--num-actors)")
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -306,7 +316,17 @@ class OnRay:
             should_stop=self.run.is_interrupted, device=self.device,
         )  # fmt: skip
         self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+        apex.show_collecting(self.run, args, lambda: replay.size)
         return replay
+
+    def read_rollouts(self, filled: Sequence[Filled], version: int) -> tuple[list[Rollout], list[MessageStats]]:
+        """Return a round of rollouts, and the statistics of each; a payload is the version that an actor acted with."""
+        rollouts = [Rollout(**self.learner.slots[slot]) for _, slot, _ in filled]
+        stats = [
+            MessageStats(rollout.num_steps, episodes_of(rollout), version - acted_with, is_finite(rollout))
+            for rollout, (_, _, acted_with) in zip(rollouts, filled, strict=True)
+        ]
+        return rollouts, stats
 
     def insert_blocks(self, replay: RemoteReplay, filled: Sequence[Filled], version: int) -> list[MessageStats]:
         """Have the rows of a round of blocks inserted into their shards, and return the statistics of each."""
@@ -317,14 +337,6 @@ class OnRay:
             episodes = finished_episodes(self.learner.slots[slot])
             stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
         return stats
-
-
-def rollout_stats(rollouts: Sequence[Rollout], filled: Sequence[Filled], version: int) -> list[MessageStats]:
-    """Return the statistics of a round of rollouts; a payload is the version that an actor acted with."""
-    return [
-        MessageStats(rollout.num_steps, episodes_of(rollout), version - acted_with, is_finite(rollout))
-        for rollout, (_, _, acted_with) in zip(rollouts, filled, strict=True)
-    ]
 
 
 def state_of(args: CommonArgs, fields: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:

@@ -111,6 +111,7 @@ class Session:
         self.lost: str | None = None  # why the cluster cannot be used any longer
         self.node_id = ""  # of the node that this process runs on
         self.nodes: dict[str, str] = {}  # ids of the nodes that are alive -> their addresses; as the watchdog saw last
+        self.num_cpus = 0.0  # of all nodes: places for actors, likewise
         self.store_bytes = 0.0  # used in the object stores of all nodes, likewise
         self.places: dict[str, tuple[str, int]] = {}  # of actors: id -> (node, process), likewise
         self.waiting: frozenset[str] = frozenset()  # ids of the actors that no node has a place for, likewise
@@ -131,6 +132,7 @@ class Session:
         finally:
             for signum, handler in handlers.items():  # `ray.init` replaces that of SIGTERM
                 signal.signal(signum, handler)
+        in_time(self._ask_head, ANSWER_SECONDS)
         self._watchdog.start()
         return self
 
@@ -286,6 +288,7 @@ class Session:
 
         self.nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self.ray.nodes() if node["Alive"]}
         all_of_it, free = state.cluster_resources(), state.available_resources()
+        self.num_cpus = all_of_it.get("CPU", 0.0)
         self.store_bytes = all_of_it.get(STORE, 0.0) - free.get(STORE, 0.0)
         actors = state.actors()
         self.places = {key: (actor["Address"]["NodeID"], actor["Pid"]) for key, actor in actors.items()}

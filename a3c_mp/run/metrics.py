@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -11,8 +12,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import TrainingError
+from a3c_mp.maths.losses import with_diagnostics
 from a3c_mp.run.averages import Means, Timings
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
@@ -23,6 +26,12 @@ from a3c_mp.run.tensorboard import EventFile, episode_points
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve; each is a mean over that time"""
+
+
+def table_of(args: CommonArgs) -> str:
+    """Settings as a Markdown table."""
+    rows = [f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items()]
+    return "\n".join(["|setting|value|", "|-|-|", *rows])
 
 
 class MetricsWriter:
@@ -41,6 +50,7 @@ class MetricsWriter:
         self.folder, self.progress, self.log = folder, progress, log
         self.timing = Timings()
         self.gauges: dict[str, Callable[[], float]] = {}  # read once at each flush
+        self.phase: Callable[[], str] = lambda: ""  # for the progress line, while nothing is learned yet
         self.headline: Callable[[], list[str]] | None = None  # for the progress line instead of mean return and lag
         self._means = Means()
         self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
@@ -53,6 +63,7 @@ class MetricsWriter:
         """Open the event file and the display."""
         resumed = self.progress.args.resume is not None
         self.event_file = EventFile(self.folder, self.progress.steps + 1 if resumed else None, self.log)
+        self.event_file.text("hyperparameters", table_of(self.progress.args), self.progress.steps)
         self.display = Display(self.progress.args.total_steps, self.log, self.progress.steps)
 
     def close_files(self) -> None:
@@ -60,12 +71,13 @@ class MetricsWriter:
         self._episode_log.close()
 
     def start_clock(self) -> None:
-        """Count agent steps a second from now on, instead of from the first rollout."""
+        """Count agent steps a second, and `--max-seconds`, from now on, instead of from the first rollout."""
         self._learning_since = time.monotonic()
+        self.progress.start_budget()
 
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Add values to the means that the next flush writes."""
-        self._means.add(metrics)
+        self._means.add(with_diagnostics(metrics))
 
     def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
@@ -166,12 +178,11 @@ class MetricsWriter:
         if self.headline is not None:
             return "  ".join([*self.headline(), f"{sps:,.0f} sps", *counts])
         mean = f"{self.progress.window.mean:.1f}" if self.progress.window.returns else "-"
-        return "  ".join([f"return {mean}", f"{sps:,.0f} sps", f"lag {lag:.1f}", *counts])
+        phase = [text] if (text := self.phase()) else []
+        return "  ".join([*phase, f"return {mean}", f"{sps:,.0f} sps", f"lag {lag:.1f}", *counts])
 
     def _seconds_left(self, steps: int, sps: float) -> float:
         """Until the budget of steps or seconds is spent."""
         args, progress = self.progress.args, self.progress
         left = (args.total_steps - steps) / sps if sps else math.inf
-        if args.max_seconds is not None:
-            left = min(left, args.max_seconds - (time.monotonic() - progress.started))
-        return left
+        return min(left, progress.seconds_left)

@@ -86,6 +86,7 @@ def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
     on_ray = scripts.finish(trainer, "r")
     assert on_ray.code == 0, on_ray.err
     assert "(raylet)" not in on_ray.out + on_ray.err
+    assert "Ray cluster: 1 node, 2 CPUs; 2 actors wanted" in on_ray.out
     alone = scripts.run(IMPALA, *DETERMINISTIC, name="alone")
     assert on_ray.summary["weights_sha256"] == alone.summary["weights_sha256"]
     assert scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "2"), "r").code == 0
@@ -160,6 +161,22 @@ def test_without_the_head_the_run_is_saved(scripts):
     assert done.code == 1
     assert "the head of the Ray cluster has not answered for 8 s" in done.summary["exit_reason"]
     assert done.state["steps"] == done.summary["steps"] > 0
+
+
+@SLOW
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("time_of_ten", range(5))
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_run_with_a_checkpoint_in_8_seconds(scripts, signum, code, time_of_ten):
+    trainer = scripts.train((RAY_IMPALA, RAY_DQN)[time_of_ten % 2], *LONG)
+    learning(scripts, trainer)
+    began = time.monotonic()
+    trainer.send_signal(signum)
+    trainer.wait(60)
+    passed, done = time.monotonic() - began, scripts.finish(trainer, "r")
+    assert done.code == code
+    assert done.state["steps"] == done.summary["steps"] > 0
+    assert passed < 8
 
 
 @SLOW

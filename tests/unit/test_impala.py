@@ -7,12 +7,14 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 import train_impala
+import train_ray
 from a3c_mp.algorithms.impala import PRESETS, Args, DelayLine, UnrollReplay, batches, rollouts_per_batch
 from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
-from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import make_actor_critic, unroll
+from a3c_mp.maths import returns
+from a3c_mp.nets.actor_critic import NetSpec, make_actor_critic, unroll
+from a3c_mp.nets.distributions import Categorical
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.preflight import check_learners
 
@@ -96,7 +98,7 @@ def test_learners_share_the_actors_evenly():
 
 @pytest.mark.parametrize("lstm", [False, True])
 def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm):
-    net = make_actor_critic(*SPACES, lstm=lstm)
+    net = make_actor_critic(*SPACES, NetSpec(lstm=lstm))
     batch = some_unrolls(5, core_size=net.core_size)
     total, metrics = train_impala.loss(ARGS, net, batch, LearnerGroup())
     total.backward()
@@ -111,7 +113,7 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
     constants = (x.detach() for x in (log_pi - log_mu, discounts, rewards, values[:-1], values[-1]))
     vs, advantages = returns.vtrace(*constants)
     expected = -(advantages * log_pi).mean() + ARGS.value_cost * 0.5 * (vs - values[:-1]).square().mean()
-    expected = expected + ARGS.entropy_cost * losses.entropy_loss(logits[:-1])
+    expected = expected + ARGS.entropy_cost * -Categorical(logits[:-1]).entropy().mean()
     expected.backward()
     torch.testing.assert_close(total, expected)
     for found, parameter in zip(gradient, net.parameters(), strict=True):
@@ -121,13 +123,20 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
     torch.testing.assert_close(metrics["values/rho_clipped"].mean(), (rhos > 1).float().mean())
 
 
-def test_without_vtrace_the_policy_that_acted_plays_no_part():
+def on_ray(args, net, batch, group):
+    """Chapter 7 has the same loss, for one learner."""
+    return train_ray.impala_loss(args, net, batch)
+
+
+@pytest.mark.parametrize("loss", [train_impala.loss, on_ray])
+def test_without_vtrace_the_policy_that_acted_plays_no_part(loss):
     net, batch = make_actor_critic(*SPACES), some_unrolls(5)
-    other = batch._replace(behaviour_logits=batch.behaviour_logits + torch.tensor([3.0, -3.0]))
-    for vtrace in (True, False):
-        args = replace(ARGS, vtrace=vtrace)
-        first, second = (train_impala.loss(args, net, unrolls, LearnerGroup())[0] for unrolls in (batch, other))
-        assert torch.equal(first, second) != vtrace
+    for scale in (torch.tensor([3.0, -3.0]), torch.tensor([0.0, -torch.inf])):
+        other = batch._replace(behaviour_logits=batch.behaviour_logits + scale)
+        for vtrace in (True, False):
+            args = replace(ARGS, vtrace=vtrace)
+            first, second = (loss(args, net, unrolls, LearnerGroup())[0] for unrolls in (batch, other))
+            assert torch.equal(first, second) != vtrace
 
 
 def test_a_delay_line_gives_the_net_of_so_many_calls_ago():
