@@ -135,7 +135,7 @@ def rate_of(name: str, args: Args, seed: int) -> float:
 
 def solved_by(name: str, args: Args, seed: int) -> dict[str, Any]:
     """Minutes and steps until the stop return, and the curve up to there."""
-    seconds = 60 * args.max_minutes
+    seconds, points = 60 * args.max_minutes, list[Point]()
     if name == OURS:
         with tempfile.TemporaryDirectory() as folder:
             goal = [f"--stop-return={args.stop_return}", f"--max-seconds={seconds}", f"--seed={seed}"]
