@@ -114,16 +114,13 @@ def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Epi
 
     Raises:
         ImportError: the extra `video` is not installed.
-        gymnasium.error.Error: the environment cannot be rendered.
+        NotRendered: the environment cannot be rendered.
     """
     import imageio.v2 as imageio
 
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
-    env = make_env(env_id, render_mode="rgb_array")
+    env, obs, first_frame = start_rendering(env_id, seed)
     fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
     episode_return, length, done = 0.0, 0, False
-    obs, _ = env.reset(seed=seed)
-    first_frame = _frame(env)
     video: Any = imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
     with video:
         video.append_data(first_frame)
@@ -135,7 +132,24 @@ def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Epi
     return Episode(episode_return, length)
 
 
+class NotRendered(Exception):
+    """An environment cannot be rendered; its cause says why."""
+
+
+def start_rendering(env_id: str, seed: int) -> tuple[gymnasium.Env, np.ndarray, np.ndarray]:
+    """(environment that renders images, its first observation, its first image). Raises NotRendered."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
+    try:
+        env = make_env(env_id, render_mode="rgb_array")
+        obs, _ = env.reset(seed=seed)
+        return env, obs, _frame(env)
+    except Exception as error:  # an environment of the user's own can raise anything
+        raise NotRendered(" ".join(str(error).split()) or type(error).__name__) from error
+
+
 def _frame(env) -> np.ndarray:
     """The rendered image, uint8 [H, W, 3]; small ones are doubled, as video players blur them."""
     frame = env.render()
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+        raise TypeError(f"render() returned a {type(frame).__name__}, must be an image [H, W, 3]")
     return frame.repeat(2, axis=0).repeat(2, axis=1) if frame.shape[0] < 300 else frame

@@ -649,6 +649,7 @@ PLAY = {
     "no whole number": (["old/impala", "--seed", "1.5"], "seed=1.5: must be a whole number"),
     "no folder for the video": (["old/impala", "--video", "none/game.mp4"], "video=none/game.mp4: "),
     "no video": (["old/impala", "--video", "game.txt"], "video=game.txt: "),
+    "no export": (["old/impala", "--export", "p.pt"], "export=p.pt: it must be a file that ends in .onnx or .safetens"),
 }
 
 
@@ -715,12 +716,3 @@ def test_plot(flags, message, old, refused):
 def test_plot_names_a_spoilt_run(file, content, old, refused):
     (old / "impala" / file).write_bytes(content.encode("latin1"))
     assert "runs=old/impala: not a run folder" in refused(plot.main, ["old/impala"])
-
-
-def test_plot_groups_runs_by_game_and_by_settings(old):
-    runs = [plot.read_run(old / "impala", 100)]
-    runs += [runs[0]._replace(name="other seed"), runs[0]._replace(name="slow", settings="{}")]
-    runs += [runs[0]._replace(env_id="Acrobot-v1", algorithm="apex_dqn")]
-    labels = {game: list(curves) for game, curves in plot.group(runs).items()}
-    curves = ["impala [impala] (2 runs)", "impala [slow]"]
-    assert labels == {"CartPole-v1": curves, "Acrobot-v1": ["apex_dqn"]}
