@@ -142,7 +142,7 @@ def solved_by(name: str, args: Args, seed: int) -> dict[str, Any]:
             place = [f"--runs-dir={folder}", "--run-name=run"]
             command = [*common.CHAPTERS["a3c_data"], f"--env-id={args.env_id}", *goal, *place]
             train(command, Path(folder) / "run")
-            points: list[tuple[float, int, float | None]] = [
+            points = [
                 (s, steps, mean) for steps, s, mean in curve(read_episodes(Path(folder) / "run" / "episodes.csv"))
             ]
     else:
