@@ -1,9 +1,12 @@
-"""Evaluate a trained run: raw scores of whole games, and a video.
+"""Evaluate a trained run: raw scores of whole games, and a video. Or export its policy.
 
 python play.py runs/<name> --episodes 30 --video game.mp4
+python play.py runs/<name> --export policy.onnx
 """
 
 from __future__ import annotations
+
+import a3c_mp  # noqa: F401  # isort: skip  (first: Ctrl-C ends the script in one line from here on)
 
 import importlib.util
 import json
@@ -15,26 +18,29 @@ from typing import Annotated, Any, NamedTuple
 import gymnasium
 import numpy as np
 import tyro
-from gymnasium.spaces import Discrete
 from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count, Fraction
 from a3c_mp.errors import CheckpointError, ConfigError
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.actor_critic import NetSpec, make_actor_critic
+from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.population.records import Spaces
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluate import (
     NUM_ENVS,
+    NotRendered,
     Policy,
     make_play_envs,
     make_policy,
     play_episodes,
     record_episode,
+    start_rendering,
     with_random_actions,
 )
+from a3c_mp.run.export import ExportedPolicy, head_of, write_onnx, write_safetensors
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.script import exit_with
 
@@ -59,6 +65,8 @@ class Args:
     """population: the member at this place of the newest checkpoint, instead of the fittest so far"""
     video: Path | None = None
     """record one more episode to this mp4 file (needs imageio-ffmpeg)"""
+    export: Path | None = None
+    """write the policy to this file and play no game: .onnx, with greedy actions; .safetensors, the weights alone"""
 
 
 class TrainedRun(NamedTuple):
@@ -67,7 +75,7 @@ class TrainedRun(NamedTuple):
     path: Path
     algorithm: str
     env_id: str
-    net_options: dict[str, Any]  # arguments of `make_actor_critic`
+    net_spec: NetSpec  # of an actor-critic
     state: dict[str, Any]
 
 
@@ -89,13 +97,13 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
     try:
         config = json.loads((folder / "config.json").read_text())
         env_id, algorithm = config["args"]["env_id"], config["algorithm"]
-        net_options = {name: config["args"][name] for name in ("net", "lstm") if name in config["args"]}
+        net_spec = NetSpec.of_run(config["args"])
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
         if member is not None:
             state["net"] = net_of_member(state, member)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         raise ConfigError("run", run, str(error), "name another run or checkpoint") from error
-    return TrainedRun(path, algorithm, env_id, net_options, state)
+    return TrainedRun(path, algorithm, env_id, net_spec, state)
 
 
 def net_of_member(state: dict[str, Any], member: int) -> dict[str, Any]:
@@ -109,25 +117,48 @@ def net_of_member(state: dict[str, Any], member: int) -> dict[str, Any]:
     return saved_net(members[member])
 
 
-def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
-    """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
+def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
+    """The trained net, and the spaces of its environment. Raises ConfigError if it does not fit the environment."""
     algo = VALUE_BASED.get(run.algorithm)
-    spaces = check_env(run.env_id, algo.ACTIONS if algo else Discrete)
+    spaces = check_env(run.env_id, algo.ACTIONS if algo else ACTIONS)
     net: Any
     if run.algorithm == "population":
         net = EliteNet(Spaces(*spaces))
     else:
-        net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, **run.net_options)
+        net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, run.net_spec)
     try:
         net.load_state_dict(run.state["net"])
     except RuntimeError as error:
         why = f"{run.path} does not fit {run.env_id} as it is now"
-        raise ConfigError("run", args.run, why, "name another run") from error
-    if algo:
+        raise ConfigError("run", run.path, why, "name another run") from error
+    return net, spaces
+
+
+def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
+    """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
+    net, spaces = load_net(run)
+    if algo := VALUE_BASED.get(run.algorithm):
         policy: Policy = algo.make_policy(net, spaces[1])
     else:
         policy = make_policy(net, spaces[1], greedy=not args.sampled, seed=args.seed)
     return with_random_actions(policy, spaces[1], args.epsilon, seed=args.seed) if args.epsilon else policy
+
+
+def export_policy(run: TrainedRun, path: Path) -> None:
+    """Write the policy as ONNX or its weights as safetensors. Raises ConfigError if it cannot be written."""
+    if path.suffix not in (".onnx", ".safetensors") or path.is_dir():
+        raise ConfigError("export", path, "it must be a file that ends in .onnx or .safetensors", "name one")
+    net, (obs_space, action_space) = load_net(run)
+    description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
+    description |= {"obs_space": str(obs_space), "action_space": str(action_space), **run.net_spec._asdict()}
+    try:
+        if path.suffix == ".onnx":
+            write_onnx(path, ExportedPolicy(net, head_of(action_space)), obs_space, description)
+        else:
+            write_safetensors(path, net, description)
+    except OSError as error:
+        raise ConfigError("export", path, f"it cannot be written ({error.strerror})", "choose another") from error
+    print(f"{path}: {run.algorithm} on {run.env_id}, {run.state['steps']:,} steps, {path.stat().st_size:,} bytes")
 
 
 def check_video(video: Path) -> None:
@@ -140,12 +171,36 @@ def check_video(video: Path) -> None:
         raise ConfigError("video", video, "it must be a file that ends in .mp4", "for instance game.mp4")
 
 
+def check_rendering(video: Path, env_id: str) -> None:
+    """Raise ConfigError if an environment cannot be rendered."""
+    try:
+        start_rendering(env_id, seed=0)[0].close()
+    except NotRendered as error:
+        raise ConfigError("video", video, f"{env_id} cannot be rendered: {error}", "leave --video out") from error
+
+
+def compare_with_training(run: TrainedRun, mean: float, sampled: bool) -> str:
+    """The training's mean return, and what may explain a lower one here; empty if the checkpoint holds none."""
+    if not (returns := run.state.get("returns")):
+        return ""
+    trained = float(np.mean(returns))
+    text = f"training's mean return at this checkpoint: {trained:.2f} over {len(returns)} games"
+    if mean < trained and not sampled and run.algorithm not in VALUE_BASED:
+        text += "; it sampled its actions, as --sampled does here"
+    return text
+
+
 def main() -> int:
     args = parse_plain(Args, __doc__)
     if args.video is not None:
         check_video(args.video)
     run = load_run(args.run, args.member)
+    if args.export is not None:
+        export_policy(run, args.export)
+        return 0
     policy = make_trained_policy(run, args)
+    if args.video is not None:
+        check_rendering(args.video, run.env_id)
     how = "sampled" if args.sampled and run.algorithm not in VALUE_BASED else "greedy"
     how += f" and {args.epsilon:.1%} random" if args.epsilon else ""
     of = "" if args.member is None else f" of member {args.member}"
@@ -160,12 +215,10 @@ def main() -> int:
         f"mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, min {scores.min():g}, max {scores.max():g}, "
         f"{len(scores)} games of {np.mean([episode.length for episode in played]):.0f} steps on average"
     )
+    if text := compare_with_training(run, float(scores.mean()), args.sampled):
+        print(text)
     if args.video is not None:
-        try:
-            episode = record_episode(policy, run.env_id, args.video, seed=args.seed)
-        except gymnasium.error.Error as error:
-            why = f"{run.env_id} cannot be rendered: {error}"
-            raise ConfigError("video", args.video, why, "leave --video out") from error
+        episode = record_episode(policy, run.env_id, args.video, seed=args.seed)
         print(f"{args.video}: a game of {episode.length} steps, score {episode.episode_return:g}")
     return 0
 

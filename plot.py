@@ -2,7 +2,8 @@
 
     python plot.py runs/* --out curves.png
 
-Runs that differ only in the seed are one curve: the mean over the seeds, with the range from lowest to highest.
+Runs that differ only in the seed are one curve: the mean over the seeds, with the range from lowest to highest; dotted
+where some runs have ended unsolved. A table has the final means, and the steps and minutes to the goal.
 
     python plot.py runs/<name> --lineage --out lineage.png
 
@@ -12,10 +13,8 @@ Family tree of a population, and the learning rates of its members.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import sys
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +22,17 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.episode_log import read_episodes
+from a3c_mp.run.curves import Group, band_of, cells, grouped, one_for_each_seed, read_curve, table
 from a3c_mp.run.script import exit_with
 
-GRID = 200
-"""points at which the curves of a group are compared"""
-NOT_SETTINGS = {"seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps"}
-"""settings in which the runs of a group may differ"""
 AXES = {"steps": "agent steps", "minutes": "minutes"}
-"""field of `Run` -> label of its x axis"""
+"""field of `Curve` -> label of its x axis"""
 MARKERS = {
     "first": "o",
     "elite": "*",
@@ -61,42 +58,10 @@ class Args:
     """image file to write"""
     window: Count = 100
     """smoothing: episodes in the moving average"""
+    goal: float | None = None
+    """return that counts as solved in the table; default: --stop-return of each run"""
     lineage: bool = False
     """draw the family tree and the learning rates of a population instead (of lineage.csv)"""
-
-
-class Run(NamedTuple):
-    """Settings and learning curve [E] of a run: the moving mean return, and when each of the E episodes ended."""
-
-    name: str
-    algorithm: str
-    env_id: str
-    settings: str  # JSON, without what runs of a group may differ in
-    steps: np.ndarray
-    minutes: np.ndarray
-    mean_return: np.ndarray
-
-
-def read_run(folder: Path, window: int) -> Run:
-    """Read a run folder. Raises ConfigError if it is none, or no game has ended yet."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        settings = {name: value for name, value in config["args"].items() if name not in NOT_SETTINGS}
-        algorithm, env_id = str(config["algorithm"]), str(settings["env_id"])
-        episodes = read_episodes(folder / "episodes.csv")
-    except FileNotFoundError as error:
-        why = f"not a run folder, {Path(error.filename).name} is missing"
-        raise ConfigError("runs", folder, why, "name run folders, runs/<name>") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError("runs", folder, f"not a run folder ({error})", "name run folders, runs/<name>") from error
-    if not episodes:
-        raise ConfigError("runs", folder, "no game has ended yet", "wait, or name another run folder")
-    steps, seconds, _, returns, _ = np.array(episodes).T
-    sums = np.cumsum(np.insert(returns, 0, 0.0))
-    ends = np.arange(1, len(returns) + 1)
-    starts = np.maximum(ends - window, 0)
-    means = (sums[ends] - sums[starts]) / (ends - starts)
-    return Run(folder.name, algorithm, env_id, json.dumps(settings, sort_keys=True), steps, seconds / 60, means)
 
 
 class Member(NamedTuple):
@@ -174,29 +139,16 @@ def read_all(folders: tuple[Path, ...], read: Callable[[Path], T]) -> list[T]:
     return runs
 
 
-def group(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
-    """Game -> label of a curve -> its runs, which differ only in the seed."""
-    groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
-    for run in runs:
-        groups[run.env_id, run.algorithm, run.settings].append(run)
-    names = [(env_id, algorithm) for env_id, algorithm, _ in groups]
-    games: dict[str, dict[str, list[Run]]] = defaultdict(dict)
-    for (env_id, algorithm, _), members in groups.items():
-        unique = names.count((env_id, algorithm)) == 1  # else the first run's name distinguishes settings
-        label = algorithm if unique else f"{algorithm} [{members[0].name}]"
-        games[env_id][label if len(members) == 1 else f"{label} ({len(members)} runs)"] = members
-    return games
-
-
-def draw(axis: Any, groups: dict[str, list[Run]], x_name: str) -> None:
-    """Draw one line for each group: the mean over its runs, with the range from lowest to highest as a band."""
-    for label, runs in groups.items():
-        xs = [getattr(run, x_name) for run in runs]
-        grid = np.linspace(max(x[0] for x in xs), min(x[-1] for x in xs), GRID) if len(runs) > 1 else xs[0]
-        ys = np.stack([np.interp(grid, x, run.mean_return) for x, run in zip(xs, runs, strict=True)])
-        (line,) = axis.plot(grid, ys.mean(axis=0), label=label)
+def draw(axis: Any, groups: list[Group], x_name: str) -> None:
+    """Draw each group: the mean over its runs, dashed where not all runs reach, and the range as a band."""
+    for label, runs in groups:
+        band = band_of(runs, x_name)
+        whole = band.number == len(runs)
+        (line,) = axis.plot(band.x, np.where(whole, band.mean, np.nan), label=label)
+        if not whole.all():
+            axis.plot(band.x, band.mean, color=line.get_color(), linestyle=":")
         if len(runs) > 1:
-            axis.fill_between(grid, ys.min(axis=0), ys.max(axis=0), alpha=0.2, color=line.get_color())
+            axis.fill_between(band.x, band.low, band.high, alpha=0.2, color=line.get_color())
     axis.set_xlabel(AXES[x_name])
     axis.grid(alpha=0.3)
 
@@ -263,9 +215,11 @@ def plot_lineages(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
 
 
 def plot_curves(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
-    """The figure of learning curves, and counts of what is in it."""
-    runs = read_all(args.runs, lambda folder: read_run(folder, args.window))
-    games = group(runs)
+    """The figure of learning curves, and counts of what is in it; prints the table of final and first results."""
+    runs, skipped = one_for_each_seed(read_all(args.runs, lambda folder: read_curve(folder, args.window)))
+    for message in skipped:
+        print(f"skipped: {message}", file=sys.stderr)
+    games = grouped(runs)
     size = {"figsize": (11, 4 * len(games)), "squeeze": False, "sharey": "row", "layout": "constrained"}
     figure, rows = plt.subplots(len(games), len(AXES), **size)
     for axes, (env_id, groups) in zip(rows, games.items(), strict=True):
@@ -273,7 +227,18 @@ def plot_curves(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
             draw(axis, groups, x_name)
         axes[0].set(title=env_id, ylabel="mean episode return")
         axes[0].legend(fontsize="small")
+    print_table(games, args)
     return figure, {"run": len(runs), "curve": sum(map(len, games.values())), "game": len(games)}
+
+
+def print_table(games: dict[str, list[Group]], args: Args) -> None:
+    """Print final mean and spread of each group, and when its runs reached the goal."""
+    shown = Table(
+        "environment", "runs", f"mean of the last {args.window} games", "steps to the goal", "minutes", box=None
+    )
+    for row in table(games, args.goal):
+        shown.add_row(*cells(row))
+    Console(width=None if sys.stdout.isatty() else 160).print(shown)
 
 
 def main() -> int:

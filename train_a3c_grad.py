@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from gymnasium.spaces import Discrete
 
 from a3c_mp.algorithms import actor_critic, gradients
 from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples, allocate, rollout_layout
@@ -30,6 +29,7 @@ from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Slots
@@ -72,7 +72,7 @@ def actor(
     """Actor process: collect rollouts and fill slots with their gradients until the learner stops it."""
     env = make_envs(args, channel)
     spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
-    net = make_actor_critic(*spaces).to(device)  # float32: gradients are computed here
+    net = make_actor_critic(*spaces, args.net_spec).to(device)  # float32: gradients are computed here
     acting_net = deepcopy(net).to(acting_dtype(args.precision, net))
     collector = RolloutCollector(args, env, acting_net, channel)
     rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
@@ -102,10 +102,10 @@ def actor(
 
 
 def main() -> int:
-    args = gradients.settle_sync(parse_args(Args, PRESETS, __doc__))
-    obs_space, action_space = check_env(args.env_id, Discrete)
+    args: Args = gradients.settle_sync(parse_args(Args, PRESETS, __doc__))
+    obs_space, action_space = check_env(args.env_id, ACTIONS)
     device = set_up_torch(args)
-    net = make_actor_critic(obs_space, action_space).to(device)
+    net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     spec = gradients.gradient_spec(net, obs_space.shape or (), args.unroll_length * args.num_envs)
     slots = allocate(args, spec, device)
@@ -130,7 +130,7 @@ def main() -> int:
                             run.record_metrics(report.metrics)
                 if mean.count >= (1 if args.sync else args.grads_per_step):
                     with run.timing("learning"):
-                        optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+                        optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
                         grad_norm = mean.finish(args.clip_grad)
                         optimizer.step()
                         run.record_update({"losses/grad_norm": grad_norm})

@@ -47,7 +47,7 @@ from a3c_mp.run.script import exit_with
 def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
     """Actor process: fill slots with unrolls until its learner stops it."""
     env = make_envs(args, channel)
-    net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
+    net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec)
     collector = RolloutCollector(args, env, net.to(weights.buffers), channel)
     for slot, version in channel.tokens():
         version = weights.load(net, version if args.deterministic else None)
@@ -62,22 +62,20 @@ def loss(args: Args, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) ->
     with autocast(args.precision, net):
         logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
-    log_probs = losses.log_prob(logits, unrolls.action)
-    log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # log(pi / mu)
+    policy, behaviour = net.distribution(logits), net.distribution(unrolls.behaviour_logits)
+    log_probs = policy.log_prob(unrolls.action)
+    log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
     log_weights = log_rhos if args.vtrace else torch.zeros_like(log_rhos)
-    clips = args.clip_rho, args.clip_c, args.clip_pg_rho
-    vs, pg_advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *clips)
+    vs, pg_advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
     if args.normalize_advantages:
         pg_advantages = losses.normalize(pg_advantages, group.all_reduce_mean)
     policy_loss = losses.policy_gradient_loss(log_probs, pg_advantages)
     value_loss = losses.value_loss(values, vs)
-    entropy_loss = losses.entropy_loss(logits)
+    entropy_loss = -policy.entropy().mean()
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": pg_advantages, "values/baseline": values, "values/target": vs}
-    rhos = log_rhos.exp()
-    metrics |= {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
-    return total, metrics | {"losses/total": total}
+    return total, metrics | losses.rho_metrics(log_rhos, args.clip_rho) | {"losses/total": total}
 
 
 def learn(
@@ -85,7 +83,7 @@ def learn(
 ) -> None:
     """Take a gradient step on every batch of new unrolls, filled up with replayed ones."""
     net, optimizer = learner.net, learner.optimizer
-    optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+    optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
     if args.normalize_obs:
         update_norm(run, net.norm, group.all_gather(obs_for_stats(unrolls.obs, net.norm.image)), "new unrolls")
     for batch in impala.batches(args, unrolls, learner.replay, run.rng):

@@ -27,8 +27,9 @@ from a3c_mp.maths import losses
 from a3c_mp.population import ranks
 from a3c_mp.population.evolution import Birth, next_generation, survive_all
 from a3c_mp.population.growth import MemberState
-from a3c_mp.population.member import Life, World
+from a3c_mp.population.member import MemberGeneration, MemberSampler
 from a3c_mp.population.members import Members
+from a3c_mp.population.memory import PopulationMemory
 from a3c_mp.population.population import Population
 from a3c_mp.population.records import find_spaces, read_member
 from a3c_mp.population.report import Report
@@ -42,17 +43,17 @@ from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 
-def member(channel: WorkerChannel, args: Args, world: World) -> None:
-    """Member process: live one generation for each token, beginning with what the record of its place holds."""
+def member(channel: WorkerChannel, args: Args, memory: PopulationMemory) -> None:
+    """Member process: one generation for each token, starting from the record of its place."""
     place = channel.actor
     for slot, generation in channel.tokens():
-        genome, state = read_member(world.births[place], world.spaces, args.adam_eps)
-        with Life(args, world, place, generation, channel.beat) as life:
+        genome, state = read_member(memory.births[place], memory.spaces, args.adam_eps)
+        with MemberGeneration(args, memory, place, generation, channel) as own:
             for _ in range(args.rounds):
-                life.act(state.net)
-                for batch in life.batches(genome):
-                    learn(args, life, state, batch)
-            life.end(genome, state)
+                own.act(state.net)
+                for batch in own.sampler.batches(genome):
+                    learn(args, own.sampler, state, batch)
+            own.end(genome, state)
         channel.send(slot, None)
 
 
@@ -65,18 +66,18 @@ def loss(args: Args, state: MemberState, batch: Batch) -> tuple[Tensor, losses.M
     return value_loss, {"losses/value": value_loss, "values/q": q}
 
 
-def learn(args: Args, life: Life, state: MemberState, batch: Batch) -> None:
+def learn(args: Args, sampler: MemberSampler, state: MemberState, batch: Batch) -> None:
     """Take one gradient step of a member."""
     net, target_net, optimizer = state
     if args.normalize_obs:
-        life.update_norm(net.norm, batch.obs)
+        sampler.update_norm(net.norm, batch.obs)
     total, metrics = loss(args, state, batch)
     optimizer.zero_grad(set_to_none=True)
     total.backward()
     torch.nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
     optimizer.step()
-    life.means.add(metrics)
-    if life.updates % args.target_period == 0:
+    sampler.means.add(metrics)
+    if sampler.updates % args.target_period == 0:
         move_target(target_net, net, args.target_rate)
 
 
@@ -91,8 +92,9 @@ def evolve(args: Args, population: Population) -> list[Birth]:
 def train(args: Args, run: RunState, population: Population, group: LearnerGroup, report: Report | None) -> None:
     """Train the population, a generation at a time, in every rank alike; rank 0 reports."""
     group.broadcast_state(population)
-    with Members(member, run, population, group) as members:
-        while members.live():
+    on_wait = report.show_progress if report is not None else lambda: None
+    with Members(member, run, population, group, on_wait) as members:
+        while members.run_generation():
             births = evolve(args, population)
             if report is not None and not report.record():
                 break
@@ -111,7 +113,7 @@ def main() -> int:
     if group.rank > 0:
         return ranks.follow(train, args, population, group)
     with Run(args, args.chapter, population.elite, None, {"population": population}) as run:
-        train(args, run, population, group, Report(run, population))
+        train(args, run, population, group, Report(run, population, group))
     return run.exit_code
 
 

@@ -16,6 +16,7 @@ from a3c_mp.algorithms import apex, dqn, impala, ray_trainer
 from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts
 from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.algorithms.ray_settings import SETTINGS, DqnArgs, ImpalaArgs
+from a3c_mp.algorithms.ray_trainer import DqnLearner, RayTrainer
 from a3c_mp.cli import parse_algo
 from a3c_mp.cluster import FleetChannel, Outbox, Packer, Reader, ReplaySpec, Result, Rows, all_finite
 from a3c_mp.data.collector import RolloutCollector
@@ -38,7 +39,7 @@ class ImpalaActor:
 
     def __init__(self, channel: FleetChannel, args: ImpalaArgs, packer: Packer, weights: Reader):
         env = make_envs(args, channel)
-        net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net, args.lstm)
+        net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec)
         self.args, self.packer, self.weights, self.net = args, packer, weights, net.to(weights.dtype)
         self.collector, self.rollout = RolloutCollector(args, env, self.net, channel), Rollout(**packer.empty())
 
@@ -75,23 +76,22 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     with autocast(args.precision, net):
         logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
-    log_probs = losses.log_prob(logits, unrolls.action)
-    log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # log(pi / mu)
-    clips = args.clip_rho, args.clip_c, args.clip_pg_rho
+    policy, behaviour = net.distribution(logits), net.distribution(unrolls.behaviour_logits)
+    log_probs = policy.log_prob(unrolls.action)
+    log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
     log_weights = log_rhos if args.vtrace else zeros_like(log_rhos)
-    vs, advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *clips)
+    vs, advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
     advantages = losses.normalize(advantages) if args.normalize_advantages else advantages
-    policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), losses.entropy_loss(logits)
+    policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), -policy.entropy().mean()
     value_loss = losses.value_loss(values, vs)
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": vs}
-    rhos = log_rhos.exp()
-    return total, metrics | {"values/rho": rhos, "values/rho_clipped": (rhos > args.clip_rho).float()}
+    return total, metrics | losses.rho_metrics(log_rhos, args.clip_rho)
 
 
 def dqn_loss(
-    args: DqnArgs, learner: ray_trainer.DqnLearner, batch: Batch, importance: Tensor
+    args: DqnArgs, learner: DqnLearner, batch: Batch, importance: Tensor
 ) -> tuple[Tensor, Tensor, losses.Metrics]:
     """Compute (loss, TD errors [N], metrics): n-step double Q-learning (Horgan et al. 2018); importance [N]."""
     with autocast(args.precision, learner.net):
@@ -101,14 +101,14 @@ def dqn_loss(
     return losses.huber(td_error, importance), td_error.detach(), {"values/q": q, "values/target": target}
 
 
-def train_impala(args: ImpalaArgs, run: Run, trainer: ray_trainer.RayTrainer, learner: impala.LearnerState) -> None:
+def train_impala(args: ImpalaArgs, run: Run, trainer: RayTrainer, learner: impala.LearnerState) -> None:
     """Train on unrolls in the order in which they arrive."""
     with trainer.start_actors(ImpalaActor, replay=learner.replay) as actors:
         for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
             rollouts, stats = trainer.read_rollouts(filled, actors.weights.version)
             if actors.sync_counters(filled, stats, trainer.data_guard)[0]:
                 unrolls = join([rollout.to(trainer.device) for rollout in rollouts])
-                learner.optimizer.param_groups[0]["lr"] = linear(args.learning_rate, 0.0, run.steps, args.total_steps)
+                learner.optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
                 trainer.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image))
                 for batch in impala.batches(args, unrolls, learner.replay, run.rng):
                     trainer.step(*impala_loss(args, learner.net, batch))
@@ -116,7 +116,7 @@ def train_impala(args: ImpalaArgs, run: Run, trainer: ray_trainer.RayTrainer, le
             run.end_round()
 
 
-def train_dqn(args: DqnArgs, run: Run, trainer: ray_trainer.RayTrainer, learner: ray_trainer.DqnLearner) -> None:
+def train_dqn(args: DqnArgs, run: Run, trainer: RayTrainer, learner: DqnLearner) -> None:
     """Train on batches from all replay shards, `--replay-ratio` samples for each step of the actors."""
     net, replay, limiter = learner.net, trainer.start_replay(), RateLimiter(args.replay_ratio, args.learning_starts)
     with trainer.start_actors(DqnActor, learner.spec) as actors:
@@ -141,7 +141,7 @@ def train_dqn(args: DqnArgs, run: Run, trainer: ray_trainer.RayTrainer, learner:
 def main() -> int:
     args = parse_algo(SETTINGS, __doc__)
     learner = ray_trainer.build_learner(args)
-    with ray_trainer.make_run(args, learner) as run, ray_trainer.RayTrainer(args, run, learner) as trainer:
+    with ray_trainer.make_run(args, learner) as run, RayTrainer(args, run, learner) as trainer:
         trainer.pick(impala=train_impala, dqn=train_dqn)(args, run, trainer, learner)
     return run.exit_code
 

@@ -17,6 +17,9 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -73,3 +76,23 @@ def end_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 
 if parent_pid := os.environ.pop(PARENT_VARIABLE, ""):
     end_with_parent(int(parent_pid))
+
+
+def is_script() -> bool:
+    """Whether this process is one of the project's scripts, rather than another program that uses the library."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is None:
+        return False
+    path = Path(main).resolve()
+    return path.parent == Path(__file__).resolve().parents[1] or path.name == "a3c-mp"
+
+
+def end_on_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    os.write(2, b"interrupted\n")
+    os._exit(128 + signum)
+
+
+if is_script() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(
+        signal.SIGINT, end_on_interrupt
+    )  # while torch is imported; later, `exit_with` has handlers of its own

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from a3c_mp.errors import ConfigError
 
@@ -18,9 +19,13 @@ class CommonArgs:
 
     chapter = ""  # without an annotation it is no flag: what the algorithm's name begins with in config.json
     actors_flag = "num-actors"  # the flag that says how many actors there are, for error messages
+    continuous: ClassVar[Mapping[str, Any]] = {}
+    """defaults for environments with continuous actions that have no preset"""
 
     env_id: str = "PongNoFrameskip-v4"
-    """gymnasium environment id; module:Env-v0 imports the module first"""
+    """gymnasium environment id; module:Env-v0 imports the module first, also from the current folder"""
+    env_kwargs: tuple[str, ...] = ()
+    """keyword arguments of the environment, name=value ...; they become part of its id, Env-v0?name=value"""
     cuda: bool = False
     """train and act on the GPU (cuda:0)"""
     num_actors: Annotated[int, Between(1, 1024)] = 2
@@ -38,7 +43,7 @@ class CommonArgs:
     stop_eval_return: float | None = None
     """early stopping: solved when the mean return of an evaluation reaches this; needs --eval-every"""
     max_seconds: NonNegative | None = None
-    """time limit, counted from the start or from the resume (s)"""
+    """time limit, counted from the first rollout of this start (s)"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 1
     """random seed of weights, environments and sampling"""
     run_name: str | None = None
@@ -95,7 +100,7 @@ class LearningArgs(CommonArgs):
     gamma: Fraction = 0.99
     """discount factor gamma"""
     reward_clip: bool = True
-    """clip rewards to their sign for learning, off outside Atari; reported returns stay raw"""
+    """clip rewards to their sign for learning, default: on Atari only; reported returns stay raw"""
     reward_scale: NonNegative = 1.0
     """multiply rewards by this for learning, after clipping"""
     life_loss_terminal: bool = True

@@ -23,7 +23,7 @@ import train_impala
 from a3c_mp.algorithms import actor_critic, apex, ddpg, dqn, impala
 from a3c_mp.algorithms.actor_critic import Samples
 from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec, sample_actions, write_step
+from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec, write_step
 from a3c_mp.nets.actor_critic import make_actor_critic
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch
@@ -44,13 +44,13 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
     env = make_vec_env(args.env_id, args.num_envs, seed=args.seed)
     spaces = env.single_observation_space, env.single_action_space
     rng = torch.Generator(device).manual_seed(args.seed)
-    acting_net = make_actor_critic(*spaces).to(device, dtype)
+    acting_net = make_actor_critic(*spaces, args.net_spec).to(device, dtype)
 
     @torch.inference_mode()
     def act(obs: np.ndarray):
         logits, baseline = acting_net(torch.from_numpy(obs).to(device))
         logits, baseline = logits.float(), baseline.float()
-        return logits, baseline, sample_actions(logits, rng).cpu().numpy()
+        return logits, baseline, acting_net.distribution(logits).sample(rng).cpu().numpy()
 
     spec = rollout_spec(args.unroll_length, args.num_envs, *spaces)
     rollout = empty_rollout(spec)
@@ -64,7 +64,7 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
     write_step(rollout, args.unroll_length, obs=obs, baseline=act(obs)[1])
     frames, actions = cycle(rollout.obs.numpy()), cycle(rollout.action.numpy())
 
-    net = make_actor_critic(*spaces).to(device)
+    net = make_actor_critic(*spaces, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     samples = Samples.of(args, rollout.to(device))
     net.norm.update(samples.obs)
@@ -92,7 +92,7 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
     """The same for unrolls; replayed ones make a gradient step longer and are not counted."""
     env = make_vec_env(args.env_id, args.num_envs, seed=args.seed)
     spaces = env.single_observation_space, env.single_action_space
-    acting_net = make_actor_critic(*spaces, args.net, args.lstm).to(device, dtype)
+    acting_net = make_actor_critic(*spaces, args.net_spec).to(device, dtype)
     channel: Any = SimpleNamespace(entropy=(0,), restored=None, beat=lambda: None)
     collector = RolloutCollector(args, env, acting_net, channel)
     spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, acting_net.core_size)
@@ -100,7 +100,7 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
     collector.collect(rollout)
     frames, actions = cycle(rollout.obs), cycle(rollout.action.numpy())
 
-    net = make_actor_critic(*spaces, args.net, args.lstm).to(device)
+    net = make_actor_critic(*spaces, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     net.norm.update(rollout.obs.flatten(0, 1).to(device))
     batch_size = args.batch_unrolls if args.replay_proportion else min(args.batch_unrolls, args.num_envs)
@@ -114,7 +114,7 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
         optimizer.step()
 
     def act() -> Tensor:
-        return sample_actions(collector.act(next(frames), collector.entry)[0], collector.rng).cpu()
+        return acting_net.distribution(collector.act(next(frames), collector.entry)[0]).sample(collector.rng).cpu()
 
     yield {
         "env": (lambda: env.step(next(actions)), args.num_envs),

@@ -10,7 +10,8 @@ import gymnasium
 import pytest
 from envs import Env
 from forked import fork_children
-from harness import Inline, Scripts
+from harness import Scripts
+from inline import Inline
 
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.supervisor import Supervisor

@@ -1,4 +1,4 @@
-"""One harness for all tests: the table of chapters, and scripts run in processes of their own or in this one.
+"""One harness for all tests: the table of chapters, and scripts in processes of their own (in this one: see inline.py).
 
 To add a chapter, add a row to `CHAPTERS`; the tests that hold for every chapter then run it too. `ALL_CHAPTERS` has the
 population as well, which has members instead of actors and a learner, and shares only some promises:
@@ -26,11 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import inline_ray
 import psutil
 import pytest
-from forked import fork_children
-from inline import InlineWorkers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
 
 from a3c_mp.run import checkpoint
@@ -181,42 +178,6 @@ def rounds(workers, should_stop, size=1):
     """Yield rounds of filled slots, as the loop of a learner takes them."""
     while filled := workers.take(should_stop, size):
         yield filled
-
-
-class Inline:
-    """Runs scripts of the project in this process; actors and evaluator are threads, or forked processes."""
-
-    def __init__(self, runs_dir: Path, monkeypatch, capsys):
-        self.runs_dir, self.monkeypatch, self.capsys = runs_dir, monkeypatch, capsys
-        monkeypatch.chdir(runs_dir)
-
-    def __call__(self, script: str, *flags: str, name: str = "r", workers=InlineWorkers) -> Finished:
-        """Run a script, with processes if `workers` is None or `Workers`. The run of a chapter is called `name`."""
-        trains = script.startswith("train_")
-        named = ["--run-name", name] if trains and "--resume" not in flags else []
-        with self.monkeypatch.context() as patch:
-            if workers is not InlineWorkers:
-                fork_children(patch)
-            if trains and workers is not None:
-                patch.setattr("a3c_mp.run.actors.Workers", workers)
-                patch.setattr("a3c_mp.run.evaluator.Workers", workers)
-                patch.setattr("a3c_mp.population.members.Workers", workers)
-                inline_ray.install(patch)
-                flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))
-            patch.setattr("sys.argv", [script, *named, *flags])
-            code = importlib.import_module(Path(script).stem).main()
-        return Finished(code, *self.capsys.readouterr(), self.folder(name))
-
-    def folder(self, name: str = "r") -> Path:
-        return self.runs_dir / "runs" / name
-
-    def train(self, chapter: Chapter, *flags: str, **how) -> Finished:
-        """A quick run of a chapter."""
-        return self(chapter.script, *chapter.flags, *flags, **how)
-
-    def resume(self, chapter: Chapter, *flags: str) -> Finished:
-        """Look whether it can be; a checkpoint from beyond the budget leaves nothing to do."""
-        return self(chapter.script, "--resume", "runs/r", "--total-steps", "1", *flags)
 
 
 class Scripts:

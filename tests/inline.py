@@ -1,9 +1,15 @@
-"""Actors as threads of this process: a chapter's whole `main`, its learner and its actors, in a second."""
+"""Scripts run in this process: a chapter's whole `main`, its learner, and its actors as threads, in a second."""
 
+import importlib
 import queue
 import threading
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
+
+import inline_ray
+from forked import fork_children
+from harness import CHAPTERS, Chapter, Finished
 
 from a3c_mp.processes.channel import Token
 from a3c_mp.processes.workers import Filled
@@ -41,6 +47,9 @@ class InlineChannel:
         self.results.put(Filled(self.worker, slot, payload))
 
     def beat(self):
+        pass
+
+    def starting(self):
         pass
 
     def closing(self, resource):
@@ -99,3 +108,39 @@ class InlineWorkers:
     def release(self, filled, version):
         for worker, slot, _ in filled:
             self.channels[worker].given.put(Token(slot, version))
+
+
+class Inline:
+    """Runs scripts of the project in this process; actors and evaluator are threads, or forked processes."""
+
+    def __init__(self, runs_dir: Path, monkeypatch, capsys):
+        self.runs_dir, self.monkeypatch, self.capsys = runs_dir, monkeypatch, capsys
+        monkeypatch.chdir(runs_dir)
+
+    def __call__(self, script: str, *flags: str, name: str = "r", workers=InlineWorkers) -> Finished:
+        """Run a script, with processes if `workers` is None or `Workers`. The run of a chapter is called `name`."""
+        trains = script.startswith("train_")
+        named = ["--run-name", name] if trains and "--resume" not in flags else []
+        with self.monkeypatch.context() as patch:
+            if workers is not InlineWorkers:
+                fork_children(patch)
+            if trains and workers is not None:
+                patch.setattr("a3c_mp.run.actors.Workers", workers)
+                patch.setattr("a3c_mp.run.evaluator.Workers", workers)
+                patch.setattr("a3c_mp.population.members.Workers", workers)
+                inline_ray.install(patch)
+                flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))
+            patch.setattr("sys.argv", [script, *named, *flags])
+            code = importlib.import_module(Path(script).stem).main()
+        return Finished(code, *self.capsys.readouterr(), self.folder(name))
+
+    def folder(self, name: str = "r") -> Path:
+        return self.runs_dir / "runs" / name
+
+    def train(self, chapter: Chapter, *flags: str, **how) -> Finished:
+        """A quick run of a chapter."""
+        return self(chapter.script, *chapter.flags, *flags, **how)
+
+    def resume(self, chapter: Chapter, *flags: str) -> Finished:
+        """Look whether it can be; a checkpoint from beyond the budget leaves nothing to do."""
+        return self(chapter.script, "--resume", "runs/r", "--total-steps", "1", *flags)

@@ -4,9 +4,11 @@ Actors step `make_vec_env`; `make_env` is the same as a single environment, for 
 This package imports nothing from `a3c_mp`.
 """
 
-from wrappers.atari import FRAME_SKIP, is_atari, make_env
+from wrappers.atari import FRAME_SKIP, action_space, is_atari, make_env
 from wrappers.contract import BrokenContract, check_contract
+from wrappers.ids import find_spec, split_id, with_kwargs
 from wrappers.rebuild import GameLog, Rebuildable, obs_hashes, seeding_of
+from wrappers.structured import layout
 from wrappers.vector import make_vec_env
 
 __all__ = [
@@ -14,10 +16,15 @@ __all__ = [
     "BrokenContract",
     "GameLog",
     "Rebuildable",
+    "action_space",
     "check_contract",
+    "find_spec",
     "is_atari",
+    "layout",
     "make_env",
     "make_vec_env",
     "obs_hashes",
     "seeding_of",
+    "split_id",
+    "with_kwargs",
 ]

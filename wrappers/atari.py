@@ -6,7 +6,6 @@ there is evaluated here under the same conditions (`tests/unit/test_wrappers.py`
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
 from typing import Any
 
@@ -15,6 +14,9 @@ import cv2
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
+
+from wrappers.ids import find_spec, make_registered
+from wrappers.structured import SMALLEST_IMAGE, flatten
 
 gymnasium.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for each emulator
@@ -28,8 +30,6 @@ MAX_FRAMES = 108_000
 """emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)"""
 FIXED_SETTINGS = {"continuous": False, "sound_obs": False, "max_num_frames_per_episode": MAX_FRAMES}
 """settings of a game that an id must not change"""
-SMALLEST_IMAGE = 36
-"""pixels a side that the convolutions need; smaller images are treated as vectors"""
 
 
 class NoopReset(gymnasium.Wrapper):
@@ -158,14 +158,6 @@ class ChannelsFirst(gymnasium.ObservationWrapper):
         return np.ascontiguousarray(np.moveaxis(observation, -1, 0))
 
 
-def find_spec(env_id: str) -> gymnasium.envs.registration.EnvSpec:
-    """The registered spec of `env_id`; `module:Env-v0` imports `module` first. Raises gymnasium's own errors."""
-    module, _, name = env_id.rpartition(":")
-    if module:
-        importlib.import_module(module)
-    return gymnasium.spec(name)
-
-
 def is_atari(env_id: str) -> bool:
     """Whether `env_id` is an Atari game with images as observations (RAM observations are vectors)."""
     spec = find_spec(env_id)
@@ -222,25 +214,25 @@ def make_env(
     """One environment with the same observations and raw rewards as `make_vec_env`.
 
     Args:
-        env_id: any gymnasium id with a Box observation; `module:Env-v0` imports `module` first.
+        env_id: any gymnasium id with observations of fixed size; see `wrappers.ids`.
         noop_max: Atari only, upper limit (exclusive) of the random no-ops after a reset.
         max_frames: Atari only, emulator frames after which a game is truncated.
         render_mode: as in `gymnasium.make`; "rgb_array" for video.
 
     Returns:
-        Atari: observations uint8 [4, 84, 84]; images uint8 [C, H, W]; anything else float32.
+        Atari: observations uint8 [4, 84, 84]; images uint8 [C, H, W]; anything else float32, structures as one vector.
 
     Raises:
         gymnasium.error.Error: unknown id, with a suggestion.
-        ValueError: the observation is not a Box, or an image whose channel axis is ambiguous; or an Atari id has a
-            setting that `atari_settings` refuses.
+        ValueError: an observation of no fixed size, images beside other parts, or an image whose channel axis is
+            ambiguous; or an Atari id has a setting that `atari_settings` refuses.
     """
     # not every custom environment has the parameter
     render: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     if is_atari(env_id):
         settings = atari_settings(env_id)
         settings.pop("game")
-        env = gymnasium.make(
+        env = make_registered(
             env_id,
             obs_type="grayscale",
             frameskip=1,
@@ -252,12 +244,19 @@ def make_env(
         )
         env = LostLife(MaxAndSkip(NoopReset(FireReset(env), noop_max)))
         return FrameStack(WarpFrame(env))
-    env = gymnasium.make(env_id, disable_env_checker=True, **render)
+    env = flatten(make_registered(env_id, disable_env_checker=True, **render), env_id)
     space = env.observation_space
-    if not isinstance(space, Box):
-        raise ValueError(f"{env_id} has observations of type {type(space).__name__}; only Box is supported")
+    assert isinstance(space, Box), space
     if space.dtype == np.uint8 and len(space.shape) == 3:
         return ChannelsFirst(env) if channel_axis(space.shape) == 2 else env
     if space.dtype != np.float32:
         env = gymnasium.wrappers.DtypeObservation(env, np.float32)
     return env
+
+
+def action_space(env_id: str) -> gymnasium.Space:
+    """The action space of an environment, which is made for it and closed."""
+    env = make_env(env_id)
+    space = env.action_space
+    env.close()
+    return space

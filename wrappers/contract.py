@@ -6,7 +6,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.wrappers import DtypeObservation, FlattenObservation, OrderEnforcing, TimeLimit
+
+from wrappers.structured import parts_of
+
+ADDED = OrderEnforcing, TimeLimit, DtypeObservation, FlattenObservation
+"""wrappers of gymnasium that `make_env` adds; an environment's own are part of it"""
 
 
 class BrokenContract(ValueError):
@@ -16,19 +22,20 @@ class BrokenContract(ValueError):
 def check_contract(env: gymnasium.Env) -> None:
     """Try an environment: reset it and step it with the lowest and with the highest action.
 
-    It is checked without wrappers, whose errors would not name the environment's fault.
+    It is checked with the wrappers of its own, but without those of `make_env`, whose errors would not name its fault.
 
     Raises:
         BrokenContract: how it violates gymnasium's API.
         Exception: whatever the environment raises.
     """
-    env = env.unwrapped
+    while isinstance(env, ADDED) or (isinstance(env, gymnasium.Wrapper) and type(env).__module__ == "wrappers.atari"):
+        env = env.env
     for action in _extreme_actions(env.action_space):
         obs, _ = check_reset(env.reset(seed=0), env.observation_space)
-        _check_finite("reset()", obs)
+        _check_finite("reset()", obs, env.observation_space)
         call = f"step({action})"
         obs, reward, *_ = check_step(env.step(action), env.observation_space, call)
-        _check_finite(call, obs)
+        _check_finite(call, obs, env.observation_space)
         if not np.isfinite(reward):
             raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
 
@@ -77,17 +84,32 @@ def _unpack(call: str, result: Any, names: str) -> tuple:
     return result
 
 
-def _check_obs(call: str, obs: Any, space: gymnasium.Space) -> None:
+def _check_obs(call: str, obs: Any, space: gymnasium.Space, part: str = "observation") -> None:
+    if isinstance(space, Dict | Tuple):
+        for path, inner, inner_space in _parts(call, obs, space):
+            _check_obs(call, inner, inner_space, f"observation[{path}]")
+        return
     obs = np.asarray(obs)
+    a = "an" if part == "observation" else "its"
     if obs.shape != space.shape:
-        raise BrokenContract(f"{call} returned an observation of shape {obs.shape}, its space has {space.shape}")
+        raise BrokenContract(f"{call} returned {a} {part} of shape {obs.shape}, its space has {space.shape}")
     if obs.dtype != space.dtype and not np.can_cast(obs.dtype, space.dtype or object, "same_kind"):
-        raise BrokenContract(f"{call} returned an observation of type {obs.dtype}, its space has {space.dtype}")
+        raise BrokenContract(f"{call} returned {a} {part} of type {obs.dtype}, its space has {space.dtype}")
+    if isinstance(space, Discrete | MultiDiscrete) and not space.contains(obs.astype(space.dtype)):
+        raise BrokenContract(f"{call} returned {a} {part} {obs}, its space is {space}")
 
 
-def _check_finite(call: str, obs: Any) -> None:
-    if not np.isfinite(np.asarray(obs)).all():
-        raise BrokenContract(f"{call} returned an observation with NaN or infinity")
+def _parts(call: str, obs: Any, space: gymnasium.Space) -> list[tuple[str, Any, gymnasium.Space]]:
+    try:
+        return list(parts_of(obs, space))
+    except ValueError as error:
+        raise BrokenContract(f"{call} returned an observation with other parts: {error}") from None
+
+
+def _check_finite(call: str, obs: Any, space: gymnasium.Space) -> None:
+    for _, part, _ in _parts(call, obs, space):
+        if not np.isfinite(np.asarray(part)).all():
+            raise BrokenContract(f"{call} returned an observation with NaN or infinity")
 
 
 def _is_flag(value: Any) -> bool:

@@ -246,12 +246,23 @@ def make_room(args: Args, replay: Replay, shards: Iterable[int] | None = None) -
         replay.make_room(shard, room(args))
 
 
+def show_collecting(run: Run, args: Args, size: Callable[[], int]) -> None:
+    """Have progress lines say how many transitions the replay has until learning starts."""
+
+    def phase() -> str:
+        held, wanted = size(), args.learning_starts
+        return f"collecting {held:,}/{wanted:,}" if held < wanted else ""
+
+    run.metrics.phase = phase
+
+
 def add_replay_metrics(run: Run, args: Args, replay: Replay) -> None:
     """Add size and memory of the replay to the metrics, and log it if a resumed run has to fill it again."""
     if args.resume and not replay.size:
         run.log.info(f"the replay is empty: learning starts once it holds {args.learning_starts:,} transitions")
         if args.deterministic:
             run.log.warning("without --save-replay a resumed run differs from one that was never interrupted")
+    show_collecting(run, args, lambda: replay.size)
     shards = replay.shards
     capacity = shards.num_lanes * shards.rows
     run.metrics.gauges |= {

@@ -1,4 +1,4 @@
-"""Settings and presets of Ape-X, chapter 3, shared by DQN and DDPG."""
+"""Settings and presets of Ape-X, chapter 3, shared by DQN and DDPG; `ReplayArgs` is also the base of others."""
 
 from __future__ import annotations
 
@@ -7,25 +7,58 @@ from typing import Annotated, Any, Literal
 
 from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
 
+CONTINUOUS: dict[str, Any] = {
+    "algo": "ddpg",
+    "num_envs": 4,
+    "replay_size": 100_000,
+    "learning_starts": 1_000,
+    "replay_ratio": 16.0,
+    "batch_size": 128,
+    "learning_rate": 1e-3,
+    "policy_learning_rate": 1e-3,
+    "adam_eps": 1e-8,
+    "target_period": 1,
+    "target_rate": 0.01,
+}
+
 
 @dataclass(frozen=True)
-class Args(LearningArgs):
+class ReplayArgs(LearningArgs):
+    """Settings of learning from a replay buffer: chapter 3, its form on Ray, and populations."""
+
+    replay_size: Count = 200_000
+    """replay buffer size (transitions); on Atari each takes 7 KB of shared memory"""
+    learning_starts: Count = 20_000
+    """transitions in the replay buffer before the first update"""
+    epsilon: Fraction = 0.4
+    """dqn: epsilon of epsilon-greedy exploration in the first environment; the others have less"""
+    ladder_exponent: NonNegative = 7.0
+    """dqn: environment i of all N (of one member, in a population) has epsilon ** (1 + this * i / (N - 1))"""
+    adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
+    """Adam or RMSProp epsilon"""
+    clip_grad: NonNegative = 10.0
+    """max gradient norm: gradients are clipped to it"""
+    target_period: Count = 2_000
+    """target network update interval (updates)"""
+    target_rate: Fraction = 1.0
+    """Polyak tau of a target network update; 1 copies the online network"""
+
+
+@dataclass(frozen=True)
+class Args(ReplayArgs):
     """Settings of Ape-X: chapter 3."""
 
     chapter = "apex"
+    continuous = CONTINUOUS
 
     algo: Literal["dqn", "ddpg"] = "dqn"
-    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous actions"""
+    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous ones (their default)"""
     num_envs: Annotated[int, Between(1, 4096)] = 16
     """environments for each actor (B)"""
     block_length: Count = 4
     """steps of each environment between two messages of an actor"""
     blocks_per_actor: Annotated[int, Between(1, 64)] = 2
     """blocks of steps in flight for each actor: with 1 it waits for the learner, with 2 it keeps acting"""
-    replay_size: Count = 200_000
-    """replay buffer size (transitions); on Atari each takes 7 KB of shared memory"""
-    learning_starts: Count = 20_000
-    """transitions in the replay buffer before the first update"""
     replay_ratio: Annotated[float, Between(0.001)] = 4.0
     """samples per insert: 4 with batches of 32 is an update for every 8 steps; actors or learner wait"""
     batch_size: Count = 32
@@ -38,10 +71,6 @@ class Args(LearningArgs):
     """prioritized replay alpha: 0 samples uniformly, 1 in proportion to TD errors"""
     importance_exponent: Fraction = 0.4
     """prioritized replay beta (importance weights) at the start, annealed linearly to 1 at total-steps"""
-    epsilon: Fraction = 0.4
-    """dqn: epsilon of epsilon-greedy exploration in the first environment of all actors; the others have less"""
-    ladder_exponent: NonNegative = 7.0
-    """dqn: environment i of all N has epsilon ** (1 + this * i / (N - 1))"""
     noise: Fraction = 0.4
     """ddpg: standard deviation of the first environment's action noise (1 is half the range of actions)"""
     noise_exponent: NonNegative = 2.0
@@ -52,14 +81,6 @@ class Args(LearningArgs):
     """learning rate; in ddpg that of the critic"""
     policy_learning_rate: NonNegative = 1e-4
     """ddpg: learning rate of the policy (actor)"""
-    adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
-    """Adam or RMSProp epsilon"""
-    clip_grad: NonNegative = 10.0
-    """max gradient norm: gradients are clipped to it"""
-    target_period: Count = 2_000
-    """target network update interval (updates)"""
-    target_rate: Fraction = 1.0
-    """Polyak tau of a target network update; 1 copies the online network"""
     save_replay: bool = False
     """save the replay buffer in checkpoints; without it, a resumed run fills it again before it learns"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
@@ -91,19 +112,6 @@ CARTPOLE: dict[str, Any] = {
     "learning_rate": 1e-3,
     "adam_eps": 1e-5,
     "target_period": 50,
-}
-CONTINUOUS: dict[str, Any] = {
-    "algo": "ddpg",
-    "num_envs": 4,
-    "replay_size": 100_000,
-    "learning_starts": 1_000,
-    "replay_ratio": 16.0,
-    "batch_size": 128,
-    "learning_rate": 1e-3,
-    "policy_learning_rate": 1e-3,
-    "adam_eps": 1e-8,
-    "target_period": 1,
-    "target_rate": 0.01,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},

@@ -7,20 +7,19 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from gymnasium.spaces import Discrete
-
 from a3c_mp.algorithms.actor_critic import rollout_layout
 from a3c_mp.algorithms.roles import RoleArgs
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots
 from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
-from a3c_mp.run.preflight import check_env, check_memory, check_open_files
+from a3c_mp.run.preflight import check_env, check_memory, check_open_files, check_system
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.joining import REPORT_REFUSAL, JoinedNodes
 from a3c_mp.task.node import Node
@@ -43,6 +42,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
         ConfigError: the address or the key is wrong, nobody answers, or the task has no place for these nodes.
     """
     assert args.attach_to is not None
+    check_system()
     log = open_terminal_log()
     roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS)]
     if args.role == "collector":
@@ -52,7 +52,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     try:
         with Router(Endpoint(None, "star", dials=(args.attach_to,), key_file=args.key_file), log) as router:
             theirs = settings_of(args, router.greeting)
-            check_env(theirs.env_id, Discrete)
+            check_env(theirs.env_id, ACTIONS)
             log.info(
                 f"{len(roles)} {args.role}{'s' * (len(roles) > 1)} for the task on {theirs.env_id} at {args.attach_to}"
             )
@@ -93,7 +93,7 @@ class OwnMemory:
 
     def __init__(self, node: Node, args: RoleArgs):
         self.node, self.args = node, args
-        self.spaces = check_env(args.env_id, Discrete)
+        self.spaces = check_env(args.env_id, ACTIONS)
 
     @cached_property
     def slots(self) -> Slots:
@@ -102,7 +102,8 @@ class OwnMemory:
 
     @cached_property
     def weights(self) -> RemoteWeights:
-        return RemoteWeights(self.node, acting_dtype(self.args.precision, make_actor_critic(*self.spaces)))
+        net = make_actor_critic(*self.spaces, self.args.net_spec)
+        return RemoteWeights(self.node, acting_dtype(self.args.precision, net))
 
     @cached_property
     def states(self) -> ActorStates:

@@ -14,6 +14,7 @@ from a3c_mp.algorithms.actor_critic import obs_for_stats
 from a3c_mp.data.episodes import Episode
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite
 from a3c_mp.errors import ConfigError
+from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.slots import Spec
 from a3c_mp.run.guard import BAD_IN_A_ROW, FiniteGuard
@@ -80,12 +81,13 @@ class Gradient(NamedTuple):
         rows = self.episodes[: report.num_episodes].tolist()
         return [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
 
-    def report(self, version: int, steps: int, stats: RolloutStats, metrics: dict[str, Tensor]) -> Report:
+    def report(self, version: int, steps: int, stats: RolloutStats, metrics: Metrics) -> Report:
         """Return the metadata of a filled slot. Reading the means waits for the GPU, so the slot is complete then."""
-        means = [value.detach().float().mean() for value in metrics.values()]
+        found = with_diagnostics(metrics)
+        means = [torch.as_tensor(value).detach().float().mean() for value in found.values()]
         *figures, total = torch.stack([*means, self.vector.sum()]).tolist()
         finite = stats.finite and all(map(math.isfinite, [total, *figures]))
-        named = dict(zip(metrics, figures, strict=True))
+        named = dict(zip(found, figures, strict=True))
         return Report(version, steps, len(stats.episodes), stats.clipped, finite, named)
 
 

@@ -6,18 +6,18 @@ import copy
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import gymnasium
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from a3c_mp.algorithms.actor_critic import RolloutArgs, allocate_slots, make_optimizer
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import ActorCritic, is_image, make_actor_critic
+from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
+from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.preflight import check_env, check_learners
@@ -34,8 +34,6 @@ class Args(RolloutArgs):
     """steps of each environment in one unroll (T)"""
     batch_unrolls: Count = 16
     """batch size: unrolls in one gradient of each learner, each of T steps of one environment"""
-    net: Literal["shallow", "deep"] = "shallow"
-    """network: three convolutions, or the paper's fifteen with residual connections"""
     lstm: bool = False
     """recurrent policy: add an LSTM to the network"""
     vtrace: bool = True
@@ -54,6 +52,11 @@ class Args(RolloutArgs):
     """learner processes, each with its share of the actors; gradients are averaged (all-reduce)"""
     force_lag: Annotated[int, Between(0, 1000)] = 0
     """artificial policy lag: actors use weights that many versions old, to measure the effect of V-trace"""
+
+    @property
+    def clips(self) -> tuple[float, float, float]:
+        """Rho-bar, c-bar and pg-rho-bar of V-trace."""
+        return self.clip_rho, self.clip_c, self.clip_pg_rho
 
     @property
     def fresh_unrolls(self) -> int:
@@ -92,13 +95,6 @@ def rollouts_per_batch(args: Args) -> int:
         why = f"a learner's actors collect {num_actors} * {args.num_envs} unrolls at a time"
         raise ConfigError("replay-size", args.replay_size, why, "raise it")
     return num_actors if args.deterministic else -(-args.fresh_unrolls // args.num_envs)
-
-
-def check_net(args: Args, obs_space: gymnasium.Space) -> None:
-    """Raise ConfigError for `--net deep` if observations are not images."""
-    if args.net == "deep" and not is_image(obs_space):
-        why = f"observations are of shape {obs_space.shape}, it needs images (uint8, 36 x 36 or more)"
-        raise ConfigError("net", args.net, why, "leave it out")
 
 
 class UnrollReplay:
@@ -212,10 +208,9 @@ def build_learner(args: Args, rank: int = 0) -> LearnerState:
     """Build network, optimizer, slots and replay of learner `rank`. Raises ConfigError for inconsistent settings."""
     check_learners(args.num_learners, args.num_actors, args.cuda)
     rollouts_per_batch(args)
-    obs_space, action_space = check_env(args.env_id, Discrete)
-    check_net(args, obs_space)
+    obs_space, action_space = check_env(args.env_id, ACTIONS)
     device = set_up_torch(args, rank)
-    net = make_actor_critic(obs_space, action_space, args.net, args.lstm).to(device)
+    net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)
     slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
     replay = UnrollReplay(spec, args.replay_size if args.replay_proportion else 0, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from a3c_mp.algorithms import apex_settings, impala
 from a3c_mp.cluster.environment import check_installed
@@ -45,6 +45,7 @@ class DqnArgs(apex_settings.Args, RayArgs):
     """Settings of DQN on Ray."""
 
     chapter = "ray"
+    continuous: ClassVar = {}  # only chapter 3 has ddpg
 
     algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""

@@ -244,6 +244,7 @@ class RayTrainer:
             should_stop=self.run.is_interrupted, device=self.device,
         )  # fmt: skip
         self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+        apex.show_collecting(self.run, args, lambda: replay.size)
         return replay
 
     def read_rollouts(self, filled: Sequence[Filled], version: int) -> tuple[list[Rollout], list[MessageStats]]:

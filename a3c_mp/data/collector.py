@@ -12,9 +12,11 @@ from torch import Tensor
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.games import Games
-from a3c_mp.data.rollout import Rollout, sample_actions, write_step
-from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
+from a3c_mp.data.rollout import Rollout, write_step
+from a3c_mp.nets.actor_critic import ActorCritic, initial_state
 from a3c_mp.nets.cuda_graph import acting_forward
+from a3c_mp.nets.distributions import num_params, to_env
+from a3c_mp.nets.layers import reset_state
 from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import derive_seeds
@@ -22,10 +24,9 @@ from a3c_mp.seeds import derive_seeds
 
 def acting_state_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:
     """Return shapes and dtypes of the state of a `RolloutCollector`, besides its games."""
-    assert isinstance(action_space, gymnasium.spaces.Discrete), action_space
     state = ((num_envs, core_size), torch.float32)
     return {
-        "logits": ((num_envs, int(action_space.n)), torch.float32),  # of the next action
+        "logits": ((num_envs, num_params(action_space)), torch.float32),  # of the next action
         "baseline": ((num_envs,), torch.float32),  # of the newest observation
         "entry": state,  # of the LSTM before the newest observation
         "state": state,  # of the LSTM after it
@@ -38,13 +39,15 @@ class RolloutCollector:
     Args:
         args: seed, and whether the run is deterministic.
         env: from `make_vec_env`.
-        net: observations -> (logits [B, A], baseline [B]), with an LSTM also state [B, S] -> the next state; the caller
+        net: observations -> (logits [B, P], baseline [B]), with an LSTM also state [B, S] -> the next state; the caller
             loads new weights into it between rollouts.
         channel: to the learner.
     """
 
     def __init__(self, args: CommonArgs, env: VectorEnv, net: ActorCritic, channel: ActorChannel):
         self.env, self.channel, self.seed = env, channel, args.seed
+        self.action_space, self.distribution = env.single_action_space, net.distribution
+        self.hold, self._held = getattr(args, "noise_steps", 1), torch.empty(0)
         self.rng = torch.Generator(next(net.parameters()).device)
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
@@ -60,7 +63,7 @@ class RolloutCollector:
 
     @torch.inference_mode()
     def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Run the net on observations on the CPU: (logits [B, A] float32, baseline [B] float32, next LSTM state)."""
+        """Run the net on observations on the CPU: (logits [B, P] float32, baseline [B] float32, next LSTM state)."""
         logits, baseline, *state = self.forward(obs, *state)
         return logits.float(), baseline.float(), state
 
@@ -78,8 +81,10 @@ class RolloutCollector:
             write_step(rollout, 0, core_state=state)
         rollout.final_baseline.zero_()
         for t in range(len(rollout.action)):
-            action = sample_actions(self.logits, self.rng).cpu()
-            next_obs, reward, terminated, truncated, infos = self.env.step(action.numpy())
+            if self.hold > 1:
+                self._hold_noise(t)
+            action = self.distribution(self.logits).sample(self.rng).cpu()
+            next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)
             write_step(
                 rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
@@ -96,6 +101,13 @@ class RolloutCollector:
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1
 
+    def _hold_noise(self, t: int) -> None:
+        """Draw the same random numbers for `hold` steps: noise that lasts moves an environment further."""
+        if t % self.hold:
+            self.rng.set_state(self._held)
+        else:
+            self._held = self.rng.get_state()
+
     def rollout_seeds(self) -> tuple[int, int]:
         """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
         return derive_seeds(self.seed, *self.channel.entropy, self.rollouts)
@@ -104,7 +116,8 @@ class RolloutCollector:
         """Return the state after a rollout, for `ActorStates.write`."""
         empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
         done = rollout.terminated | rollout.truncated
-        return self.games.state_fields(rollout.action, done, self.obs) | {
+        action = torch.from_numpy(to_env(self.action_space, rollout.action.numpy()))
+        return self.games.state_fields(action, done, self.obs) | {
             "logits": self.logits,
             "baseline": self.baseline,
             "entry": self.entry[0] if self.entry else empty,

@@ -1,8 +1,8 @@
-"""Loss functions: policy gradient, PPO clip, value, entropy, Huber. Pure functions, means over the batch."""
+"""Loss functions: policy gradient, PPO clip, value, Huber. Pure functions, means over the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,20 +10,8 @@ from torch import Tensor
 
 Metrics = dict[str, Tensor]
 """TensorBoard tag -> values of any shape, of which the mean is logged"""
-
-
-def log_prob(logits: Tensor, action: Tensor) -> Tensor:
-    """Return log pi(a|s) of categorical policies: logits [..., A], action int64 [...] -> [...]."""
-    return -F.cross_entropy(logits.flatten(0, -2), action.flatten(), reduction="none").view_as(action)
-
-
-def entropy_loss(logits: Tensor) -> Tensor:
-    """Return the entropy loss: negative mean entropy of categorical policies, logits [..., A].
-
-    Minimising it encourages exploration (Williams & Peng 1991; Mnih et al. 2016, section 4).
-    """
-    log_probs = F.log_softmax(logits, dim=-1)
-    return (log_probs.exp() * log_probs).sum(dim=-1).mean()
+LARGEST_LOG_RATIO = 20.0
+"""of a sample's policies, in metrics: one that is larger would make a mean infinite"""
 
 
 def value_loss(values: Tensor, targets: Tensor) -> Tensor:
@@ -81,3 +69,40 @@ def huber(errors: Tensor, weights: Tensor) -> Tensor:
     """
     assert errors.shape == weights.shape, (errors.shape, weights.shape)
     return (weights * F.huber_loss(errors, torch.zeros_like(errors), reduction="none")).mean()
+
+
+@torch.no_grad()
+def ratio_metrics(log_ratios: Tensor, clip_ratio: float) -> Metrics:
+    """Return PPO's approximate KL divergence from the policy that acted, and its share of clipped samples.
+
+    Args:
+        log_ratios: [B], log pi(a|s) - log mu(a|s). The estimator of E_mu[log mu - log pi] has less variance than their
+            mean, and is never negative (Schulman 2020, "Approximating KL divergence").
+        clip_ratio: epsilon.
+    """
+    log_ratios = log_ratios.clamp(max=LARGEST_LOG_RATIO)
+    differences = log_ratios.expm1()
+    clipped = (differences.abs() > clip_ratio).float()
+    return {"policy/approx_kl": differences - log_ratios, "policy/clip_fraction": clipped}
+
+
+@torch.no_grad()
+def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
+    """Return V-trace's ratios rho, the share that `clip_rho` truncates, and the KL divergence as in `ratio_metrics`."""
+    rhos = log_rhos.exp()
+    kl = ratio_metrics(log_rhos, clip_rho)["policy/approx_kl"]
+    return {"values/rho": rhos, "values/rho_clipped": (rhos > clip_rho).float(), "policy/approx_kl": kl}
+
+
+@torch.no_grad()
+def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> dict[str, Tensor | float]:
+    """Return metrics of a loss, and the entropy and explained variance 1 - Var(target - V) / Var(target) in them."""
+    found = dict(metrics)
+    if "losses/entropy" in metrics:
+        found["policy/entropy"] = -metrics["losses/entropy"]
+    values, targets = metrics.get("values/baseline"), metrics.get("values/target")
+    if isinstance(values, Tensor) and isinstance(targets, Tensor):
+        variance = targets.var(correction=0)
+        explained = 1 - (targets - values).var(correction=0) / variance
+        found["values/explained_variance"] = torch.where(variance > 0, explained, torch.zeros_like(variance))
+    return found

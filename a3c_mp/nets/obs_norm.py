@@ -119,7 +119,7 @@ class ObsNorm(nn.Module):
 
 def channels_last(images: Tensor) -> Tensor:
     """Return uint8 images [N, C, H, W] in channels_last memory format, the fastest one for convolutions."""
-    if images.device.type != "cpu":
+    if images.device.type != "cpu" or torch.compiler.is_exporting():  # numpy and OpenCV cannot be traced
         return images.contiguous(memory_format=torch.channels_last)
     num, channels, height, width = images.shape
     planes = images.reshape(num, channels, height * width).numpy()

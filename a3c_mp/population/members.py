@@ -14,21 +14,29 @@ from a3c_mp.run.progress import RunState
 
 
 class Members:
-    """Supervised processes, one for each place of this rank, that run `target(channel, args, world)`.
+    """Supervised processes, one for each place of this rank, that run `target(channel, args, memory)`.
 
     Each rank has an equal share of the places, in order. To be used in a `with` block.
 
     Args:
         target: the chapter's member, a module-level function.
         run: counts restarts, says when to stop.
-        population: whose members live.
+        population: whose members they are.
         group: the ranks.
+        on_wait: called several times a second while members work.
     """
 
-    def __init__(self, target: Callable[..., None], run: RunState, population: Population, group: LearnerGroup):
-        self.run, self.population, self.group = run, population, group
+    def __init__(
+        self,
+        target: Callable[..., None],
+        run: RunState,
+        population: Population,
+        group: LearnerGroup,
+        on_wait: Callable[[], None] = lambda: None,
+    ):
+        self.run, self.population, self.group, self.on_wait = run, population, group, on_wait
         self.places = group.own_share(population.args.population)
-        self._ended: list[Filled] = []  # lives of this rank in the generation that has ended
+        self._ended: list[Filled] = []  # of this rank's members, in the generation that has ended
         self._restarts: list[RestartMessage] = []  # of a rank besides 0, until the generation ends
         options = WorkerOptions(
             role="member",
@@ -43,7 +51,7 @@ class Members:
         self.workers = Workers(
             target,
             len(self.places),
-            (population.args, population.world),
+            (population.args, population.memory),
             options=options,
             on_restart=run.on_restart if group.rank == 0 else self._restarts.append,
         )
@@ -55,8 +63,8 @@ class Members:
     def __exit__(self, *exc: Any) -> None:
         self.workers.__exit__(*exc)
 
-    def live(self) -> bool:
-        """Have all members live a generation, so that every rank has their lives and transitions.
+    def run_generation(self) -> bool:
+        """Have all members act, learn and be evaluated, until every rank has their results and transitions.
 
         Returns:
             whether they have; False once the run should stop.
@@ -69,10 +77,15 @@ class Members:
             if self._should_stop():
                 return False
             self.workers.release(self._ended, self.population.generation)
-        self._ended = self.workers.take(self.run.should_stop)
+        self._ended = self.workers.take(self._stops_waiting)
         if self._ended and self.group.size > 1:
             self._exchange()
         return bool(self._ended)
+
+    def _stops_waiting(self) -> bool:
+        """Whether a signal or the time limit ends this generation."""
+        self.on_wait()
+        return self.run.should_stop()
 
     def _should_stop(self) -> bool:
         """Whether rank 0 says that the run should stop. Raises TrainingError if ranks have different populations."""
@@ -84,15 +97,15 @@ class Members:
         return bool(self.group.broadcast_bytes(b"stop" if self.run.should_stop() else b""))
 
     def _exchange(self) -> None:
-        """Exchange lives, transitions and reports of restarts with the other ranks."""
-        world, generation_rows = self.population.world, self.population.rows
-        own = b"".join(world.pack(place, generation_rows) for place in self.places)
+        """Exchange results, transitions and reports of restarts with the other ranks."""
+        memory, generation_rows = self.population.memory, self.population.rows
+        own = b"".join(memory.pack(place, generation_rows) for place in self.places)
         for rank, packed in enumerate(self.group.all_gather_bytes(own)):
             places = LearnerGroup(rank, self.group.size).own_share(len(self.population.members))
             size = len(packed) // len(places)
             for i, place in enumerate(places):
                 if rank != self.group.rank:
-                    world.unpack(place, generation_rows, packed[i * size : (i + 1) * size])
+                    memory.unpack(place, generation_rows, packed[i * size : (i + 1) * size])
         reports = self.group.all_gather_bytes(json.dumps(self._restarts).encode())
         self._restarts.clear()
         for report in reports:

@@ -12,16 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.errors import ConfigError
 from a3c_mp.population.evolution import Birth, Candidate, rank
 from a3c_mp.population.genome import Genome
 from a3c_mp.population.growth import MemberState, breed
-from a3c_mp.population.member import World, birth_spec, lane_rows, life_spec
+from a3c_mp.population.memory import allocate
 from a3c_mp.population.records import Spaces, make_net, make_state, read_member, write_member
 from a3c_mp.population.settings import Args, first_genomes
 from a3c_mp.processes.learner_group import Stateful, from_bytes
-from a3c_mp.processes.slots import Slots
-from a3c_mp.replay import Shards
 from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
 RECENT = 5
@@ -89,18 +86,11 @@ class Population:
 
     def __init__(self, args: Args, spaces: Spaces):
         self.args, self.spaces = args, spaces
-        self.generation = 0  # that lives now, or next
+        self.generation = 0  # the current one, or the next
         self.confirmed_mean = -math.inf  # of the fittest member in new games, at its last confirmation
         self.elite = EliteNet(spaces, args.genome)
-        num = args.population
-        try:
-            shards = Shards(num, args.num_envs, lane_rows(args), spaces.obs, spaces.action)
-            births, lives = Slots(birth_spec(args, spaces), num), Slots(life_spec(args, spaces), num)
-        except MemoryError as error:
-            fix = "lower --replay-size, --population or --units-range"
-            raise ConfigError("replay-size", args.replay_size, f"for replay and nets {error}", fix) from error
-        self.world = World(shards, births, lives, spaces)
-        self.rows = np.zeros(shards.num_lanes, np.int64)  # that are filled in each lane of the replay
+        self.memory = allocate(args, spaces)
+        self.rows = np.zeros(self.memory.shards.num_lanes, np.int64)  # that are filled in each lane of the replay
         self.members: list[Member] = []
         for place, genome in enumerate(first_genomes(args)):
             torch.manual_seed(derive_seeds(args.seed, place, WEIGHTS)[1])
@@ -117,7 +107,7 @@ class Population:
 
     def fitness(self, place: int) -> float:
         """Mean return of a member's evaluation games, without those with NaN or inf; NaN for broken weights."""
-        returns = self.world.lives[place]["eval_returns"]
+        returns = self.memory.results[place]["eval_returns"]
         return float(returns[returns.isfinite()].mean())
 
     @property
@@ -132,13 +122,13 @@ class Population:
 
     def fittest_net(self) -> nn.Module:
         """Net of the fittest member, whose generation ends."""
-        return self._read(self.world.lives[self.fittest])[1].net
+        return self._read(self.memory.results[self.fittest])[1].net
 
-    def end_lives(self) -> None:
+    def end_generation(self) -> None:
         """Take the fittest member's net as the elite, and note every member's fitness."""
         for place, member in enumerate(self.members):
             member.fitnesses = [*member.fitnesses, self.fitness(place)][-RECENT:]
-        genome, state = self._read(self.world.lives[self.fittest])
+        genome, state = self._read(self.memory.results[self.fittest])
         self.elite.become(genome, state.net)
 
     def apply(self, births: Sequence[Birth]) -> None:
@@ -146,9 +136,11 @@ class Population:
         assert len(births) == len(self.members), (len(births), len(self.members))
         places = {member.birth.id: place for place, member in enumerate(self.members)}
         fitnesses = {member.birth.id: member.fitnesses for member in self.members}
-        parents = {id: self._read(self.world.lives[places[id]]) for id in {birth.parent for birth in births}}
-        self.rows = np.concatenate([self.world.lives[place]["rows"].numpy() for place in range(len(births))])
+        parents = {id: self._read(self.memory.results[places[id]]) for id in {birth.parent for birth in births}}
+        self.rows = np.concatenate([self.memory.results[place]["rows"].numpy() for place in range(len(births))])
         self.generation += 1
+        self.memory.steps.zero_()
+        self.memory.games.zero_()
         self.members = []
         for place, birth in enumerate(births):
             genome, state = parents[birth.parent]
@@ -157,16 +149,16 @@ class Population:
 
     def digest(self) -> bytes:
         """SHA-256 of the members as their generation begins, and of where the replay ends."""
-        return hashlib.sha256(self.world.births.arena.numpy().data).digest()
+        return hashlib.sha256(self.memory.births.arena.numpy().data).digest()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next generation follows from; between two generations only."""
-        used = min(int(self.rows.max()), self.world.shards.rows)
+        used = min(int(self.rows.max()), self.memory.shards.rows)
         return {
             "generation": self.generation,
             "confirmed_mean": self.confirmed_mean,
             "rows": torch.from_numpy(self.rows),
-            "replay": {name: rows[:, :used].clone() for name, rows in self.world.shards.fields().items()},
+            "replay": {name: rows[:, :used].clone() for name, rows in self.memory.shards.fields().items()},
             "members": [self._saved(place) for place in range(len(self.members))],
         }
 
@@ -177,11 +169,11 @@ class Population:
             raise ValueError(
                 "it has {} members with {} environments each: leave --population and --num-envs out".format(*sizes)
             )
-        lanes, used = self.world.shards, next(iter(state["replay"].values())).shape[1]
+        lanes, used = self.memory.shards, next(iter(state["replay"].values())).shape[1]
         if used != lanes.rows and int(state["rows"].max()) > used:  # rows are kept at their number modulo the length
             raise ValueError("its replay has another length (--replay-size, --generation-steps)")
         for name, rows in state["replay"].items():
-            self.world.shards.fields()[name][:, : rows.shape[1]] = rows
+            self.memory.shards.fields()[name][:, : rows.shape[1]] = rows
         self.generation, self.confirmed_mean = state["generation"], state["confirmed_mean"]
         self.rows, self.members = state["rows"].numpy().copy(), []
         for place, saved in enumerate(state["members"]):
@@ -193,7 +185,7 @@ class Population:
             self._place(place, Birth(**saved["birth"], genome=genome), member, saved["fitnesses"])
 
     def _saved(self, place: int) -> dict[str, Any]:
-        birth, member = self.members[place].birth, self._read(self.world.births[place])[1]
+        birth, member = self.members[place].birth, self._read(self.memory.births[place])[1]
         return {
             "birth": {name: value for name, value in birth._asdict().items() if name != "genome"},
             "genome": birth.genome.to_json(),
@@ -202,9 +194,9 @@ class Population:
         }
 
     def _place(self, place: int, birth: Birth, state: MemberState, fitnesses: list[float]) -> None:
-        """Put a member into its place of the next generation, and into the record that its life begins with."""
+        """Put a member into its place of the next generation, and into the record that its generation begins with."""
         self.members.append(Member(birth, fitnesses))
-        record = self.world.births[place]
+        record = self.memory.births[place]
         write_member(record, birth.genome, state)
         record["rows"][:] = torch.from_numpy(self.rows)
 

@@ -16,7 +16,7 @@ from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.population.genome import Genome, Range
 from a3c_mp.population.growth import MemberState
 from a3c_mp.processes.slots import Spec
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.preflight import check_env, check_system
 
 GENOME_BYTES = 512
 """longest genome as JSON"""
@@ -33,6 +33,7 @@ class Spaces(NamedTuple):
 
 def find_spaces(env_id: str) -> Spaces:
     """Return the spaces of an environment. Raises ConfigError if it has images, or as `check_env` does."""
+    check_system()  # the population's memory comes before the run
     spaces = Spaces(*check_env(env_id, dqn.ACTIONS))
     if is_image(spaces.obs):
         why = f"observations are images {spaces.obs.shape}, members need vectors"

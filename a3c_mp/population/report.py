@@ -6,23 +6,22 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from a3c_mp.algorithms import dqn
 from a3c_mp.data.episodes import episodes_at
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.nets.obs_norm import OUTLIER
-from a3c_mp.population.member import METRICS, SKIPPED
+from a3c_mp.population.member import play_greedily
+from a3c_mp.population.memory import METRICS, SKIPPED
 from a3c_mp.population.population import Population
 from a3c_mp.population.records import sha256_of_member
 from a3c_mp.population.settings import Args
+from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.eval_progress import Evaluation
-from a3c_mp.run.evaluate import make_play_envs, play_episodes
 from a3c_mp.run.files import write_atomically
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import CONFIRMATION, derive_seeds
@@ -35,6 +34,12 @@ WARNINGS = {
     "running moments",
 }
 """counter -> warning"""
+COLUMNS = (
+    *("generation", "place", "id", "parent", "kind", "change"),
+    *("learning_rate", "batch_size", "learn_every", "hidden", "activation"),
+    *("fitness", "mean_fitness", "updates", "steps", "sha256"),
+)
+"""of `lineage.csv`"""
 BLOCK = 16
 """steps of the environments that are recorded together"""
 
@@ -49,18 +54,33 @@ class Report:
     Args:
         run: counts steps and writes curves and checkpoints.
         population: what is recorded; its generation is that of the first `record`.
+        group: the ranks; this one sees how far its own members are.
     """
 
-    def __init__(self, run: Run, population: Population):
+    def __init__(self, run: Run, population: Population, group: LearnerGroup):
         self.run, self.population = run, population
         self.args: Args = population.args
+        self.places = group.own_share(population.args.population)
         self.lineage = Lineage(run.folder / "lineage.csv", population.generation)
+        self._write_lineage([])
         if self.args.stop_return is not None and population.confirmed_mean >= self.args.stop_return:
             run.progress.declare_solved()  # before it was resumed
         run.metrics.headline = self._headline
         run.metrics.start_clock()  # a generation takes long
-        text = f"generation {population.generation}: members act, learn and play"
-        run.metrics.display.show(run.steps, text, math.inf)
+        self.show_progress()
+
+    def show_progress(self) -> None:
+        """Show how far the current generation is, if other ranks' members are as far as the own ones."""
+        memory, args = self.population.memory, self.args
+        own = slice(self.places.start, self.places.stop)
+        steps, games = int(memory.steps[own].sum()) * args.population // len(self.places), int(memory.games[own].sum())
+        if self.run.is_interrupted():
+            if steps:
+                what = f"generation {self.population.generation} is interrupted"
+                self.run.log.info(f"{what}: its {steps:,} steps are not kept, a resumed run starts it again")
+            steps = games = 0
+        text = f"{games} of {args.eval_episodes * len(self.places)} evaluation games" if games else ""
+        self.run.metrics.show_pending(steps, text)
 
     def record(self) -> bool:
         """Record the generation that has ended, and take its fittest member as the elite.
@@ -73,17 +93,14 @@ class Report:
             confirmed_mean = self._confirm()
         except Interrupted:
             return False
-        population.end_lives()
+        population.end_generation()
         self._record_games()
         for place in range(self.args.population):
             self._count(place)
         for place in range(self.args.population):  # the next generation starts new games
             run.metrics.record_games(run.progress.window.lose(place))
         rows = [self._row(place) for place in range(self.args.population)]
-        try:
-            self.lineage.append(rows)
-        except OSError as error:  # the next generation writes these lines too
-            run.log.warning(f"{self.lineage.path} not written: {error}")
+        self._write_lineage(rows)
         elite = rows[population.fittest]
         fittest = f"the fittest is member {elite['id']}, at place {elite['place']}"
         run.log.info(f"generation {population.generation}: {fittest}\n{table(rows)}")
@@ -91,23 +108,30 @@ class Report:
         self._record_confirmation(confirmed_mean)
         return True
 
+    def _write_lineage(self, rows: Sequence[dict[str, Any]]) -> None:
+        try:
+            self.lineage.append(rows)
+        except OSError as error:  # the next generation writes these lines too
+            self.run.log.warning(f"{self.lineage.path} not written: {error}")
+
     def _record_games(self) -> None:
         """Record steps and training games in the order of time: a block of steps of every member, then the next."""
         names = ("done", "episode_return", "episode_length")
         for start in range(0, self.args.rounds, BLOCK):
             for place in range(self.args.population):
-                life = self.population.world.lives[place]
-                block = [life[name][start : start + BLOCK] for name in names]
+                result = self.population.memory.results[place]
+                block = [result[name][start : start + BLOCK] for name in names]
                 self.run.record_rollout(block[0].numel(), episodes_at(*block), place, policy_lag=0)
 
     def _count(self, place: int) -> None:
         """Count a member's updates and the steps of its evaluation games, and record its curves."""
-        run, life = self.run, self.population.world.lives[place]
-        genome, updates = self.population.members[place].birth.genome, int(life["updates"])
+        run, result = self.run, self.population.memory.results[place]
+        genome, updates = self.population.members[place].birth.genome, int(result["updates"])
         run.progress.updates += updates
         run.progress.samples += updates * genome.batch_size
-        run.counters["evaluation_steps"] += int(life["eval_lengths"].sum())
-        metrics = dict(zip(METRICS, life["metrics"].tolist(), strict=True))
+        run.counters["evaluation_steps"] += int(result["eval_lengths"].sum())
+        self._count_long_games(int((result["eval_lengths"] >= self.args.eval_max_steps).sum()))
+        metrics = dict(zip(METRICS, result["metrics"].tolist(), strict=True))
         run.record_metrics({name: value for name, value in metrics.items() if math.isfinite(value)})
         curves = {
             "fitness": self.population.fitness(place),
@@ -120,16 +144,24 @@ class Report:
         run.record_metrics(
             {f"{name}/place_{place}": float(value) for name, value in curves.items() if math.isfinite(value)}
         )
-        for name, num in zip(SKIPPED, life["skipped"].tolist(), strict=True):
+        for name, num in zip(SKIPPED, result["skipped"].tolist(), strict=True):
             before = run.counters[name]
             run.counters[name] += num  # there from the start, also at 0
             if passes_power_of_two(before, before + num):
                 what = WARNINGS[name].format(num=num, id=self.population.members[place].birth.id)
                 run.log.warning(f"{what} ({before + num} so far)")
 
+    def _count_long_games(self, num: int) -> None:
+        """Count evaluation games that were as long as they may be: their returns may be cut."""
+        before = self.run.counters["evaluation_games_at_max_steps"]
+        self.run.counters["evaluation_games_at_max_steps"] += num
+        if passes_power_of_two(before, before + num):
+            what = f"evaluation games that reached {self.args.eval_max_steps:,} steps, where they are cut"
+            self.run.log.warning(f"{what} (--eval-max-steps): {before + num}")
+
     def _row(self, place: int) -> dict[str, Any]:
         """A member's line of `lineage.csv`."""
-        member, life = self.population.members[place], self.population.world.lives[place]
+        member, result = self.population.members[place], self.population.memory.results[place]
         birth, genome = member.birth, member.birth.genome
         return {
             "generation": self.population.generation,
@@ -145,17 +177,17 @@ class Report:
             "activation": genome.activation,
             "fitness": self.population.fitness(place),
             "mean_fitness": float(np.mean(member.fitnesses)),
-            "updates": int(life["updates"]),
+            "updates": int(result["updates"]),
             "steps": self.run.steps,
-            "sha256": sha256_of_member(life)[:16],
+            "sha256": sha256_of_member(result)[:16],
         }
 
     def _evaluate(self) -> None:
         """Record the games of the fittest member as the run's evaluation, and save its net if it is the best so far."""
         run, population = self.run, self.population
-        life, sha256 = population.world.lives[population.fittest], sha256_of_weights(population.elite.state_dict())
-        finite = life["eval_returns"].isfinite()
-        returns, lengths = life["eval_returns"][finite].tolist(), life["eval_lengths"][finite].tolist()
+        result, sha256 = population.memory.results[population.fittest], sha256_of_weights(population.elite.state_dict())
+        finite = result["eval_returns"].isfinite()
+        returns, lengths = result["eval_returns"][finite].tolist(), result["eval_lengths"][finite].tolist()
         evaluation = Evaluation(population.generation + 1, run.steps, returns, lengths, sha256 or "")
         is_best = run.progress.evals.record(evaluation)
         run.record_evaluation(evaluation, population.elite if is_best else None)
@@ -172,14 +204,12 @@ class Report:
         if args.stop_return is None or not population.fitness(population.fittest) >= args.stop_return:
             return math.nan
         seed = derive_seeds(args.seed, population.generation, CONFIRMATION)[0]
-        policy = dqn.make_policy(population.fittest_net(), population.spaces.action)
 
         def on_step() -> None:
             if run.is_interrupted():
                 raise Interrupted
 
-        with closing(make_play_envs(args.env_id, args.confirm_episodes, seed=seed)) as env:
-            games = list(play_episodes(policy, env, args.confirm_episodes, on_step))
+        games = list(play_greedily(args, population.fittest_net(), args.confirm_episodes, seed, on_step))
         run.counters["evaluation_steps"] += sum(game.length for game in games)
         return float(np.mean([game.episode_return for game in games]))
 
@@ -208,7 +238,7 @@ class Lineage:
 
     Args:
         path: of the file.
-        generation: the first one to be written; a resumed run lives it again, so later lines are removed.
+        generation: the first one to be written; a resumed run repeats it, so later lines are removed.
     """
 
     def __init__(self, path: Path, generation: int):
@@ -216,10 +246,10 @@ class Lineage:
         self.rows = [row for row in read_lineage(path) if int(row["generation"]) < generation] if path.exists() else []
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add a generation, and write the file. Raises OSError; the old file stays then."""
+        """Add a generation, or none, and write the file. Raises OSError; the old file stays then."""
         self.rows += [{name: str(value) for name, value in row.items()} for row in rows]
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
         write_atomically(self.path, text.getvalue().encode())

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
+from a3c_mp.algorithms.apex_settings import ReplayArgs
+from a3c_mp.config import Between, Count, Fraction, NonNegative
 from a3c_mp.errors import ConfigError
 from a3c_mp.population.evolution import Evolution, Steps
 from a3c_mp.population.genome import Genome, Range, check_start, spread
@@ -22,7 +23,7 @@ IntEnds = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Args(LearningArgs):
+class Args(ReplayArgs):
     """Settings of a population: chapter 6. It has no other actors than its members (--population)."""
 
     chapter = "population"
@@ -42,6 +43,8 @@ class Args(LearningArgs):
     """early stopping: solved when the fittest member's mean return in confirm-episodes new games reaches this"""
     eval_episodes: Annotated[int, Between(1, 10_000)] = 20
     """games of each member at the end of a generation: their mean return is its fitness; the same starts for all"""
+    eval_max_steps: Count = 10_000
+    """longest evaluation game (agent steps): it is cut there, with the return so far, as some games never end"""
     confirm_episodes: Annotated[int, Between(1, 10_000)] = 100
     """further games of the fittest member once its fitness reaches stop-return: the best of many may have been lucky"""
     init: Literal["spread", "same"] = "spread"
@@ -100,18 +103,10 @@ class Args(LearningArgs):
     """transitions of earlier generations, of all members, that each member can sample"""
     learning_starts: Count = 1_000
     """transitions in the replay buffer before a member's first update; its actions are random until then"""
-    epsilon: Fraction = 0.4
-    """epsilon of epsilon-greedy exploration in a member's first environment; the others have less"""
-    ladder_exponent: NonNegative = 7.0
-    """environment i of all N of a member has epsilon ** (1 + this * i / (N - 1))"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
     """Adam epsilon"""
-    clip_grad: NonNegative = 10.0
-    """max gradient norm: gradients are clipped to it"""
     target_period: Count = 100
     """target network update interval (updates)"""
-    target_rate: Fraction = 1.0
-    """Polyak tau of a target network update; 1 copies the online network"""
     deterministic: bool = True
     """always on in this chapter: runs with the same seed are bit-identical"""
     # Flags of other chapters that this one does not have: class variables are no fields.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from a3c_mp.errors import Terminated
-from a3c_mp.processes.supervised import MAX_MESSAGE, raise_terminated, run_supervised
+from a3c_mp.processes.supervised import MAX_MESSAGE, STARTING, raise_terminated, run_supervised
 
 FILLED, NOT_RESTORED = "filled", "not restored"
 """kinds of messages: `(FILLED, slot, payload)` and `(NOT_RESTORED, reason)`"""
@@ -131,6 +131,10 @@ class WorkerChannel(Closing):
         if self._terminated:  # again: an environment may have caught the first one
             raise Terminated
         self._beats[self.worker] += 1
+
+    def starting(self) -> None:
+        """Say that environments are made: until the next heartbeat there is as much time as a process has to start."""
+        self._results.send((STARTING,))
 
     def run(self, target: Callable[..., None], args: tuple) -> None:
         """Run `target(channel, *args)` and close its environments; the parent gets the traceback of an exception."""

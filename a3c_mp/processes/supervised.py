@@ -18,6 +18,8 @@ MAX_MESSAGE = 4096 - 4
 """bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
 ERROR, DONE = "error", "done"
 """kinds of the last message of a process: `(ERROR, traceback)`, and `(DONE,)` of one that is not to be replaced"""
+STARTING = "starting"
+"""kind of the message `(STARTING,)`: what takes long at the start of a process, such as its environments, follows"""
 
 
 def run_supervised(

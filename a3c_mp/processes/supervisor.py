@@ -1,7 +1,8 @@
 """Supervised processes: started, watched, restarted within a budget, named in errors, and stopped with their parent.
 
 A supervised process has a role and a number ("actor 3", "learner 1", "evaluator") and a pipe through which it sends
-messages, tuples that start with their kind. Those of kind `ERROR` are for the supervisor; all others go to its owner.
+messages, tuples that start with their kind. `ERROR`, `DONE` and `STARTING` are for the supervisor; all others go to its
+owner.
 `supervised.py` has the code of such a process.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from a3c_mp.errors import WorkerError
-from a3c_mp.processes.supervised import DONE, ERROR
+from a3c_mp.processes.supervised import DONE, ERROR, STARTING
 
 START_SECONDS = 120.0
 """longest time from the start of a process to its first sign of life, where it has a core to itself"""
@@ -192,6 +193,11 @@ class Supervisor:
         except WorkerError as error:
             self._give_up(child, error)
             return
+        self._await_first_beat(number)
+
+    def _await_first_beat(self, number: int) -> None:
+        """Allow a child the time of a start until its next heartbeat."""
+        child = self.children[number]
         child.beats, child.silence = self._read_beats()[number], 0.0
         child.max_silence = max(self.start_seconds, self.hang_seconds)
 
@@ -207,7 +213,10 @@ class Supervisor:
             if message[0] == DONE:
                 child.is_done = True
                 return
-            self.on_message(number, message)
+            if message[0] == STARTING:
+                self._await_first_beat(number)
+            else:
+                self.on_message(number, message)
 
     def _fail(self, number: int, text: str) -> None:
         """Replace a process that sent an exception, once it has closed what it holds."""

@@ -14,9 +14,11 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.data.episodes import Episode, EpisodeStats
-from a3c_mp.data.rollout import sample_actions
-from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
+from a3c_mp.nets.actor_critic import ActorCritic, initial_state
+from a3c_mp.nets.distributions import to_env
+from a3c_mp.nets.layers import reset_state
 from wrappers import FRAME_SKIP, is_atari, make_env, make_vec_env
+from wrappers.seeds import reset_envs
 
 NUM_ENVS = 8
 """games played at once"""
@@ -39,8 +41,8 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
         nonlocal state
         state = initial_state(net, len(obs)) if starts.all() else [reset_state(part, starts) for part in state]
         logits, _, *state = net(torch.from_numpy(obs), *state)
-        logits = logits.float()
-        return (logits.argmax(dim=-1) if greedy else sample_actions(logits, rng)).numpy()
+        policy = net.distribution(logits.float())
+        return to_env(action_space, (policy.mode() if greedy else policy.sample(rng)).numpy())
 
     return act
 
@@ -72,7 +74,11 @@ def make_play_envs(env_id: str, episodes: int, *, seed: int, num_envs: int = NUM
 
 
 def play_episodes(
-    policy: Policy, env: VectorEnv, episodes: int, on_step: Callable[[], object] = lambda: None
+    policy: Policy,
+    env: VectorEnv,
+    episodes: int,
+    on_step: Callable[[], object] = lambda: None,
+    max_steps: int | None = None,
 ) -> Iterator[Episode]:
     """Play whole games in parallel; yields each when it ends.
 
@@ -83,6 +89,7 @@ def play_episodes(
         env: from `make_play_envs`, not stepped before.
         episodes: number of games.
         on_step: called after each step of all environments.
+        max_steps: a game that lasts so long (agent steps) is cut, with the return so far.
     """
     num_envs = env.num_envs
     left = np.array([episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)])
@@ -94,6 +101,9 @@ def play_episodes(
         starts = terminated | truncated
         stats.step(reward, starts)
         on_step()
+        if max_steps is not None and (cut := ~starts & (stats.lengths >= max_steps)).any():
+            obs, _ = reset_envs(env, cut, None)
+            stats.done = starts = starts | cut
         for i in np.flatnonzero(stats.done & (left > 0)):
             left[i] -= 1
             yield Episode(float(stats.returns[i]), int(stats.lengths[i]))
@@ -104,16 +114,13 @@ def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Epi
 
     Raises:
         ImportError: the extra `video` is not installed.
-        gymnasium.error.Error: the environment cannot be rendered.
+        NotRendered: the environment cannot be rendered.
     """
     import imageio.v2 as imageio
 
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
-    env = make_env(env_id, render_mode="rgb_array")
+    env, obs, first_frame = start_rendering(env_id, seed)
     fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
     episode_return, length, done = 0.0, 0, False
-    obs, _ = env.reset(seed=seed)
-    first_frame = _frame(env)
     video: Any = imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
     with video:
         video.append_data(first_frame)
@@ -125,7 +132,24 @@ def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Epi
     return Episode(episode_return, length)
 
 
+class NotRendered(Exception):
+    """An environment cannot be rendered; its cause says why."""
+
+
+def start_rendering(env_id: str, seed: int) -> tuple[gymnasium.Env, np.ndarray, np.ndarray]:
+    """(environment that renders images, its first observation, its first image). Raises NotRendered."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
+    try:
+        env = make_env(env_id, render_mode="rgb_array")
+        obs, _ = env.reset(seed=seed)
+        return env, obs, _frame(env)
+    except Exception as error:  # an environment of the user's own can raise anything
+        raise NotRendered(" ".join(str(error).split()) or type(error).__name__) from error
+
+
 def _frame(env) -> np.ndarray:
     """The rendered image, uint8 [H, W, 3]; small ones are doubled, as video players blur them."""
     frame = env.render()
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+        raise TypeError(f"render() returned a {type(frame).__name__}, must be an image [H, W, 3]")
     return frame.repeat(2, axis=0).repeat(2, axis=1) if frame.shape[0] < 300 else frame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -11,8 +12,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import TrainingError
+from a3c_mp.maths.losses import with_diagnostics
 from a3c_mp.run.averages import Means, Timings
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
@@ -23,6 +26,12 @@ from a3c_mp.run.tensorboard import EventFile, episode_points
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve; each is a mean over that time"""
+
+
+def table_of(args: CommonArgs) -> str:
+    """Settings as a Markdown table."""
+    rows = [f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items()]
+    return "\n".join(["|setting|value|", "|-|-|", *rows])
 
 
 class MetricsWriter:
@@ -41,6 +50,7 @@ class MetricsWriter:
         self.folder, self.progress, self.log = folder, progress, log
         self.timing = Timings()
         self.gauges: dict[str, Callable[[], float]] = {}  # read once at each flush
+        self.phase: Callable[[], str] = lambda: ""  # for the progress line, while nothing is learned yet
         self.headline: Callable[[], list[str]] | None = None  # for the progress line instead of mean return and lag
         self._means = Means()
         self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
@@ -53,6 +63,7 @@ class MetricsWriter:
         """Open the event file and the display."""
         resumed = self.progress.args.resume is not None
         self.event_file = EventFile(self.folder, self.progress.steps + 1 if resumed else None, self.log)
+        self.event_file.text("hyperparameters", table_of(self.progress.args), self.progress.steps)
         self.display = Display(self.progress.args.total_steps, self.log, self.progress.steps)
 
     def close_files(self) -> None:
@@ -60,12 +71,13 @@ class MetricsWriter:
         self._episode_log.close()
 
     def start_clock(self) -> None:
-        """Count agent steps a second from now on, instead of from the first rollout."""
+        """Count agent steps a second, and `--max-seconds`, from now on, instead of from the first rollout."""
         self._learning_since = time.monotonic()
+        self.progress.start_budget()
 
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Add values to the means that the next flush writes."""
-        self._means.add(metrics)
+        self._means.add(with_diagnostics(metrics))
 
     def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
@@ -88,9 +100,7 @@ class MetricsWriter:
     @property
     def sps(self) -> float:
         """Agent steps a second consumed by the learner since the first rollout arrived."""
-        if self._learning_since is None:
-            return 0.0
-        return (self.progress.steps - self._steps_at_start) / max(time.monotonic() - self._learning_since, 1e-9)
+        return self._rate(0)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -135,8 +145,21 @@ class MetricsWriter:
         self.event_file.scalars(episode_points(self._games) + points)
         self._games = []
         self._episode_log.flush()
-        line = self._progress_line(values.get("charts/policy_lag", math.nan))
-        self.display.show(self.progress.steps, line, self._seconds_left())
+        line = self._progress_line(values.get("charts/policy_lag", math.nan), self.sps)
+        self.display.show(self.progress.steps, line, self._seconds_left(self.progress.steps, self.sps))
+
+    def show_pending(self, steps: int, text: str) -> None:
+        """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
+        sps, steps_done = self._rate(steps), self.progress.steps + steps
+        line = f"{self._progress_line(math.nan, sps)}  {text}"
+        self.display.show(steps_done, line, self._seconds_left(steps_done, sps))
+
+    def _rate(self, pending: int) -> float:
+        """Agent steps a second since the clock started, with those that are not recorded yet."""
+        if self._learning_since is None:
+            return 0.0
+        steps = self.progress.steps + pending - self._steps_at_start
+        return steps / max(time.monotonic() - self._learning_since, 1e-9)
 
     def _read_values(self) -> dict[str, float]:
         """Values that are read at a flush rather than averaged since the last one."""
@@ -150,17 +173,16 @@ class MetricsWriter:
             **{f"time/{name}": share for name, share in self.timing.shares().items()},
         }
 
-    def _progress_line(self, lag: float) -> str:
+    def _progress_line(self, lag: float, sps: float) -> str:
         counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
         if self.headline is not None:
-            return "  ".join([*self.headline(), f"{self.sps:,.0f} sps", *counts])
+            return "  ".join([*self.headline(), f"{sps:,.0f} sps", *counts])
         mean = f"{self.progress.window.mean:.1f}" if self.progress.window.returns else "-"
-        return "  ".join([f"return {mean}", f"{self.sps:,.0f} sps", f"lag {lag:.1f}", *counts])
+        phase = [text] if (text := self.phase()) else []
+        return "  ".join([*phase, f"return {mean}", f"{sps:,.0f} sps", f"lag {lag:.1f}", *counts])
 
-    def _seconds_left(self) -> float:
+    def _seconds_left(self, steps: int, sps: float) -> float:
         """Until the budget of steps or seconds is spent."""
         args, progress = self.progress.args, self.progress
-        left = (args.total_steps - progress.steps) / self.sps if self.sps else math.inf
-        if args.max_seconds is not None:
-            left = min(left, args.max_seconds - (time.monotonic() - progress.started))
-        return left
+        left = (args.total_steps - steps) / sps if sps else math.inf
+        return min(left, progress.seconds_left)

@@ -6,10 +6,15 @@ import difflib
 import platform
 import resource
 import socket
+import typing
 from contextlib import suppress
+from types import UnionType
+from typing import NamedTuple
 
 import gymnasium
+import numpy as np
 import torch
+from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 import wrappers
@@ -31,7 +36,21 @@ CONTEXT_GPU_BYTES = 270 * MIB
 ORDERED_STORES = ("x86_64", "amd64")
 """processors on which all cores see the stores of one core in the order of the program"""
 FIX_ENV = "fix the environment, or choose another"
+NAMES_OF_ACTIONS = {Discrete: "Discrete from 0", Box: "Box"}
+"""classes of action spaces in error messages"""
 LOOPBACK_ADDRESS = "127.0.0.1"
+
+
+class FoundEnv(NamedTuple):
+    """What `check_env` found out about an environment."""
+
+    obs_space: gymnasium.Space
+    action_space: gymnasium.Space
+    layout: str  # of observations that were flattened
+
+
+FOUND: dict[str, FoundEnv] = {}
+"""environment id -> what the newest `check_env` in this process found, for the first lines of the log"""
 
 
 def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True) -> None:
@@ -42,6 +61,7 @@ def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True
         net: that is trained.
         shares_snapshots: with the evaluator, if there is one, through shared memory.
     """
+    check_system()
     check_processor()
     evaluators = int(args.eval_every > 0)
     check_memory(args.local_actors, getattr(args, "num_learners", 1), args.cuda, evaluators, args.actors_flag)
@@ -60,6 +80,13 @@ def check_evaluation(args: CommonArgs) -> None:
     if args.stop_eval_return is not None and not args.eval_every:
         why = "there is no evaluation whose return could reach it"
         raise ConfigError("stop-eval-return", args.stop_eval_return, why, "give --eval-every too, or leave it out")
+
+
+def check_system() -> None:
+    """Raise ConfigError on anything but Linux."""
+    if (system := platform.system()) != "Linux":
+        why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
+        raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
 
 
 def check_processor() -> None:
@@ -99,12 +126,12 @@ def check_open_files(num_actors: int, flag: str = "num-actors") -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Space, gymnasium.Space]:
+def check_env(env_id: str, actions: type[gymnasium.Space] | UnionType) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(observation space, action space) of an environment, which is made, stepped and closed for it.
 
     Args:
         env_id: gymnasium id.
-        actions: class of action space that the chapter needs.
+        actions: the class of action space that the chapter needs, or a union of several.
 
     Raises:
         ConfigError: it cannot be made, has another kind of actions, breaks gymnasium's API or ends the process.
@@ -118,16 +145,24 @@ def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Sp
         raise ConfigError("env-id", env_id, why, _fix_for(env_id)) from error
     try:
         spaces = env.observation_space, env.action_space
-        if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
-            discrete = actions is gymnasium.spaces.Discrete
-            needed = "Discrete from 0" if discrete else actions.__name__
-            fix = "choose another" if discrete else "choose another, for instance Pendulum-v1"
+        FOUND[env_id] = FoundEnv(*spaces, wrappers.layout(env))
+        if not isinstance(spaces[1], actions) or not _is_plain(spaces[1]):
+            kinds = typing.get_args(actions) or (actions,)
+            needed = " or ".join(NAMES_OF_ACTIONS.get(kind, kind.__name__) for kind in kinds)
+            fix = "choose another" if Discrete in kinds else "choose another, for instance Pendulum-v1"
             raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", fix)
         _check_contract(env, env_id)
     finally:
         with suppress(Exception):
             env.close()
     return spaces
+
+
+def _is_plain(space: gymnasium.Space) -> bool:
+    """Whether actions are numbered from 0, or are floating-point numbers."""
+    if isinstance(space, Box):
+        return space.dtype.kind == "f"
+    return not np.any(getattr(space, "start", 0))
 
 
 def _check_contract(env: gymnasium.Env, env_id: str) -> None:
@@ -151,6 +186,7 @@ def _one_line(error: BaseException) -> str:
 
 def _fix_for(env_id: str) -> str:
     """How to fix an environment id that cannot be made: a similar id, if there is one."""
+    env_id = wrappers.split_id(env_id)[0]
     if env_id in gymnasium.registry:
         return "choose another"
     known = {name.casefold(): name for name in gymnasium.registry}

@@ -67,6 +67,7 @@ class Progress:
         self.best_mean = -math.inf  # of the checkpoints so far
         self.policy_lag = [0, 0]  # sum over rollouts, their number
         self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier processes of a resumed run
+        self.budget_since: float | None = None  # when `--max-seconds` began to count: at the first rollout
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
 
     def record_rollout(
@@ -77,6 +78,7 @@ class Progress:
         Returns:
             the episodes that enter the mean return now.
         """
+        self.start_budget()
         self.steps += steps
         self.policy_lag = [self.policy_lag[0] + policy_lag, self.policy_lag[1] + 1]
         return self.window.end(actor, episodes)
@@ -106,11 +108,23 @@ class Progress:
             return "max_seconds"
         return "total_steps" if self.steps >= self.args.total_steps else None
 
+    def start_budget(self) -> None:
+        """Count `--max-seconds` from now on, unless they count already."""
+        if self.budget_since is None:
+            self.budget_since = time.monotonic()
+
+    @property
+    def seconds_left(self) -> float:
+        """Until `--max-seconds` have passed; inf without a limit."""
+        if self.args.max_seconds is None:
+            return math.inf
+        spent = 0.0 if self.budget_since is None else time.monotonic() - self.budget_since
+        return self.args.max_seconds - spent
+
     @property
     def is_out_of_time(self) -> bool:
         """Whether `--max-seconds` have passed."""
-        seconds = math.inf if self.args.max_seconds is None else self.args.max_seconds
-        return time.monotonic() - self.started >= seconds
+        return self.seconds_left <= 0
 
     def record_solved(self) -> None:
         """Record when a mean return, of training or evaluation, first reaches its goal; called between rounds."""

@@ -21,12 +21,12 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import A3CError, ConfigError, WorkerError
 from a3c_mp.maths.schedules import passes_power_of_two
-from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.processes.console import console
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.run.announce import first_lines
 from a3c_mp.run.averages import Timings
 from a3c_mp.run.checkpointer import Checkpointer, TrainingState
 from a3c_mp.run.display import hms, open_log
@@ -90,10 +90,8 @@ class Run(HasProgress):
                 old = signal.signal(signum, self._on_signal)
                 self._cleanup.callback(signal.signal, signum, signal.SIG_DFL if old is None else old)
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
-        if note := note_on_inputs(self.state.net):
-            self.log.info(note)
-        if getattr(self.args, "reward_clip", False):
-            self.log.info("rewards are clipped to -1, 0 or 1 for learning (--no-reward-clip: learn from raw rewards)")
+        for line in first_lines(self.args, self.state.net, self.folder, self.steps):
+            self.log.info(line)
         if self.evaluations is not None:
             self.log.info(self.evaluations.announcement)
         return self

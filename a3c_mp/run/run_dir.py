@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -42,7 +44,8 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
     Raises:
         ConfigError: it cannot be made or written, another process holds it, or there is a run in it already.
     """
-    folder = new_folder(args, algorithm) if args.resume is None else args.resume
+    with refuse_unwritable(args, args.runs_dir):
+        folder = new_folder(args, algorithm) if args.resume is None else args.resume
     with refuse_unwritable(args, folder):
         if args.resume is None:
             refuse_foreign(folder)
@@ -64,13 +67,25 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
 
 def new_folder(args: CommonArgs, algorithm: str) -> Path:
     """The folder of a new run. Raises ConfigError for a run name that is no plain folder name."""
-    env = args.env_id.replace("/", "_").replace(":", "_")
     name = args.run_name
     if name is None:
+        env = re.sub(r"[/:?&=%]", "_", args.env_id)
         name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
         raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
-    return args.runs_dir / name
+    return args.runs_dir / name if args.run_name is not None else unused(args.runs_dir / name)
+
+
+def unused(folder: Path) -> Path:
+    """Make a folder of this name, or of this name and a number: runs may start in the same second."""
+    make_folder(folder.parent)
+    for number in itertools.count(2):
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            folder = folder.with_name(f"{folder.name.removesuffix(f'-{number - 1}')}-{number}")
+    raise AssertionError
 
 
 def refuse_foreign(folder: Path) -> None:

@@ -66,6 +66,15 @@ class EventFile:
                 self.writer.write_event(event_pb2.Event(wall_time=now, step=step, summary=scalar(name, value)))
             self.writer.flush()
 
+    def text(self, name: str, markdown: str, step: int) -> None:
+        """Write a text."""
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.summary import text
+
+        if self.writer is not None:
+            with self._warn_on_failure():
+                self.writer.write_event(event_pb2.Event(wall_time=time.time(), step=step, summary=text(name, markdown)))
+
     def close(self) -> None:
         if self.writer is not None:
             with self._warn_on_failure():

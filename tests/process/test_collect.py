@@ -10,7 +10,7 @@ from inline import unconnected_channel
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.rollout import Rollout, episode_starts, rollout_spec
-from a3c_mp.nets.actor_critic import initial_state, make_actor_critic, unroll
+from a3c_mp.nets.actor_critic import NetSpec, initial_state, make_actor_critic, unroll
 from wrappers import make_vec_env
 
 T, B, ROLLOUTS = 5, 3, 8
@@ -21,7 +21,7 @@ SPACES = Box(-np.inf, np.inf, (2,), np.float32), Discrete(3)
 def collected():
     """(net, its first rollouts); the weights stay the same, so a rollout's first action is that of the same net too."""
     torch.manual_seed(0)
-    net = make_actor_critic(*SPACES, lstm=True)
+    net = make_actor_critic(*SPACES, NetSpec(lstm=True))
     torch.nn.init.normal_(net.policy[-1].weight)
     env = make_vec_env("envs:Count-v0", B, seed=0)
     collector = RolloutCollector(CommonArgs(env_id="envs:Count-v0", seed=0), env, net, unconnected_channel())

@@ -143,10 +143,10 @@ def test_play_repeats_games_of_pong(scripts, run_inline):
 
 @pytest.mark.parametrize("target", ["group", pytest.param("parent", marks=SLOW)])
 def test_a_signal_ends_the_wait_of_a_deterministic_run_for_its_evaluation(scripts, target):
-    flags = ["--eval-every", "500", "--eval-episodes", "10000", "--deterministic", "--stop-eval-return", "501"]
-    flags += ["--num-actors", "1", "--checkpoint-steps", "32"]
+    flags = ["--eval-every", "100", "--eval-episodes", "10000", "--deterministic", "--stop-eval-return", "501"]
+    flags += ["--num-actors", "1", "--checkpoint-steps", "192"]
     trainer = scripts.train(A3C_DATA, *flags, start_new_session=True)
-    scripts.wait_for("r", "checkpoints/step_000000000992.json:steps", trainer)  # in the next round, 1,000 are reached
+    scripts.wait_for("r", "checkpoints/step_000000000192.json:steps", trainer)  # in the next round, 200 are reached
     process = psutil.Process(trainer.pid)
     scripts.wait_until(lambda: process.cpu_percent(interval=0.5) < 20, trainer)  # it waits there
     family, asked = family_of(trainer.pid), time.monotonic()
@@ -158,5 +158,5 @@ def test_a_signal_ends_the_wait_of_a_deterministic_run_for_its_evaluation(script
     assert "Traceback" not in done.out + done.err
     assert "restart" not in done.out
     assert "steps since the last round are not saved" in done.out
-    assert (done.state["steps"], done.summary["steps"]) == (992, 1024)
+    assert (done.state["steps"], done.summary["steps"]) == (192, 224)
     assert not still_alive(family)

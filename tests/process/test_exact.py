@@ -19,6 +19,7 @@ SMALL = ["--num-actors", "2", "--num-envs", "2"]
 CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
 ROLLOUTS = [*CARTPOLE, "--unroll-length", "8"]
 PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
+PENDULUM = ["--env-id", "Pendulum-v1", *SMALL, "--unroll-length", "8"]
 LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
 REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
@@ -31,7 +32,7 @@ KINDS = {
     "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
     "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
     "dqn": ("train_apex.py", 1000, APEX),
-    "population": ("train_population.py", 2000, POPULATION),
+    "population": ("train_population.py", 1600, POPULATION),
     "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
 }
 SLOW = {
@@ -41,6 +42,7 @@ SLOW = {
     "impala, two learners": ("train_impala.py", 2000, [*ROLLOUTS, "--batch-unrolls", "2", *TWO_LEARNERS]),
     "evaluated": ("train_a3c_data.py", 3000, UNTIL_EVALUATED),
     "task, standalone": ("train_task.py", 3000, [*UNTIL_EVALUATED, "--standalone"]),
+    "data, Pendulum": ("train_a3c_data.py", 1500, [*PENDULUM, "--batch-size", "16", "--noise-steps", "3"]),
     "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
 ALL_KINDS = pytest.mark.parametrize(

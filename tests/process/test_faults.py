@@ -173,7 +173,6 @@ FEW = [  # every pair of two of the other choices occurs
     (APEX_DQN, TERM, "group", 2, saving),
     (A3C_GRAD, INT, "group", 2, starting_up),
     (TASK, TERM, "parent", 1, starting_up),
-    (POPULATION, INT, "group", 1, under_way),
 ]
 ALL = [
     (chapter, signum, target, times, moment)

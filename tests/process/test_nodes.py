@@ -273,7 +273,9 @@ def endless(node):
         task.use(wait_for_the_end(task)).run()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW)])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, *(pytest.param(signum, marks=SLOW) for signum in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_all_nodes_end_with_node_0_and_leave_nothing(scripts, signum):
     before = scripts.files()
     hub = scripts.start(SCRIPT, "endless", start_new_session=True)

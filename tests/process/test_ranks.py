@@ -88,7 +88,8 @@ def test_ranks_with_different_settings_are_refused_in_one_line(launch):
     assert err.count("exitcode  : 2") == 2
 
 
-@pytest.mark.parametrize("lost", ["rank", pytest.param("launcher", marks=pytest.mark.slow)])
+@pytest.mark.slow  # of a rank that is killed in a population, see test_generations
+@pytest.mark.parametrize("lost", ["rank", "launcher"])
 def test_everything_ends_within_ten_seconds_of_a_kill(launch, lost):
     process = launch(MULTI_GPU, "run" if lost == "launcher" else "run, ignore SIGTERM")
     pids = pids_of(process)

@@ -26,7 +26,8 @@ from a3c_mp.run.episode_log import read_episodes
 
 CURVES_OF_LEARNING = {
     *("charts/sps", "charts/policy_lag", "losses/policy", "losses/value", "losses/entropy", "losses/total"),
-    *("values/advantage", "values/baseline", "values/target"),
+    *("values/advantage", "values/baseline", "values/target", "values/explained_variance"),
+    *("policy/entropy", "policy/approx_kl"),
     *("time/waiting", "time/learning", "time/publishing"),
 }
 CURVES = CURVES_OF_LEARNING | {"charts/episodic_return", "charts/mean_return_100", "charts/episodic_length"}

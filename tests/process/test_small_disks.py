@@ -94,13 +94,13 @@ def test_a_dev_shm_that_takes_nothing_is_not_needed(chapter, tmp_path):
     assert json.loads((tmp_path / "runs/r/summary.json").read_text())["worker_restarts"] == 0
 
 
-def test_a_limit_of_file_sizes_is_one_line_before_anything_starts(tmp_path):
-    """`ulimit -f` counts in KiB in bash; Pong's slots take more, and so does its replay."""
+@pytest.mark.parametrize("chapter", [APEX_DQN, pytest.param(A3C_DATA, marks=pytest.mark.slow)], ids=row_id)
+def test_a_limit_of_file_sizes_is_one_line_before_anything_starts(chapter, tmp_path):
+    """`ulimit -f` counts in KiB in bash; Pong's replay takes more, and so do its slots."""
     before = set(os.listdir("/dev/shm"))
-    for script in ("train_a3c_data.py", "train_apex.py"):
-        done = in_namespace('ulimit -f 1024; exec "$@"', tmp_path, sys.executable, str(ROOT / script))
-        assert done.returncode == 2, done.stderr
-        (line,) = done.stderr.splitlines()
-        assert "MiB of shared memory cannot be allocated (File too large; ulimit -f" in line
+    done = in_namespace('ulimit -f 1024; exec "$@"', tmp_path, sys.executable, str(ROOT / chapter.script))
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "MiB of shared memory cannot be allocated (File too large; ulimit -f" in line
     assert not (tmp_path / "runs").exists()
     assert set(os.listdir("/dev/shm")) <= before

@@ -53,6 +53,17 @@ def test_a_child_may_write_to_a_terminal_that_stops_background_groups():
     assert b"written" in text
 
 
+def send_own_name(pipe):
+    pipe.send(psutil.Process().name())
+
+
+def test_programs_that_list_processes_show_the_name_of_a_child():
+    ours, its_end = Pipe()
+    child = start_child(send_own_name, (its_end,), name="evaluator of games", daemon=True)
+    assert ours.recv() == "evaluator of ga"  # Linux keeps 15 characters
+    child.join()
+
+
 def test_the_watchdog_clears_registered_groups_and_folders_at_the_end_of_its_parent_and_no_others(tmp_path):
     kept, killed = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
     command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid())]

@@ -128,14 +128,17 @@ def solved_at(machine, date, *runs, env_id="CartPole-v1"):
     return {**head, "machine": place, "runs": runs, "medians": {"wall_seconds": wall, "steps": wall and 7e4}}
 
 
-def test_report_takes_all_chapters_from_the_machine_with_most_results():
+def test_report_takes_each_column_from_the_machine_with_most_results():
     pong = solved_at("old", "2026-01-01 10:00:00", 660.0, 600.0, None, env_id="PongNoFrameskip-v4")
     old, new = solved_at("old", "2026-01-01 11:00:00", 20.0, 19.0), solved_at("new", "2026-01-02 10:00:00", 10.0)
-    table = report.chapter_table([new, pong, old])
+    grad = solved_at("old", "2026-01-01 12:00:00", 30.0) | {"chapter": "a3c_grad"}
+    table = report.chapter_table([new, pong, old, grad])
     assert "| 11.0 min, 0.07M steps (2 of seeds 1 to 3) | 20 s, 70k steps (seeds 1 to 2) |" in table
-    assert table.count("not run") == 2 * len(report.CHAPTERS) - 2
-    assert table.endswith("(old), 2026-01-01.")
-    assert "| not run | 10 s, 70k steps (seed 1) |" in report.chapter_table([new, old])  # as many each: the newer one
+    assert table.count("not run") == 2 * len(report.CHAPTERS) - 3
+    assert table.endswith("PongNoFrameskip-v4: old, 2026-01-01; CartPole-v1: old, 2026-01-01.")
+    table = report.chapter_table([new, pong, old])
+    assert "(2 of seeds 1 to 3) | 10 s, 70k steps (seed 1) |" in table, "as many results each: the newer one"
+    assert table.endswith("PongNoFrameskip-v4: old, 2026-01-01; CartPole-v1: new, 2026-01-02.")
     assert "0 of 1 solved (seed 1)" in report.chapter_table([solved_at("box", "2026-01-01 10:00:00", None)])
     assert report.chapter_table([throughput("2026-01-01 10:00:00", 2000.0)]) == ""
 
@@ -144,6 +147,21 @@ def test_report_replaces_what_is_between_the_markers():
     text = f"# Title\n{report.BEGIN}\nold\n{report.END}\nrest\n"
     assert report.replace_between(text, "| new |") == f"# Title\n{report.BEGIN}\n| new |\n{report.END}\nrest\n"
     assert report.replace_between("# Title\n", "| new |") is None
+
+
+def test_a_result_names_no_folder_of_the_machine():
+    flags = [
+        "--seeds",
+        "3",
+        "--runs-dir",
+        "/home/me/runs",
+        "--lr=1",
+        "--results=/tmp/r",
+        "--runs_dir=/x",
+        "--env-id",
+        "E",
+    ]
+    assert common.without_folders(flags) == ["--seeds", "3", "--lr=1", "--env-id", "E"]
 
 
 def test_results_are_saved_whole_and_finite(tmp_path):
@@ -198,6 +216,12 @@ def test_a_search_counts_what_was_not_reached_as_endless():
         ["b", "1", "steps", "-3.0", "-", "2.0", "600,000", "5,000", "200,000", "-"],
         ["b", "median", "", "-3.0", "-", "-", "-", "5,000", "200,000", "-"],
     ]
+
+
+@pytest.mark.parametrize("chapter", common.CHAPTERS)
+def test_the_settings_of_each_chapter_can_be_told(chapter):
+    command = [*common.CHAPTERS[chapter], "--seed=7"]
+    assert common.trainer_settings(command).seed == 7
 
 
 def test_the_second_half_of_a_run_is_that_of_its_steps():

@@ -261,9 +261,11 @@ def test_too_little_memory_and_too_few_open_files_are_found_before_the_start(cha
 
 
 @EVERY_ONE_OF_ALL
-def test_another_processor_is_refused_before_the_start(chapter, refused, monkeypatch):
+def test_another_processor_or_system_is_refused_before_the_start(chapter, refused, monkeypatch):
     monkeypatch.setattr(limits.platform, "machine", lambda: "aarch64")
     assert "error: machine=aarch64: " in refused(chapter.module.main, chapter.flags)
+    monkeypatch.setattr(limits.platform, "system", lambda: "Darwin")
+    assert "error: system=Darwin: " in refused(chapter.module.main, chapter.flags)
 
 
 # ---- two runs in one folder

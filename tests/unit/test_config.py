@@ -9,9 +9,12 @@ from typing import Annotated
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from harness import ALL_CHAPTERS
 
+from a3c_mp.algorithms import apex_settings
 from a3c_mp.cli import parse_args, parse_int, parse_plain
-from a3c_mp.config import Between, CommonArgs, Count, Fraction, LearningArgs, check_ranges
+from a3c_mp.cli.flags import GROUPS, OTHER_NAMES
+from a3c_mp.config import Between, CommonArgs, Count, Fraction, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.preflight import check_device, check_env
 from a3c_mp.run.script import exit_with
@@ -92,6 +95,43 @@ def test_any_flag_overrides_the_preset():
 
 def test_an_environment_without_a_preset_has_the_chapters_defaults():
     assert parse("--env-id", "Acrobot-v1") == Args(env_id="Acrobot-v1")
+
+
+def test_an_environment_without_a_preset_has_settings_for_its_kind_of_actions():
+    found = {env_id: parse_args(apex_settings.Args, apex_settings.PRESETS, "", ["--env-id", env_id]) for env_id in
+             ("MountainCarContinuous-v0", "Acrobot-v1", "Nowhere-v0")}  # fmt: skip
+    assert [args.algo for args in found.values()] == ["ddpg", "dqn", "dqn"]
+    assert found["MountainCarContinuous-v0"].target_rate == apex_settings.CONTINUOUS["target_rate"]
+    assert not found["MountainCarContinuous-v0"].reward_clip
+
+
+def test_keyword_arguments_become_part_of_the_environments_id():
+    args = parse("--env-id", "CartPole-v1", "--env-kwargs", "sutton_barto_reward=true", "--seed", "3")
+    assert (args.env_id, args.env_kwargs, args.seed) == ("CartPole-v1?sutton_barto_reward=true", (), 3)
+    assert args.gamma == parse("--env-id", args.env_id).gamma == 0.98, "it has the preset"
+    assert refused("--env-kwargs", "size").startswith("env-kwargs=size: must be name=value; for instance")
+
+
+@pytest.mark.parametrize(
+    ("flag", "fix"),
+    [
+        ("total-timesteps", "here it is --total-steps"),
+        ("device", "here it is --cuda"),
+        ("no-torch-deterministic", "here it is --deterministic"),
+        ("ent-coef", "see --help"),  # only chapters with that setting name it
+        ("capture-video", "play.py --video records one"),
+    ],
+)
+def test_flags_of_other_libraries_get_the_name_here(flag, fix):
+    assert refused(f"--{flag}=1") == f"{flag}=1: there is no such flag; {fix}"
+
+
+def test_names_of_other_libraries_lead_to_flags_that_there_are():
+    flags = {flag_name(field.name) for chapter in ALL_CHAPTERS for field in dataclasses.fields(chapter.args_class)}
+    other = " ".join(OTHER_NAMES.values()).split()
+    assert set(OTHER_NAMES) | set(" ".join(GROUPS.values()).split()) <= flags
+    assert len(set(other)) == len(other)
+    assert not set(other) & flags
 
 
 @pytest.mark.parametrize(
@@ -376,7 +416,7 @@ def test_check_env_gives_the_spaces_of_the_environment():
         ("no_such_module:Env-v0", "No module named 'no_such_module'"),
         ("", "ID"),
         ("two\nlines-v0", "two lines"),
-        ("FrozenLake-v1", "Box"),
+        ("CartPole-v1?size=5", "unexpected keyword argument 'size'"),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_one_line(env_id, reason):

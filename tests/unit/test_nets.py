@@ -6,25 +6,28 @@ import math
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import (
     ConvActorCritic,
-    LSTMCore,
     MLPActorCritic,
+    NetSpec,
     initial_state,
     is_image,
     make_actor_critic,
-    reset_state,
     unroll,
 )
+from a3c_mp.nets.distributions import ActionHead
+from a3c_mp.nets.layers import LSTMCore, reset_state
 from a3c_mp.nets.obs_norm import CLIP, Moments, ObsNorm
 from a3c_mp.processes.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
+TWO, SIX = ActionHead(Discrete(2)), ActionHead(Discrete(6))
 
 
 def pixels(num, shape=SMALL_IMAGE, seed=0):
@@ -218,23 +221,13 @@ def test_only_boxes_of_three_dimensions_are_images():
 
 def test_each_observation_of_a_batch_is_judged_alone():
     torch.manual_seed(0)
-    net, obs = ConvActorCritic(SMALL_IMAGE, 6), pixels(3)
+    net, obs = ConvActorCritic(SMALL_IMAGE, SIX), pixels(3)
     net.norm.update(obs)
     logits, values = net(obs)
     for i in range(3):
         alone_logits, alone_value = net(obs[i : i + 1])
         torch.testing.assert_close(alone_logits[0], logits[i])
         torch.testing.assert_close(alone_value[0], values[i])
-
-
-@pytest.mark.parametrize(
-    "action_space", [Box(-1.0, 1.0, (2,), np.float32), MultiDiscrete([2, 3]), Discrete(3, start=1)], ids=str
-)
-@pytest.mark.parametrize("obs_space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (3,), np.float32)])
-def test_actions_that_are_not_0_1_and_so_on_are_refused(obs_space, action_space):
-    with pytest.raises(ValueError, match="discrete") as error:
-        make_actor_critic(obs_space, action_space)
-    assert str(action_space) in str(error.value)
 
 
 def convolutions_are_channels_last(net):
@@ -244,9 +237,9 @@ def convolutions_are_channels_last(net):
 
 
 def test_convolutions_stay_channels_last_all_their_life():
-    net = ConvActorCritic(SMALL_IMAGE, 6)
+    net = ConvActorCritic(SMALL_IMAGE, SIX)
     assert convolutions_are_channels_last(net)
-    actor = ConvActorCritic(SMALL_IMAGE, 6).bfloat16()
+    actor = ConvActorCritic(SMALL_IMAGE, SIX).bfloat16()
     Weights(net, torch.bfloat16).load(actor)
     assert convolutions_are_channels_last(actor)
     plain = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
@@ -261,7 +254,7 @@ def test_convolutions_stay_channels_last_all_their_life():
 def test_nets_do_not_touch_the_observations_they_are_given():
     """They are views of a slot, and will be learned from."""
     vectors = torch.randn(5, 4)
-    for net, obs in [(MLPActorCritic((4,), 2), vectors), (ConvActorCritic(SMALL_IMAGE, 6), pixels(5))]:
+    for net, obs in [(MLPActorCritic((4,), TWO), vectors), (ConvActorCritic(SMALL_IMAGE, SIX), pixels(5))]:
         net.norm.update(obs)
         before = obs.clone()
         net(obs)
@@ -269,7 +262,7 @@ def test_nets_do_not_touch_the_observations_they_are_given():
 
 
 def test_nets_compute_in_the_format_of_their_weights_or_of_autocast():
-    for net, obs in [(MLPActorCritic((4,), 2), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, 6), pixels(5))]:
+    for net, obs in [(MLPActorCritic((4,), TWO), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, SIX), pixels(5))]:
         assert [out.dtype for out in net(obs)] == [torch.float32] * 2
         with torch.autocast("cpu", torch.bfloat16):
             outputs = net(obs)
@@ -281,7 +274,7 @@ def test_nets_compute_in_the_format_of_their_weights_or_of_autocast():
 
 def test_a_bfloat16_actor_agrees_with_its_float32_learner():
     torch.manual_seed(0)
-    learner, obs = ConvActorCritic(SMALL_IMAGE, 6), pixels(20)
+    learner, obs = ConvActorCritic(SMALL_IMAGE, SIX), pixels(20)
     learner.norm.update(obs)
     actor = copy.deepcopy(learner).bfloat16()
     (logits, values), (actor_logits, actor_values) = learner(obs), actor(obs)
@@ -289,7 +282,7 @@ def test_a_bfloat16_actor_agrees_with_its_float32_learner():
     torch.testing.assert_close(actor_values.float(), values, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("make_net", [lambda: MLPActorCritic((4,), 6), lambda: ConvActorCritic(SMALL_IMAGE, 6)])
+@pytest.mark.parametrize("make_net", [lambda: MLPActorCritic((4,), SIX), lambda: ConvActorCritic(SMALL_IMAGE, SIX)])
 def test_the_first_policy_is_nearly_uniform(make_net):
     net = make_net()
     obs = torch.randn(64, 4) if isinstance(net, MLPActorCritic) else pixels(64)
@@ -298,19 +291,23 @@ def test_the_first_policy_is_nearly_uniform(make_net):
 
 
 def test_policy_and_value_have_hidden_layers_of_their_own():
-    for net, obs in [(MLPActorCritic((4,), 2), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, 6), pixels(5))]:
+    for net, obs in [(MLPActorCritic((4,), TWO), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, SIX), pixels(5))]:
         net(obs)[1].sum().backward()
         assert all(p.grad is None for p in net.policy.parameters())
         assert all(p.grad is not None for p in net.value.parameters())
 
 
-IMPALA_NETS = [("shallow", False), ("shallow", True), ("deep", False), ("deep", True)]
+NETS = [(net, lstm) for net in ("paper", "book", "deep") for lstm in (False, True)]
 
 
 @pytest.mark.parametrize("space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (3,))], ids=["image", "vector"])
-@pytest.mark.parametrize(("kind", "lstm"), IMPALA_NETS)
+@pytest.mark.parametrize(("kind", "lstm"), NETS)
 def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
-    net = make_actor_critic(space, Discrete(5), kind, lstm)
+    if kind != "book" and not is_image(space):
+        with pytest.raises(ConfigError, match=f"net={kind}: observations are of shape .* needs images"):
+            make_actor_critic(space, Discrete(5), NetSpec(kind, lstm))
+        return
+    net = make_actor_critic(space, Discrete(5), NetSpec(kind, lstm))
     obs = torch.from_numpy(np.stack([[space.sample() for _ in range(2)] for _ in range(3)]))
     logits, values = unroll(net, obs, torch.zeros(2, net.core_size), torch.zeros(3, 2, dtype=torch.bool))
     assert (logits.shape, values.shape) == ((3, 2, 5), (3, 2))
@@ -320,10 +317,16 @@ def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
     assert not dead
 
 
-def test_the_deep_net_has_the_papers_fifteen_convolutions():
-    net = make_actor_critic(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), "deep")
-    assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == 15
-    assert net.torso[1].in_features == 32 * 11 * 11
+@pytest.mark.parametrize(
+    ("kind", "convolutions", "features", "hidden"),
+    [("paper", 2, 32 * 9 * 9, 256), ("book", 3, 64 * 7 * 7, 512), ("deep", 15, 32 * 11 * 11, 256)],
+)
+def test_nets_have_the_sizes_of_their_papers(kind, convolutions, features, hidden):
+    net = make_actor_critic(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), NetSpec(kind))
+    assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == convolutions
+    linear = next(module for module in net.modules() if isinstance(module, nn.Linear))
+    assert (linear.in_features, linear.out_features) == (features, hidden)
+    assert isinstance(net, ConvActorCritic) == (kind == "book")
 
 
 def test_the_core_is_torchs_lstm_begun_anew_at_episode_starts():
@@ -348,7 +351,7 @@ def test_the_core_is_torchs_lstm_begun_anew_at_episode_starts():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_net_with_a_core_acts_in_its_own_format(dtype):
-    net = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2), lstm=True).to(dtype)
+    net = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2), NetSpec(lstm=True)).to(dtype)
     logits, baseline, state = net(torch.ones(2, 3), *initial_state(net, 2))
     assert {logits.dtype, baseline.dtype, state.dtype} == {dtype}
     assert state.any()

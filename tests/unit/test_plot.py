@@ -1,8 +1,11 @@
-"""plot.py --lineage: what it reads, draws and refuses."""
+"""plot.py: groups, means and table of learning curves; with --lineage what it reads, draws and refuses."""
 
+import numpy as np
 import pytest
 
 import plot
+from a3c_mp.run import curves
+from a3c_mp.run.curves import Curve
 
 LINEAGE = """generation,place,id,parent,kind,learning_rate,fitness,steps
 0,0,0,,first,1e-3,nan,600
@@ -56,3 +59,56 @@ def test_plot_writes_several_lineages(tmp_path, run_inline):
     assert done.out == "x.png: 2 runs, 8 members\n"
     assert "skipped: runs=c: there is no lineage.csv in this folder" in done.err
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def curve(name="a", env_id="CartPole-v1", seed=1, solved=False, end=100.0, slope=1.0, **settings):
+    """A run whose return is the number of steps, times `slope`."""
+    steps = np.linspace(0, end, 11)
+    settings = {"stop_return": 50.0, "learning_rate": 1e-3, "commit": "0123456789", **settings}
+    return Curve(
+        name, settings.pop("algorithm", "impala"), env_id, seed, settings, solved, steps, steps / 60, slope * steps
+    )
+
+
+def test_curves_are_grouped_and_labels_name_what_differs():
+    runs = [curve(), curve(seed=2), curve(learning_rate=0.01), curve(commit="abcdef0123+"), curve(algorithm="task")]
+    runs.append(curve(env_id="Acrobot-v1"))
+    labels = {env_id: [group.label for group in groups] for env_id, groups in curves.grouped(runs).items()}
+    assert labels["CartPole-v1"] == [
+        "impala, learning-rate 0.001, commit 01234567 (2 seeds)",
+        "impala, learning-rate 0.01, commit 01234567",
+        "impala, learning-rate 0.001, commit abcdef01+",
+        "task",
+    ]
+    assert labels["Acrobot-v1"] == ["impala"]
+
+
+def test_a_seed_counts_once():
+    short, long, other = curve("short", end=50.0), curve("long"), curve("other", seed=2)
+    runs, messages = curves.one_for_each_seed([short, long, other])
+    assert runs == [long, other]
+    assert messages == ["short: seed 1 of the same settings is in long"]
+
+
+def test_an_aborted_run_does_not_cut_the_mean_and_a_solved_one_keeps_its_last_value():
+    aborted, solved, whole = curve(end=50.0, slope=2.0), curve(end=50.0, solved=True), curve()
+    band = curves.band_of([aborted, whole], "steps")
+    np.testing.assert_allclose(band.mean, np.where(band.x <= 50, 1.5, 1.0) * band.x)
+    assert set(band.number[band.x <= 50]) == {2}
+    assert set(band.number[band.x > 50]) == {1}
+    band = curves.band_of([solved, whole], "minutes")
+    assert band.mean[-1] == 75.0
+    assert set(band.number) == {2}
+
+
+def test_the_table_has_final_means_and_first_times_at_the_goal():
+    games = curves.grouped([curve(), curve(seed=2, slope=0.6), curve(seed=3, slope=0.2)])
+    (row,) = curves.table(games, None)
+    assert curves.cells(row) == ("CartPole-v1", "impala (3 seeds)", "60.0 ± 40.0", "70 (2/3)", "1.2")
+    (row,) = curves.table(games, 1000.0)
+    assert curves.cells(row)[3:] == ("- (0/3)", "-")
+    assert curves.cells(curves.table(curves.grouped([curve(stop_return=None)]), None)[0])[2:] == (
+        "100.0",
+        "- (0/1)",
+        "-",
+    )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from envs import EPISODE_LENGTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,12 +15,14 @@ import train_population
 from a3c_mp.population import member as member_module
 from a3c_mp.population.evolution import Birth
 from a3c_mp.population.genome import ACTIVATIONS, Genome
+from a3c_mp.population.member import play_greedily
 from a3c_mp.population.population import EliteNet, Population
 from a3c_mp.population.records import find_spaces, make_state, read_member, record_spec, sha256_of_member, write_member
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.channel import Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.replay import Batch
+from a3c_mp.run.evaluate import make_play_envs, play_episodes
 
 SPACES = find_spaces("CartPole-v1")
 FAST = Args(
@@ -36,10 +39,12 @@ START = FAST.genome
 
 
 def live(population, place, beat=lambda: None):
-    """Have a place live the current generation, in this process."""
+    """Run the current generation of a place in this process."""
     tokens = [Token(place, population.generation)]
-    channel = SimpleNamespace(actor=place, tokens=lambda: tokens, beat=beat, send=lambda slot, payload: None)
-    train_population.member(channel, population.args, population.world)
+    channel = SimpleNamespace(
+        actor=place, tokens=lambda: tokens, beat=beat, starting=lambda: None, send=lambda slot, payload: None
+    )
+    train_population.member(channel, population.args, population.memory)
 
 
 def generations_later(num, genomes=(START, START), **changes):
@@ -48,7 +53,7 @@ def generations_later(num, genomes=(START, START), **changes):
     for generation in range(num):
         for place in range(2):
             live(population, place)
-        population.end_lives()
+        population.end_generation()
         births = [Birth(2 * generation + 2 + i, member.birth.id, "none", "", genomes[i])
                   for i, member in enumerate(population.members)]  # fmt: skip
         population.apply(births)
@@ -70,11 +75,11 @@ def updates(monkeypatch):
     """All updates of members, in a list."""
     updates, learn = [], train_population.learn
 
-    def noted(args, life, state, batch):
+    def noted(args, sampler, state, batch):
         hidden = tuple(len(side_by_side[0].weight) for side_by_side in state.net.layers()[:-1])
         rate = state.optimizer.param_groups[0]["lr"]
-        updates.append(Update(life.updates, life.learning_steps, rate, hidden, batch))
-        learn(args, life, state, batch)
+        updates.append(Update(sampler.updates, sampler.learning_steps, rate, hidden, batch))
+        learn(args, sampler, state, batch)
 
     monkeypatch.setattr(train_population, "learn", noted)
     return updates
@@ -93,7 +98,7 @@ def test_each_gene_acts(updates, learn_every):
     assert {update.hidden for update in updates} == {(24, 40)}
     assert {len(update.batch.reward) for update in updates} == {17}
     assert [update.number for update in updates] == list(range(1, 200 // learn_every + 1))
-    assert population.world.lives[1]["updates"] == 200 // learn_every
+    assert population.memory.results[1]["updates"] == 200 // learn_every
     for update in updates:  # none is early, or later than the step of four environments that it is due in
         assert update.learning_steps - 4 < update.number * learn_every <= update.learning_steps
 
@@ -104,7 +109,7 @@ def test_each_gene_acts(updates, learn_every):
 @pytest.mark.parametrize("generation", [1, 5])
 def test_members_draw_all_finished_generations_and_their_own_new_transitions(updates, generation):
     population = generations_later(generation, (dataclasses.replace(START, learn_every=20),) * 2, replay_size=400)
-    shards, before = population.world.shards, population.rows.copy()
+    shards, before = population.memory.shards, population.rows.copy()
     if generation == 5:
         assert before.min() > shards.rows, "the lanes have come round"
     others = np.arange(shards.num_lanes)[shards.lanes(1)]
@@ -131,11 +136,11 @@ def test_members_draw_all_finished_generations_and_their_own_new_transitions(upd
 
 def test_members_compute_targets_with_their_own_discount_factor():
     population = generations_later(1)
-    args, world = population.args, population.world
+    args, memory = population.args, population.memory
     state = make_state(SPACES, START, args.adam_eps)
     torch.nn.init.normal_(next(iter(state.target_net.parameters())), std=0.3)  # the two nets differ
-    with member_module.Life(args, world, 0, 1, lambda: None) as life:
-        batch = life.replay.sample(128)
+    shards = memory.shards.at(memory.births[0]["rows"].numpy())
+    batch = member_module.MemberSampler(args, shards, place=0, seed=1).replay.sample(128)
     assert set(batch.discount.tolist()) == {0.0, 1.0}, "no writer's discount factor"
     losses = {}
     for gamma in (0.9, 0.99):
@@ -184,6 +189,30 @@ def test_fitness_games_start_alike_for_all_members_and_differ_between_generation
     assert (first == second).all()
     assert (third == fourth).all()
     assert (first != third).all()
+
+
+@pytest.mark.parametrize(("limit", "lengths"), [(5, [5] * 4), (EPISODE_LENGTH + 1, [EPISODE_LENGTH] * 4)])
+def test_fitness_games_that_do_not_end_are_cut_with_the_return_so_far(limit, lengths):
+    env_id = "envs:Count-v0"
+    args = dataclasses.replace(FAST, env_id=env_id, eval_max_steps=limit)
+    net = make_state(find_spaces(env_id), START, 1e-5).net
+    games = list(play_greedily(args, net, 4, seed=1, on_step=lambda: None))
+    assert [game.length for game in games] == lengths
+    assert [game.episode_return for game in games] == [sum(range(length)) for length in lengths]
+
+
+def test_the_game_after_one_that_was_cut_is_a_new_one():
+    env = make_play_envs("envs:Count-v0", 4, seed=1, num_envs=2)
+    starts = []
+
+    def policy(obs, is_start):
+        starts.append(is_start.all())
+        return np.zeros(2, np.int64)
+
+    games = list(play_episodes(policy, env, 4, max_steps=3))
+    env.close()
+    assert [game.episode_return for game in games] == [0 + 1 + 2] * 4
+    assert starts == [True, False, False] * 2
 
 
 # ---- what is kept

@@ -4,14 +4,19 @@ The same with real processes and several ranks is in process/test_population.py.
 """
 
 import math
+import signal
 
 import pytest
 from envs import EPISODE_LENGTH
 from harness import POPULATION
+from inline import InlineWorkers
 
+import plot
 import train_population
 from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import ConfigError
 from a3c_mp.population import report
+from a3c_mp.run.display import Display
 
 
 def lineage(done):
@@ -20,14 +25,14 @@ def lineage(done):
 
 @pytest.mark.parametrize("is_lucky", [False, True])
 def test_a_fitness_is_confirmed_in_new_games_and_steps_of_all_games_are_counted(run_inline, monkeypatch, is_lucky):
-    play, confirmations = report.play_episodes, []
+    play, confirmations = report.play_greedily, []
 
     def first_fails(*args):
         confirmations.append(args)
         lost = is_lucky and len(confirmations) == 1
         return (Episode(0.0, game.length) if lost else game for game in play(*args))
 
-    monkeypatch.setattr(report, "play_episodes", first_fails)
+    monkeypatch.setattr(report, "play_greedily", first_fails)
     goal = sum(range(EPISODE_LENGTH))
     flags = ["--env-id", "envs:Count-v0", "--stop-return", str(goal), "--eval-episodes", "5"]
     done = run_inline.train(POPULATION, *flags)
@@ -44,9 +49,9 @@ def test_a_fitness_is_confirmed_in_new_games_and_steps_of_all_games_are_counted(
 def test_a_member_whose_weights_are_not_finite_ranks_last_and_has_no_children(run_inline, monkeypatch):
     learn = train_population.learn
 
-    def diverge(args, life, state, batch):
-        learn(args, life, state, batch)
-        if life.place == 0:
+    def diverge(args, sampler, state, batch):
+        learn(args, sampler, state, batch)
+        if sampler.place == 0:
             next(iter(state.net.parameters())).data.fill_(math.nan)
 
     monkeypatch.setattr(train_population, "learn", diverge)
@@ -71,6 +76,26 @@ def test_where_all_members_have_diverged_the_run_fails(run_inline):
     assert f"error: {why}\n" in done.out
     assert "Traceback" not in done.out + done.err
     assert done.state["steps"] == 0, "the last good generation can be read"
+
+
+def test_the_display_counts_steps_inside_a_generation_and_an_interruption_says_what_is_lost(run_inline, monkeypatch):
+    shown, take = [], InlineWorkers.take
+
+    def interrupted(workers, should_stop, size=1):
+        filled = take(workers, should_stop, size)  # all members are done, but not yet taken
+        assert not should_stop()
+        signal.raise_signal(signal.SIGINT)
+        return [] if should_stop() else filled
+
+    monkeypatch.setattr(InlineWorkers, "take", interrupted)
+    monkeypatch.setattr(Display, "show", lambda self, steps, line, seconds: shown.append((steps, line)))
+    done = run_inline.train(POPULATION)
+    assert done.code == 130
+    assert [steps for steps, _ in shown] == [0, 0, 400, 0], "at the end what is kept"
+    assert shown[2][1].endswith("8 of 8 evaluation games")
+    assert "generation 0 is interrupted: its 400 steps are not kept, a resumed run starts it again" in done.log
+    with pytest.raises(ConfigError, match="no generation has ended yet; wait, or name another run folder"):
+        plot.read_lineage(done.folder)
 
 
 # ---- numbers that are not finite

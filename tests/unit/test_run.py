@@ -12,6 +12,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from a3c_mp.algorithms import apex, apex_settings
+from a3c_mp.algorithms.actor_critic import PPOArgs
 from a3c_mp.config import CommonArgs, LearningArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, TrainingError, WorkerError
@@ -83,7 +85,8 @@ def test_a_part_that_does_not_fit_is_bad_input(args, tmp_path):
 def test_the_log_says_where_rewards_are_clipped(clipped, tmp_path):
     with a_run(LearningArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", reward_clip=clipped)) as run:
         log = (run.folder / "run.log").read_text()
-    assert log.count("rewards are clipped to -1, 0 or 1 for learning") == clipped
+    assert ("rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)" in log) == clipped
+    assert ("rewards as they are" in log) != clipped
 
 
 def test_flags_given_on_resume_count_for_each_group_of_parameters(args, tmp_path):
@@ -156,7 +159,7 @@ def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, monkeypatch):
     with a_run(args) as run:
         run.record_rollout(9_876_543, [Episode(-20.9, 800)], 0, 0)
         monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + 1000.0: now)
-        line = run.metrics._progress_line(lag=12.3)
+        line = run.metrics._progress_line(lag=12.3, sps=run.metrics.sps)
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     bar = progress_bar(console)
     bar.add_task("", completed=run.steps, total=args.total_steps, eta=hms(3600), line=line)
@@ -301,3 +304,31 @@ def test_an_error_during_which_the_time_limit_passes_is_an_error(args, monkeypat
         raise WorkerError("actor 0 (pid 1) is lost")
     assert run.exit_code == 1
     assert run.exit_reason == "error: actor 0 (pid 1) is lost"
+
+
+def test_the_time_limit_counts_from_the_first_rollout(args, monkeypatch):
+    with a_run(replace(args, max_seconds=60.0)) as run:
+        start = run.progress.started
+        monkeypatch.setattr("time.monotonic", lambda: start + 100)
+        assert not run.should_stop()
+        run.record_rollout(10, [], 0, 0)
+        for seconds, over in ((159, False), (161, True)):
+            monkeypatch.setattr("time.monotonic", lambda now=start + seconds: now)
+            assert run.should_stop() == over
+
+
+def test_a_resume_with_another_budget_says_what_becomes_of_the_schedule(tmp_path):
+    args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", total_steps=100, learning_rate=1e-3)
+    with a_run(args) as run:
+        run.record_rollout(100, [], 0, 0)
+    for total, said in ((400, True), (400, False)):
+        with a_run(replace(args, resume=tmp_path / "r", total_steps=total)) as run:
+            log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
+        assert ("total-steps is 400 now, 100 before: the learning rate goes from 0 to 7.5e-4 at once" in log) == said
+
+
+def test_progress_lines_say_how_full_the_replay_is_until_learning_starts(args):
+    with a_run(args) as run:
+        for held, said in ((7_040, "collecting 7,040/20,000  return -"), (20_000, "return -")):
+            apex.show_collecting(run, apex_settings.Args(), lambda held=held: held)
+            assert run.metrics._progress_line(0.0, 1.0).startswith(said)

@@ -206,3 +206,11 @@ def test_a_run_of_a_version_without_the_list_keeps_its_first_start(args):
         starts = json.loads(path.read_text())["starts"]
         assert [start["command"] for start in starts] == [old["command"]] * 2
         assert [start["time"] is None for start in starts] == [True, False]
+
+
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(args, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
+    named = replace(args, run_name=None, env_id="m:X/Y-v0?a=1&b=2")
+    folders = [folder.claim_folder(named, "test") for _ in range(3)]
+    name = "test-m_X_Y-v0_a_1_b_2-s1-20260101-000000"
+    assert [path.name for path, _ in folders] == [name, f"{name}-2", f"{name}-3"]

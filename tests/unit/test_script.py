@@ -5,9 +5,13 @@ import io
 import signal
 import sys
 import threading
+import tomllib
+from pathlib import Path
 
 import pytest
 
+from a3c_mp.errors import ConfigError
+from a3c_mp.run import command
 from a3c_mp.run import script as ending
 from a3c_mp.run.script import exit_with
 
@@ -109,3 +113,51 @@ def test_signals_that_an_environment_ignores_end_a_script_that_was_not_started_s
     with pytest.raises(SystemExit) as end:
         exit_with(main)
     assert end.value.code == 128 + signal.SIGTERM
+
+
+# ---- the command a3c-mp
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["train", "a3c_data", "--env-id", "X"], ("train_a3c_data", ["--env-id", "X"])),
+        (["play", "runs/r", "--help"], ("play", ["runs/r", "--help"])),
+        (["plot"], ("plot", [])),
+    ],
+)
+def test_the_command_names_every_script(words, found):
+    assert command.find_script(words) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "command=: must be train, play or plot; see a3c-mp --help"),
+        (["trian", "impala"], "command=trian: must be train, play or plot"),
+        (["train"], "chapter=: must be one of a3c_data, a3c_grad, apex, "),
+        (["train", "--env-id"], "chapter=--env-id: must be one of"),
+    ],
+)
+def test_the_command_refuses_what_there_is_not(words, message):
+    with pytest.raises(ConfigError, match=message):
+        command.find_script(words)
+
+
+def test_the_command_runs_a_script_with_its_own_flags_and_name(monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr("plot.main", lambda: called.append(list(sys.argv)) or 3)
+    monkeypatch.setattr("sys.argv", ["a3c-mp", "plot", "runs/x", "--help"])
+    assert command.run_script() == 3
+    assert called == [["a3c-mp plot", "runs/x", "--help"]]
+    monkeypatch.setattr("sys.argv", ["a3c-mp", "train", "--help"])
+    assert command.run_script() == 0
+    assert "a3c_data | a3c_grad | apex" in capsys.readouterr().out
+
+
+def test_the_package_has_every_folder_of_the_library():
+    root = Path(__file__).parents[2]
+    folders = {".".join(file.parent.relative_to(root).parts) for file in root.glob("a3c_mp/**/__init__.py")}
+    with (root / "pyproject.toml").open("rb") as file:
+        packages = tomllib.load(file)["tool"]["setuptools"]["packages"]
+    assert set(packages) == folders | {"a3c_mp.chapters", "wrappers"}

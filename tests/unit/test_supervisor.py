@@ -10,6 +10,7 @@ import torch
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes import supervisor
+from a3c_mp.processes.supervised import STARTING
 from a3c_mp.processes.supervisor import PAUSE_SECONDS, START_SECONDS, Child, Supervisor, how_ended
 
 HANG_SECONDS = 12.0
@@ -105,6 +106,21 @@ class Scene:
     def look(self, seconds):
         self.now += seconds
         self.supervisor._check_heartbeats()
+
+
+def test_a_process_that_makes_environments_later_has_the_time_of_a_start_until_its_next_heartbeat(monkeypatch):
+    scene = Scene(monkeypatch, 1)
+    scene.supervisor.start()
+    scene.beats[0] += 1  # not looked at before the message arrives
+    scene.supervisor.children[0].pipe = SimpleNamespace(poll=iter([True, False]).__next__, recv=lambda: (STARTING,))
+    scene.supervisor._receive(0)
+    for _ in range(int(START_SECONDS / PAUSE_SECONDS)):
+        scene.look(PAUSE_SECONDS)
+    assert scene.tape == ["start 0"]
+    scene.beats[0] += 1
+    for _ in range(4):
+        scene.look(PAUSE_SECONDS)
+    assert scene.tape[1:3] == ["kill", "join"], "12 s without a heartbeat"
 
 
 def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_no_process(monkeypatch):

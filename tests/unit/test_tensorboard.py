@@ -30,11 +30,14 @@ def read_curve(folder, name):
 def test_tensorboard_reads_back_what_was_written(tmp_path, log):
     events = EventFile(tmp_path, None, log)
     events.scalars([("charts/sps", 100.0, 10), ("losses/value", 0.5, 10)])
+    events.text("hyperparameters", "|gamma|0.9|", 10)
     events.scalars([("charts/sps", 200.0, 20)])
     assert read_curve(tmp_path, "charts/sps") == [(10, 100.0), (20, 200.0)], "before the file is closed, too"
     events.close()
     assert read_curve(tmp_path, "charts/sps") == [(10, 100.0), (20, 200.0)]
     assert read_curve(tmp_path, "losses/value") == [(10, 0.5)]
+    (text,) = EventAccumulator(str(tmp_path)).Reload().Tensors("hyperparameters/text_summary")
+    assert text.tensor_proto.string_val == [b"|gamma|0.9|"]
 
 
 def test_on_resume_the_events_that_will_be_lived_again_are_hidden(tmp_path, log):

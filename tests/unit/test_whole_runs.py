@@ -3,8 +3,23 @@
 The same with real processes, as far as these matter, is in tests/process.
 """
 
+import numpy as np
 import pytest
-from harness import A3C_DATA, A3C_GRAD, APEX_DDPG, APEX_DQN, EVALUATED, POPULATION, TASK, episode_steps, row_id, scalars
+from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
+from harness import (
+    A3C_DATA,
+    A3C_GRAD,
+    APEX_DDPG,
+    APEX_DQN,
+    EVALUATED,
+    IMPALA,
+    POPULATION,
+    RAY_IMPALA,
+    TASK,
+    episode_steps,
+    row_id,
+    scalars,
+)
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.errors import ConfigError
@@ -121,6 +136,45 @@ def test_ddpg_trains_and_is_played(run_inline):
     played = run_inline("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.1")
     assert played.code == 0, played.err
     assert "greedy and 10.0% random actions" in played.out
+
+
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)
+def test_the_net_of_a_run_is_the_one_that_is_played(run_inline, chapter, register):
+    image = {"observation_space": Box(0, 255, (1, 36, 36), np.uint8), "obs": np.ones((1, 36, 36), np.uint8)}
+    register(changes=image | {"rest": (1.0, True, False, {})})
+    flags = ["--env-id", "Custom-v0", "--net", "paper", "--total-steps", "32"]
+    done = run_inline.train(chapter, *flags)
+    assert done.code == 0, done.err
+    assert done.state["net"]["torso.0.0.weight"].shape == (16, 1, 8, 8)
+    played = run_inline("play.py", "runs/r", "--episodes", "2")
+    assert played.code == 0, played.err
+
+
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)
+def test_continuous_actions_are_learned_and_played(run_inline, chapter):
+    done = run_inline.train(chapter, "--env-id", "Pendulum-v1", "--noise-steps", "3", "--total-steps", "64")
+    assert done.code == 0, done.err
+    assert done.summary["updates"] > 0 == done.not_finite
+    assert done.state["net"]["head.log_std"].any(), "the deviation is learned"
+    for flags in ([], ["--sampled"]):
+        played = run_inline("play.py", "runs/r", "--episodes", "1", *flags)
+        assert played.code == 0, played.err
+
+
+@pytest.mark.parametrize("space", [MultiDiscrete([2, 4]), MultiBinary(3)], ids=str)
+def test_several_choices_at_a_time_are_learned_and_played(run_inline, register, space):
+    taken = []
+
+    def step(self, action):
+        taken.append(action)
+        return self.obs, 1.0, True, False, {}
+
+    register(changes={"action_space": space, "step": step})
+    done = run_inline.train(A3C_DATA, "--env-id", "Custom-v0", "--total-steps", "64")
+    assert done.code == 0, done.err
+    assert run_inline("play.py", "runs/r", "--episodes", "3").code == 0
+    assert len(taken) >= 64 + 3
+    assert all(space.contains(action) for action in taken)
 
 
 def test_play_and_plot_read_a_run(run_inline, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import signal
@@ -11,11 +10,14 @@ import sys
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gymnasium.spaces import Box
+
 import wrappers
+from a3c_mp.cli.flags import grouped_help, suggestion
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 
@@ -51,10 +53,20 @@ def parse_args(
         default = _saved_args(args_class, Path(resume), argv)
     else:
         env_id = env_id or args_class.env_id
-        default = args_class(**{**_defaults(args_class, env_id), **presets.get(env_id, {}), "env_id": env_id})
+        preset = presets.get(wrappers.split_id(env_id)[0])
+        default = args_class(**{**_defaults(args_class, env_id, preset), "env_id": env_id})
     args = _cli(args_class, default, description, argv)
     check_ranges(args)
-    return args
+    return _name_kwargs(args)
+
+
+def _name_kwargs(args: A) -> A:
+    """Settings whose environment id has the arguments of `--env-kwargs`."""
+    try:
+        return dataclasses.replace(args, env_id=wrappers.with_kwargs(args.env_id, args.env_kwargs), env_kwargs=())
+    except ValueError as error:
+        fix = "for instance --env-kwargs size=5 walls=false"
+        raise ConfigError("env-kwargs", " ".join(args.env_kwargs), str(error), fix) from None
 
 
 def parse_algo(
@@ -87,14 +99,18 @@ def parse_algo(
         raise ConfigError(error.what, error.value, f"only --algo {' and '.join(others)} has this flag", fix) from None
 
 
-def _defaults(args_class: type[CommonArgs], env_id: str) -> dict[str, Any]:
-    """Defaults that depend on the kind of environment: rewards are clipped on Atari games only."""
-    if not issubclass(args_class, LearningArgs):
-        return {}
+def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Defaults that depend on the environment: Atari or not, and its preset or else its kind of actions."""
+    defaults: dict[str, Any] = {}
     try:
-        return {"reward_clip": wrappers.is_atari(env_id)}
+        is_atari = wrappers.is_atari(env_id)
+        if issubclass(args_class, LearningArgs):
+            defaults["reward_clip"] = is_atari
+        if args_class.continuous and preset is None and not is_atari:
+            defaults |= args_class.continuous if isinstance(wrappers.action_space(env_id), Box) else {}
     except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `check_env` says what is wrong
-        return {}
+        pass
+    return defaults | dict(preset or {})
 
 
 def parse_plain(args_class: type[P], description: str, argv: Sequence[str] | None = None) -> P:
@@ -188,10 +204,13 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
         )
 
     def refuse(event: ParseErrorEvent) -> None:
-        raise _config_error(event, argv, [_flag(name) for name in flags_of(args_class)])
+        raise _config_error(event, argv, [flag_name(name) for name in flags_of(args_class)])
 
     shows_help = bool({"-h", "--help"} & set(argv))
-    with on_parse_error(refuse), _default_sigpipe() if shows_help else nullcontext():
+    with on_parse_error(refuse), ExitStack() as stack:
+        if shows_help:
+            stack.enter_context(_default_sigpipe())
+            stack.enter_context(grouped_help() if issubclass(args_class, CommonArgs) else nullcontext())
         return tyro.cli(
             args_class,
             args=argv,
@@ -222,8 +241,7 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             name = name.replace("_", "-")
             if not name.startswith("-"):
                 return ConfigError("arguments", token, "unexpected positional argument")
-            close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
-            fix = f"perhaps you meant {close[0]}" if close else "see --help"
+            fix = suggestion(name.lstrip("-"), flags)
             return UnknownFlag(name.lstrip("-"), value or _peek(argv, name) or "", "there is no such flag", fix)
         case _errors.MissingArgs(missing_arguments=[missing, *_]):
             return ConfigError(_name(missing.arg), "", "must be given")

@@ -1,0 +1,106 @@
+"""Flags by group, for `--help`, and their names in other libraries, for error messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+GROUPS = {
+    "run": "total-steps stop-return max-seconds eval-every eval-episodes stop-eval-return confirm-episodes seed "
+    "deterministic run-name runs-dir resume checkpoint-seconds checkpoint-steps save-replay cuda precision "
+    "learner-threads num-learners print-per-step transport standalone async-mode listen attach-to role key-file "
+    "remote-actors address token-file insecure-cluster",
+    "environment": "env-id env-kwargs reward-clip reward-scale life-loss-terminal normalize-obs",
+    "collection": "num-actors population num-envs unroll-length slots-per-actor block-length blocks-per-actor "
+    "replay-size learning-starts num-shards generation-steps epsilon ladder-exponent noise noise-exponent "
+    "noise-memory max-restarts hang-seconds",
+}
+"""title of a group in `--help` -> its flags; all others are in the last group, `learning`"""
+
+OTHER_NAMES = {
+    "total-steps": "total-timesteps n-timesteps total-env-steps train-for-env-steps max-steps num-timesteps timesteps",
+    "learning-rate": "lr alpha-lr step-size",
+    "learning-rate-end": "anneal-lr lr-end final-lr final-learning-rate lr-schedule",
+    "entropy-cost": "ent-coef entropy-coef entropy-coeff exploration-loss-coeff beta-entropy entropy-coefficient",
+    "value-cost": "vf-coef value-coef vf-loss-coeff value-loss-coeff baseline-cost",
+    "clip-ratio": "clip-coef clip-range ppo-clip-ratio clip-param",
+    "clip-grad": "max-grad-norm grad-clip grad-norm-clipping",
+    "unroll-length": "num-steps n-steps rollout rollout-length rollout-fragment-length",
+    "update-epochs": "n-epochs num-epochs epochs num-sgd-iter",
+    "batch-size": "minibatch-size num-minibatches nminibatches",
+    "num-envs": "n-envs num-envs-per-worker envs-per-actor local-num-envs",
+    "num-actors": "num-workers workers num-env-runners num-processes",
+    "gae-lambda": "lam lambda",
+    "normalize-advantages": "norm-adv normalize-advantage",
+    "normalize-obs": "norm-obs normalize-input vec-normalize",
+    "env-id": "env gym-id environment task",
+    "env-kwargs": "env-args env-config",
+    "cuda": "device gpu",
+    "deterministic": "torch-deterministic",
+    "run-name": "exp-name experiment name",
+    "runs-dir": "tensorboard-log logdir log-dir log-folder output-dir save-dir train-dir",
+    "stop-return": "target-return reward-threshold",
+    "checkpoint-seconds": "save-freq save-frequency save-every save-model",
+    "eval-every": "eval-freq eval-interval evaluate",
+    "eval-episodes": "n-eval-episodes num-eval-episodes",
+    "resume": "load checkpoint restore load-model trained-agent",
+    "replay-size": "buffer-size memory-size",
+    "replay-ratio": "train-frequency train-freq gradient-steps",
+    "target-rate": "tau polyak",
+    "target-period": "target-network-frequency target-update-interval target-update-freq policy-frequency",
+    "epsilon": "start-e end-e exploration-fraction exploration-final-eps",
+    "noise": "exploration-noise action-noise",
+    "policy-learning-rate": "actor-lr policy-lr",
+    "priority-exponent": "prioritized-replay-alpha per-alpha",
+    "importance-exponent": "prioritized-replay-beta per-beta",
+    "reward-clip": "clip-rewards clip-reward",
+}
+"""flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others"""
+VIDEO_FLAGS = "capture-video record-video video render"
+"""flags of other libraries for what `play.py --video` does here"""
+
+
+def suggestion(name: str, flags: Collection[str]) -> str:
+    """What to write instead of an unknown flag.
+
+    Args:
+        name: the unknown flag, without dashes.
+        flags: those that there are, without dashes.
+    """
+    negative = name.removeprefix("no-")
+    for here, others in OTHER_NAMES.items():
+        if here in flags and negative in others.split():
+            return f"here it is --{here}"
+    close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
+    if close:
+        return f"perhaps you meant --{close[0]}"
+    return "play.py --video records one" if negative in VIDEO_FLAGS.split() else "see --help"
+
+
+def group_of(flag: str) -> str:
+    """The title of a flag's group."""
+    return next((title for title, flags in GROUPS.items() if flag in flags.split()), "learning")
+
+
+@contextmanager
+def grouped_help() -> Iterator[None]:
+    """Have tyro show flags by group. Its function for that is private, so its version is pinned."""
+    from tyro._backends import _tyro_help_formatting as formatting
+
+    format_help, order = formatting.format_help, [*GROUPS, "learning"]
+
+    def by_group(*, args: list[Any], **others: Any) -> list[str]:
+        titles = [group_of(arg.arg.display_name().lstrip("-")) for arg in args]
+        grouped = sorted(zip(titles, args, strict=True), key=lambda pair: order.index(pair[0]))
+        return format_help(args=[with_title(arg, title) for title, arg in grouped], **others)
+
+    def with_title(arg: Any, title: str) -> Any:
+        parser = dataclasses.replace(arg.source_parser, extern_prefix=title, description="")
+        return dataclasses.replace(arg, source_parser=parser)
+
+    with mock.patch.object(formatting, "format_help", by_group):
+        yield

@@ -1,0 +1,101 @@
+"""The first lines of a run's log: what is learned from, with which net, and what a resumed run changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.maths.schedules import linear
+from a3c_mp.nets.obs_norm import note_on_inputs
+from a3c_mp.run.preflight import FOUND
+
+
+def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> list[str]:
+    """The lines that say what is learned from, for the log of a run at its start.
+
+    Args:
+        args, net: of the run.
+        folder: of the run, whose `config.json` has this start already.
+        steps: agent steps of the run so far.
+    """
+    lines = [" \u00b7 ".join(part for part in (*env_parts(args), net_text(net), *settings_parts(args)) if part)]
+    if args.env_id in FOUND and (layout := FOUND[args.env_id].layout):
+        lines.append(f"observations are flattened: {layout}")
+    if note := note_on_inputs(net):
+        lines.append(note)
+    if note := note_on_schedule(args, folder, steps):
+        lines.append(note)
+    return lines
+
+
+def env_parts(args: CommonArgs) -> list[str]:
+    """Shape of the observations, and action space."""
+    if args.env_id not in FOUND:
+        return []
+    obs_space, action_space, _ = FOUND[args.env_id]
+    return [f"obs {obs_space.shape}", " ".join(str(action_space).split())]
+
+
+def net_text(net: nn.Module) -> str:
+    """Layers and number of parameters of a net, such as `MLP 2x64 \u00b7 9,155 parameters`."""
+    number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
+    head = next((m for name, m in net.named_modules() if name.split(".")[-1] in ("policy", "actor", "advantage")), None)
+    if head is None:
+        return f"{type(net).__name__} \u00b7 {number}"
+    torso = getattr(net, "torso", nn.Sequential())
+    layers = [layer for part in (torso, head) for layer in part.modules() if isinstance(layer, nn.Linear)]
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
+    parts = [f"{convolutions} convolutions"] if convolutions else ["MLP"]
+    if sizes := [layer.out_features for layer in layers[:-1]]:
+        alike = len(set(sizes)) == 1 and len(sizes) > 1
+        parts.append(f"{len(sizes)}x{sizes[0]}" if alike else " ".join(map(str, sizes)))
+    if (core := getattr(net, "core", None)) is not None:
+        parts.append(f"LSTM {core.from_output.in_features}")
+    return f"{' '.join(parts)} \u00b7 {number}"
+
+
+def settings_parts(args: CommonArgs) -> list[str]:
+    """What becomes of rewards, and the learning rate."""
+    parts = []
+    if hasattr(args, "reward_clip"):
+        rewards = "rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)" if args.reward_clip else "rewards"
+        scale = getattr(args, "reward_scale", 1.0)
+        parts.append(
+            f"{rewards} x {scale:g}" if scale != 1.0 else rewards if args.reward_clip else "rewards as they are"
+        )
+    if hasattr(args, "learning_rates"):
+        parts.append("lr {} -> {}".format(*map(short, args.learning_rates)))
+    elif hasattr(args, "learning_rate"):
+        parts.append(f"lr {short(args.learning_rate)}")
+    return parts
+
+
+def short(number: float) -> str:
+    """5e-4 for 0.0005."""
+    small = 0 < abs(number) < 1e-2
+    return np.format_float_scientific(number, trim="-", exp_digits=1) if small else f"{number:g}"
+
+
+def note_on_schedule(args: CommonArgs, folder: Path, steps: int) -> str:
+    """What another --total-steps does to the schedules of a resumed run; empty if it is the same."""
+    starts = json.loads((folder / "config.json").read_text())["starts"]
+    if len(starts) < 2:
+        return ""
+    before = (starts[-2].get("args") or {}).get("total_steps", args.total_steps)
+    if before == args.total_steps:
+        return ""
+    note = f"total-steps is {args.total_steps:,} now, {before:,} before"
+    if hasattr(args, "learning_rates"):
+        start, end = args.learning_rates
+        old, new = (linear(start, end, steps, total) for total in (before, args.total_steps))
+        note += (
+            f": the learning rate goes from {short(old)} to {short(new)} at once, and to {short(end)} at the new end"
+        )
+    elif hasattr(args, "importance_exponent"):
+        old, new = (linear(args.importance_exponent, 1.0, steps, total) for total in (before, args.total_steps))
+        note += f": the importance exponent goes from {old:.2f} to {new:.2f} at once, and to 1 at the new end"
+    return note

@@ -1,0 +1,184 @@
+"""Learning curves of runs: read from run folders, grouped by settings, averaged over seeds, and as a table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from a3c_mp.errors import ConfigError
+from a3c_mp.run.episode_log import read_episodes
+
+GRID = 200
+"""points at which the curves of a group are compared"""
+NOT_SETTINGS = {"seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps", "track"}
+"""settings in which the runs of a group may differ"""
+
+
+class Curve(NamedTuple):
+    """Settings and learning curve [E] of a run: the moving mean return, and when each of the E episodes ended."""
+
+    name: str
+    algorithm: str
+    env_id: str
+    seed: int
+    settings: dict[str, Any]  # without what runs of a group may differ in; with the commit
+    solved: bool
+    steps: np.ndarray
+    minutes: np.ndarray
+    mean_return: np.ndarray
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """What runs have in common that differ only in the seed."""
+        return self.algorithm, json.dumps(self.settings, sort_keys=True)
+
+
+class Group(NamedTuple):
+    """Runs of one algorithm and environment that differ only in the seed."""
+
+    label: str
+    runs: list[Curve]
+
+
+class Band(NamedTuple):
+    """Mean, lowest and highest of several curves at points of an x axis, and how many of them reach each point."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    number: np.ndarray
+
+
+def read_curve(folder: Path, window: int) -> Curve:
+    """Read a run folder. Raises ConfigError if it is none, or no game has ended yet."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        settings = {name: value for name, value in config["args"].items() if name not in NOT_SETTINGS}
+        algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
+        seed, settings["commit"] = int(config["args"].get("seed", 0)), config.get("commit")
+        episodes = read_episodes(folder / "episodes.csv")
+    except FileNotFoundError as error:
+        why = f"not a run folder, {Path(error.filename).name} is missing"
+        raise ConfigError("runs", folder, why, "name run folders, runs/<name>") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError("runs", folder, f"not a run folder ({error})", "name run folders, runs/<name>") from error
+    if not episodes:
+        raise ConfigError("runs", folder, "no game has ended yet", "wait, or name another run folder")
+    steps, seconds, _, returns, _ = np.array(episodes).T
+    sums = np.cumsum(np.insert(returns, 0, 0.0))
+    ends = np.arange(1, len(returns) + 1)
+    starts = np.maximum(ends - window, 0)
+    means = (sums[ends] - sums[starts]) / (ends - starts)
+    solved = False
+    with suppress(OSError, ValueError, AttributeError):  # a run that still goes on, or was killed, has no summary
+        solved = bool(json.loads((folder / "summary.json").read_text()).get("solved"))
+    return Curve(folder.name, algorithm, env_id, seed, settings, solved, steps, seconds / 60, means)
+
+
+def one_for_each_seed(runs: Iterable[Curve]) -> tuple[list[Curve], list[str]]:
+    """(runs, messages): of several with the same settings and seed, the one with the most steps."""
+    best: dict[Any, Curve] = {}
+    skipped = []
+    for run in runs:
+        key = (run.env_id, run.seed, *run.group)
+        other = best.get(key)
+        if other is not None:
+            run, other = (run, other) if run.steps[-1] > other.steps[-1] else (other, run)
+            skipped.append(f"{other.name}: seed {run.seed} of the same settings is in {run.name}")
+        best[key] = run
+    return list(best.values()), skipped
+
+
+def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
+    """Environment -> its groups; a label names the algorithm and the settings in which its groups differ."""
+    games: dict[str, dict[tuple[str, str], list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        games[run.env_id][run.group].append(run)
+    return {env_id: [Group(*item) for item in labelled(list(groups.values()))] for env_id, groups in games.items()}
+
+
+def labelled(groups: list[list[Curve]]) -> Iterable[tuple[str, list[Curve]]]:
+    """(label, runs) of each group of one environment."""
+    for runs in groups:
+        settings, algorithm = runs[0].settings, runs[0].algorithm
+        alike = [other[0].settings for other in groups if other[0].algorithm == algorithm]
+        parts = [
+            describe(name, value)
+            for name, value in settings.items()
+            if any(other.get(name, value) != value for other in alike)
+        ]
+        label = ", ".join([algorithm, *parts])
+        yield label if len(runs) == 1 else f"{label} ({len(runs)} seeds)", runs
+
+
+def describe(name: str, value: Any) -> str:
+    """A setting in a label."""
+    if name == "commit":
+        return f"commit {re.sub('(?<=^.{8})[^+]*', '', str(value))}"
+    return f"{name.replace('_', '-')} {value:g}" if type(value) is float else f"{name.replace('_', '-')} {value}"
+
+
+def band_of(runs: Sequence[Curve], x_name: str) -> Band:
+    """The mean of runs along `steps` or `minutes`, and their range.
+
+    A run that was solved keeps its last value; any other run counts as far as it goes, so one that was aborted does not
+    cut the mean of all.
+    """
+    xs = [getattr(run, x_name) for run in runs]
+    if len(runs) == 1:
+        mean = runs[0].mean_return
+        return Band(xs[0], mean, mean, mean, np.ones(len(mean)))
+    grid = np.linspace(max(x[0] for x in xs), max(x[-1] for x in xs), GRID)
+    ys = np.stack([
+        np.interp(grid, x, run.mean_return, left=np.nan, right=run.mean_return[-1] if run.solved else np.nan)
+        for x, run in zip(xs, runs, strict=True)
+    ])  # fmt: skip
+    number = np.isfinite(ys).sum(axis=0)
+    keep = number > 0
+    ys = ys[:, keep]
+    return Band(grid[keep], np.nanmean(ys, axis=0), np.nanmin(ys, axis=0), np.nanmax(ys, axis=0), number[keep])
+
+
+class Row(NamedTuple):
+    """A group in the table: figures over its runs."""
+
+    env_id: str
+    label: str
+    final: np.ndarray  # [runs] last moving mean
+    steps: np.ndarray  # [reached] to the goal
+    minutes: np.ndarray  # [reached]
+
+
+def table(games: dict[str, list[Group]], goal: float | None) -> list[Row]:
+    """Rows for all groups; the goal is that of each run's settings (`stop_return`) unless given."""
+    rows = []
+    for env_id, groups in games.items():
+        for label, runs in groups:
+            reached = []
+            for run in runs:
+                wanted = run.settings.get("stop_return") if goal is None else goal
+                if wanted is not None and (run.mean_return >= wanted).any():
+                    first = int((run.mean_return >= wanted).argmax())
+                    reached.append((run.steps[first], run.minutes[first]))
+            steps, minutes = np.array(reached).reshape(-1, 2).T
+            rows.append(Row(env_id, label, np.array([run.mean_return[-1] for run in runs]), steps, minutes))
+    return rows
+
+
+def cells(row: Row) -> tuple[str, str, str, str, str]:
+    """Texts of a row: environment, label, final mean and spread, steps and minutes to the goal (median)."""
+    final = f"{row.final.mean():.1f}"
+    if len(row.final) > 1:
+        final += f" ± {row.final.std(ddof=1):.1f}"
+    number = f"{len(row.steps)}/{len(row.final)}"
+    if not len(row.steps):
+        return row.env_id, row.label, final, f"- ({number})", "-"
+    return row.env_id, row.label, final, f"{np.median(row.steps):,.0f} ({number})", f"{np.median(row.minutes):.1f}"

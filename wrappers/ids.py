@@ -1,0 +1,70 @@
+"""Environment ids: gymnasium's own, after `module:` if a module registers them, with keyword arguments after `?`.
+
+`my_module:MyEnv-v0?size=5&walls=false` is `MyEnv-v0`, which `my_module` registers, made with size=5 and walls=False.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """The registered spec of an id, with the id's keyword arguments. Raises gymnasium's own errors."""
+    path, kwargs = split_id(env_id)
+    module, _, name = path.rpartition(":")
+    if module:
+        look_in_current_folder()
+        importlib.import_module(module)
+    spec = gymnasium.spec(name)
+    return dataclasses.replace(spec, kwargs={**spec.kwargs, **kwargs}) if kwargs else spec
+
+
+def make_registered(env_id: str, **kwargs: Any) -> gymnasium.Env:
+    """`gymnasium.make` for an id that may have keyword arguments of its own."""
+    spec = find_spec(env_id)
+    return gymnasium.make(spec if "?" in env_id else env_id, **kwargs)
+
+
+def split_id(env_id: str) -> tuple[str, dict[str, Any]]:
+    """`Env-v0?size=5` -> (`Env-v0`, {"size": 5})."""
+    name, _, query = env_id.partition("?")
+    return name, {key: parse_value(text) for key, text in parse_qsl(query, keep_blank_values=True)}
+
+
+def with_kwargs(env_id: str, pairs: Sequence[str]) -> str:
+    """An id with further keyword arguments, each `name=value`. Raises ValueError for any other form."""
+    name, _, query = env_id.partition("?")
+    merged = dict(parse_qsl(query, keep_blank_values=True))
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not (equals and key.isidentifier()):
+            raise ValueError("must be name=value")
+        merged[key] = text
+    return f"{name}?{urlencode(merged)}" if merged else name
+
+
+def parse_value(text: str) -> Any:
+    """The value of a keyword argument: JSON or a Python literal, else the text itself."""
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError):
+            pass
+    return text
+
+
+def look_in_current_folder() -> None:
+    """Have modules in the current folder found, after all others; a script's own folder is all that Python adds."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
