@@ -18,8 +18,9 @@ from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, chec
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.parameters import Publisher, Reader
+from a3c_mp.cluster.remote_replay import RemoteReplay
 from a3c_mp.cluster.session import MIB, Needs, Session, check_store
-from a3c_mp.cluster.shards import RemoteReplay, ReplayShard, ReplaySpec
+from a3c_mp.cluster.shards import ReplayShard, ReplaySpec
 from a3c_mp.cluster.transport import Inbox, Packer
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.actor_states import ActorLayout, ActorStates

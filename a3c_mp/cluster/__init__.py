@@ -3,8 +3,9 @@
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.parameters import Publisher, Reader
 from a3c_mp.cluster.ray_worker import FleetChannel
+from a3c_mp.cluster.remote_replay import RemoteReplay
 from a3c_mp.cluster.session import Session
-from a3c_mp.cluster.shards import Outbox, RemoteReplay, ReplayShard, ReplaySpec, Rows, all_finite
+from a3c_mp.cluster.shards import Outbox, ReplayShard, ReplaySpec, Rows, all_finite
 from a3c_mp.cluster.transport import Inbox, Packer, Result
 
 __all__ = [

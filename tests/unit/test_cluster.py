@@ -23,8 +23,9 @@ from a3c_mp.cluster.environment import ClusterAddress, check_installed, foreign
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.guardian import Guardian, has_open
 from a3c_mp.cluster.parameters import Publisher, Reader
+from a3c_mp.cluster.remote_replay import RemoteReplay
 from a3c_mp.cluster.session import Session, check_store
-from a3c_mp.cluster.shards import Outbox, RemoteReplay, ReplayShard, ReplaySpec, Reply
+from a3c_mp.cluster.shards import Outbox, ReplayShard, ReplaySpec, Reply
 from a3c_mp.cluster.transport import Packer
 from a3c_mp.cluster.watchdog import ClusterState
 from a3c_mp.data.rollout import rollout_spec
