@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import tyro
 
-from a3c_mp.algorithms import on_ray
+from a3c_mp.algorithms import ray_settings
 from a3c_mp.cli import parse_algo, parse_args
 from a3c_mp.run.run_dir import git_commit
 
@@ -64,7 +64,7 @@ def defaults_for(flags: Sequence[str], defaults: dict[str, str]) -> list[str]:
 def trainer_settings(command: Sequence[str]) -> Any:
     """The settings that a chapter's script would run with. Raises ConfigError for bad flags."""
     if command[0] == "train_ray.py":  # its algorithm decides which settings there are
-        return parse_algo(on_ray.SETTINGS, "", command[1:])
+        return parse_algo(ray_settings.SETTINGS, "", command[1:])
     chapter = importlib.import_module(Path(command[0]).stem)
     return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
 
@@ -72,7 +72,7 @@ def trainer_settings(command: Sequence[str]) -> Any:
 def presets(command: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
     """Environment id -> what a chapter sets for it."""
     if command[0] == "train_ray.py":
-        return on_ray.SETTINGS[command[command.index("--algo") + 1]][1]
+        return ray_settings.SETTINGS[command[command.index("--algo") + 1]][1]
     return importlib.import_module(Path(command[0]).stem).PRESETS
 
 

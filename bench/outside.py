@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 MIB = 2**20
-RAY_ACTOR = "ray::Host"
+RAY_ACTOR = "ray::RayWorker"
 """in the command line of an actor of chapter 7"""
 REPLACED_SECONDS = 60.0
 """longest wait for the successor of an actor that was killed"""

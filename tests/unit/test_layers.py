@@ -44,7 +44,7 @@ FORBIDDEN = {
     "task": (*MODULES_OF_RL, "pickle", "marshal", "shelve"),
     "cluster.session": MODULES_OF_RL,
     "cluster.fleet": MODULES_OF_RL,
-    "cluster.host": MODULES_OF_RL,
+    "cluster.ray_worker": MODULES_OF_RL,
     "cluster.parameters": MODULES_OF_RL,
     "maths": (*MODULES_OF_RL, *PROCESS_MODULES, "numpy"),
     "nets": PROCESS_MODULES,
