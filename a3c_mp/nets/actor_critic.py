@@ -82,7 +82,8 @@ class MLPActorCritic(ActorCritic):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """obs float32 or uint8 [B, ...] -> (logits [B, P], baseline [B])."""
-        inputs = self.norm.convert(obs).flatten(1)
+        inputs = self.norm.convert(obs)
+        inputs = inputs.reshape(inputs.shape[0], -1)
         return self.head(self.policy(inputs)), self.value(inputs).squeeze(-1)
 
 
