@@ -20,8 +20,6 @@ import psutil
 MIB = 2**20
 RAY_ACTOR = "ray::RayWorker"
 """in the command line of an actor of chapter 7"""
-LOG_MONITOR = "ray/_private/log_monitor.py"
-"""Ray's own: it keeps two files open for each worker that has ended, and closes them once there are many"""
 REPLACED_SECONDS = 60.0
 """longest wait for the successor of an actor that was killed"""
 POLL_SECONDS = 0.05
@@ -75,8 +73,7 @@ def sample(processes: Sequence[psutil.Process], shm_before: frozenset[str]) -> d
         pss = {name: int(kib) * 1024 / MIB for name, kib in re.findall(r"^(Pss\w*):\s+(\d+) kB", rollup, re.MULTILINE)}
         found["shm_mib"] += pss["Pss_Shmem"]
         found["memory_mib"] += pss["Pss"] - pss["Pss_Shmem"]
-        if LOG_MONITOR not in command_of(process):
-            found["fds"] += process.num_fds()
+        found["fds"] += process.num_fds()
         found["threads"] += process.num_threads()
     found["shm_files"] = len(frozenset(os.listdir("/dev/shm")) - shm_before)
     found["spilled_files"] = spilled_files(processes)
