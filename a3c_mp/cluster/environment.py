@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",  # a wrong token is refused after 1 s instead of 20 s
     "RAY_health_check_period_ms": "1000",  # of nodes by the head: one that is gone refuses at once, a busy one has 10 s
     "RAY_health_check_failure_threshold": "2",
+    "RAY_LOG_MONITOR_MAX_OPEN_FILES": "10",  # its log monitor keeps two files of each process that was killed open
 }
 """environment variables that Ray reads when it is imported, and that its processes inherit"""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

@@ -64,6 +64,7 @@ class Session:
     def __init__(self, cluster: ClusterAddress | None, needs: Needs, log: logging.Logger):
         self.cluster, self.needs, self.log = cluster, needs, log
         self.node_id = ""  # of the node that this process runs on
+        self._head = ""  # HOST:PORT of the cluster's head
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
         self._calls = Calls()  # of Ray, by the trainer
         self._answered: set[str] = set()  # ids of actors that have answered
@@ -80,7 +81,7 @@ class Session:
         finally:
             for signum, handler in handlers.items():  # `ray.init` replaces that of SIGTERM
                 signal.signal(signum, handler)
-        self.watchdog.start()
+        self.watchdog.start(self._head)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -178,6 +179,7 @@ class Session:
         self._cleanup.callback(self._shut_down)
         _keep_off_the_terminal(ray)
         self.node_id = ray.get_runtime_context().get_node_id()
+        self._head = ray.get_runtime_context().gcs_address
 
     def _embedded_options(self) -> dict[str, Any]:
         """Settings of a cluster on this machine alone, with a folder and a token of its own."""

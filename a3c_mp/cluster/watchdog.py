@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,9 @@ POLL_SECONDS = 1.0
 ANSWER_SECONDS = 2.0
 """longest wait for one answer of the head"""
 SILENT_SECONDS = 8.0
-"""silence of the head after which a run ends"""
+"""silence of the head after which a run ends, if nothing listens at its address any longer"""
+BUSY_SECONDS = 40.0
+"""the same for a head that is still there: on a crowded machine it may be slow"""
 STUCK_SECONDS = 4.0
 """longest time that the trainer may take from there on; it may wait in a call of Ray that does not return"""
 STORE = "object_store_memory"
@@ -46,14 +49,16 @@ class Watchdog:
     def __init__(self, cluster: str, calls: Calls):
         self.cluster = cluster
         self.state = ClusterState({}, 0.0, 0.0, {}, frozenset())  # the last answer
+        self.address = ""  # HOST:PORT of the head
         self.lost: str | None = None  # why the cluster cannot be used any longer
         self.on_stuck: Callable[[str], None] = lambda why: None  # called on this thread before the process ends
         self._calls = calls
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ray-watchdog", daemon=True)
 
-    def start(self) -> None:
-        """Ask the head for the first time, and go on doing so on a thread."""
+    def start(self, address: str) -> None:
+        """Ask the head at this address for the first time, and go on doing so on a thread."""
+        self.address = address
         self.ask()
         self._thread.start()
 
@@ -72,10 +77,21 @@ class Watchdog:
         while not self._stopping.wait(POLL_SECONDS):
             if self.ask():
                 answered = time.monotonic()
-            elif time.monotonic() - answered >= SILENT_SECONDS and not self._stopping.is_set():
-                self.lost = f"the head of {self.cluster} has not answered for {SILENT_SECONDS:.0f} s"
+                continue
+            silent, longest = time.monotonic() - answered, BUSY_SECONDS if self._listens() else SILENT_SECONDS
+            if silent >= longest and not self._stopping.is_set():
+                self.lost = f"the head of {self.cluster} has not answered for {longest:.0f} s"
                 self._end_if_trainer_is_stuck(self.lost)
                 return
+
+    def _listens(self) -> bool:
+        """Whether there is still a process at the head's address, however busy it is."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+        except (OSError, ValueError):
+            return False
+        return True
 
     def _end_if_trainer_is_stuck(self, why: str) -> None:
         """Save the run and end the process where the trainer is in a call of Ray that does not return.

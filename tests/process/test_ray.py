@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from harness import IMPALA, RAY_DQN, RAY_IMPALA, ROOT, row_id
 
+from a3c_mp.cluster.guardian import processes_of
 from a3c_mp.cluster.session import FOLDER_PREFIX
 
 SLOW = pytest.mark.slow
@@ -37,22 +37,21 @@ def ray_of(pid, word):
     return [child for child in psutil.Process(pid).children(recursive=True) if word in command(child)]
 
 
-def all_of_ray():
-    """Every process of Ray on this machine, and every folder of a session."""
-    running = {p.pid for p in psutil.process_iter() if any(w in command(p) for w in ("ray::", "/raylet", "gcs_server"))}
-    return running | {str(path) for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*")}
+def all_of_ray(scripts):
+    """Every process that has to do with a session's folder of this test, and every such folder."""
+    folder = Path(scripts.temporary)
+    return {*processes_of(folder), *map(str, folder.glob(f"{FOLDER_PREFIX}*"))}
 
 
 @pytest.fixture(autouse=True)
 def nothing_of_ray_is_left(scripts):
-    before = all_of_ray()
     yield
     for process in scripts.started:
         if process.poll() is None:
             process.terminate()
             process.communicate(timeout=60)
     deadline = time.monotonic() + 10
-    while (left := all_of_ray() - before) and time.monotonic() < deadline:
+    while (left := all_of_ray(scripts)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left
     assert not list(Path("/dev/shm").glob("*plasma*"))
@@ -184,13 +183,12 @@ def test_signals_end_a_run_with_a_checkpoint_in_8_seconds(scripts, signum, code,
 def test_a_trainer_that_is_killed_leaves_nothing(scripts):
     trainer = scripts.train(RAY_IMPALA, *LONG)
     learning(scripts, trainer)
-    before = all_of_ray()
+    before = all_of_ray(scripts)
     trainer.kill()
     trainer.communicate()
     deadline = time.monotonic() + 5
-    while all_of_ray() & before and time.monotonic() < deadline:
+    while all_of_ray(scripts) & before and time.monotonic() < deadline:
         time.sleep(0.05)
-    # What other runs have started stays; this fixture's own check is for the rest.
     assert not [pid for pid in before if isinstance(pid, int) and psutil.pid_exists(pid) and is_alive(pid)]
 
 
@@ -207,8 +205,13 @@ def is_alive(pid):
 class Nodes:
     """Starts nodes with `python -m a3c_mp.cluster`."""
 
-    def __init__(self, folder):
-        self.env = {**os.environ, "A3C_MP_HOME": str(folder / "home"), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    def __init__(self, folder, temporary):
+        self.env = {
+            **os.environ,
+            "TMPDIR": str(temporary),
+            "A3C_MP_HOME": str(folder / "home"),
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        }
         self.started, self.folder = [], folder
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -243,8 +246,8 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path, monkeypatch, nothing_of_ray_is_left):
-    nodes = Nodes(tmp_path)
+def nodes(tmp_path, monkeypatch, scripts, nothing_of_ray_is_left):
+    nodes = Nodes(tmp_path, scripts.temporary)
     monkeypatch.setenv("A3C_MP_HOME", nodes.env["A3C_MP_HOME"])
     yield nodes
     nodes.close()

@@ -299,6 +299,20 @@ def test_the_watchdog_saves_a_run_only_while_the_trainer_is_in_a_call_of_ray(ses
     assert len(saved) == 1
 
 
+def test_a_head_that_is_slow_but_there_has_more_time(session, monkeypatch):
+    dog, busy_seconds = session.watchdog, 0.5
+    for name, seconds in {"POLL": 0.01, "SILENT": 0.02, "BUSY": busy_seconds}.items():
+        monkeypatch.setattr(f"a3c_mp.cluster.watchdog.{name}_SECONDS", seconds)
+    dog._update, dog._end_if_trainer_is_stuck = lambda: 1 / 0, lambda why: None
+    with access.socket.create_server(("127.0.0.1", 0)) as server:
+        began = time.monotonic()
+        dog.start(f"127.0.0.1:{server.getsockname()[1]}")
+        until(lambda: dog.lost)
+        assert time.monotonic() - began >= busy_seconds
+    assert dog.lost.endswith("has not answered for 0 s")
+    dog._thread.join(20)
+
+
 def test_of_the_variables_of_ray_only_those_of_tls_are_kept():
     kept = {"RAY_USE_TLS": "1", "RAY_TLS_CA_CERT": "file", "PATH": "/bin"}
     assert foreign({**kept, "RAY_ADDRESS": "host:1", "RAY_AUTH_TOKEN": "secret"}) == kept
