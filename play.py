@@ -18,14 +18,14 @@ from typing import Annotated, Any, NamedTuple
 import gymnasium
 import numpy as np
 import tyro
-from gymnasium.spaces import Discrete
 from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count, Fraction
 from a3c_mp.errors import CheckpointError, ConfigError
-from a3c_mp.nets.actor_critic import NetSpec, make_actor_critic
+from a3c_mp.nets.build import NetSpec, make_actor_critic
+from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.population.records import Spaces
 from a3c_mp.run import checkpoint
@@ -120,7 +120,7 @@ def net_of_member(state: dict[str, Any], member: int) -> dict[str, Any]:
 def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
     """The trained net, and the spaces of its environment. Raises ConfigError if it does not fit the environment."""
     algo = VALUE_BASED.get(run.algorithm)
-    spaces = check_env(run.env_id, algo.ACTIONS if algo else Discrete)
+    spaces = check_env(run.env_id, algo.ACTIONS if algo else ACTIONS)
     net: Any
     if run.algorithm == "population":
         net = EliteNet(Spaces(*spaces))

@@ -14,8 +14,7 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with it
 
 from dataclasses import dataclass
 
-from gymnasium.spaces import Discrete
-from torch import Tensor, nn
+from torch import Tensor
 
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import (
@@ -35,7 +34,8 @@ from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_s
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Slots
@@ -70,15 +70,16 @@ def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, st
         channel.send(slot, version)
 
 
-def loss(args: Args, net: nn.Module, samples: Samples) -> tuple[Tensor, Metrics]:
+def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, Metrics]:
     """Compute (loss, metrics): A3C's loss (Mnih et al. 2016, section 4) with PPO's clipped ratio in place of log pi."""
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
         logits, values = (output.float() for output in net(obs))
-    log_probs, behaviour_log_probs = losses.log_prob(logits, action), losses.log_prob(behaviour_logits, action)
+    policy, behaviour = net.distribution(logits), net.distribution(behaviour_logits)
+    log_probs, behaviour_log_probs = policy.log_prob(action), behaviour.log_prob(action)
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
     value_loss = losses.value_loss(values, value_targets)
-    entropy_loss = losses.entropy_loss(logits)
+    entropy_loss = -policy.entropy().mean()
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
@@ -88,7 +89,7 @@ def loss(args: Args, net: nn.Module, samples: Samples) -> tuple[Tensor, Metrics]
 
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
-    obs_space, action_space = check_env(args.env_id, Discrete)
+    obs_space, action_space = check_env(args.env_id)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)

@@ -29,7 +29,8 @@ from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.returns import vtrace
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic, unroll
+from a3c_mp.nets.actor_critic import ActorCritic, unroll
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.learner_group import LearnerGroup
@@ -62,16 +63,16 @@ def loss(args: Args, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) ->
     with autocast(args.precision, net):
         logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
-    log_probs = losses.log_prob(logits, unrolls.action)
-    log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # log(pi / mu)
+    policy, behaviour = net.distribution(logits), net.distribution(unrolls.behaviour_logits)
+    log_probs = policy.log_prob(unrolls.action)
+    log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
     log_weights = log_rhos if args.vtrace else torch.zeros_like(log_rhos)
-    clips = args.clip_rho, args.clip_c, args.clip_pg_rho
-    vs, pg_advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *clips)
+    vs, pg_advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
     if args.normalize_advantages:
         pg_advantages = losses.normalize(pg_advantages, group.all_reduce_mean)
     policy_loss = losses.policy_gradient_loss(log_probs, pg_advantages)
     value_loss = losses.value_loss(values, vs)
-    entropy_loss = losses.entropy_loss(logits)
+    entropy_loss = -policy.entropy().mean()
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": pg_advantages, "values/baseline": values, "values/target": vs}

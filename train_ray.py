@@ -12,12 +12,13 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: it sets the number of thread
 
 from torch import Tensor, zeros_like
 
-from a3c_mp.algorithms import apex, dqn, impala, on_ray
+from a3c_mp.algorithms import apex, dqn, impala, ray_trainer
 from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts
-from a3c_mp.algorithms.on_ray import DqnArgs, DqnLearner, ImpalaArgs, OnRay
 from a3c_mp.algorithms.rate_limiter import RateLimiter
+from a3c_mp.algorithms.ray_settings import SETTINGS, DqnArgs, ImpalaArgs
+from a3c_mp.algorithms.ray_trainer import DqnLearner, RayTrainer
 from a3c_mp.cli import parse_algo
-from a3c_mp.cluster import FleetChannel, Outbox, Packer, Reader, ReplaySpec, Result, Rows, all_finite
+from a3c_mp.cluster import FleetChannel, Outbox, Packer, Reader, ReplaySpec, Result, Rows, Token, all_finite
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import Rollout, episode_starts, join
@@ -25,9 +26,9 @@ from a3c_mp.data.transitions import TransitionCollector
 from a3c_mp.maths import losses
 from a3c_mp.maths.returns import vtrace
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic, unroll
+from a3c_mp.nets.actor_critic import ActorCritic, unroll
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import autocast
-from a3c_mp.processes.channel import Token
 from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
@@ -45,7 +46,7 @@ class ImpalaActor:
     def __call__(self, token: Token) -> tuple[Result, None]:
         version = self.weights.load(self.net, token.version if self.args.deterministic else None)
         self.collector.collect(self.rollout)
-        state = on_ray.state_of(self.args, self.collector.state_fields, self.rollout)
+        state = ray_trainer.state_of(self.args, self.collector.state_fields, self.rollout)
         return Result(version, self.packer.pack(self.rollout._asdict()), state), None
 
 
@@ -64,7 +65,7 @@ class DqnActor:
     def __call__(self, token: Token) -> tuple[Result, Rows]:
         version = self.weights.load(self.net, token.version if self.args.deterministic else None)
         self.collector.collect(self.block, self.policy, warm_up=self.weights.untrained and version == 0)
-        state = on_ray.state_of(self.args, self.collector.state_fields, self.block, self.policy)
+        state = ray_trainer.state_of(self.args, self.collector.state_fields, self.block, self.policy)
         rows = self.outbox.take()
         return Result((version, all_finite(rows)), self.packer.pack(self.block), state), rows
 
@@ -75,13 +76,13 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     with autocast(args.precision, net):
         logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
-    log_probs = losses.log_prob(logits, unrolls.action)
-    log_rhos = log_probs.detach() - losses.log_prob(unrolls.behaviour_logits, unrolls.action)  # log(pi / mu)
-    clips = args.clip_rho, args.clip_c, args.clip_pg_rho
+    policy, behaviour = net.distribution(logits), net.distribution(unrolls.behaviour_logits)
+    log_probs = policy.log_prob(unrolls.action)
+    log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
     log_weights = log_rhos if args.vtrace else zeros_like(log_rhos)
-    vs, advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *clips)
+    vs, advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
     advantages = losses.normalize(advantages) if args.normalize_advantages else advantages
-    policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), losses.entropy_loss(logits)
+    policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), -policy.entropy().mean()
     value_loss = losses.value_loss(values, vs)
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
@@ -100,48 +101,48 @@ def dqn_loss(
     return losses.huber(td_error, importance), td_error.detach(), {"values/q": q, "values/target": target}
 
 
-def train_impala(args: ImpalaArgs, run: Run, cluster: OnRay, learner: impala.LearnerState) -> None:
+def train_impala(args: ImpalaArgs, run: Run, trainer: RayTrainer, learner: impala.LearnerState) -> None:
     """Train on unrolls in the order in which they arrive."""
-    with cluster.start_actors(ImpalaActor, replay=learner.replay) as actors:
+    with trainer.start_actors(ImpalaActor, replay=learner.replay) as actors:
         for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
-            rollouts, stats = cluster.read_rollouts(filled, actors.weights.version)
-            if actors.sync_counters(filled, stats, cluster.data_guard)[0]:
-                unrolls = join([rollout.to(cluster.device) for rollout in rollouts])
+            rollouts, stats = trainer.read_rollouts(filled, actors.weights.version)
+            if actors.sync_counters(filled, stats, trainer.data_guard)[0]:
+                unrolls = join([rollout.to(trainer.device) for rollout in rollouts])
                 learner.optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
-                cluster.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image))
+                trainer.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image))
                 for batch in impala.batches(args, unrolls, learner.replay, run.rng):
-                    cluster.step(*impala_loss(args, learner.net, batch))
-            cluster.publish()
+                    trainer.step(*impala_loss(args, learner.net, batch))
+            trainer.publish()
             run.end_round()
 
 
-def train_dqn(args: DqnArgs, run: Run, cluster: OnRay, learner: DqnLearner) -> None:
+def train_dqn(args: DqnArgs, run: Run, trainer: RayTrainer, learner: DqnLearner) -> None:
     """Train on batches from all replay shards, `--replay-ratio` samples for each step of the actors."""
-    net, replay, limiter = learner.net, cluster.start_replay(), RateLimiter(args.replay_ratio, args.learning_starts)
-    with cluster.start_actors(DqnActor, learner.spec) as actors:
+    net, replay, limiter = learner.net, trainer.start_replay(), RateLimiter(args.replay_ratio, args.learning_starts)
+    with trainer.start_actors(DqnActor, learner.spec) as actors:
         for filled in actors.rounds():
-            updates, stats = run.updates, cluster.insert_blocks(replay, filled, actors.weights.version)
-            actors.sync_counters(filled, stats, cluster.data_guard)
+            updates, stats = run.updates, trainer.insert_blocks(replay, filled, actors.weights.version)
+            actors.sync_counters(filled, stats, trainer.data_guard)
             limiter.insert(sum(block.steps for block in stats), [replay.size])
             for batch in limiter.allowed(replay, run):
-                cluster.update_norm(apex.obs_for_stats(batch))
+                trainer.update_norm(apex.obs_for_stats(batch))
                 exponent = linear(args.importance_exponent, 1.0, run.steps, args.total_steps)
                 importance = importance_weights(batch.probability, exponent)
                 total, td_error, metrics = dqn_loss(args, learner, batch, importance)
-                if cluster.step(total, metrics, samples=args.batch_size):
+                if trainer.step(total, metrics, samples=args.batch_size):
                     replay.update(batch.ids, td_error.abs())
                     if run.updates % args.target_period == 0:
                         apex.move_target(learner.target_net, net, args.target_rate)
             if run.updates > updates:
-                cluster.publish()
+                trainer.publish()
             run.end_round()
 
 
 def main() -> int:
-    args = parse_algo(on_ray.SETTINGS, __doc__)
-    learner = on_ray.build_learner(args)
-    with on_ray.make_run(args, learner) as run, OnRay(args, run, learner) as cluster:
-        cluster.pick(impala=train_impala, dqn=train_dqn)(args, run, cluster, learner)
+    args = parse_algo(SETTINGS, __doc__)
+    learner = ray_trainer.build_learner(args)
+    with ray_trainer.make_run(args, learner) as run, RayTrainer(args, run, learner) as trainer:
+        trainer.pick(impala=train_impala, dqn=train_dqn)(args, run, trainer, learner)
     return run.exit_code
 
 

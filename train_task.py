@@ -14,8 +14,7 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned node ends with its
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gymnasium.spaces import Discrete
-from torch import Tensor, nn
+from torch import Tensor
 
 from a3c_mp.algorithms import actor_critic, attach, roles
 from a3c_mp.algorithms.actor_critic import PPO_PRESETS, GradientSteps, Samples, update_obs_stats
@@ -24,7 +23,8 @@ from a3c_mp.cli import parse_args
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
 from a3c_mp.maths import losses
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import autocast
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import FiniteGuard
@@ -70,15 +70,15 @@ def take(learner: Learner) -> Middleware:
     return _take
 
 
-def loss(args: Args, net: nn.Module, samples: Samples) -> tuple[Tensor, losses.Metrics]:
+def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, losses.Metrics]:
     """Compute (loss, metrics): A2C's loss (Mnih et al. 2016, section 4) with PPO's clipped ratio in place of log pi."""
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
         logits, values = (output.float() for output in net(obs))
-    log_probs, behaviour_log_probs = losses.log_prob(logits, action), losses.log_prob(behaviour_logits, action)
+    policy, behaviour = net.distribution(logits), net.distribution(behaviour_logits)
+    log_probs, behaviour_log_probs = policy.log_prob(action), behaviour.log_prob(action)
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
-    value_loss = losses.value_loss(values, value_targets)
-    entropy_loss = losses.entropy_loss(logits)
+    value_loss, entropy_loss = losses.value_loss(values, value_targets), -policy.entropy().mean()
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
@@ -137,7 +137,7 @@ def main() -> int:
     args = roles.check_roles(parse_args(Args, PRESETS, __doc__))
     if args.attach_to is not None:
         return attach.join_task(pipeline, args)
-    spaces, device = check_env(args.env_id, Discrete), set_up_torch(args)
+    spaces, device = check_env(args.env_id), set_up_torch(args)
     net = make_actor_critic(*spaces, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     slots = roles.allocate(args, net, rollout_spec(args.unroll_length, args.num_envs, *spaces))

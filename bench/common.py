@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import tyro
 
-from a3c_mp.algorithms import on_ray
+from a3c_mp.algorithms import ray_settings
 from a3c_mp.cli import parse_algo, parse_args
 from a3c_mp.run.run_dir import git_commit
 
@@ -64,9 +64,16 @@ def defaults_for(flags: Sequence[str], defaults: dict[str, str]) -> list[str]:
 def trainer_settings(command: Sequence[str]) -> Any:
     """The settings that a chapter's script would run with. Raises ConfigError for bad flags."""
     if command[0] == "train_ray.py":  # its algorithm decides which settings there are
-        return parse_algo(on_ray.SETTINGS, "", command[1:])
+        return parse_algo(ray_settings.SETTINGS, "", command[1:])
     chapter = importlib.import_module(Path(command[0]).stem)
     return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
+
+
+def presets(command: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+    """Environment id -> what a chapter sets for it."""
+    if command[0] == "train_ray.py":
+        return ray_settings.SETTINGS[command[command.index("--algo") + 1]][1]
+    return importlib.import_module(Path(command[0]).stem).PRESETS
 
 
 def run_script(command: Sequence[str], **popen: Any) -> int:
@@ -165,6 +172,22 @@ def without_folders(flags: Sequence[str]) -> list[str]:
         if names[0] not in FOLDERS and not (names[1] in FOLDERS and "=" not in previous):
             kept.append(flag)
     return kept
+
+
+def read_points(text: str) -> list[tuple[float, int, float | None]]:
+    """(seconds, agent steps, mean return) that a script in bench/peers has printed; other lines are left out."""
+    points = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, list) and len(found) == 3:
+                points.append((float(found[0]), int(found[1]), found[2]))
+    return points
+
+
+def dated(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with the time of now, for names of run folders that no earlier start has used."""
+    return {**result, "date": time.strftime("%Y-%m-%d %H:%M:%S")}
 
 
 def run_name(result: dict[str, Any], *parts: str) -> str:

@@ -72,7 +72,7 @@ def watched_run(name: str, stopped: bool, args: Args, flags: list[str]) -> dict[
         if evaluator:
             os.kill(evaluator.pid, signal.SIGCONT)
     summary = json.loads((folder / "summary.json").read_text())
-    own = {name: summary[name] for name in ("exit_reason", "evaluator_restarts")}
+    own = {"exit_reason": summary["exit_reason"], "evaluator_restarts": summary.get("evaluator_restarts", 0)}
     return {"stopped": stopped, "sps": round(sps, 1), "learner_grew_mib": round(grown, 2), **own}
 
 

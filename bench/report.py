@@ -42,7 +42,7 @@ CHAPTERS = {
     "apex_dqn": (
         "[3 Ape-X DQN, DDPG](docs/apex.md)",
         "transitions with priorities, into a sharded replay",
-        "actions are continuous, or each step should be learned from more than once",
+        "each step should be learned from more than once",
     ),
     "impala": (
         "[4 IMPALA](docs/impala.md)",
@@ -135,6 +135,11 @@ def goal_cell(result: Result | None, in_minutes: bool) -> str:
     """Wall time and steps until solved (medians) and the seeds; how many seeds were solved if not most were."""
     if result is None:
         return "not run"
+    text = goal_text(result, in_minutes)
+    return f"[{text}](bench/results/{result['file']})" if "file" in result else text
+
+
+def goal_text(result: Result, in_minutes: bool) -> str:
     runs, medians = result["runs"], result["medians"]
     solved = sum(run["solved"] for run in runs)
     if medians["wall_seconds"] is None:
@@ -153,25 +158,35 @@ def column(results: Iterable[Result], game: str) -> dict[str, Result]:
     return max(machines.values(), default={}, key=lambda found: (len(found), max(r["date"] for r in found.values())))
 
 
-def where_and_when(found: dict[str, Result]) -> str:
+def chosen(results: Iterable[Result]) -> dict[tuple[str, str], Result]:
+    """The results of the README's table, (chapter, game) -> result."""
+    columns = {game: column(results, game) for game in GOALS}
+    return {(chapter, game): result for game, found in columns.items() for chapter, result in found.items()}
+
+
+def where_and_when(results: list[Result]) -> str:
     """Machine and dates of a column: `Intel Xeon 2 cores, 2026-11-21 to 2026-11-22`."""
-    machine, dates = next(iter(found.values()))["machine"], sorted(result["date"][:10] for result in found.values())
+    dates = sorted(result["date"][:10] for result in results)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    return f"{machine['name']}, {when}"
+    return f"{results[0]['machine']['name']}, {when}"
 
 
 def chapter_table(results: list[Result]) -> str:
     """A row for each chapter: what travels, when to use it, and a column for each goal, time and steps to it."""
-    columns = {game: column(results, game) for game in GOALS}
-    if not any(columns.values()):
+    found = chosen(results)
+    if not found:
         return ""
     rows = [
-        [*text, *(goal_cell(columns[game].get(chapter), in_minutes) for game, in_minutes in GOALS.items())]
+        [*text, *(goal_cell(found.get((chapter, game)), in_minutes) for game, in_minutes in GOALS.items())]
         for chapter, text in CHAPTERS.items()
     ]
-    machines = "; ".join(f"{game}: {where_and_when(found)}" for game, found in columns.items() if found)
+    columns = {game: [result for (_, its_game), result in found.items() if its_game == game] for game in GOALS}
+    machines = "; ".join(f"{game}: {where_and_when(results)}" for game, results in columns.items() if results)
+    caption = f"Medians over the seeds. {machines}."
+    if all("file" in result for result in found.values()):
+        caption += " Each links to its file; `python bench/reproduce.py a3c_data CartPole-v1` runs a row again."
     lines = [CHAPTER_HEADER, ["---"] * len(CHAPTER_HEADER), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\nMedians over the seeds. {machines}."
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{caption}"
 
 
 def main_table(results: list[Result]) -> str:
@@ -242,7 +257,7 @@ def draw(path: Path, solved: dict[Key, Result]) -> None:
 
 def main() -> int:
     args = tyro.cli(Args, description=__doc__)
-    results = [json.loads(path.read_text()) for path in sorted(args.results.glob("*.json"))]
+    results = [json.loads(path.read_text()) | {"file": path.name} for path in sorted(args.results.glob("*.json"))]
     results = [result for result in results if result.get("kind") in ("solve", "throughput")]
     if not results:
         raise ConfigError("results", args.results, "no results there", "run bench/throughput.py or bench/solve.py")

@@ -3,19 +3,20 @@
 Samples memory, shared memory, file descriptors, threads and what waits in pipes, over all processes of the run, and the
 rate of learning. Fits a line to each once the run has warmed up, and ends with code 1 if one of them leaves its bounds.
 Flags that are not listed here are the trainer's.
+
+    python bench/soak.py --chapter ray_dqn                                          # 45 minutes, a kill a minute
+    python bench/soak.py --chapter ray_impala --minutes 6 --warm-up 60 --kill-every 15     # 20 kills and more
+    python bench/soak.py --chapter ray_impala --minutes 6 --warm-up 60 --kill-every 0 --slow-trainer 10
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import math
 import os
-import re
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,8 +34,8 @@ from a3c_mp.config import Between, check_ranges
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
 from bench import common
+from bench.outside import actors_among, processes_of, replaced_after, sample, slowed
 
-MIB = 2**20
 SETTLE_SECONDS = 20.0
 """from the kill of an actor until its successor has loaded everything, on a busy machine"""
 
@@ -51,6 +52,7 @@ LIMITS = {
     "memory_mib": Limit(0.03, 10.0),
     "shm_mib": Limit(0.01, 1.0),
     "shm_files": Limit(0.0, 0.5),
+    "spilled_files": Limit(0.0, 0.5),
     "fds": Limit(0.0, 2.0),
     "threads": Limit(0.0, 2.0),
     "queued_bytes": Limit(0.1, 200.0),
@@ -66,6 +68,8 @@ class Args:
     """length of the run"""
     kill_every: Annotated[float, Between(0)] = 60.0
     """time between two kills of an actor (s); 0 kills none"""
+    slow_trainer: Annotated[float, Between(1, 1000)] = 1.0
+    """let the trainer run for only one part in so many of the time, as if it were that much slower"""
     sample_every: Annotated[float, Between(0.5)] = 5.0
     """time between two samples (s)"""
     warm_up: Annotated[float, Between(0)] = 600.0
@@ -74,74 +78,6 @@ class Args:
     """where run folders are made"""
     results: Path = common.RESULTS
     """folder of the result file and its picture"""
-
-
-# ---- looking at a run from outside
-
-
-def processes_of(pid: int) -> list[psutil.Process]:
-    """A process and everything that it has started."""
-    try:
-        parent = psutil.Process(pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def actors_among(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Spawned processes that have started none themselves: a learner besides the first has actors of its own."""
-    found = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "spawn_main" in " ".join(process.cmdline()) and not process.children():
-                found.append(process)
-    return found
-
-
-def sample(processes: Sequence[psutil.Process], shm_before: frozenset[str]) -> dict[str, float]:
-    """What the processes hold together. Shared pages count once, by their proportional share.
-
-    Raises:
-        OSError, psutil.Error: one of them ends meanwhile.
-    """
-    found = dict.fromkeys(("memory_mib", "shm_mib", "fds", "threads"), 0.0)
-    for process in processes:
-        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-        pss = {name: int(kib) * 1024 / MIB for name, kib in re.findall(r"^(Pss\w*):\s+(\d+) kB", rollup, re.MULTILINE)}
-        found["shm_mib"] += pss["Pss_Shmem"]
-        found["memory_mib"] += pss["Pss"] - pss["Pss_Shmem"]
-        found["fds"] += process.num_fds()
-        found["threads"] += process.num_threads()
-    found["shm_files"] = len(frozenset(os.listdir("/dev/shm")) - shm_before)
-    found["queued_bytes"] = sum(map(queued_bytes, pipes_of(processes)))
-    found["processes"] = len(processes)
-    return found
-
-
-def pipes_of(processes: Sequence[psutil.Process]) -> list[str]:
-    """A path to each pipe between the processes, such as tokens and filled slots travel in."""
-    pipes: dict[str, str] = {}
-    for process in processes:
-        for fd in os.listdir(f"/proc/{process.pid}/fd"):
-            path = f"/proc/{process.pid}/fd/{fd}"
-            with suppress(OSError):  # closed meanwhile
-                if (name := os.readlink(path)).startswith("pipe:"):
-                    pipes[name] = path
-    return list(pipes.values())
-
-
-def queued_bytes(pipe: str) -> int:
-    """What has been written to a pipe and not been read."""
-    try:
-        fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return 0
-    try:
-        return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
-    except OSError:
-        return 0
-    finally:
-        os.close(fd)
 
 
 # ---- the verdict
@@ -205,12 +141,23 @@ def add_rates(samples: list[dict[str, float]], progress: Sequence[tuple[float, i
 # ---- the run
 
 
-def soak(
-    process: subprocess.Popen, args: Args, folder: Path, started: float
-) -> tuple[list[dict[str, float]], list[float]]:
-    """(samples, times of the kills) of a run, until it ends. The first kill comes once there is learning to disturb."""
-    samples: list[dict[str, float]] = []
-    kills: list[float] = []
+class Kill(NamedTuple):
+    """An actor that was killed."""
+
+    at: float  # seconds since the start of the run
+    replaced_after: float | None  # seconds, until there were as many actors as before; None: they were not
+
+
+class Observed(NamedTuple):
+    """What is seen of a run from outside."""
+
+    samples: list[dict[str, float]]
+    kills: list[Kill]
+
+
+def soak(process: subprocess.Popen, args: Args, folder: Path, started: float) -> Observed:
+    """Look at a run until it ends, and kill its actors. The first kill comes once there is learning to disturb."""
+    samples, kills = observed = Observed([], [])
     shm_before = frozenset(os.listdir("/dev/shm"))
     next_kill = math.inf
     while process.poll() is None:
@@ -224,9 +171,30 @@ def soak(
         if now >= next_kill and (actors := actors_among(processes)):
             with suppress(psutil.NoSuchProcess):
                 min(actors, key=psutil.Process.create_time).kill()  # the one that has lived longest
-                kills.append(round(now, 2))
+                kills.append(Kill(round(now, 2), replaced_after(process, actors)))
             next_kill += args.kill_every
-    return samples, kills
+    return observed
+
+
+COUNTS = ("replaced", "replaced_after_median", "replaced_after_max", "samples_per_step", "object_store_mib_max")
+"""results of `counted` that are printed; for a run's `--replay-ratio` see its settings"""
+
+
+def counted(kills: Sequence[Kill], settings: Any, folder: Path) -> dict[str, Any]:
+    """How many actors were replaced, and how soon (s); samples a step; the most that Ray's object stores held."""
+    found: dict[str, Any] = {"kills": [kill.at for kill in kills]}
+    times = sorted(kill.replaced_after for kill in kills if kill.replaced_after is not None)
+    if kills:
+        found |= {"replaced": len(times), "replaced_after": [kill.replaced_after for kill in kills]}
+    if times:
+        found |= {"replaced_after_median": times[len(times) // 2], "replaced_after_max": times[-1]}
+    summary = json.loads((folder / "summary.json").read_text())
+    if hasattr(settings, "replay_ratio") and summary["steps"] > settings.learning_starts:
+        learned = summary["updates"] * settings.batch_size
+        found["samples_per_step"] = learned / (summary["steps"] - settings.learning_starts)
+    if used := [value for _, _, value in scalars(folder, "cluster/object_store")]:
+        found["object_store_mib_max"] = max(used)
+    return found
 
 
 def is_learning(folder: Path) -> bool:
@@ -234,14 +202,19 @@ def is_learning(folder: Path) -> bool:
     return any(path.stat().st_size > 500 for path in folder.glob("events.*"))
 
 
-def progress_of(folder: Path, started: float) -> list[tuple[float, int]]:
-    """(seconds since the start, agent steps) once a second, from a run's TensorBoard events."""
+def scalars(folder: Path, name: str) -> list[tuple[float, int, float]]:
+    """(time, agent steps, value) of a curve in a run's TensorBoard events; empty if there is none."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    if "charts/sps" not in events.Tags()["scalars"]:
+    if name not in events.Tags()["scalars"]:
         return []
-    return [(event.wall_time - started, event.step) for event in events.Scalars("charts/sps")]
+    return [(event.wall_time, event.step, event.value) for event in events.Scalars(name)]
+
+
+def progress_of(folder: Path, started: float) -> list[tuple[float, int]]:
+    """(seconds since the start, agent steps) once a second."""
+    return [(at - started, steps) for at, steps, _ in scalars(folder, "charts/sps")]
 
 
 def table(drifts: dict[str, Drift]) -> str:
@@ -293,20 +266,23 @@ def main() -> int:
     name = common.run_name(result)
     folder, started = args.runs_dir / name, time.time()
     where = [f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
-    with common.running_script([*command, *where], stdout=subprocess.DEVNULL) as process:
-        samples, kills = soak(process, args, folder, started)
+    with common.running_script([*command, *where], stdout=subprocess.DEVNULL) as process:  # noqa: SIM117
+        with slowed(process, args.slow_trainer, lambda: is_learning(folder)):
+            samples, kills = soak(process, args, folder, started)
     summary = json.loads((folder / "summary.json").read_text())
     add_rates(samples, progress_of(folder, started))
-    result |= {"kills": kills, "summary": summary, "exit_code": process.returncode, "samples": samples}
+    result |= {"summary": summary, "exit_code": process.returncode, "samples": samples}
+    result |= counted(kills, settings, folder)
     result["survived"] = process.returncode == 0 and summary["worker_restarts"] == len(kills)
     path = common.result_path(args.results, result, with_env=False)
     common.save(path, result)  # whatever the verdict: the run took an hour
-    drifts = judge(samples, kills, args)
+    drifts = judge(samples, [kill.at for kill in kills], args)
     result["drifts"] = {name: d._asdict() for name, d in drifts.items()}
     result["flat"] = all(d.flat for d in drifts.values())
     common.save(path, result)
     draw(path.with_suffix(".png"), result)
     print(table(drifts))
+    print("".join(f"{name}: {result[name]:.3f}\n" for name in COUNTS if name in result), end="")
     print(f"{len(kills)} kills, {summary['worker_restarts']} restarts, exit code {process.returncode}; {path}")
     return 0 if result["flat"] and result["survived"] else 1
 

@@ -23,8 +23,8 @@ import train_impala
 from a3c_mp.algorithms import actor_critic, apex, ddpg, dqn, impala
 from a3c_mp.algorithms.actor_critic import Samples
 from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec, sample_actions, write_step
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec, write_step
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch
 from wrappers import make_vec_env
@@ -50,7 +50,7 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
     def act(obs: np.ndarray):
         logits, baseline = acting_net(torch.from_numpy(obs).to(device))
         logits, baseline = logits.float(), baseline.float()
-        return logits, baseline, sample_actions(logits, rng).cpu().numpy()
+        return logits, baseline, acting_net.distribution(logits).sample(rng).cpu().numpy()
 
     spec = rollout_spec(args.unroll_length, args.num_envs, *spaces)
     rollout = empty_rollout(spec)
@@ -114,7 +114,7 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
         optimizer.step()
 
     def act() -> Tensor:
-        return sample_actions(collector.act(next(frames), collector.entry)[0], collector.rng).cpu()
+        return acting_net.distribution(collector.act(next(frames), collector.entry)[0]).sample(collector.rng).cpu()
 
     yield {
         "env": (lambda: env.step(next(actions)), args.num_envs),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import math
 import os
 import statistics
@@ -85,9 +84,9 @@ def sb3_sps(flags: list[str]) -> float:
     """Run Stable-Baselines3's A2C in a process of its own; its steady rate."""
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # set to 1 by a3c_mp
     with tempfile.TemporaryFile("w+") as output:
-        _run(["bench/sb3_a2c.py", *flags], output, env=env)
+        _run(["bench/peers/run_sb3.py", "--net", "matched", *flags], output, env=env)
         output.seek(0)
-        return steady_sps(json.loads(output.read().splitlines()[-1]))
+        return steady_sps([(seconds, steps) for seconds, steps, _ in common.read_points(output.read())])
 
 
 def _run(command: list[str], stdout: Any, **popen: Any) -> None:
@@ -97,7 +96,7 @@ def _run(command: list[str], stdout: Any, **popen: Any) -> None:
 
 
 def sb3_flags(settings: Any, cores: float) -> list[str]:
-    """Settings for `bench/sb3_a2c.py` that match the trainer's."""
+    """Settings for `bench/peers/run_sb3.py` that match the trainer's."""
     if not is_atari(settings.env_id):
         raise ConfigError("compare", "sb3", f"{settings.env_id} is not an Atari game", "choose one, or --compare none")
     if importlib.util.find_spec("stable_baselines3") is None:

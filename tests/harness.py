@@ -70,7 +70,7 @@ class Chapter:
         """The dataclass of its settings."""
         if hasattr(self.module, "Args"):
             return self.module.Args
-        return self.module.on_ray.SETTINGS[self.algorithm.removeprefix("ray_")][0]
+        return self.module.SETTINGS[self.algorithm.removeprefix("ray_")][0]
 
     @property
     def flags(self) -> list[str]:

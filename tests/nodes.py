@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from a3c_mp.errors import A3CError
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.task.endpoint import Endpoint, Peer
-from a3c_mp.task.members import matches
+from a3c_mp.task.peers import matches
 from a3c_mp.task.router import Router
 
 WAIT_SECONDS = 60

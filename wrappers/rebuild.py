@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv, VectorWrapper
@@ -175,8 +174,7 @@ class Rebuildable(VectorWrapper):
         space, shape = self.single_action_space, self.action_space.shape or ()
         if isinstance(space, Box):
             return np.broadcast_to(np.zeros(space.shape).clip(space.low, space.high).astype(space.dtype), shape).copy()
-        assert isinstance(space, gymnasium.spaces.Discrete), space
-        return np.full(shape, space.start, np.int64)
+        return np.full(shape, getattr(space, "start", 0), space.dtype)
 
     def _reset(self, which: np.ndarray, *, seeded: bool) -> tuple[np.ndarray, dict[str, Any]]:
         """Reset the environments in `which`, bool [N], with their next seeds or without."""

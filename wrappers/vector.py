@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from wrappers.atari import FRAME_SKIP, MAX_FRAMES, atari_settings, game_variant, is_atari, make_env
@@ -20,11 +20,14 @@ from wrappers.contract import check_reset, check_step
 from wrappers.rebuild import Rebuildable, seeding_of
 from wrappers.seeds import env_seed, reset_envs
 
+ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
+"""supported classes of action spaces"""
+
 
 class CheckActions(VectorWrapper):
     """Refuses actions outside the action space; `AtariVectorEnv` would hang on them.
 
-    Discrete actions arrive as int64 [N], Box actions as float32 [N, *shape].
+    Discrete actions arrive as int64 [N], others in the dtype of their space [N, *shape].
     """
 
     def step(self, actions: np.ndarray):
@@ -33,6 +36,10 @@ class CheckActions(VectorWrapper):
             raise ValueError(f"actions have shape {actions.shape}, must be {shape}")
         if isinstance(space, Discrete):
             low, high = space.start, space.start + space.n - 1
+        elif isinstance(space, MultiDiscrete):
+            low, high = space.start, space.start + space.nvec - 1
+        elif isinstance(space, MultiBinary):
+            low, high = 0, 1
         else:
             assert isinstance(space, Box), space
             low, high = space.low, space.high
@@ -130,7 +137,7 @@ def make_vec_env(
     """Vector of `num_envs` environments in `SAME_STEP` autoreset mode, Atari games preprocessed.
 
     Args:
-        env_id: any gymnasium id that `make_env` takes, with a Discrete or Box action.
+        env_id: any gymnasium id that `make_env` takes, with one of `ACTIONS`.
         num_envs: number of environments (N).
         seed: of 31 bits; the first `reset()` seeds environment i with (seed + i) % 2^31.
         noop_max, max_frames: Atari only, as in `make_env`.
@@ -143,7 +150,7 @@ def make_vec_env(
 
     Raises:
         gymnasium.error.Error: unknown id, with a suggestion.
-        ValueError: as `make_env`; an action that is neither Discrete nor Box, `num_envs` < 1.
+        ValueError: as `make_env`; another kind of action, `num_envs` < 1.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs must be 1 or more, not {num_envs}")
@@ -154,9 +161,11 @@ def make_vec_env(
         seeds = [None if seed is None else env_seed(seed, i) for i in range(num_envs)]
         makers = [partial(make_checked_env, env_id, s, **limits) for s in seeds]
         env = DenseFinalObs(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
-    if not isinstance(env.single_action_space, Discrete | Box):
+    if not isinstance(env.single_action_space, ACTIONS):
         kind = type(env.single_action_space).__name__
-        raise ValueError(f"{env_id} has actions of type {kind}; only Discrete and Box are supported")
+        raise ValueError(
+            f"{env_id} has actions of type {kind}; only Discrete, Box, MultiDiscrete and MultiBinary are supported"
+        )
     if rebuildable:
         assert seed is not None, "rebuilding needs a seed"
         return Rebuildable(CheckActions(env), seed, seeding_of(env_id))

@@ -16,7 +16,8 @@ from a3c_mp.data.collector import acting_state_spec
 from a3c_mp.data.rollout import Rollout, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import ActorCritic, NetSpec
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import NetSpec
 from a3c_mp.nets.precision import autocast
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.guard import FiniteGuard, update_norm
@@ -53,12 +54,18 @@ class RolloutArgs(LearningArgs):
     normalize_advantages: bool = True
     """normalize advantages to mean 0 and variance 1, over a whole rollout, in IMPALA over each batch"""
     net: str = "book"
-    """network for images: paper (A3C's, 2 convolutions), book (3, separate heads), deep (IMPALA's, 15)"""
+    """network for images: paper (A3C's, 2 convolutions), book (3) or deep (IMPALA's, 15); or module:function"""
+    hidden: tuple[int, ...] = (64, 64)
+    """units of each hidden layer of the MLPs for policy and value (observations that are vectors)"""
+    log_std_init: Annotated[float, Between(-20, 2)] = 0.0
+    """continuous actions: initial log standard deviation of the Gaussian policy"""
+    noise_steps: Count = 1
+    """hold exploration noise for so many steps: all actions of an environment use the same random numbers"""
     lstm = False  # a flag of IMPALA only
 
     @property
     def net_spec(self) -> NetSpec:
-        return NetSpec(self.net, self.lstm)
+        return NetSpec(self.net, self.lstm, tuple(self.hidden), self.log_std_init)
 
     @property
     def learning_rates(self) -> tuple[float, float]:
@@ -91,13 +98,30 @@ class PPOArgs(ActorCriticArgs):
 
 
 CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}
+CONTINUOUS: dict[str, Any] = {
+    "total_steps": 300_000,
+    "num_envs": 8,
+    "unroll_length": 200,
+    "batch_size": 64,
+    "learning_rate": 1e-3,
+    "entropy_cost": 0.0,
+    "value_cost": 1.0,
+    "reward_scale": 0.1,
+}
+MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
+MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
+    "Pendulum-v1": {**CONTINUOUS, "gamma": 0.9, "stop_return": -200.0},
+    "MountainCarContinuous-v0": {**CONTINUOUS, **MOUNTAIN_CAR, "stop_return": 90.0},
+    "HalfCheetah-v5": {**CONTINUOUS, **MUJOCO},
+    "Hopper-v5": {**CONTINUOUS, **MUJOCO},
 }
-PPO_PRESETS = PRESETS | {name: PRESETS[name] | {"update_epochs": 4} for name in ("CartPole-v0", "CartPole-v1")}
+EPOCHS = {name: 4 if "CartPole" in name else 10 for name in PRESETS if "NoFrameskip" not in name}
+PPO_PRESETS = PRESETS | {name: PRESETS[name] | {"update_epochs": epochs} for name, epochs in EPOCHS.items()}
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
@@ -180,8 +204,8 @@ class Samples(NamedTuple):
     """A batch of N steps with advantages and value targets, in any order."""
 
     obs: Tensor  # [N, *obs_shape]
-    action: Tensor  # [N] int64
-    behaviour_logits: Tensor  # [N, A] float32, of the policy that acted
+    action: Tensor  # [N, *action_shape], as sampled
+    behaviour_logits: Tensor  # [N, P] float32, of the policy that acted
     advantages: Tensor  # [N] float32, constants
     value_targets: Tensor  # [N] float32, constants
 
@@ -235,15 +259,16 @@ def update_obs_stats(args: ActorCriticArgs, run: RunState, net: ActorCritic, rol
         update_norm(run, net.norm, obs_for_stats(rollout.obs, net.norm.image), source)
 
 
-def loss(args: ActorCriticArgs, net: nn.Module, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(args: ActorCriticArgs, net: ActorCritic, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute A3C's loss as in chapter 1: (loss, metrics for TensorBoard)."""
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
         logits, values = (output.float() for output in net(obs))
-    log_probs, behaviour_log_probs = losses.log_prob(logits, action), losses.log_prob(behaviour_logits, action)
+    policy, behaviour = net.distribution(logits), net.distribution(behaviour_logits)
+    log_probs, behaviour_log_probs = policy.log_prob(action), behaviour.log_prob(action)
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
     value_loss = losses.value_loss(values, value_targets)
-    entropy_loss = losses.entropy_loss(logits)
+    entropy_loss = -policy.entropy().mean()
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}

@@ -10,14 +10,14 @@ from typing import Annotated, Any, NamedTuple
 
 import gymnasium
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from a3c_mp.algorithms.actor_critic import RolloutArgs, allocate_slots, make_optimizer
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.preflight import check_env, check_learners
@@ -52,6 +52,11 @@ class Args(RolloutArgs):
     """learner processes, each with its share of the actors; gradients are averaged (all-reduce)"""
     force_lag: Annotated[int, Between(0, 1000)] = 0
     """artificial policy lag: actors use weights that many versions old, to measure the effect of V-trace"""
+
+    @property
+    def clips(self) -> tuple[float, float, float]:
+        """Rho-bar, c-bar and pg-rho-bar of V-trace."""
+        return self.clip_rho, self.clip_c, self.clip_pg_rho
 
     @property
     def fresh_unrolls(self) -> int:
@@ -203,7 +208,7 @@ def build_learner(args: Args, rank: int = 0) -> LearnerState:
     """Build network, optimizer, slots and replay of learner `rank`. Raises ConfigError for inconsistent settings."""
     check_learners(args.num_learners, args.num_actors, args.cuda)
     rollouts_per_batch(args)
-    obs_space, action_space = check_env(args.env_id, Discrete)
+    obs_space, action_space = check_env(args.env_id)
     device = set_up_torch(args, rank)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)

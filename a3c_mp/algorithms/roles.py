@@ -15,7 +15,6 @@ from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 import gymnasium
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from a3c_mp.algorithms import actor_critic
@@ -26,7 +25,9 @@ from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
 from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import make_actor_critic
+from a3c_mp.nets.distributions import is_valid
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots, Spec
@@ -250,7 +251,7 @@ class Cluster:
         self, pipeline: Callable[..., None], args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space
     ):
         memory = _share_memory(args, run, slots, action_space)
-        self.run, self.args, self.memory = run, args, memory
+        self.run, self.args, self.memory, self.action_space = run, args, memory, action_space
         roles, callbacks = _roles_of(args), dict[int, Callbacks]()
         if roles[-1].name == "evaluator":
             callbacks[len(roles) - 1] = Callbacks(
@@ -289,11 +290,10 @@ class Cluster:
 
     def _check_rollout(self, version: int, fields: Mapping[str, Tensor]) -> None:
         """Raise WireError for values that the learner cannot use; those that are not finite are skipped later."""
-        num_actions = fields["behaviour_logits"].shape[-1]
         if not 0 <= version <= self.actors.weights.version:
             raise WireError(f"there is no weights version {version}")
-        if not bool(((fields["action"] >= 0) & (fields["action"] < num_actions)).all()):
-            raise WireError(f"actions are not between 0 and {num_actions - 1}")
+        if not is_valid(self.action_space, fields["action"]):
+            raise WireError(f"actions are not of {self.action_space}")
 
     def _on_evaluator_restart(self, text: str) -> None:
         self.run.progress.evals.restarts += 1
@@ -331,4 +331,4 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluat
 
 
 def make_net(args: RoleArgs) -> ActorCritic:
-    return make_actor_critic(*check_env(args.env_id, Discrete), args.net_spec)
+    return make_actor_critic(*check_env(args.env_id), args.net_spec)

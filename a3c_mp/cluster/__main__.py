@@ -26,21 +26,13 @@ from a3c_mp.cluster.access import (
     VERSIONS_KEY,
     check_cluster,
     find_cluster,
-    has_live_note,
+    has_live_address,
     make_token,
-    write_note,
+    save_address,
 )
+from a3c_mp.cluster.environment import LOCAL_HOSTS, ClusterAddress, check_installed, environment, foreign, versions
 from a3c_mp.cluster.guardian import Guardian, command_line, descendants, end_processes, remove_folder
-from a3c_mp.cluster.session import (
-    FOLDER_PREFIX,
-    LOCAL_HOSTS,
-    TEMP_FOLDER,
-    Note,
-    check_installed,
-    environment,
-    foreign,
-    versions,
-)
+from a3c_mp.cluster.session import FOLDER_PREFIX, TEMP_FOLDER
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.spawn import SIGNALS
 
@@ -106,13 +98,13 @@ def head(args: argparse.Namespace) -> int:
         options = ["--head", f"--port={args.port}", f"--temp-dir={folder / TEMP_FOLDER}", "--include-dashboard=false"]
         with Node(options, host, args.num_cpus, environment(address, token), folder) as node:
             _publish_versions(address, node)
-            note = write_note(Note(address, token))
+            saved = save_address(ClusterAddress(address, token))
             print(f"head of a cluster at {address}; its token is in {token}", flush=True)
             print(f"on other machines: python -m a3c_mp.cluster join {address} --token-file FILE", flush=True)
             try:
                 return node.wait()
             finally:
-                note.unlink(missing_ok=True)
+                saved.unlink(missing_ok=True)
     finally:
         remove_folder(folder)
 
@@ -124,19 +116,19 @@ def join(args: argparse.Namespace) -> int:
     found = find_cluster(args.address, args.token_file)
     check_cluster(found)
     host = args.host or _own_address(args.address)
-    folder, note = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)), None
+    folder, saved = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)), None
     try:
         options = [f"--address={args.address}", f"--temp-dir={folder / TEMP_FOLDER}"]
         settings = environment(args.address, found.token_file)
         with Node(options, host, args.num_cpus, settings, folder) as node:
-            if not has_live_note():
-                note = write_note(found)
+            if not has_live_address():
+                saved = save_address(found)
             print(f"joined the cluster at {args.address} as {host}", flush=True)
             try:
                 return node.wait()
             finally:
-                if note is not None:
-                    note.unlink(missing_ok=True)
+                if saved is not None:
+                    saved.unlink(missing_ok=True)
     finally:
         remove_folder(folder)
 

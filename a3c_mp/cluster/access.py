@@ -1,4 +1,4 @@
-"""Who may use a cluster: its token, the note of where it is, and what its head is asked before a run starts."""
+"""Who may use a cluster: its token, the file that says where it is, and what its head is asked before a run starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from a3c_mp.cluster.session import Note, environment, foreign, versions
+from a3c_mp.cluster.environment import ClusterAddress, environment, foreign, versions
 from a3c_mp.errors import ConfigError
 
 HOME_VARIABLE = "A3C_MP_HOME"
@@ -44,7 +44,7 @@ except BaseException as error:
 
 
 def home() -> Path:
-    """The folder of tokens and notes, mode 0700."""
+    """The folder of tokens and addresses, mode 0700."""
     folder = Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".a3c_mp")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
@@ -83,36 +83,37 @@ def check_token(path: Path | None) -> Path:
     return path.absolute()
 
 
-def write_note(note: Note) -> Path:
+def save_address(cluster: ClusterAddress) -> Path:
+    """Write the file in which `--address auto` finds the cluster of this machine's node; returns its path."""
     path = home() / "ray_cluster.json"
-    write_private(path, json.dumps(note._asdict()))
+    write_private(path, json.dumps(cluster._asdict()))
     return path
 
 
-def _read_note() -> Note:
-    return Note(**json.loads((home() / "ray_cluster.json").read_text()))
+def _saved_address() -> ClusterAddress:
+    return ClusterAddress(**json.loads((home() / "ray_cluster.json").read_text()))
 
 
-def has_live_note() -> bool:
-    """Whether this machine has the note of a cluster whose head answers; a head that was killed leaves its note."""
+def has_live_address() -> bool:
+    """Whether the head of the saved cluster answers; one that was killed leaves its file."""
     try:
-        host, _, port = _read_note().address.rpartition(":")
+        host, _, port = _saved_address().address.rpartition(":")
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
     except (OSError, ValueError, TypeError, OverflowError):
         return False
     return True
 
 
-def find_cluster(address: str, token_file: Path | None) -> Note:
+def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
     """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError."""
     if address != "auto":
-        return Note(address, str(check_token(token_file)))
+        return ClusterAddress(address, str(check_token(token_file)))
     try:
-        note = _read_note()
+        saved = _saved_address()
     except (OSError, ValueError, TypeError) as error:
         why, fix = "this machine has no node of a cluster", "python -m a3c_mp.cluster head, or join HOST:PORT"
         raise ConfigError("address", "auto", why, fix) from error
-    return Note(note.address, str(check_token(token_file or Path(note.token_file))))
+    return ClusterAddress(saved.address, str(check_token(token_file or Path(saved.token_file))))
 
 
 class Head(NamedTuple):
@@ -123,18 +124,18 @@ class Head(NamedTuple):
     nodes: list[dict[str, Any]]
 
 
-def check_cluster(note: Note, insecure: bool = False, num_actors: int = 0) -> Head:
+def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: int = 0) -> Head:
     """Ask the head of a cluster, twice: with the token, and with a wrong one, which it must refuse.
 
     Args:
-        note: address and token.
+        cluster: address and token.
         insecure: accept a cluster that accepts any token.
         num_actors: that are to be started; one of them must find a place.
 
     Raises:
         ConfigError: it does not answer, refuses the token, accepts any, runs other versions, or has no place free.
     """
-    address = note.address
+    address = cluster.address
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > LAST_PORT:
         raise ConfigError("address", address, "must be HOST:PORT, or auto", "see python -m a3c_mp.cluster status")
@@ -143,7 +144,7 @@ def check_cluster(note: Note, insecure: bool = False, num_actors: int = 0) -> He
     except OSError as error:
         why = f"nothing answers there ({error.strerror or error})"
         raise ConfigError("address", address, why, "start it: python -m a3c_mp.cluster head") from error
-    settings = environment(address, note.token_file)
+    settings = environment(address, cluster.token_file)
     wrong = {key: value for key, value in settings.items() if key != "RAY_AUTH_TOKEN_PATH"}
     asked = _ask(address, settings), _ask(address, {**wrong, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     answer, answer_to_stranger = map(_answer, asked)
@@ -154,7 +155,7 @@ def check_cluster(note: Note, insecure: bool = False, num_actors: int = 0) -> He
         text = answer["error"]
         if _is_refusal(answer):
             fix = "copy the token file of its head, and give it as --token-file"
-            raise ConfigError("address", address, f"the cluster refuses the token in {note.token_file}", fix)
+            raise ConfigError("address", address, f"the cluster refuses the token in {cluster.token_file}", fix)
         raise ConfigError(
             "address", address, f"the head does not answer ({text[:200]})", "is it the head of a cluster?"
         )

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from a3c_mp.cluster.host import FleetChannel, Hello, Host, beats
-from a3c_mp.cluster.session import Session, versions
+from a3c_mp.cluster.environment import versions
+from a3c_mp.cluster.ray_worker import FleetChannel, Hello, RayWorker, beats
+from a3c_mp.cluster.session import Session
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.channel import Token
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
@@ -39,7 +40,7 @@ class Store(Protocol):
 
 
 @dataclass
-class Member:
+class FleetActor:
     """An actor of the fleet: its current process, and what it owes."""
 
     name: str
@@ -84,15 +85,15 @@ class Fleet:
     ):  # fmt: skip
         self.session, self.target, self.args, self.store = session, target, args, store
         self.states, self.options, self.on_restart = states, options, on_restart
-        self.members = [Member(f"{options.role} {number}") for number in range(num_workers)]
+        self.actors = [FleetActor(f"{options.role} {number}") for number in range(num_workers)]
         self.restarts = 0
         self._ledger = SlotLedger(num_workers, options)
         self._looked = time.monotonic()
 
     def __enter__(self) -> Fleet:
         ray = self.session.ray
-        self._host = type("Host", (Host,), {"beats": ray.method(concurrency_group="control")(beats)})
-        for number in range(len(self.members)):
+        self._worker_class = type("RayWorker", (RayWorker,), {"beats": ray.method(concurrency_group="control")(beats)})
+        for number in range(len(self.actors)):
             self._start(number)
         return self
 
@@ -102,15 +103,15 @@ class Fleet:
             return  # its processes end with the session
         ray, closing = self.session.ray, []
         with suppress(Exception):
-            for member in self.members:
-                for reference in member.calls:
+            for actor in self.actors:
+                for reference in actor.calls:
                     ray.cancel(reference, force=False)
-                if member.handle is not None and member.has_result:
-                    closing.append(member.handle.close.remote())
+                if actor.handle is not None and actor.has_result:
+                    closing.append(actor.handle.close.remote())
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
-        for member in self.members:
-            self._end(member)
+        for actor in self.actors:
+            self._end(actor)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does."""
@@ -133,18 +134,18 @@ class Fleet:
     @property
     def running(self) -> int:
         """How many actors have started."""
-        return sum(member.hello is None and member.handle is not None for member in self.members)
+        return sum(actor.hello is None and actor.handle is not None for actor in self.actors)
 
     # ---- results
 
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
         """Wait for a result or so long (s), and deal with it and with deaths and silence."""
         self.session.check()
-        owners = {ref: number for number, member in enumerate(self.members) for ref in member.references}
+        owners = {ref: number for number, actor in enumerate(self.actors) for ref in actor.references}
         if owners:
             ready, _ = self.session.ray.wait(list(owners), num_returns=1, timeout=seconds)
             for reference in self._also_ready(ready, owners):
-                if reference in self.members[owners[reference]].references:  # its process may be replaced by now
+                if reference in self.actors[owners[reference]].references:  # its process may be replaced by now
                     self._settle(owners[reference], reference)
         else:
             time.sleep(seconds)
@@ -158,27 +159,27 @@ class Fleet:
         return self.session.ray.wait(list(owners), num_returns=len(owners), timeout=0)[0]
 
     def _settle(self, number: int, reference: Any) -> None:
-        member, ray = self.members[number], self.session.ray
+        actor, ray = self.actors[number], self.session.ray
         try:
             result = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             self._fail(number, "raised an exception", str(error))
             return
         except ray.exceptions.RayError as error:
-            self._fail(number, *self._how_it_died(member, error))
+            self._fail(number, *self._how_it_died(actor, error))
             return
-        if reference is member.beat_request:
-            member.beat_request = None
-            if result == member.beats:
+        if reference is actor.beat_request:
+            actor.beat_request = None
+            if result == actor.beats:
                 return
-            member.beats = result
-        member.silence = 0.0
-        if reference is member.hello:
+            actor.beats = result
+        actor.silence = 0.0
+        if reference is actor.hello:
             self._welcome(number, result)
-        elif reference in member.calls:
-            slot, cargo = member.calls.pop(reference)
-            member.has_result = member.had_result = True
-            member.failures = 0
+        elif reference in actor.calls:
+            slot, cargo = actor.calls.pop(reference)
+            actor.has_result = actor.had_result = True
+            actor.failures = 0
             self._ledger.fill(number, slot, self.store.write(slot, result, cargo))
 
     def _counted(self, number: int) -> int:
@@ -189,37 +190,37 @@ class Fleet:
         return -1 if self.options.in_order else number
 
     def _welcome(self, number: int, hello: Hello) -> None:
-        member = self.members[number]
-        member.hello, member.pid, member.node_id = None, hello.pid, hello.node_id
+        actor = self.actors[number]
+        actor.hello, actor.pid, actor.node_id = None, hello.pid, hello.node_id
         if (theirs := hello.versions) != (own := dict(versions())):
             differing = ", ".join(f"{name} {theirs.get(name)}" for name in own if theirs.get(name) != own[name])
-            raise WorkerError(f"{member} runs with {differing}, the trainer with other versions; install the same")
-        if member.is_waiting:
-            member.is_waiting = False
-            text = f"{member.name} has found a place (pid {member.pid} at {self.session.nodes.get(member.node_id)})"
+            raise WorkerError(f"{actor} runs with {differing}, the trainer with other versions; install the same")
+        if actor.is_waiting:
+            actor.is_waiting = False
+            text = f"{actor.name} has found a place (pid {actor.pid} at {self.session.state.nodes.get(actor.node_id)})"
             self.on_restart(RestartMessage(self._counted(number), text, replaced=False, joined=True))
         for reason in hello.not_restored:
             self.states.forget(number)
-            text = f"{member} cannot be rebuilt: {reason}"
+            text = f"{actor} cannot be rebuilt: {reason}"
             self.on_restart(RestartMessage(number, text, replaced=False))
 
     # ---- deaths
 
-    def _how_it_died(self, member: Member, error: Exception) -> tuple[str, str]:
+    def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
         if "node has died" in str(error) or "node was" in str(error):
             return "was lost with its node", ""
-        if member.hello is not None and "creation task" in str(error):
+        if actor.hello is not None and "creation task" in str(error):
             return "raised an exception", str(error)
         return "died", ""
 
     def _fail(self, number: int, how: str, details: str = "") -> None:
         """Replace the process of an actor, unless that would not help."""
-        member, with_node = self.members[number], how == "was lost with its node"
-        message = f"{member} {how}"
+        actor, with_node = self.actors[number], how == "was lost with its node"
+        message = f"{actor} {how}"
         details = f"\n{details.rstrip()}" if details else ""
-        self._end(member)
-        if details and not member.had_result:
-            raise WorkerError(f"{member} failed before its first result:{details}")
+        self._end(actor)
+        if details and not actor.had_result:
+            raise WorkerError(f"{actor} failed before its first result:{details}")
         if not with_node:
             if self.restarts >= self.options.max_restarts:
                 raise WorkerError(f"{message}; restart budget of {self.options.max_restarts} spent{details}")
@@ -227,9 +228,9 @@ class Fleet:
             message += f"; restart {self.restarts} of {self.options.max_restarts}"
         self.on_restart(RestartMessage(number, message + details))
         self._ledger.forget(number)
-        pause = BACKOFF_SECONDS[min(member.failures, len(BACKOFF_SECONDS) - 1)]
-        member.failures += 1
-        member.start_at = time.monotonic() + pause
+        pause = BACKOFF_SECONDS[min(actor.failures, len(BACKOFF_SECONDS) - 1)]
+        actor.failures += 1
+        actor.start_at = time.monotonic() + pause
         if pause == 0.0:
             self._start(number)
 
@@ -237,60 +238,60 @@ class Fleet:
         """Start actors whose pause is over, and ask silent ones for their heartbeats."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, PAUSE_SECONDS), now
-        for number, member in enumerate(self.members):
-            if member.start_at is not None and now >= member.start_at:
+        for number, actor in enumerate(self.actors):
+            if actor.start_at is not None and now >= actor.start_at:
                 self._start(number)
-            if member.handle is None or not (member.calls or member.hello):
-                member.silence = 0.0
+            if actor.handle is None or not (actor.calls or actor.hello):
+                actor.silence = 0.0
                 continue
-            before, member.silence = member.silence, member.silence + passed
-            if int(before / BEAT_SECONDS) < int(member.silence / BEAT_SECONDS):
+            before, actor.silence = actor.silence, actor.silence + passed
+            if int(before / BEAT_SECONDS) < int(actor.silence / BEAT_SECONDS):
                 self._ask(number)
 
     def _ask(self, number: int) -> None:
         """Ask a silent actor for its heartbeats; replace it if it has been silent for too long."""
-        member = self.members[number]
-        longest = self.options.hang_seconds if member.has_result else max(START_SECONDS, self.options.hang_seconds)
-        if member.hello is not None and member.handle._actor_id.hex() in self.session.waiting:
-            member.silence = 0.0
-            if not member.is_waiting and time.monotonic() - member.started >= WAITING_SECONDS:
-                member.is_waiting = True
-                text = f"{member.name} waits for a node with a free CPU"
+        actor = self.actors[number]
+        longest = self.options.hang_seconds if actor.has_result else max(START_SECONDS, self.options.hang_seconds)
+        if actor.hello is not None and actor.handle._actor_id.hex() in self.session.state.waiting:
+            actor.silence = 0.0
+            if not actor.is_waiting and time.monotonic() - actor.started >= WAITING_SECONDS:
+                actor.is_waiting = True
+                text = f"{actor.name} waits for a node with a free CPU"
                 self.on_restart(RestartMessage(self._counted(number), text, replaced=False, left=True))
-        elif member.silence > longest:
-            place = (member.node_id, member.pid) if member.pid else self.session.place_of(member.handle)
+        elif actor.silence > longest:
+            place = (actor.node_id, actor.pid) if actor.pid else self.session.place_of(actor.handle)
             if place is not None:  # otherwise it has no process yet
                 self.session.kill_process(*place)
             self._fail(number, f"sent no heartbeat for {longest:.0f} s and was killed (--hang-seconds)")
-        elif member.beat_request is None and member.hello is None:
-            member.beat_request = member.handle.beats.remote()
+        elif actor.beat_request is None and actor.hello is None:
+            actor.beat_request = actor.handle.beats.remote()
 
     # ---- processes
 
     def _start(self, number: int) -> None:
-        member = self.members[number]
+        actor = self.actors[number]
         restored = self.states.of(number)
-        entropy = (self.states.start, number, 0 if restored is not None else member.starts)
-        member.starts += 1
+        entropy = (self.states.start, number, 0 if restored is not None else actor.starts)
+        actor.starts += 1
         channel = FleetChannel(number, entropy, restored)
-        member.handle = self.session.start_actor(
-            self._host, (self.target, channel, self.args, self.options.niceness), num_cpus=1,
+        actor.handle = self.session.start_actor(
+            self._worker_class, (self.target, channel, self.args, self.options.niceness), num_cpus=1,
             concurrency_groups={"control": 1},
         )  # fmt: skip
-        member.hello, member.start_at, member.started = member.handle.hello.remote(), None, time.monotonic()
-        member.pid, member.node_id, member.beats, member.silence, member.has_result = 0, "", 0, 0.0, False
+        actor.hello, actor.start_at, actor.started = actor.handle.hello.remote(), None, time.monotonic()
+        actor.pid, actor.node_id, actor.beats, actor.silence, actor.has_result = 0, "", 0, 0.0, False
         for token in self._ledger.given[number]:
             self._request(number, token)
 
     def _request(self, number: int, token: Token) -> None:
-        member = self.members[number]
-        if member.handle is not None:
-            result, cargo = member.handle.fill.options(num_returns=2).remote(token)
-            member.calls[result] = token.slot, cargo
+        actor = self.actors[number]
+        if actor.handle is not None:
+            result, cargo = actor.handle.fill.options(num_returns=2).remote(token)
+            actor.calls[result] = token.slot, cargo
 
-    def _end(self, member: Member) -> None:
+    def _end(self, actor: FleetActor) -> None:
         """Kill an actor's process, if it has one, and forget its requests."""
-        if member.handle is not None:
-            self.session.end_actor(member.handle)
-        member.handle = member.hello = member.beat_request = None
-        member.calls.clear()
+        if actor.handle is not None:
+            self.session.end_actor(actor.handle)
+        actor.handle = actor.hello = actor.beat_request = None
+        actor.calls.clear()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from a3c_mp.config import CommonArgs
 from a3c_mp.data.games import Games
-from a3c_mp.data.rollout import Rollout, sample_actions, write_step
-from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
+from a3c_mp.data.rollout import Rollout, write_step
+from a3c_mp.nets.actor_critic import ActorCritic, initial_state
 from a3c_mp.nets.cuda_graph import acting_forward
+from a3c_mp.nets.distributions import num_params, to_env
+from a3c_mp.nets.layers import reset_state
 from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import derive_seeds
@@ -22,30 +23,41 @@ from a3c_mp.seeds import derive_seeds
 
 def acting_state_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:
     """Return shapes and dtypes of the state of a `RolloutCollector`, besides its games."""
-    assert isinstance(action_space, gymnasium.spaces.Discrete), action_space
     state = ((num_envs, core_size), torch.float32)
     return {
-        "logits": ((num_envs, int(action_space.n)), torch.float32),  # of the next action
+        "logits": ((num_envs, num_params(action_space)), torch.float32),  # of the next action
         "baseline": ((num_envs,), torch.float32),  # of the newest observation
         "entry": state,  # of the LSTM before the newest observation
         "state": state,  # of the LSTM after it
     }
 
 
+class CollectorArgs(Protocol):
+    """The settings that a `RolloutCollector` needs, of `RolloutArgs`."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def deterministic(self) -> bool: ...
+    @property
+    def noise_steps(self) -> int: ...
+
+
 class RolloutCollector:
     """Rollout collector: steps B environments with a policy net, T steps for each rollout.
 
     Args:
-        args: seed, and whether the run is deterministic.
+        args: of the chapter.
         env: from `make_vec_env`.
-        net: observations -> (logits [B, A], baseline [B]), with an LSTM also state [B, S] -> the next state; the caller
+        net: observations -> (logits [B, P], baseline [B]), with an LSTM also state [B, S] -> the next state; the caller
             loads new weights into it between rollouts.
         channel: to the learner.
     """
 
-    def __init__(self, args: CommonArgs, env: VectorEnv, net: ActorCritic, channel: ActorChannel):
+    def __init__(self, args: CollectorArgs, env: VectorEnv, net: ActorCritic, channel: ActorChannel):
         self.env, self.channel, self.seed = env, channel, args.seed
-        self.rng = torch.Generator(next(net.parameters()).device)
+        self.action_space, self.distribution = env.single_action_space, net.distribution
+        self.noise_steps, self.rng = args.noise_steps, torch.Generator(next(net.parameters()).device)
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
@@ -60,7 +72,7 @@ class RolloutCollector:
 
     @torch.inference_mode()
     def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Run the net on observations on the CPU: (logits [B, A] float32, baseline [B] float32, next LSTM state)."""
+        """Run the net on observations on the CPU: (logits [B, P] float32, baseline [B] float32, next LSTM state)."""
         logits, baseline, *state = self.forward(obs, *state)
         return logits.float(), baseline.float(), state
 
@@ -77,9 +89,13 @@ class RolloutCollector:
         for state in self.entry:
             write_step(rollout, 0, core_state=state)
         rollout.final_baseline.zero_()
+        noise = self.rng.get_state()
         for t in range(len(rollout.action)):
-            action = sample_actions(self.logits, self.rng).cpu()
-            next_obs, reward, terminated, truncated, infos = self.env.step(action.numpy())
+            if self.noise_steps > 1:  # so many steps draw the same random numbers
+                noise = self.rng.get_state() if t % self.noise_steps == 0 else noise
+                self.rng.set_state(noise)
+            action = self.distribution(self.logits).sample(self.rng).cpu()
+            next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)
             write_step(
                 rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
@@ -104,7 +120,8 @@ class RolloutCollector:
         """Return the state after a rollout, for `ActorStates.write`."""
         empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
         done = rollout.terminated | rollout.truncated
-        return self.games.state_fields(rollout.action, done, self.obs) | {
+        action = torch.from_numpy(to_env(self.action_space, rollout.action.numpy()))
+        return self.games.state_fields(action, done, self.obs) | {
             "logits": self.logits,
             "baseline": self.baseline,
             "entry": self.entry[0] if self.entry else empty,

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from a3c_mp.data.episodes import Episode, episodes_at
+from a3c_mp.nets.distributions import num_params
 from a3c_mp.processes.slots import Spec
 
 
@@ -23,12 +24,12 @@ class Rollout(NamedTuple):
     """
 
     obs: Tensor  # [T+1, B, *obs_shape] uint8 for images, float32 otherwise
-    action: Tensor  # [T, B] int64
+    action: Tensor  # [T, B, *action_shape] int64, or float32 as sampled, unclipped
     reward: Tensor  # [T, B] float32, raw
     terminated: Tensor  # [T, B] bool
     truncated: Tensor  # [T, B] bool
     life_lost: Tensor  # [T, B] bool, a life lost while the game goes on
-    behaviour_logits: Tensor  # [T, B, A] float32
+    behaviour_logits: Tensor  # [T, B, P] float32, what the distribution that the action was sampled from is given by
     baseline: Tensor  # [T+1, B] float32, V(obs[t]) from the acting pass
     final_baseline: Tensor  # [T, B] float32, V of the observation an episode was truncated at; elsewhere undefined
     episode_return: Tensor  # [T, B] float32, sum of raw rewards of the game so far
@@ -38,7 +39,7 @@ class Rollout(NamedTuple):
     @property
     def num_steps(self) -> int:
         """Number of agent steps, T * B."""
-        return self.action.numel()
+        return self.reward.numel()
 
     def to(self, device: torch.device) -> Rollout:
         """Copy the rollout to a device; from pinned memory to a GPU, the copies are asynchronous."""
@@ -50,18 +51,20 @@ def rollout_spec(
 ) -> Spec:
     """Return shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs."""
     assert isinstance(obs_space, Box), obs_space
-    assert isinstance(action_space, Discrete), action_space
     steps = (unroll_length, num_envs)
     states = (unroll_length + 1, num_envs)
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
     return {
         "obs": ((*states, *obs_space.shape), obs_dtype),
-        "action": (steps, torch.int64),
+        "action": (
+            (*steps, *(action_space.shape or ())),
+            torch.float32 if isinstance(action_space, Box) else torch.int64,
+        ),
         "reward": (steps, torch.float32),
         "terminated": (steps, torch.bool),
         "truncated": (steps, torch.bool),
         "life_lost": (steps, torch.bool),
-        "behaviour_logits": ((*steps, int(action_space.n)), torch.float32),
+        "behaviour_logits": ((*steps, num_params(action_space)), torch.float32),
         "baseline": (states, torch.float32),
         "final_baseline": (steps, torch.float32),
         "episode_return": (steps, torch.float32),
@@ -100,7 +103,7 @@ def episode_starts(rollout: Rollout) -> Tensor:
 def is_finite(rollout: Rollout) -> bool:
     """Whether a rollout has no NaN or inf in what is learned from."""
     fields = [rollout.reward, rollout.baseline, rollout.behaviour_logits, rollout.final_baseline[rollout.truncated]]
-    fields += [rollout.obs, rollout.core_state]
+    fields += [rollout.obs, rollout.core_state, rollout.action]
     return all(bool(torch.isfinite(field).all()) for field in fields if field.is_floating_point())
 
 
@@ -116,12 +119,3 @@ def finished_episodes(rollout: Rollout) -> list[Episode]:
     """Return the episodes that ended inside a rollout, in order of time."""
     done = rollout.terminated | rollout.truncated
     return episodes_at(done, rollout.episode_return, rollout.episode_length)
-
-
-def sample_actions(logits: Tensor, rng: torch.Generator) -> Tensor:
-    """Sample actions from categorical policies: logits float32 [B, A] -> int64 [B].
-
-    Logits with NaN or inf give an arbitrary action; such a rollout is not learned from (see `is_finite`).
-    """
-    probabilities = logits.softmax(dim=-1).nan_to_num(nan=1.0)
-    return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Loss functions: policy gradient, PPO clip, value, entropy, Huber. Pure functions, means over the batch."""
+"""Loss functions: policy gradient, PPO clip, value, Huber. Pure functions, means over the batch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,6 @@ Metrics = dict[str, Tensor]
 """TensorBoard tag -> values of any shape, of which the mean is logged"""
 LARGEST_LOG_RATIO = 20.0
 """of a sample's policies, in metrics: one that is larger would make a mean infinite"""
-
-
-def log_prob(logits: Tensor, action: Tensor) -> Tensor:
-    """Return log pi(a|s) of categorical policies: logits [..., A], action int64 [...] -> [...]."""
-    return -F.cross_entropy(logits.flatten(0, -2), action.flatten(), reduction="none").view_as(action)
-
-
-def entropy_loss(logits: Tensor) -> Tensor:
-    """Return the entropy loss: negative mean entropy of categorical policies, logits [..., A].
-
-    Minimising it encourages exploration (Williams & Peng 1991; Mnih et al. 2016, section 4).
-    """
-    log_probs = F.log_softmax(logits, dim=-1)
-    return (log_probs.exp() * log_probs).sum(dim=-1).mean()
 
 
 def value_loss(values: Tensor, targets: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.nets.actor_critic import nature_convolutions, num_outputs
+from a3c_mp.nets.layers import nature_convolutions, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -40,7 +40,7 @@ class DuelingQ(nn.Module):
         self.norm = ObsNorm(obs_shape, image)
         if image:
             self.torso = nature_convolutions(obs_shape[0])
-            features = num_outputs(self.torso, obs_shape)
+            features = num_features(self.torso, obs_shape)
         else:
             inputs, features = torch.Size(obs_shape).numel(), sizes.pop(0)
             self.torso = nn.Sequential(nn.Flatten(), nn.Linear(inputs, features), act())

@@ -14,8 +14,9 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.data.episodes import Episode, EpisodeStats
-from a3c_mp.data.rollout import sample_actions
-from a3c_mp.nets.actor_critic import ActorCritic, initial_state, reset_state
+from a3c_mp.nets.actor_critic import ActorCritic, initial_state
+from a3c_mp.nets.distributions import to_env
+from a3c_mp.nets.layers import reset_state
 from wrappers import FRAME_SKIP, is_atari, make_env, make_vec_env
 from wrappers.seeds import reset_envs
 
@@ -40,8 +41,8 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
         nonlocal state
         state = initial_state(net, len(obs)) if starts.all() else [reset_state(part, starts) for part in state]
         logits, _, *state = net(torch.from_numpy(obs), *state)
-        logits = logits.float()
-        return (logits.argmax(dim=-1) if greedy else sample_actions(logits, rng)).numpy()
+        policy = net.distribution(logits.float())
+        return to_env(action_space, (policy.mode() if greedy else policy.sample(rng)).numpy())
 
     return act
 

@@ -88,6 +88,7 @@ class MetricsWriter:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
         if self._learning_since is None:
             self._learning_since = time.monotonic()
+            self._flushed = (self._learning_since, *self._flushed[1:])  # a rate over less than a second says nothing
         self._means.add({"charts/policy_lag": float(policy_lag)})
         self.record_games(games)
 

@@ -6,16 +6,21 @@ import difflib
 import platform
 import resource
 import socket
+import typing
 from contextlib import suppress
+from types import UnionType
 from typing import NamedTuple
 
 import gymnasium
+import numpy as np
 import torch
+from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 import wrappers
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.processes.free_memory import MIB, free_memory
 from a3c_mp.processes.slots import check_shared_memory
 
@@ -32,6 +37,8 @@ CONTEXT_GPU_BYTES = 270 * MIB
 ORDERED_STORES = ("x86_64", "amd64")
 """processors on which all cores see the stores of one core in the order of the program"""
 FIX_ENV = "fix the environment, or choose another"
+NAMES_OF_ACTIONS = {Discrete: "Discrete from 0", Box: "Box"}
+"""classes of action spaces in error messages"""
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 
@@ -120,12 +127,15 @@ def check_open_files(num_actors: int, flag: str = "num-actors") -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Space, gymnasium.Space]:
+def check_env(
+    env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS
+) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(observation space, action space) of an environment, which is made, stepped and closed for it.
 
     Args:
         env_id: gymnasium id.
-        actions: class of action space that the chapter needs.
+        actions: the class of action space that the chapter needs, or a union of several; by default all that
+            actor-critic nets have distributions for.
 
     Raises:
         ConfigError: it cannot be made, has another kind of actions, breaks gymnasium's API or ends the process.
@@ -140,16 +150,23 @@ def check_env(env_id: str, actions: type[gymnasium.Space]) -> tuple[gymnasium.Sp
     try:
         spaces = env.observation_space, env.action_space
         FOUND[env_id] = FoundEnv(*spaces, wrappers.layout(env))
-        if not isinstance(spaces[1], actions) or getattr(spaces[1], "start", 0) != 0:
-            discrete = actions is gymnasium.spaces.Discrete
-            needed = "Discrete from 0" if discrete else actions.__name__
-            fix = "choose another" if discrete else "choose another, for instance Pendulum-v1"
+        if not isinstance(spaces[1], actions) or not _is_plain(spaces[1]):
+            kinds = typing.get_args(actions) or (actions,)
+            needed = " or ".join(NAMES_OF_ACTIONS.get(kind, kind.__name__) for kind in kinds)
+            fix = "choose another" if Discrete in kinds else "choose another, for instance Pendulum-v1"
             raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", fix)
         _check_contract(env, env_id)
     finally:
         with suppress(Exception):
             env.close()
     return spaces
+
+
+def _is_plain(space: gymnasium.Space) -> bool:
+    """Whether actions are numbered from 0, or are floating-point numbers."""
+    if isinstance(space, Box):
+        return space.dtype.kind == "f"
+    return not np.any(getattr(space, "start", 0))
 
 
 def _check_contract(env: gymnasium.Env, env_id: str) -> None:

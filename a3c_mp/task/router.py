@@ -13,7 +13,7 @@ from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.task.endpoint import Endpoint, Peer, is_tcp
 from a3c_mp.task.inbox import Inbox
 from a3c_mp.task.limited_log import RateLimitedLog
-from a3c_mp.task.members import Hooks
+from a3c_mp.task.peers import Hooks
 from a3c_mp.task.rpc import Requests
 from a3c_mp.task.switch import ANSWER, EVENT, REQUEST, Switch
 from a3c_mp.task.wire import Envelope, Message, WireError, decode, encode, num_bytes
@@ -95,12 +95,12 @@ class Router:
     @property
     def peers(self) -> dict[str, Peer]:
         """The nodes that are connected now, by name."""
-        return {} if self._switch is None else dict(self._switch.members.peers)
+        return {} if self._switch is None else dict(self._switch.table.peers)
 
     @property
     def greeting(self) -> dict[str, Any]:
         """What node 0 sends to each node that joins."""
-        return self.endpoint.greeting if self._switch is None else self._switch.members.greeting
+        return self.endpoint.greeting if self._switch is None else self._switch.table.greeting
 
     @property
     def addresses(self) -> list[str]:
@@ -173,7 +173,7 @@ class Router:
     def _own(self) -> Peer:
         if self._switch is None:
             return Peer(f"node.{self.endpoint.number or 0}", self.endpoint.labels)
-        return self._switch.members.own
+        return self._switch.table.own
 
     @property
     def _error(self) -> BaseException | None:

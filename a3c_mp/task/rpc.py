@@ -12,7 +12,7 @@ from typing import Any
 from a3c_mp.errors import RequestError
 from a3c_mp.task.endpoint import Peer
 from a3c_mp.task.limited_log import RateLimitedLog
-from a3c_mp.task.members import matches
+from a3c_mp.task.peers import matches
 from a3c_mp.task.switch import ANSWER, REQUEST
 from a3c_mp.task.wire import Envelope
 

@@ -17,7 +17,7 @@ from a3c_mp.task.endpoint import Endpoint, is_tcp
 from a3c_mp.task.keys import COPY_IT, FLAG, KeyPair
 from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.link import Frames, Link
-from a3c_mp.task.members import (
+from a3c_mp.task.peers import (
     ACK,
     DROPPED,
     GOODBYE,
@@ -27,7 +27,7 @@ from a3c_mp.task.members import (
     REFUSED,
     WELCOME,
     Hooks,
-    Members,
+    PeerTable,
     matches,
     parse_peer,
 )
@@ -61,7 +61,7 @@ class Switch:
     def __init__(self, endpoint: Endpoint, key: KeyPair | None, hooks: Hooks, log: logging.Logger):
         self.endpoint, self.key, self.hooks = endpoint, key, hooks
         self.log = RateLimitedLog(log)
-        self.members = Members(endpoint, hooks, self.log)
+        self.table = PeerTable(endpoint, hooks, self.log)
         self.ports: list[Listener | Dialer] = []
         self.is_ready = False
         """bound, and welcomed by node 0"""
@@ -98,9 +98,9 @@ class Switch:
         try:
             self._open(context)
             self._loop()
-            for link in list(self.members.links.values()):
+            for link in list(self.table.links.values()):
                 with suppress(zmq.Again):
-                    link.transmit(self.members.frames(GOODBYE, None))
+                    link.transmit(self.table.frames(GOODBYE, None))
         except BaseException as error:
             self.error = error
         finally:
@@ -108,7 +108,7 @@ class Switch:
             for port in self.ports:
                 port.close(0 if self.error else LINGER_MS)
             context.term()
-            self.members.peers = {}
+            self.table.peers = {}
             self.hooks.changed()
 
     def _open(self, context: zmq.Context) -> None:
@@ -117,7 +117,7 @@ class Switch:
         for address in self.endpoint.dials:
             dialer = Dialer(context, address, self.key)
             self.ports.append(dialer)
-            dialer.send(dialer.token, self.members.hello())
+            dialer.send(dialer.token, self.table.hello())
         self.is_ready = not self.endpoint.dials
         self.hooks.changed()
 
@@ -137,7 +137,7 @@ class Switch:
                 poller = self._poller()
             if self._outbox.is_stopped:
                 deadline = deadline or time.monotonic() + CLOSE_SECONDS
-                idle = all(link.is_idle for link in self.members.links.values()) and self._outbox.is_empty
+                idle = all(link.is_idle for link in self.table.links.values()) and self._outbox.is_empty
                 if idle or time.monotonic() >= deadline:
                     return
 
@@ -155,13 +155,13 @@ class Switch:
             try:
                 self._handle(port, token, frames)
             except (WireError, ValueError, TypeError, KeyError) as error:
-                link = self.members.links.get(token)
+                link = self.table.links.get(token)
                 sender = "a node that has not joined" if link is None else link.peer.name
                 self.log.warning(f"message from {sender} dropped", error)
             except zmq.Again:  # it does not read what it is to acknowledge
-                self.members.end(token)
+                self.table.end(token)
         for token in gone:
-            self.members.end(token)
+            self.table.end(token)
         if refused:
             self.log.warning("a connection was refused: another key, or no node", count=refused)
         if isinstance(port, Dialer) and port.failures >= BAD_KEYS and not self.is_ready and is_tcp(port.address):
@@ -169,9 +169,9 @@ class Switch:
 
     def _handle(self, port: Listener | Dialer, token: bytes, frames: Frames) -> None:
         envelope = decode_envelope(frames[0])
-        link = self.members.links.get(token)
+        link = self.table.links.get(token)
         if isinstance(port, Listener) and envelope.kind == HELLO:
-            self.members.admit(decode(frames[1:]), port, token)
+            self.table.admit(decode(frames[1:]), port, token)
         elif isinstance(port, Dialer) and envelope.kind in (WELCOME, REFUSED) and link is None:
             self._joined(port, envelope.kind, decode(frames[1:]))
         elif link is None:
@@ -181,7 +181,7 @@ class Switch:
             link.acknowledge(messages, size)
         elif envelope.kind == DROPPED:
             self.hooks.discard(token)
-            self.members.end(token)
+            self.table.end(token)
         else:
             link.count(frames)
             self._take(link, envelope, frames)
@@ -191,51 +191,51 @@ class Switch:
             raise ConfigError(
                 "attach-to", port.address, f"this node is refused: {content}", "install the same versions"
             )
-        self.members.enter(content, port, port.token)
+        self.table.enter(content, port, port.token)
         self.is_ready |= port.address == self.endpoint.dials[0]
         self.hooks.changed()
 
     def _take(self, link: Link, envelope: Envelope, frames: Frames) -> None:
         """A message from a link: for this node, and from a hub on to others."""
-        members = self.members
+        table = self.table
         if envelope.kind == GOODBYE:
-            members.end(link.token)
-        elif envelope.kind in (PEER_JOINED, PEER_LEFT) and members.is_spoke:
-            members.announce(envelope.kind, parse_peer(decode(frames[1:])))
+            table.end(link.token)
+        elif envelope.kind in (PEER_JOINED, PEER_LEFT) and table.is_spoke:
+            table.announce(envelope.kind, parse_peer(decode(frames[1:])))
         elif envelope.kind in (EVENT, REQUEST, ANSWER):
-            if not members.is_spoke:
+            if not table.is_spoke:
                 envelope = envelope._replace(sender=link.peer.name)
-            others = [other for other in members.route(envelope.to) if other is not link] if members.is_hub else []
+            others = [other for other in table.route(envelope.to) if other is not link] if table.is_hub else []
             for other in others:
-                members.send(other, [encode_envelope(envelope), *frames[1:]])
-            if matches(members.own, envelope.to):
+                table.send(other, [encode_envelope(envelope), *frames[1:]])
+            if matches(table.own, envelope.to):
                 self.hooks.deliver(envelope, frames[1:], link.token, bool(others))
         else:
             raise WireError(f"unexpected kind {envelope.kind[:20]!r}")
 
     def _send(self, envelope: Envelope, content: list[zmq.Frame]) -> None:
-        frames = [encode_envelope(envelope._replace(sender=self.members.own.name)), *content]
-        for link in self.members.route(envelope.to):
-            self.members.send(link, list(frames))
+        frames = [encode_envelope(envelope._replace(sender=self.table.own.name)), *content]
+        for link in self.table.route(envelope.to):
+            self.table.send(link, list(frames))
 
     def _renew(self) -> bool:
         """Begin new sessions where this node dials and a session has ended; returns whether there was one."""
-        ended = [port for port in self.ports if isinstance(port, Dialer) and port.token in self.members.ended]
-        self.members.ended.clear()
+        ended = [port for port in self.ports if isinstance(port, Dialer) and port.token in self.table.ended]
+        self.table.ended.clear()
         for port in ended:
             port.renew()
-            port.send(port.token, self.members.hello())
+            port.send(port.token, self.table.hello())
         return bool(ended)
 
     def _acknowledge(self) -> None:
         if self.hooks.is_full():
             return
-        for link in list(self.members.links.values()):
+        for link in list(self.table.links.values()):
             if due := link.take_due():
                 try:
-                    link.transmit(self.members.frames(ACK, due))
+                    link.transmit(self.table.frames(ACK, due))
                 except zmq.Again:
-                    self.members.drop(link)
+                    self.table.drop(link)
 
 
 class _Outbox:

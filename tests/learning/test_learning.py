@@ -1,7 +1,7 @@
 """Every chapter learns. Seeded and deterministic, so a failure is the code's and not the dice's."""
 
 import pytest
-from harness import APEX_DDPG, CHAPTERS, POPULATION, RAY_DQN, RAY_IMPALA, TASK, row_id
+from harness import A3C_DATA, APEX_DDPG, CHAPTERS, POPULATION, RAY_DQN, RAY_IMPALA, TASK, row_id
 
 AS_ANOTHER = (TASK, RAY_IMPALA, RAY_DQN)
 """chapter 5 has the bits of chapter 1, train_ray.py those of chapter 4"""
@@ -33,6 +33,18 @@ def test_a_task_solves_cartpole_in_every_mode(scripts, how):
     done = scripts.finish(scripts.start(TASK.script, "--run-name", "r", *flags), "r", timeout=880)
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_gaussian_policy_drives_up_the_mountain(run_inline):
+    """Noise that lasts reaches the goal from the start, with a mean of 87 or so; without noise, the policy must."""
+    flags = ["--env-id", "MountainCarContinuous-v0", "--deterministic", "--seed", "1", "--total-steps", "40000"]
+    done = run_inline(A3C_DATA.script, *flags, "--stop-return", "101", workers=None)
+    assert done.code == 0, done.err
+    played = run_inline("play.py", "runs/r", "--episodes", "20", "--num-envs", "20")
+    mean = float(played.out.split("\nmean ")[1].split(",")[0])
+    assert mean >= 90, played.out
 
 
 @pytest.mark.timeout(300)

@@ -19,6 +19,7 @@ SMALL = ["--num-actors", "2", "--num-envs", "2"]
 CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
 ROLLOUTS = [*CARTPOLE, "--unroll-length", "8"]
 PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
+PENDULUM = ["--env-id", "Pendulum-v1", *SMALL, "--unroll-length", "8"]
 LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
 REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
@@ -41,6 +42,7 @@ SLOW = {
     "impala, two learners": ("train_impala.py", 2000, [*ROLLOUTS, "--batch-unrolls", "2", *TWO_LEARNERS]),
     "evaluated": ("train_a3c_data.py", 3000, UNTIL_EVALUATED),
     "task, standalone": ("train_task.py", 3000, [*UNTIL_EVALUATED, "--standalone"]),
+    "data, Pendulum": ("train_a3c_data.py", 1500, [*PENDULUM, "--batch-size", "16", "--noise-steps", "3"]),
     "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
 ALL_KINDS = pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def command(process):
 
 
 def ray_of(pid, word):
-    """Descendants of a process whose command line has a word, such as ray::Host."""
+    """Descendants of a process whose command line has a word, such as ray::RayWorker."""
     return [child for child in psutil.Process(pid).children(recursive=True) if word in command(child)]
 
 
@@ -75,7 +75,7 @@ def end(scripts, trainer, name="r", signum=signal.SIGTERM):
 def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
     """Also: everything listens on the loopback interface, and the token is in no command line."""
     trainer = scripts.train(RAY_IMPALA, *DETERMINISTIC)
-    scripts.wait_until(lambda: ray_of(trainer.pid, "ray::Host"), trainer)
+    scripts.wait_until(lambda: ray_of(trainer.pid, "ray::RayWorker"), trainer)
     family = [psutil.Process(trainer.pid), *psutil.Process(trainer.pid).children(recursive=True)]
     token = ray_of(trainer.pid, "gcs_server")[0].environ()["RAY_AUTH_TOKEN"]
     open_to = {at.laddr.ip for p in family for at in p.net_connections() if at.status == psutil.CONN_LISTEN}
@@ -99,7 +99,7 @@ def test_a_deterministic_run_is_resumed_and_rebuilt_to_the_last_bit(scripts):
     whole = scripts.run(RAY_IMPALA, *flags, name="whole")
     trainer = scripts.train(RAY_IMPALA, *flags)
     learning(scripts, trainer)
-    ray_of(trainer.pid, "ray::Host")[0].kill()
+    ray_of(trainer.pid, "ray::RayWorker")[0].kill()
     scripts.wait_for("r", "run.log:rebuilt to where it was", trainer)
     stopped = end(scripts, trainer)
     assert stopped.code == 143
@@ -115,12 +115,12 @@ def test_a_deterministic_run_is_resumed_and_rebuilt_to_the_last_bit(scripts):
 def test_actors_that_are_killed_or_stopped_are_replaced(scripts, chapter):
     trainer = scripts.train(chapter, *LONG, "--hang-seconds", "5")
     learning(scripts, trainer)
-    killed, stopped = ray_of(trainer.pid, "ray::Host")
+    killed, stopped = ray_of(trainer.pid, "ray::RayWorker")
     killed.kill()
     scripts.wait_for("r", "run.log:died; restart 1 of 5", trainer, timeout=5)
     stopped.suspend()
     scripts.wait_for("r", "run.log:sent no heartbeat for 5 s and was killed", trainer, timeout=20)
-    scripts.wait_until(lambda: len(ray_of(trainer.pid, "ray::Host")) == 2, trainer, timeout=60)
+    scripts.wait_until(lambda: len(ray_of(trainer.pid, "ray::RayWorker")) == 2, trainer, timeout=60)
     done = end(scripts, trainer, signum=signal.SIGINT)
     assert done.code == 130
     assert done.summary["worker_restarts"] == 2
@@ -161,6 +161,22 @@ def test_without_the_head_the_run_is_saved(scripts):
     assert done.code == 1
     assert "the head of the Ray cluster has not answered for 8 s" in done.summary["exit_reason"]
     assert done.state["steps"] == done.summary["steps"] > 0
+
+
+@SLOW
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("time_of_ten", range(5))
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_run_with_a_checkpoint_in_8_seconds(scripts, signum, code, time_of_ten):
+    trainer = scripts.train((RAY_IMPALA, RAY_DQN)[time_of_ten % 2], *LONG)
+    learning(scripts, trainer)
+    began = time.monotonic()
+    trainer.send_signal(signum)
+    trainer.wait(60)
+    passed, done = time.monotonic() - began, scripts.finish(trainer, "r")
+    assert done.code == code
+    assert done.state["steps"] == done.summary["steps"] > 0
+    assert passed < 8
 
 
 @SLOW

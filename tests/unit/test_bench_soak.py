@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from a3c_mp.errors import ConfigError
-from bench import soak
+from bench import outside
 from bench.soak import Args, Limit, add_rates, drift, judge
 
 MINUTES = [60.0 * i for i in range(46)]
@@ -51,18 +52,24 @@ def test_a_wave_is_no_drift():
 
 
 def test_a_descriptor_for_each_kill_is_found():
-    samples = [
-        {"seconds": t, "processes": 3, "fds": 40 + i, "threads": 9, "memory_mib": 700, "shm_mib": 60, "shm_files": 0,
-         "queued_bytes": 40, "sps": 2000}
-        for i, t in enumerate(MINUTES)
-    ]  # fmt: skip
+    same = {"threads": 9, "memory_mib": 700, "shm_mib": 60, "shm_files": 0, "spilled_files": 0, "queued_bytes": 40}
+    samples = [{"seconds": t, "processes": 3, "fds": 40 + i, "sps": 2000, **same} for i, t in enumerate(MINUTES)]
     drifts = judge(samples, [], Args(warm_up=600))
     assert [name for name, d in drifts.items() if not d.flat] == ["fds"]
     assert drifts["fds"].per_hour == pytest.approx(60)
 
 
 def test_samples_of_the_warm_up_and_of_restarts_do_not_count():
-    same = {"threads": 9, "shm_mib": 60, "shm_files": 0, "queued_bytes": 40, "sps": 2000, "fds": 40, "processes": 3}
+    same = {
+        "threads": 9,
+        "shm_mib": 60,
+        "shm_files": 0,
+        "spilled_files": 0,
+        "queued_bytes": 40,
+        "sps": 2000,
+        "fds": 40,
+        "processes": 3,
+    }
     samples = [{"seconds": t, "memory_mib": 700, **same} for t in MINUTES]
     samples[0]["memory_mib"] = 1
     samples[20] |= {"memory_mib": 1, "processes": 2}
@@ -88,23 +95,48 @@ def test_processes_are_seen_from_outside():
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, pass_fds=[read_end, *held])
     try:
         child.stdout.readline()
-        processes = [p for p in soak.processes_of(os.getpid()) if p.pid == child.pid]
+        processes = [p for p in outside.processes_of(os.getpid()) if p.pid == child.pid]
         files = frozenset(os.listdir("/dev/shm"))
-        before = soak.sample(processes, files)
+        before = outside.sample(processes, files)
         os.write(write_end, b"hello")
-        after = soak.sample(processes, files)
+        after = outside.sample(processes, files)
         assert after["queued_bytes"] == before["queued_bytes"] + 5
         assert 50 < after["memory_mib"] < 100
         assert 11 <= after["fds"] == psutil.Process(child.pid).num_fds()
         assert (after["threads"], after["processes"], after["shm_files"]) == (1, 1, 0)
         assert os.read(read_end, 9) == b"hello", "looking took nothing away"
-        assert soak.actors_among(processes) == []
+        assert outside.actors_among(processes) == []
     finally:
         child.send_signal(signal.SIGKILL)
         child.communicate()
         for fd in (read_end, write_end, *held):
             os.close(fd)
     deadline = time.monotonic() + 10
-    while soak.processes_of(child.pid) and time.monotonic() < deadline:
+    while outside.processes_of(child.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert soak.processes_of(child.pid) == []
+    assert outside.processes_of(child.pid) == []
+
+
+def test_a_slowed_process_is_stopped_and_runs_on_afterwards():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        process, deadline = psutil.Process(child.pid), time.monotonic() + 20
+        with outside.slowed(child, 10, lambda: True):
+            while process.status() != psutil.STATUS_STOPPED:
+                assert time.monotonic() < deadline
+        while process.status() == psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_an_actor_is_replaced_when_there_are_as_many_and_one_is_new(monkeypatch):
+    looks = [[1, 2], [2], [2, 3], []]
+    monkeypatch.setattr(outside, "actors_among", lambda found: [SimpleNamespace(pid=pid) for pid in looks.pop(0)])
+    monkeypatch.setattr(outside, "POLL_SECONDS", 0.0)
+    running = SimpleNamespace(pid=os.getpid(), poll=lambda: None)
+    assert outside.replaced_after(running, outside.actors_among([])) is not None
+    assert looks == [[]]
+    ended = SimpleNamespace(pid=os.getpid(), poll=lambda: 0)
+    assert outside.replaced_after(ended, []) is None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -19,12 +20,14 @@ from torch import nn
 
 from a3c_mp.cluster import __main__ as nodes
 from a3c_mp.cluster import access
+from a3c_mp.cluster.environment import ClusterAddress, check_installed, foreign
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.guardian import Guardian, has_open
 from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.session import Note, Session, check_installed, check_store, foreign
+from a3c_mp.cluster.session import Session, check_store
 from a3c_mp.cluster.shards import Outbox, RemoteReplay, ReplayShard, ReplaySpec, Reply
 from a3c_mp.cluster.transport import Packer
+from a3c_mp.cluster.watchdog import ClusterState
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.workers import WorkerOptions
@@ -162,7 +165,7 @@ def session(monkeypatch, log):
     """A session whose Ray are threads of this process."""
     ray = inline_ray.install(monkeypatch)
     session = Session(None, None, log)
-    session.nodes = {"node": "127.0.0.1"}
+    session.watchdog.state = ClusterState({"node": "127.0.0.1"}, 1.0, 0.0, {}, frozenset())
     session.kill_process = lambda node_id, pid: None
     yield session
     ray.shutdown()
@@ -234,7 +237,7 @@ def test_helpers_that_do_not_answer_are_killed_and_others_are_not(session, monke
     session.kill_process = lambda node_id, pid: killed.append((node_id, pid))
     session.end_if_stuck(handle, time.monotonic() - 100)
     assert not killed, "it has no process yet"
-    session.places["id"] = ("node", 7)
+    session.state.places["id"] = ("node", 7)
     session.end_if_stuck(handle, time.monotonic())
     assert not killed
     session.end_if_stuck(handle, time.monotonic() - 100)
@@ -260,7 +263,7 @@ def test_a_stuck_shard_does_not_hang_a_trainer_that_waits_for_an_insertion(sessi
 
     def start(number):
         started.append(session.start_actor(Shard, (not started,)))
-        session.places[started[-1]._actor_id.hex()] = ("node", 7)
+        session.state.places[started[-1]._actor_id.hex()] = ("node", 7)
         return started[-1]
 
     session.kill_process = lambda node_id, pid: stopped.set()
@@ -277,15 +280,16 @@ def test_a_stuck_shard_does_not_hang_a_trainer_that_waits_for_an_insertion(sessi
 
 
 def test_the_watchdog_saves_a_run_only_while_the_trainer_is_in_a_call_of_ray(session, monkeypatch):
+    dog = session.watchdog
     for name in ("POLL", "ANSWER", "SILENT", "STUCK"):
-        monkeypatch.setattr(f"a3c_mp.cluster.session.{name}_SECONDS", 0.02)
-    monkeypatch.setattr("a3c_mp.cluster.session.os._exit", lambda code: session._stopping.set())
+        monkeypatch.setattr(f"a3c_mp.cluster.watchdog.{name}_SECONDS", 0.02)
+    monkeypatch.setattr("a3c_mp.cluster.watchdog.os._exit", lambda code: dog._stopping.set())
     looks, saved, answer = [], [], Future()
-    session._ask_head = lambda: 1 / 0
-    stopping_wait = session._stopping.wait
-    session._stopping.wait = lambda seconds: (looks.append(session.lost), stopping_wait(seconds))[1]
-    session.on_stuck = lambda why: (saved.append(why), answer.set_result(None))
-    watchdog = threading.Thread(target=session._watch, daemon=True)
+    dog._update = lambda: 1 / 0
+    stopping_wait = dog._stopping.wait
+    dog._stopping.wait = lambda seconds: (looks.append(dog.lost), stopping_wait(seconds))[1]
+    dog.on_stuck = lambda why: (saved.append(why), answer.set_result(None))
+    watchdog = threading.Thread(target=dog._watch, daemon=True)
     watchdog.start()
     until(lambda: sum(map(bool, looks)) > 5)  # looks at the trainer, after the head was lost
     assert not saved
@@ -294,6 +298,25 @@ def test_the_watchdog_saves_a_run_only_while_the_trainer_is_in_a_call_of_ray(ses
     session.ray.get(answer)
     watchdog.join(20)
     assert len(saved) == 1
+
+
+@pytest.mark.parametrize(("listens", "seconds"), [(True, 0.5), (False, 0.1)])
+def test_a_head_that_is_busy_has_more_time_than_one_that_is_gone(session, monkeypatch, listens, seconds):
+    limits = {"POLL": 0.01, "ANSWER": 0.01, "STUCK": 0.01, "SILENT": 0.1, "BUSY": 0.5}
+    for name, limit in limits.items():
+        monkeypatch.setattr(f"a3c_mp.cluster.watchdog.{name}_SECONDS", limit)
+    dog = session.watchdog
+    dog._update = lambda: 1 / 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dog._head = f"127.0.0.1:{server.getsockname()[1] if listens else 0}"
+        watchdog = threading.Thread(target=dog._watch, daemon=True)
+        started = time.monotonic()
+        watchdog.start()
+        until(lambda: dog.lost)
+        assert time.monotonic() - started >= seconds
+    assert f"has not answered for {seconds:.0f} s" in dog.lost
+    dog.stop()
+    watchdog.join(20)
 
 
 def test_of_the_variables_of_ray_only_those_of_tls_are_kept():
@@ -436,9 +459,9 @@ def test_an_actor_that_hangs_while_it_starts_is_killed_where_the_head_says_it_is
     monkeypatch.setattr("a3c_mp.cluster.fleet.START_SECONDS", 0.5)
     session.kill_process = lambda *place: (killed.append(place), go_on.set())
     with fleets([lambda: go_on.wait(20)], hang_seconds=0.5, in_order=True, at_start=True) as fleet:
-        session.places[fleet.members[0].handle._actor_id.hex()] = ("node", 7)
+        session.state.places[fleet.actors[0].handle._actor_id.hex()] = ("node", 7)
         fleet.take(lambda: False)
-        assert fleet.members[0].starts == 2
+        assert fleet.actors[0].starts == 2
     assert killed == [("node", 7)]
     assert "actor 0 sent no heartbeat" in fleets.said[0].text
 
@@ -452,22 +475,22 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def test_tokens_and_notes_are_for_their_owner_only(home):
+def test_tokens_and_addresses_are_for_their_owner_only(home):
     token = access.make_token(None)
     assert token == home / "ray_token"
     assert token.stat().st_mode & 0o777 == 0o600
     assert home.stat().st_mode & 0o777 == 0o700
     assert access.make_token(None).read_text() == token.read_text()
-    access.write_note(Note("host:1", str(token)))
+    access.save_address(ClusterAddress("host:1", str(token)))
     assert access.find_cluster("auto", None) == ("host:1", str(token))
 
 
-def test_a_note_that_a_killed_head_has_left_is_not_live(home):
-    assert not access.has_live_note()
+def test_the_address_that_a_killed_head_has_left_is_not_live(home):
+    assert not access.has_live_address()
     with access.socket.create_server(("127.0.0.1", 0)) as server:
-        access.write_note(Note(f"127.0.0.1:{server.getsockname()[1]}", "secret"))
-        assert access.has_live_note()
-    assert not access.has_live_note()
+        access.save_address(ClusterAddress(f"127.0.0.1:{server.getsockname()[1]}", "secret"))
+        assert access.has_live_address()
+    assert not access.has_live_address()
 
 
 @pytest.mark.parametrize(
@@ -530,14 +553,14 @@ def test_a_cluster_that_cannot_be_used_is_refused_in_one_line(monkeypatch, answe
     with access.socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ConfigError) as error:
-            access.check_cluster(Note(address, "secret"), num_actors=2)
+            access.check_cluster(ClusterAddress(address, "secret"), num_actors=2)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "host:port"])
 def test_an_address_where_nothing_answers_is_refused(address):
     with pytest.raises(ConfigError, match=f"address={address}: "):
-        access.check_cluster(Note(address, "secret"))
+        access.check_cluster(ClusterAddress(address, "secret"))
 
 
 def test_too_little_shared_memory_for_the_object_store_is_found_before_the_start(tmp_path):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 from torch import nn
 
 from a3c_mp.algorithms.gradients import (
@@ -17,6 +18,7 @@ from a3c_mp.algorithms.gradients import (
 )
 from a3c_mp.data.episodes import Episode
 from a3c_mp.nets.actor_critic import ConvActorCritic
+from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.slots import Slots
 
@@ -30,7 +32,7 @@ def images(num, seed=0):
 
 def a_net_with_gradients(seed=0):
     torch.manual_seed(seed)
-    net = ConvActorCritic(IMAGE, 3)
+    net = ConvActorCritic(IMAGE, ActionHead(Discrete(3)))
     logits, values = net(images(8, seed))
     (logits.square().sum() + (values - 1).square().sum()).backward()
     return net

@@ -12,8 +12,10 @@ from a3c_mp.algorithms.impala import PRESETS, Args, DelayLine, UnrollReplay, bat
 from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
-from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import NetSpec, make_actor_critic, unroll
+from a3c_mp.maths import returns
+from a3c_mp.nets.actor_critic import unroll
+from a3c_mp.nets.build import NetSpec, make_actor_critic
+from a3c_mp.nets.distributions import Categorical
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.preflight import check_learners
 
@@ -112,7 +114,7 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
     constants = (x.detach() for x in (log_pi - log_mu, discounts, rewards, values[:-1], values[-1]))
     vs, advantages = returns.vtrace(*constants)
     expected = -(advantages * log_pi).mean() + ARGS.value_cost * 0.5 * (vs - values[:-1]).square().mean()
-    expected = expected + ARGS.entropy_cost * losses.entropy_loss(logits[:-1])
+    expected = expected + ARGS.entropy_cost * -Categorical(logits[:-1]).entropy().mean()
     expected.backward()
     torch.testing.assert_close(total, expected)
     for found, parameter in zip(gradient, net.parameters(), strict=True):

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributions import Categorical
 
 import train_a3c_data
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples
 from a3c_mp.maths import losses
+from a3c_mp.nets.distributions import Categorical
 from a3c_mp.nets.obs_norm import ObsNorm
 
 B, A = 7, 5
@@ -32,36 +32,9 @@ def grad_log_prob(logits, action):
 def policy_loss_gradient(logits, action, behaviour_logits, advantages, clip_ratio):
     """d policy_loss / d logits, by autograd."""
     logits = logits.clone().requires_grad_()
-    log_probs = losses.log_prob(logits, action)
-    losses.clipped_policy_loss(log_probs, losses.log_prob(behaviour_logits, action), advantages, clip_ratio).backward()
+    log_probs, behaviour_log_probs = (Categorical(params).log_prob(action) for params in (logits, behaviour_logits))
+    losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, clip_ratio).backward()
     return logits.grad
-
-
-def test_log_prob_is_that_of_torch_distributions(rng):
-    for shape in [(B,), (3, B), (2, 3, B)]:
-        logits = 3 * torch.randn(*shape, A, generator=rng)
-        action = torch.randint(A, shape, generator=rng)
-        torch.testing.assert_close(losses.log_prob(logits, action), Categorical(logits=logits).log_prob(action))
-
-
-def test_entropy_loss_is_the_negative_entropy_of_torch_distributions(rng):
-    logits = 3 * torch.randn(B, A, generator=rng)
-    torch.testing.assert_close(losses.entropy_loss(logits), -Categorical(logits=logits).entropy().mean())
-
-
-def test_entropy_loss_is_least_for_a_uniform_policy_and_pushes_others_towards_it():
-    assert losses.entropy_loss(torch.zeros(1, A)).item() == pytest.approx(-math.log(A))
-    logits = torch.tensor([[1.0, 0.0]], requires_grad=True)
-    losses.entropy_loss(logits).backward()
-    assert logits.grad[0, 0] > 0 > logits.grad[0, 1], "descent lowers the likelier action"
-
-
-def test_entropy_loss_of_a_certain_policy_is_zero_not_nan():
-    logits = torch.tensor([[200.0, 0.0, -200.0]], requires_grad=True)
-    loss = losses.entropy_loss(logits)
-    loss.backward()
-    assert loss.item() == pytest.approx(0.0, abs=1e-6)
-    assert logits.grad.isfinite().all()
 
 
 def test_value_loss_gradient_is_the_mean_error(rng):
@@ -89,7 +62,7 @@ def test_without_a_clip_the_policy_gradient_is_weighted_by_the_ratio(rng):
     logits, behaviour_logits = torch.randn(2, B, A, generator=rng)
     action = torch.randint(A, (B,), generator=rng)
     advantages = torch.randn(B, generator=rng)
-    ratio = (losses.log_prob(logits, action) - losses.log_prob(behaviour_logits, action)).exp()
+    ratio = (Categorical(logits).log_prob(action) - Categorical(behaviour_logits).log_prob(action)).exp()
     gradient = policy_loss_gradient(logits, action, behaviour_logits, advantages, math.inf)
     torch.testing.assert_close(gradient, -(ratio * advantages)[:, None] * grad_log_prob(logits, action) / B)
 
@@ -129,6 +102,8 @@ def test_equal_advantages_normalize_to_zero():
 
 class Given(nn.Module):
     """A net of vectors whose outputs are given."""
+
+    distribution = Categorical
 
     def __init__(self, logits, values):
         super().__init__()

@@ -6,27 +6,21 @@ import math
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import (
-    ConvActorCritic,
-    LSTMCore,
-    MLPActorCritic,
-    NetSpec,
-    initial_state,
-    is_image,
-    make_actor_critic,
-    reset_state,
-    unroll,
-)
+from a3c_mp.nets.actor_critic import ConvActorCritic, MLPActorCritic, initial_state, is_image, unroll
+from a3c_mp.nets.build import NetSpec, make_actor_critic
+from a3c_mp.nets.distributions import ActionHead
+from a3c_mp.nets.layers import LSTMCore, reset_state
 from a3c_mp.nets.obs_norm import CLIP, Moments, ObsNorm
 from a3c_mp.processes.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
+TWO, SIX = ActionHead(Discrete(2)), ActionHead(Discrete(6))
 
 
 def pixels(num, shape=SMALL_IMAGE, seed=0):
@@ -220,23 +214,13 @@ def test_only_boxes_of_three_dimensions_are_images():
 
 def test_each_observation_of_a_batch_is_judged_alone():
     torch.manual_seed(0)
-    net, obs = ConvActorCritic(SMALL_IMAGE, 6), pixels(3)
+    net, obs = ConvActorCritic(SMALL_IMAGE, SIX), pixels(3)
     net.norm.update(obs)
     logits, values = net(obs)
     for i in range(3):
         alone_logits, alone_value = net(obs[i : i + 1])
         torch.testing.assert_close(alone_logits[0], logits[i])
         torch.testing.assert_close(alone_value[0], values[i])
-
-
-@pytest.mark.parametrize(
-    "action_space", [Box(-1.0, 1.0, (2,), np.float32), MultiDiscrete([2, 3]), Discrete(3, start=1)], ids=str
-)
-@pytest.mark.parametrize("obs_space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (3,), np.float32)])
-def test_actions_that_are_not_0_1_and_so_on_are_refused(obs_space, action_space):
-    with pytest.raises(ValueError, match="discrete") as error:
-        make_actor_critic(obs_space, action_space)
-    assert str(action_space) in str(error.value)
 
 
 def convolutions_are_channels_last(net):
@@ -246,9 +230,9 @@ def convolutions_are_channels_last(net):
 
 
 def test_convolutions_stay_channels_last_all_their_life():
-    net = ConvActorCritic(SMALL_IMAGE, 6)
+    net = ConvActorCritic(SMALL_IMAGE, SIX)
     assert convolutions_are_channels_last(net)
-    actor = ConvActorCritic(SMALL_IMAGE, 6).bfloat16()
+    actor = ConvActorCritic(SMALL_IMAGE, SIX).bfloat16()
     Weights(net, torch.bfloat16).load(actor)
     assert convolutions_are_channels_last(actor)
     plain = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
@@ -263,7 +247,7 @@ def test_convolutions_stay_channels_last_all_their_life():
 def test_nets_do_not_touch_the_observations_they_are_given():
     """They are views of a slot, and will be learned from."""
     vectors = torch.randn(5, 4)
-    for net, obs in [(MLPActorCritic((4,), 2), vectors), (ConvActorCritic(SMALL_IMAGE, 6), pixels(5))]:
+    for net, obs in [(MLPActorCritic((4,), TWO), vectors), (ConvActorCritic(SMALL_IMAGE, SIX), pixels(5))]:
         net.norm.update(obs)
         before = obs.clone()
         net(obs)
@@ -271,7 +255,7 @@ def test_nets_do_not_touch_the_observations_they_are_given():
 
 
 def test_nets_compute_in_the_format_of_their_weights_or_of_autocast():
-    for net, obs in [(MLPActorCritic((4,), 2), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, 6), pixels(5))]:
+    for net, obs in [(MLPActorCritic((4,), TWO), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, SIX), pixels(5))]:
         assert [out.dtype for out in net(obs)] == [torch.float32] * 2
         with torch.autocast("cpu", torch.bfloat16):
             outputs = net(obs)
@@ -283,7 +267,7 @@ def test_nets_compute_in_the_format_of_their_weights_or_of_autocast():
 
 def test_a_bfloat16_actor_agrees_with_its_float32_learner():
     torch.manual_seed(0)
-    learner, obs = ConvActorCritic(SMALL_IMAGE, 6), pixels(20)
+    learner, obs = ConvActorCritic(SMALL_IMAGE, SIX), pixels(20)
     learner.norm.update(obs)
     actor = copy.deepcopy(learner).bfloat16()
     (logits, values), (actor_logits, actor_values) = learner(obs), actor(obs)
@@ -291,7 +275,7 @@ def test_a_bfloat16_actor_agrees_with_its_float32_learner():
     torch.testing.assert_close(actor_values.float(), values, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("make_net", [lambda: MLPActorCritic((4,), 6), lambda: ConvActorCritic(SMALL_IMAGE, 6)])
+@pytest.mark.parametrize("make_net", [lambda: MLPActorCritic((4,), SIX), lambda: ConvActorCritic(SMALL_IMAGE, SIX)])
 def test_the_first_policy_is_nearly_uniform(make_net):
     net = make_net()
     obs = torch.randn(64, 4) if isinstance(net, MLPActorCritic) else pixels(64)
@@ -300,7 +284,7 @@ def test_the_first_policy_is_nearly_uniform(make_net):
 
 
 def test_policy_and_value_have_hidden_layers_of_their_own():
-    for net, obs in [(MLPActorCritic((4,), 2), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, 6), pixels(5))]:
+    for net, obs in [(MLPActorCritic((4,), TWO), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, SIX), pixels(5))]:
         net(obs)[1].sum().backward()
         assert all(p.grad is None for p in net.policy.parameters())
         assert all(p.grad is not None for p in net.value.parameters())
@@ -366,3 +350,62 @@ def test_a_net_with_a_core_acts_in_its_own_format(dtype):
     assert state.any()
     assert not reset_state(state, np.array([True, False]))[0].any()
     assert torch.equal(reset_state(state, np.array([True, False]))[1], state[1])
+
+
+class Body(nn.Module):
+    """A net of a user's own: `policy`, `value` and `state` are what makes it right or wrong."""
+
+    def __init__(self, outputs=2, values=(), state=None):
+        super().__init__()
+        self.policy, self.values = nn.Linear(4, outputs), values
+        self.register_buffer("state", state)
+
+    def forward(self, obs):
+        outputs = self.policy(obs.flatten(1))
+        return outputs, outputs.new_zeros(len(obs), *self.values)
+
+
+def fails(obs_space, action_space):
+    raise RuntimeError("no such size")
+
+
+OWN_NETS = {
+    "two outputs": (lambda *spaces: Body(), None),
+    "too many outputs": (lambda *spaces: Body(3), r"shapes \(3, 3\) and \(3,\), must be \(3, 2\) and \(3,\)"),
+    "a column of values": (lambda *spaces: Body(values=(1,)), r"shapes \(3, 2\) and \(3, 1\), must be"),
+    "a counter": (lambda *spaces: Body(state=torch.zeros((), dtype=torch.int64)), "state is not floating-point"),
+    "no module": (lambda *spaces: 3, "it returned a int, must be a torch.nn.Module"),
+    "an error": (fails, "RuntimeError: no such size"),
+}
+
+
+@pytest.mark.parametrize(("function", "message"), OWN_NETS.values(), ids=OWN_NETS)
+@pytest.mark.parametrize("space", [Discrete(2), Box(-1.0, 1.0, (2,))], ids=str)
+def test_a_net_of_the_users_own_keeps_the_contract_or_is_refused(function, message, space, monkeypatch):
+    monkeypatch.setattr("a3c_mp.nets.own.find", lambda name: function)
+    spec = NetSpec("a:b", log_std_init=0.5)
+    if message is not None:
+        with pytest.raises(ConfigError, match=f"net=a:b: .*{message}"):
+            make_actor_critic(Box(-1.0, 1.0, (4,)), space, spec)
+        return
+    net = make_actor_critic(Box(-1.0, 1.0, (4,)), space, spec)
+    logits, values = net(torch.randn(5, 4))
+    assert (logits.shape, values.shape) == ((5, 4 if isinstance(space, Box) else 2), (5,))
+
+
+BAD_SPECS = {
+    "no such net": (NetSpec("small"), "net=small: must be paper, book, deep or module:function"),
+    "no such module": (NetSpec("nowhere:small"), "net=nowhere:small: ModuleNotFoundError: No module named 'nowhere'"),
+    "no such function": (NetSpec("math:small"), "net=math:small: AttributeError: "),
+    "no function": (NetSpec("math:pi"), "net=math:pi: pi is a float, must be a function"),
+    "an LSTM": (NetSpec("math:sqrt", lstm=True), "lstm=True: --net math:sqrt has no place for it"),
+    "no units": (NetSpec(hidden=(64, 0)), "hidden=64 0: a layer has 1 or more units"),
+    "sizes and an LSTM": (NetSpec(lstm=True, hidden=(8,)), "hidden=8: it is for vectors"),
+}
+
+
+@pytest.mark.parametrize(("spec", "message"), BAD_SPECS.values(), ids=BAD_SPECS)
+def test_flags_of_nets_that_contradict_each_other_are_refused(spec, message):
+    with pytest.raises(ConfigError) as error:
+        make_actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2), spec)
+    assert str(error.value).startswith(message)

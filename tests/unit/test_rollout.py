@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a3c_mp.data.episodes import Episode, EpisodeStats
-from a3c_mp.data.rollout import Rollout, finished_episodes, minibatches, rollout_spec, sample_actions, write_step
+from a3c_mp.data.rollout import Rollout, finished_episodes, minibatches, rollout_spec, write_step
 from a3c_mp.processes.slots import Slots
 
 CPU = torch.device("cpu")
@@ -41,11 +41,24 @@ def test_observations_are_bytes_for_images_and_float32_otherwise(obs_space, dtyp
     assert rollout.action.dtype == torch.int64
 
 
-def test_spaces_that_no_rollout_holds_are_refused():
+def test_observations_that_no_rollout_holds_are_refused():
     with pytest.raises(AssertionError):
         rollout_spec(5, 3, Discrete(4), Discrete(2))
-    with pytest.raises(AssertionError):
-        rollout_spec(5, 3, VECTORS, MultiDiscrete([2, 2]))
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "dtype", "params"),
+    [
+        (Box(-1.0, 1.0, (2, 3)), (2, 3), torch.float32, 12),
+        (MultiDiscrete([2, 4]), (2,), torch.int64, 6),
+        (MultiBinary(3), (3,), torch.int64, 6),
+    ],
+    ids=str,
+)
+def test_actions_have_the_shape_and_dtype_of_their_space(space, shape, dtype, params):
+    spec = rollout_spec(5, 3, VECTORS, space)
+    assert spec["action"] == ((5, 3, *shape), dtype)
+    assert spec["behaviour_logits"] == ((5, 3, params), torch.float32)
 
 
 def test_write_step_fills_its_step_and_no_other():
@@ -135,24 +148,3 @@ def test_a_game_that_is_over_when_its_time_is_counts_once():
     both = np.array([True, False])
     write_step(rollout, 0, terminated=both, truncated=both, episode_return=torch.tensor([7.0, 8.0]), episode_length=3)
     assert finished_episodes(rollout) == [Episode(7.0, 3)]
-
-
-def test_actions_are_drawn_as_often_as_the_policy_says():
-    logits = torch.tensor([[0.0, 1.0, 2.0], [1.0, -torch.inf, 1.0]])
-    num_draws = 20_000
-    actions = sample_actions(logits.repeat(num_draws, 1), torch.Generator().manual_seed(0)).view(num_draws, 2)
-    for policy, drawn in zip(logits.softmax(dim=-1), actions.T, strict=True):
-        shares = drawn.bincount(minlength=3) / num_draws
-        five_sigma = 5 * (policy * (1 - policy) / num_draws).sqrt()
-        assert ((shares - policy).abs() <= five_sigma).all(), (shares, policy)
-
-
-def test_actions_follow_from_the_generator_alone():
-    logits = torch.zeros(64, 6)
-    torch.manual_seed(0)
-    first = sample_actions(logits, torch.Generator().manual_seed(3))
-    torch.manual_seed(1)
-    assert torch.equal(first, sample_actions(logits, torch.Generator().manual_seed(3)))
-    assert not torch.equal(first, sample_actions(logits, torch.Generator().manual_seed(4)))
-    assert first.shape == (64,)
-    assert first.dtype == torch.int64

@@ -49,7 +49,7 @@ class Hooks(NamedTuple):
     """waits for the router are to look again"""
 
 
-class Members:
+class PeerTable:
     """The table of connected nodes of one router; used on the router's thread, `peers` may be read on any.
 
     In a star the hub has a link to each spoke, and a spoke has one link, to the hub; it knows the others by name.

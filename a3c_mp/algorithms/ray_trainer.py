@@ -1,28 +1,27 @@
-"""Chapter 7's settings, checks and what connects its algorithms to a Ray cluster."""
+"""Chapter 7's trainer: what a learner needs of a Ray cluster, and the size of cluster that it needs."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms import apex, apex_settings, dqn, impala
+from a3c_mp.algorithms import apex, dqn, impala
 from a3c_mp.algorithms.actor_critic import rollout_layout
+from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.session import MIB, Needs, Session, check_installed, check_store
+from a3c_mp.cluster.session import MIB, Needs, Session, check_store
 from a3c_mp.cluster.shards import RemoteReplay, ReplayShard, ReplaySpec
 from a3c_mp.cluster.transport import Inbox, Packer
-from a3c_mp.config import Between, CommonArgs
+from a3c_mp.config import CommonArgs
 from a3c_mp.data.actor_states import ActorLayout, ActorStates
 from a3c_mp.data.rollout import Rollout, is_finite
 from a3c_mp.data.rollout import finished_episodes as episodes_of
@@ -44,77 +43,6 @@ from wrappers import is_atari
 
 HELD = 2
 """results beside those in flight that may lie in the object store: one that is copied, one that is freed late"""
-
-
-@dataclass(frozen=True)
-class RayArgs(CommonArgs):
-    """Settings of the connection to a Ray cluster."""
-
-    chapter = "ray"
-
-    address: str | None = None
-    """join a running Ray cluster: HOST:PORT of its head, or auto on one of its machines; default: one of its own"""
-    token_file: Path | None = None
-    """with --address: the secret of that cluster; default: the one of a node on this machine, in ~/.a3c_mp"""
-    insecure_cluster: bool = False
-    """with --address: join a cluster that accepts any token"""
-
-    @property
-    def local_actors(self) -> int:
-        return self.num_actors if self.address is None else 0
-
-
-@dataclass(frozen=True)
-class ImpalaArgs(impala.Args, RayArgs):
-    """Settings of IMPALA on Ray."""
-
-    chapter = "ray"
-
-    algo: Literal["impala", "dqn"] = "impala"
-    """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
-
-
-@dataclass(frozen=True)
-class DqnArgs(apex_settings.Args, RayArgs):
-    """Settings of DQN on Ray."""
-
-    chapter = "ray"
-    continuous: ClassVar = {}  # only chapter 3 has ddpg
-
-    algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
-    """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
-    num_shards: Annotated[int, Between(1, 64)] = 2
-    """replay shards, each an actor on some node with the transitions of every so many-th actor"""
-
-
-DQN_PRESETS = {name: preset for name, preset in apex_settings.PRESETS.items() if preset.get("algo") != "ddpg"}
-DQN_PRESETS = {name: {**preset, "block_length": 16} for name, preset in DQN_PRESETS.items()}
-RayRunArgs = ImpalaArgs | DqnArgs
-SETTINGS: dict[str, tuple[type[RayRunArgs], dict[str, dict[str, Any]]]] = {
-    "impala": (ImpalaArgs, impala.PRESETS),
-    "dqn": (DqnArgs, DQN_PRESETS),
-}
-"""algorithm -> (settings, presets)"""
-
-
-def check(args: RayRunArgs) -> None:
-    """Raise ConfigError for settings that contradict each other, and for a machine without Ray."""
-    check_installed()
-    if args.address is None:
-        for name, value in (("token-file", args.token_file), ("insecure-cluster", args.insecure_cluster)):
-            if value:
-                why = "it is for a running cluster, and this run starts one of its own"
-                raise ConfigError(name, value, why, "add --address, or leave it out")
-    if args.num_learners > 1:
-        raise ConfigError("num-learners", args.num_learners, "on Ray there is one", "leave it out, or use chapter 4")
-    if isinstance(args, ImpalaArgs) and args.force_lag:
-        raise ConfigError("force-lag", args.force_lag, "it is for measurements", "leave it out, or use chapter 4")
-    if isinstance(args, DqnArgs) and args.num_shards > args.num_actors:
-        why = f"only {args.num_actors} actors fill them"
-        raise ConfigError("num-shards", args.num_shards, why, "lower it, or raise --num-actors")
-    if isinstance(args, DqnArgs) and args.save_replay:
-        why = "shards are not saved: a resumed run fills them again"
-        raise ConfigError("save-replay", True, why, "leave it out, or use chapter 3")
 
 
 class DqnLearner(NamedTuple):
@@ -206,8 +134,8 @@ def needs_of(args: RayRunArgs, learner: Any, packer: Packer) -> Needs:
     return Needs(args.num_actors, results + 4 * weights + (args.num_actors + HELD) * MIB)
 
 
-class OnRay:
-    """The connection of a run to a Ray cluster, in a `with` block.
+class RayTrainer:
+    """The trainer of a run on a Ray cluster, in a `with` block: its session, actors, replay and gradient steps.
 
     Args:
         args: of the chapter.
@@ -224,15 +152,15 @@ class OnRay:
         else:
             self.data_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
         self.packer = packer_of(args, learner)
-        note = None if args.address is None else find_cluster(args.address, args.token_file)
-        self.session = Session(note, needs_of(args, learner, self.packer), run.log)
-        self.session.on_stuck = lambda why: run.finish(WorkerError(why))
+        address = None if args.address is None else find_cluster(args.address, args.token_file)
+        self.session = Session(address, needs_of(args, learner, self.packer), run.log)
+        self.session.watchdog.on_stuck = lambda why: run.finish(WorkerError(why))
 
-    def __enter__(self) -> OnRay:
+    def __enter__(self) -> RayTrainer:
         self.session.__enter__()
-        cluster, nodes = self.session.cluster, len(self.session.nodes)
+        cluster, nodes = self.session.cluster, len(self.session.state.nodes)
         where = "" if cluster is None else f" at {cluster.address}"
-        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {self.session.num_cpus:g} CPUs"
+        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {self.session.state.num_cpus:g} CPUs"
         self.run.log.info(f"Ray cluster{where}: {size}; {self.args.num_actors} actors wanted (--num-actors)")
         return self
 
@@ -289,8 +217,8 @@ class OnRay:
         workers = actors.workers
         assert isinstance(workers, Fleet)
         run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
-        run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.nodes))
-        run.metrics.gauges["cluster/object_store"] = lambda: self.session.store_bytes / MIB
+        run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.state.nodes))
+        run.metrics.gauges["cluster/object_store"] = lambda: self.session.state.store_bytes / MIB
         return actors
 
     def publish(self) -> None:

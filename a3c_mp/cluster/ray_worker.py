@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from a3c_mp.cluster.session import versions
+from a3c_mp.cluster.environment import versions
 from a3c_mp.processes.channel import Closing, Token
 
 
@@ -46,7 +46,7 @@ class Hello(NamedTuple):
     not_restored: list[str]
 
 
-class Host:
+class RayWorker:
     """The process of an actor: makes `target(channel, *args)`, and calls it with each token.
 
     The fleet adds a method `beats` that Ray runs on a thread of its own.
@@ -73,6 +73,6 @@ class Host:
         self.channel.close()
 
 
-def beats(self: Host) -> int:
-    """The method of a `Host` that says how many heartbeats there have been."""
+def beats(self: RayWorker) -> int:
+    """The method of a `RayWorker` that says how many heartbeats there have been."""
     return self.channel.beats

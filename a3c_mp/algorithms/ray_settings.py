@@ -1,0 +1,83 @@
+"""Chapter 7's settings, presets and checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from a3c_mp.algorithms import apex_settings, impala
+from a3c_mp.cluster.environment import check_installed
+from a3c_mp.config import Between, CommonArgs
+from a3c_mp.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RayArgs(CommonArgs):
+    """Settings of the connection to a Ray cluster."""
+
+    chapter = "ray"
+
+    address: str | None = None
+    """join a running Ray cluster: HOST:PORT of its head, or auto on one of its machines; default: one of its own"""
+    token_file: Path | None = None
+    """with --address: the secret of that cluster; default: the one of a node on this machine, in ~/.a3c_mp"""
+    insecure_cluster: bool = False
+    """with --address: join a cluster that accepts any token"""
+
+    @property
+    def local_actors(self) -> int:
+        return self.num_actors if self.address is None else 0
+
+
+@dataclass(frozen=True)
+class ImpalaArgs(impala.Args, RayArgs):
+    """Settings of IMPALA on Ray."""
+
+    chapter = "ray"
+
+    algo: Literal["impala", "dqn"] = "impala"
+    """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
+
+
+@dataclass(frozen=True)
+class DqnArgs(apex_settings.Args, RayArgs):
+    """Settings of DQN on Ray."""
+
+    chapter = "ray"
+    continuous: ClassVar = {}  # only chapter 3 has ddpg
+
+    algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
+    """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
+    num_shards: Annotated[int, Between(1, 64)] = 2
+    """replay shards, each an actor on some node with the transitions of every so many-th actor"""
+
+
+DQN_PRESETS = {name: preset for name, preset in apex_settings.PRESETS.items() if preset.get("algo") != "ddpg"}
+DQN_PRESETS = {name: {**preset, "block_length": 16} for name, preset in DQN_PRESETS.items()}
+RayRunArgs = ImpalaArgs | DqnArgs
+SETTINGS: dict[str, tuple[type[RayRunArgs], dict[str, dict[str, Any]]]] = {
+    "impala": (ImpalaArgs, impala.PRESETS),
+    "dqn": (DqnArgs, DQN_PRESETS),
+}
+"""algorithm -> (settings, presets)"""
+
+
+def check(args: RayRunArgs) -> None:
+    """Raise ConfigError for settings that contradict each other, and for a machine without Ray."""
+    check_installed()
+    if args.address is None:
+        for name, value in (("token-file", args.token_file), ("insecure-cluster", args.insecure_cluster)):
+            if value:
+                why = "it is for a running cluster, and this run starts one of its own"
+                raise ConfigError(name, value, why, "add --address, or leave it out")
+    if args.num_learners > 1:
+        raise ConfigError("num-learners", args.num_learners, "on Ray there is one", "leave it out, or use chapter 4")
+    if isinstance(args, ImpalaArgs) and args.force_lag:
+        raise ConfigError("force-lag", args.force_lag, "it is for measurements", "leave it out, or use chapter 4")
+    if isinstance(args, DqnArgs) and args.num_shards > args.num_actors:
+        why = f"only {args.num_actors} actors fill them"
+        raise ConfigError("num-shards", args.num_shards, why, "lower it, or raise --num-actors")
+    if isinstance(args, DqnArgs) and args.save_replay:
+        why = "shards are not saved: a resumed run fills them again"
+        raise ConfigError("save-replay", True, why, "leave it out, or use chapter 3")

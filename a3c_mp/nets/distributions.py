@@ -1,0 +1,189 @@
+"""Distributions of actions: log-probability, entropy, samples and mode, from the parameters that a net outputs.
+
+A rollout stores the parameters, [..., P], of the policy that acted: logits, or means and log deviations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from torch import Tensor, nn
+
+ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
+"""action spaces that there are distributions for"""
+
+
+class Categorical(NamedTuple):
+    """Softmax policy over A actions: logits [..., A], actions int64 [...]."""
+
+    logits: Tensor
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Return log pi(a|s) [...]."""
+        logits = self.logits
+        return -F.cross_entropy(logits.flatten(0, -2), action.flatten(), reduction="none").view_as(action)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy [...] (nats)."""
+        log_probs = F.log_softmax(self.logits, dim=-1)
+        return -(log_probs.exp() * log_probs).sum(dim=-1)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        """Sample actions for logits [B, A].
+
+        Logits with NaN or inf give an arbitrary action; such a rollout is not learned from (see `is_finite`).
+        """
+        probabilities = self.logits.softmax(dim=-1).nan_to_num(nan=1.0)
+        return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)
+
+    def mode(self) -> Tensor:
+        """Return the most probable actions [...]."""
+        return self.logits.argmax(dim=-1)
+
+
+class MultiCategorical(NamedTuple):
+    """Product of independent softmax policies: logits [..., sum of sizes], actions int64 [..., *shape]."""
+
+    logits: Tensor
+    shape: tuple[int, ...]
+    sizes: Sequence[int]
+
+    @property
+    def parts(self) -> list[Categorical]:
+        return [Categorical(logits) for logits in self.logits.split(list(self.sizes), dim=-1)]
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Return log pi(a|s) [...], the sum over the parts of an action."""
+        chosen = action.reshape(*self.logits.shape[:-1], -1).unbind(dim=-1)
+        return torch.stack([part.log_prob(a) for part, a in zip(self.parts, chosen, strict=True)]).sum(dim=0)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy [...] (nats), the sum over the parts of an action."""
+        return torch.stack([part.entropy() for part in self.parts]).sum(dim=0)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        """Sample actions for logits [B, ...], as `Categorical` does."""
+        return torch.stack([part.sample(rng) for part in self.parts], dim=-1).reshape(
+            *self.logits.shape[:-1], *self.shape
+        )
+
+    def mode(self) -> Tensor:
+        """Return the most probable actions [...]."""
+        return torch.stack([part.mode() for part in self.parts], dim=-1).reshape(*self.logits.shape[:-1], *self.shape)
+
+
+class DiagonalGaussian(NamedTuple):
+    """Gaussian policy with independent dimensions: params [..., 2 * D] (means, log deviations), actions [..., *shape].
+
+    Actions are unbounded: they are clipped to the space for the environment only (`to_env`).
+    """
+
+    params: Tensor
+    shape: tuple[int, ...]
+
+    @property
+    def mean(self) -> Tensor:
+        return self.params.chunk(2, dim=-1)[0]
+
+    @property
+    def log_std(self) -> Tensor:
+        return self.params.chunk(2, dim=-1)[1]
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Return the log density log pi(a|s) [...]."""
+        distance = (action.reshape(self.mean.shape) - self.mean) / self.log_std.exp()
+        return -(0.5 * distance.square() + self.log_std + 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+
+    def entropy(self) -> Tensor:
+        """Return the differential entropy [...] (nats), which can be negative."""
+        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        """Sample actions; parameters with NaN or inf give arbitrary finite ones, as in `Categorical`."""
+        noise = torch.randn(self.mean.shape, generator=rng, device=rng.device)
+        return self._shaped(self.mean + self.log_std.exp() * noise)
+
+    def mode(self) -> Tensor:
+        """Return the means."""
+        return self._shaped(self.mean)
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        return flat.nan_to_num().reshape(*flat.shape[:-1], *self.shape)
+
+
+Distribution = Categorical | MultiCategorical | DiagonalGaussian
+
+
+def category_sizes(space: gymnasium.Space) -> list[int]:
+    """Return the number of choices in each part of an action; an empty list for continuous actions."""
+    if isinstance(space, Discrete):
+        return [int(space.n)]
+    if isinstance(space, MultiDiscrete):
+        return [int(size) for size in space.nvec.flatten()]
+    return [2] * int(np.prod(space.shape)) if isinstance(space, MultiBinary) else []
+
+
+def num_outputs(space: gymnasium.Space) -> int:
+    """Return how many outputs a policy needs: a logit for each choice, or the mean of each dimension."""
+    return sum(category_sizes(space)) or int(np.prod(space.shape or ()))
+
+
+def num_params(space: gymnasium.Space) -> int:
+    """Return the number of parameters of a distribution (P): the outputs, and a log deviation for each mean."""
+    return num_outputs(space) * (2 if isinstance(space, Box) else 1)
+
+
+def is_valid(space: gymnasium.Space, actions: Tensor) -> bool:
+    """Whether actions [..., *shape] are among the choices of a space; continuous ones may lie outside, but not NaN."""
+    sizes = category_sizes(space)
+    if not sizes:
+        return bool(actions.isfinite().all())
+    limits = torch.tensor(sizes).view(space.shape or ())
+    return bool(((actions >= 0) & (actions < limits)).all())
+
+
+def to_env(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
+    """Return actions [..., *shape] as environments take them: in the dtype of the space, clipped to a Box's bounds."""
+    if isinstance(space, Discrete):
+        return actions
+    actions = actions.astype(space.dtype)
+    return actions.clip(space.low, space.high) if isinstance(space, Box) else actions
+
+
+class ActionHead(nn.Module):
+    """Head of a policy: outputs of its last layer -> parameters of the distribution over actions of a space.
+
+    For continuous actions it has a log deviation for each dimension, which does not depend on the observation.
+
+    Args:
+        space: of actions, one of `ACTIONS`.
+        log_std_init: the log deviations at the start.
+    """
+
+    def __init__(self, space: gymnasium.Space, log_std_init: float = 0.0):
+        super().__init__()
+        if not isinstance(space, ACTIONS) or np.any(getattr(space, "start", 0)):
+            raise ValueError(f"there is no policy for actions {space}; discrete ones must start from 0")
+        self.space, self.num_outputs = space, num_outputs(space)
+        if isinstance(space, Box):
+            self.log_std = nn.Parameter(torch.full((self.num_outputs,), log_std_init))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """outputs [..., num_outputs] -> parameters [..., P]."""
+        if not isinstance(self.space, Box):
+            return outputs
+        return torch.cat([outputs, self.log_std.to(outputs.dtype).expand_as(outputs)], dim=-1)
+
+    def distribution(self, params: Tensor) -> Distribution:
+        """Return the distribution with parameters [..., P]; its actions have the shape [..., *space.shape]."""
+        shape, sizes = self.space.shape or (), category_sizes(self.space)
+        if isinstance(self.space, Discrete):
+            return Categorical(params)
+        return MultiCategorical(params, shape, sizes) if sizes else DiagonalGaussian(params, shape)

@@ -1,0 +1,208 @@
+"""Other libraries beside chapter 1 on the same cores: steady steps a second, and minutes until Pong is solved.
+
+    python bench/peers.py --install                          a virtual environment for each, as bench/peers/*.txt say
+    python bench/peers.py --repeat 3 --seconds 120           rates; the peers take turns
+    python bench/peers.py --solve --peers ours rl_games      minutes and steps to 18, two seeds each
+
+Each peer runs with the settings that its own project recommends for speed on Atari (bench/peers/run_*.py), with as many
+threads or workers as there are cores. Updates per step, nets and batch sizes differ, so rates alone decide nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
+
+from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.errors import ConfigError
+from a3c_mp.run.episode_log import read_episodes
+from a3c_mp.run.script import exit_with
+from bench import common
+from bench.solve import curve, train
+from bench.throughput import steady_sps, trainer_sps
+
+FOLDER = common.ROOT / "bench" / "peers"
+START_SECONDS = 120.0
+"""how much longer than its time a peer may take to import, start and end (s)"""
+Point = tuple[float, int, float | None]
+
+
+class Peer(NamedTuple):
+    """A library: what is installed for it, and how its script is called."""
+
+    environment: str  # bench/peers/<environment>.txt, and the folder of its virtual environment
+    script: str
+    flags: tuple[str, ...] = ()
+
+
+PEERS = {
+    "sb3_a2c": Peer("sb3", "run_sb3.py", ("--algo", "a2c")),
+    "sb3_ppo": Peer("sb3", "run_sb3.py", ("--algo", "ppo")),
+    "sample_factory": Peer("sample_factory", "run_sample_factory.py"),
+    "rl_games": Peer("rl_games", "run_rl_games.py"),
+    "rllib": Peer("rllib", "run_rllib.py"),
+}
+OURS = "ours"
+"""chapter 1 with its preset"""
+
+
+@dataclass(frozen=True)
+class Args:
+    chapter: ClassVar[str] = "peers"
+    peers: tuple[str, ...] = (OURS, *PEERS)
+    """which libraries; "ours" is chapter 1"""
+    environments: Path = Path("peers")
+    """folder of the peers' virtual environments"""
+    install: bool = False
+    """make the virtual environments that are missing, and end"""
+    env_id: str = "PongNoFrameskip-v4"
+    """Atari id with frame skip 1"""
+    seconds: Annotated[float, Between(1)] = 120.0
+    """how long each runs, starting up included; the second half of its curve counts (s)"""
+    repeat: Count = 3
+    """repetitions, in which the peers take turns"""
+    solve: bool = False
+    """train until the stop return instead"""
+    stop_return: float = 18.0
+    """with --solve: mean raw return of the last 100 games"""
+    seeds: Count = 2
+    """with --solve: seeds 1, 2, ..."""
+    max_minutes: Annotated[float, Between(0.1)] = 45.0
+    """with --solve: the longest that a run may take"""
+    results: Path = common.RESULTS
+    """folder of the result file"""
+
+
+def python_of(peer: Peer, environments: Path) -> Path:
+    return (environments / peer.environment / "bin" / "python").absolute()
+
+
+def install(names: Sequence[str], environments: Path) -> int:
+    """Make the environments that are missing; the exit code of the first that fails."""
+    for name in dict.fromkeys(PEERS[name].environment for name in names if name != OURS):
+        folder, pins = environments / name, FOLDER / f"{name}.txt"
+        commands = [[folder / "bin" / "pip", "install", "--quiet", "--requirement", pins]]
+        if not folder.exists():
+            commands.insert(0, [sys.executable, "-m", "venv", folder])
+        for command in commands:
+            if code := subprocess.run([str(word) for word in command]).returncode:
+                print(f"error: {name} cannot be installed; the others were not tried", file=sys.stderr)
+                return code
+        print(f"{name}: {folder}", flush=True)
+    return 0
+
+
+def versions_of(peer: Peer, environments: Path) -> dict[str, str]:
+    """The versions that are installed of what its requirements name."""
+    listed = subprocess.run(
+        [python_of(peer, environments), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
+    ).stdout
+    names = {line.partition("==")[0] for line in (FOLDER / f"{peer.environment}.txt").read_text().splitlines()}
+    return dict(line.split("==") for line in listed.splitlines() if line.partition("==")[0] in names)
+
+
+def points_of(peer: Peer, args: Args, flags: Sequence[str], seconds: float) -> list[Point]:
+    """Run a peer's script and read its points. Ends this script if that fails."""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # set to 1 by a3c_mp
+    command = [str(python_of(peer, args.environments)), str(FOLDER / peer.script), *peer.flags, *flags]
+    with tempfile.TemporaryDirectory() as folder:  # some write logs where they are started
+        command += ["--env-id", args.env_id, "--seconds", str(seconds)]
+        done = subprocess.run(
+            command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=2 * seconds + START_SECONDS
+        )
+    points = common.read_points(done.stdout)
+    if done.returncode != 0 or not points:
+        print(f"error: {peer.script} ended with code {done.returncode}; start it alone to see why", file=sys.stderr)
+        sys.exit(1)
+    return points
+
+
+def rate_of(name: str, args: Args, seed: int) -> float:
+    """Steady agent steps a second."""
+    if name == OURS:
+        return trainer_sps([*common.CHAPTERS["a3c_data"], "--env-id", args.env_id, f"--seed={seed}"], args.seconds)
+    return steady_sps([point[:2] for point in points_of(PEERS[name], args, ["--seed", str(seed)], args.seconds)])
+
+
+def solved_by(name: str, args: Args, seed: int) -> dict[str, Any]:
+    """Minutes and steps until the stop return, and the curve up to there."""
+    seconds, points = 60 * args.max_minutes, list[Point]()
+    if name == OURS:
+        with tempfile.TemporaryDirectory() as folder:
+            goal = [f"--stop-return={args.stop_return}", f"--max-seconds={seconds}", f"--seed={seed}"]
+            place = [f"--runs-dir={folder}", "--run-name=run"]
+            command = [*common.CHAPTERS["a3c_data"], f"--env-id={args.env_id}", *goal, *place]
+            train(command, Path(folder) / "run")
+            points = [
+                (s, steps, mean) for steps, s, mean in curve(read_episodes(Path(folder) / "run" / "episodes.csv"))
+            ]
+    else:
+        flags = ["--seed", str(seed), "--stop-return", str(args.stop_return)]
+        points = points_of(PEERS[name], args, flags, seconds)
+    reached = [point for point in points if point[2] is not None and point[2] >= args.stop_return][:1]
+    when = (
+        {"minutes": round(reached[0][0] / 60, 2), "steps": reached[0][1]}
+        if reached
+        else {"minutes": None, "steps": None}
+    )
+    return {"seed": seed, "solved": bool(reached), **when, "last": points[-1], "curve": points}
+
+
+def table_of_rates(rates: dict[str, list[float]]) -> str:
+    first = statistics.median(next(iter(rates.values())))
+    lines = []
+    for name, each in rates.items():
+        middle = statistics.median(each)
+        lines.append([name, f"{middle:,.0f}", f"{middle / first:.2f}", ", ".join(f"{rate:,.0f}" for rate in each)])
+    return common.markdown_table(["library", "steps a second", "relative", "repetitions"], lines)
+
+
+def table_of_runs(runs: dict[str, list[dict[str, Any]]]) -> str:
+    lines = []
+    for name, each in runs.items():
+        for run in each:
+            found = [f"{run['minutes']:.1f}", f"{run['steps']:,}"] if run["solved"] else ["not reached", "-"]
+            seconds, steps, mean = run["last"]
+            end = f"{'-' if mean is None else f'{mean:.1f}'} after {seconds / 60:.1f} min, {steps:,} steps"
+            lines.append([name, str(run["seed"]), *found, end])
+    return common.markdown_table(["library", "seed", "minutes", "steps", "end of the run"], lines)
+
+
+def main() -> int:
+    args, more = common.cli(Args, __doc__)
+    check_ranges(args)
+    known = (OURS, *PEERS)
+    if unknown := [*more, *(name for name in args.peers if name not in known)]:
+        raise ConfigError("peers", unknown[0], "no such library here", f"choose from {', '.join(known)}")
+    if args.install:
+        return install(args.peers, args.environments)
+    others = {name: PEERS[name] for name in args.peers if name != OURS}
+    for name, peer in others.items():
+        if not python_of(peer, args.environments).exists():
+            raise ConfigError("peers", name, f"it is not installed in {args.environments}", "run with --install first")
+    result = common.begin("peers", args, args.env_id)
+    result["peer_versions"] = {name: versions_of(peer, args.environments) for name, peer in others.items()}
+    found: dict[str, list[Any]] = {name: [] for name in args.peers}
+    result["runs" if args.solve else "rates"] = found
+    path = common.result_path(args.results, result, with_env=True)
+    for number in range(1, (args.seeds if args.solve else args.repeat) + 1):
+        for name in args.peers:
+            found[name].append((solved_by if args.solve else rate_of)(name, args, number))
+            common.save(path, result)
+            done = {name: each for name, each in found.items() if each}
+            print(f"{name} {number}\n{(table_of_runs if args.solve else table_of_rates)(done)}", flush=True)
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

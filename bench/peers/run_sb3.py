@@ -1,0 +1,113 @@
+"""Stable-Baselines3's A2C or PPO on Atari: prints points of its learning curve, see points.py.
+
+Settings are those of its zoo for Atari. With `--net matched` A2C has the net of `ConvActorCritic`: shared convolutions,
+then 512 units each for policy and value; `bench/throughput.py --compare sb3` uses that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ale_py
+import gymnasium
+import torch
+from points import STEPS, Points, parser
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
+from torch import Tensor, nn
+
+gymnasium.register_envs(ale_py)
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # not a banner for each environment
+
+BUDGET = 10_000_000
+"""agent steps over which the zoo's schedules fall to 0"""
+
+
+class Convolutions(BaseFeaturesExtractor):
+    """The convolutions of Mnih et al. 2015, flattened, without the linear layer that SB3's `NatureCNN` adds."""
+
+    def __init__(self, observation_space: gymnasium.spaces.Box):
+        channels = observation_space.shape[0]
+        convs = nn.Sequential(
+            nn.Conv2d(channels, 32, kernel_size=8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, kernel_size=4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, kernel_size=3, stride=1),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        with torch.no_grad():
+            features = convs(torch.zeros(1, *observation_space.shape)).shape[1]
+        super().__init__(observation_space, features)
+        self.convs = convs
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.convs(obs)
+
+
+MATCHED = {"features_extractor_class": Convolutions, "net_arch": {"pi": [512], "vf": [512]}, "activation_fn": nn.ReLU}
+
+
+class Curve(BaseCallback):
+    """Prints a point before each rollout, and ends the run when it is over."""
+
+    def __init__(self, points: Points):
+        super().__init__()
+        self.points, self.goes_on = points, True
+
+    def _on_rollout_start(self) -> None:
+        games = self.model.ep_info_buffer or []
+        self.goes_on = self.points.add(self.num_timesteps, [game["r"] for game in games])
+
+    def _on_step(self) -> bool:
+        return self.goes_on
+
+
+def fall_from(value: float) -> Any:
+    """A schedule from `value` to 0, which SB3 calls with the share of all steps that is left."""
+    return lambda left: value * max(0.0, 1 - (1 - left) * STEPS / BUDGET)
+
+
+def settings_of(args: Any) -> dict[str, Any]:
+    """Arguments of the algorithm."""
+    if args.algo == "ppo":
+        fixed = {"batch_size": 256, "n_epochs": 4, "ent_coef": 0.01, "vf_coef": 0.5}
+        schedules = {"learning_rate": fall_from(2.5e-4), "clip_range": fall_from(0.1)}
+        return {"n_steps": args.n_steps or 128, **fixed, **schedules}
+    if args.net == "matched":
+        return {"n_steps": args.n_steps or 5, "ent_coef": 0.01, "policy_kwargs": MATCHED}
+    optimizer = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
+    return {"n_steps": args.n_steps or 5, "ent_coef": 0.01, "vf_coef": 0.25, "policy_kwargs": optimizer}
+
+
+def main() -> None:
+    flags = parser(__doc__)
+    flags.add_argument("--algo", choices=("a2c", "ppo"), default="a2c")
+    flags.add_argument("--net", choices=("zoo", "matched"), default="zoo")
+    flags.add_argument("--num-envs", type=int, default=0, help="environments in all; 0: the zoo's number")
+    flags.add_argument("--n-steps", type=int, default=0, help="steps of each environment in a rollout; 0: the zoo's")
+    flags.add_argument("--vec-env", choices=("dummy", "subproc"), default="dummy", help="one process, or one for each")
+    flags.add_argument("--cuda", action="store_true", help="keep the net on the GPU")
+    args = flags.parse_args()
+    torch.set_num_threads(args.threads)
+    env = make_atari_env(
+        args.env_id,
+        n_envs=args.num_envs or {"a2c": 16, "ppo": 8}[args.algo],
+        seed=args.seed,
+        vec_env_cls=SubprocVecEnv if args.vec_env == "subproc" else DummyVecEnv,
+        vec_env_kwargs={"start_method": "fork"} if args.vec_env == "subproc" else None,  # seconds faster than spawn
+    )
+    algorithm = {"a2c": A2C, "ppo": PPO}[args.algo]
+    device = "cuda" if args.cuda else "cpu"
+    model = algorithm("CnnPolicy", VecFrameStack(env, n_stack=4), device=device, seed=args.seed, **settings_of(args))
+    model.learn(total_timesteps=STEPS, callback=Curve(Points(args)))
+    env.close()
+
+
+if __name__ == "__main__":
+    main()

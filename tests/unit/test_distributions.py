@@ -1,0 +1,151 @@
+"""Distributions of actions against `torch.distributions`, and their gradients against finite differences."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from torch import distributions as reference
+
+from a3c_mp.nets.distributions import ActionHead, Categorical, is_valid, num_outputs, num_params, to_env
+
+BATCHES = [(7,), (3, 7), (2, 3, 7)]
+
+
+def independent_choices(sizes):
+    """The reference for several choices: their log-probabilities and entropies are added up."""
+    return lambda params: [reference.Categorical(logits=part) for part in params.split(sizes, dim=-1)]
+
+
+def gaussian(params):
+    mean, log_std = params.chunk(2, dim=-1)
+    return [reference.Normal(mean[..., i], log_std[..., i].exp()) for i in range(mean.shape[-1])]
+
+
+SPACES = {
+    "discrete": (Discrete(5), independent_choices([5])),
+    "multi-discrete": (MultiDiscrete([2, 4, 3]), independent_choices([2, 4, 3])),
+    "multi-discrete of two axes": (MultiDiscrete([[2, 3], [4, 2]]), independent_choices([2, 3, 4, 2])),
+    "multi-binary": (MultiBinary(3), independent_choices([2, 2, 2])),
+    "box": (Box(-1.0, 1.0, (3,)), gaussian),
+    "box of two axes": (Box(-1.0, 1.0, (2, 2)), gaussian),
+    "box of one number": (Box(-1.0, 1.0, ()), gaussian),
+}
+EVERY_SPACE = pytest.mark.parametrize(("space", "parts"), SPACES.values(), ids=SPACES)
+
+
+@pytest.fixture
+def rng():
+    return torch.Generator().manual_seed(0)
+
+
+def some_params(space, batch, rng):
+    return 2 * torch.randn(*batch, num_params(space), generator=rng)
+
+
+@EVERY_SPACE
+def test_log_prob_and_entropy_are_those_of_torch_distributions(space, parts, rng):
+    head = ActionHead(space)
+    for batch in BATCHES:
+        params = some_params(space, batch, rng)
+        policy = head.distribution(params)
+        actions = [part.sample() for part in parts(params)]
+        log_prob = sum(part.log_prob(action) for part, action in zip(parts(params), actions, strict=True))
+        taken = torch.stack(actions, dim=-1).reshape(*batch, *space.shape)
+        torch.testing.assert_close(policy.log_prob(taken), log_prob)
+        torch.testing.assert_close(policy.entropy(), sum(part.entropy() for part in parts(params)))
+
+
+@EVERY_SPACE
+def test_gradients_are_those_of_finite_differences(space, parts, rng):
+    head = ActionHead(space)
+    params = some_params(space, (4,), rng).double().requires_grad_()
+    action = head.distribution(params.detach().float()).sample(rng)
+    action = action.double() if isinstance(space, Box) else action
+    assert torch.autograd.gradcheck(lambda p: head.distribution(p).log_prob(action), params)
+    assert torch.autograd.gradcheck(lambda p: head.distribution(p).entropy(), params)
+
+
+@EVERY_SPACE
+def test_samples_follow_the_policy_and_the_generator_alone(space, parts, rng):
+    head, num = ActionHead(space), 20_000
+    params = 0.5 * some_params(space, (1,), rng)
+    policy = head.distribution(params.expand(num, -1))
+    drawn = policy.sample(torch.Generator().manual_seed(1))
+    torch.manual_seed(2)
+    assert torch.equal(drawn, policy.sample(torch.Generator().manual_seed(1)))
+    assert not torch.equal(drawn, policy.sample(torch.Generator().manual_seed(3)))
+    assert drawn.shape == (num, *space.shape)
+    for part, values in zip(parts(params), drawn.reshape(num, -1).T, strict=True):
+        if isinstance(space, Box):
+            assert abs(values.mean() - part.mean) < 5 * part.stddev / num**0.5
+            assert abs(values.std() / part.stddev - 1) < 5 / num**0.5
+        else:
+            share = part.probs[0]
+            found = values.bincount(minlength=len(share)) / num
+            assert ((found - share).abs() <= 5 * (share * (1 - share) / num).sqrt()).all()
+
+
+@EVERY_SPACE
+def test_the_mode_is_the_likeliest_action(space, parts, rng):
+    policy = ActionHead(space).distribution(some_params(space, (200,), rng))
+    best = policy.log_prob(policy.mode())
+    for _ in range(20):
+        assert (policy.log_prob(policy.sample(rng)) <= best + 1e-6).all()
+
+
+@EVERY_SPACE
+def test_environments_get_valid_actions_whatever_the_net_gives(space, parts, rng):
+    head = ActionHead(space)
+    for bad in (torch.nan, torch.inf, -torch.inf, 50.0):
+        params = torch.full((4, num_params(space)), bad)
+        for action in (head.distribution(params).sample(rng), head.distribution(params).mode()):
+            given = to_env(space, action.numpy())
+            assert all(space.contains(row if space.shape else row.astype(space.dtype)) for row in given)
+
+
+def test_box_actions_are_clipped_for_the_environment_only(rng):
+    space = Box(np.array([-0.1, -2.0]), np.array([0.1, np.inf]), dtype=np.float64)
+    action = ActionHead(space).distribution(torch.tensor([[0.0, 0.0, 3.0, 3.0]] * 100)).sample(rng)
+    given = to_env(space, action.numpy())
+    assert (action[:, 0].abs() > 0.1).any()
+    np.testing.assert_array_equal(given, np.clip(action.numpy().astype(np.float64), space.low, space.high))
+    assert is_valid(space, action)
+
+
+@pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete([3, 2]), MultiBinary(2)], ids=str)
+def test_choices_that_a_space_does_not_have_are_invalid(space):
+    none = torch.zeros(4, *space.shape, dtype=torch.int64)
+    assert is_valid(space, none)
+    assert is_valid(space, none + 1)
+    assert not is_valid(space, none - 1)
+    assert not is_valid(space, none + 3)
+
+
+def test_deviations_do_not_depend_on_the_observation_and_are_learned():
+    head = ActionHead(Box(-1.0, 1.0, (2,)), log_std_init=-0.5)
+    params = head(torch.randn(4, 2))
+    assert num_outputs(head.space) == 2
+    assert torch.equal(params[:, 2:], torch.full((4, 2), -0.5))
+    head.distribution(params).entropy().mean().backward()
+    assert torch.equal(head.log_std.grad, torch.ones(2)), "the entropy of a Gaussian grows as its log deviation does"
+
+
+@pytest.mark.parametrize("space", [Discrete(3, start=1), MultiDiscrete([2], start=[1]), Dict(a=Discrete(2))], ids=str)
+def test_other_actions_are_refused(space):
+    with pytest.raises(ValueError, match="there is no policy for actions"):
+        ActionHead(space)
+
+
+def test_entropy_is_largest_for_a_uniform_policy_and_its_gradient_pushes_others_towards_it():
+    assert Categorical(torch.zeros(1, 5)).entropy().item() == pytest.approx(np.log(5))
+    logits = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    Categorical(logits).entropy().sum().backward()
+    assert logits.grad[0, 0] < 0 < logits.grad[0, 1], "ascent lowers the likelier action"
+
+
+def test_the_entropy_of_a_certain_policy_is_zero_not_nan():
+    logits = torch.tensor([[200.0, 0.0, -200.0]], requires_grad=True)
+    entropy = Categorical(logits).entropy().sum()
+    entropy.backward()
+    assert entropy.item() == pytest.approx(0.0, abs=1e-6)
+    assert logits.grad.isfinite().all()
