@@ -4,6 +4,7 @@ import importlib.machinery
 import sys
 import types
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,18 +20,17 @@ from a3c_mp.run.run import Run
 class Module(types.ModuleType):
     """Has the interface of wandb, and remembers what it was called with."""
 
-    def __init__(self, broken=()):
+    def __init__(self, broken=""):
         super().__init__("wandb")
         self.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
-        self.calls, self.broken = [], broken
+        self.calls = []
+        for name in ("init", "define_metric", "log", "finish"):
+            setattr(self, name, partial(self.call, name, fails=name == broken))
 
-    def __getattr__(self, name):
-        def call(*args, **named):
-            self.calls.append((name, args, named))
-            if name in self.broken:
-                raise ConnectionError("no\nnetwork")
-
-        return call
+    def call(self, function, /, *args, fails, **named):
+        self.calls.append((function, args, named))
+        if fails:
+            raise ConnectionError("no\nnetwork")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_tracker_gets_the_points_that_tensorboard_gets(args, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
 def test_a_tracker_that_fails_costs_one_warning(broken, args, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", Module(broken={broken}))
+    monkeypatch.setitem(sys.modules, "wandb", Module(broken))
     run = a_run(args)
     assert run.exit_code == 0
     assert (run.folder / "run.log").read_text().count("wandb fails (ConnectionError: no network); the run goes on") == 1
