@@ -160,7 +160,7 @@ class InlineRay(ModuleType):
         return [{"NodeID": "node", "NodeManagerAddress": "127.0.0.1", "Alive": True}]
 
     def get_runtime_context(self):
-        return SimpleNamespace(get_node_id=lambda: "node")
+        return SimpleNamespace(get_node_id=lambda: "node", gcs_address="127.0.0.1:0")
 
 
 def install(patch):

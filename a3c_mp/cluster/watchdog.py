@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from a3c_mp.cluster.calls import Calls, in_time
@@ -16,7 +18,9 @@ POLL_SECONDS = 1.0
 ANSWER_SECONDS = 2.0
 """longest wait for one answer of the head"""
 SILENT_SECONDS = 8.0
-"""silence of the head after which a run ends"""
+"""silence of the head after which a run ends, where nothing accepts connections at its address any longer"""
+BUSY_SECONDS = 60.0
+"""the same where something does: its machine is busy"""
 STUCK_SECONDS = 4.0
 """longest time that the trainer may take from there on; it may wait in a call of Ray that does not return"""
 STORE = "object_store_memory"
@@ -49,11 +53,13 @@ class Watchdog:
         self.lost: str | None = None  # why the cluster cannot be used any longer
         self.on_stuck: Callable[[str], None] = lambda why: None  # called on this thread before the process ends
         self._calls = calls
+        self._head = "127.0.0.1:0"  # where it listens
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ray-watchdog", daemon=True)
 
     def start(self) -> None:
         """Ask the head for the first time, and go on doing so on a thread."""
+        self._head = import_ray().get_runtime_context().gcs_address
         self.ask()
         self._thread.start()
 
@@ -72,8 +78,10 @@ class Watchdog:
         while not self._stopping.wait(POLL_SECONDS):
             if self.ask():
                 answered = time.monotonic()
-            elif time.monotonic() - answered >= SILENT_SECONDS and not self._stopping.is_set():
-                self.lost = f"the head of {self.cluster} has not answered for {SILENT_SECONDS:.0f} s"
+                continue
+            limit = BUSY_SECONDS if accepts_connections(self._head) else SILENT_SECONDS
+            if time.monotonic() - answered >= limit and not self._stopping.is_set():
+                self.lost = f"the head of {self.cluster} has not answered for {limit:.0f} s"
                 self._end_if_trainer_is_stuck(self.lost)
                 return
 
@@ -88,6 +96,14 @@ class Watchdog:
             if called is not None and time.monotonic() - max(called, lost_at) >= STUCK_SECONDS:
                 self.on_stuck(why)
                 os._exit(1)
+
+
+def accepts_connections(address: str) -> bool:
+    """Whether something listens at `host:port`; the kernel answers, however busy that process is."""
+    host, _, port = address.rpartition(":")
+    with suppress(OSError), socket.create_connection((host, int(port)), ANSWER_SECONDS):
+        return True
+    return False
 
 
 def ask_head() -> ClusterState:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -297,6 +298,25 @@ def test_the_watchdog_saves_a_run_only_while_the_trainer_is_in_a_call_of_ray(ses
     session.ray.get(answer)
     watchdog.join(20)
     assert len(saved) == 1
+
+
+@pytest.mark.parametrize(("listens", "seconds"), [(True, 0.5), (False, 0.1)])
+def test_a_head_that_is_busy_has_more_time_than_one_that_is_gone(session, monkeypatch, listens, seconds):
+    limits = {"POLL": 0.01, "ANSWER": 0.01, "STUCK": 0.01, "SILENT": 0.1, "BUSY": 0.5}
+    for name, limit in limits.items():
+        monkeypatch.setattr(f"a3c_mp.cluster.watchdog.{name}_SECONDS", limit)
+    dog = session.watchdog
+    dog._update = lambda: 1 / 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dog._head = f"127.0.0.1:{server.getsockname()[1] if listens else 0}"
+        watchdog = threading.Thread(target=dog._watch, daemon=True)
+        started = time.monotonic()
+        watchdog.start()
+        until(lambda: dog.lost)
+        assert time.monotonic() - started >= seconds
+    assert f"has not answered for {seconds:.0f} s" in dog.lost
+    dog.stop()
+    watchdog.join(20)
 
 
 def test_of_the_variables_of_ray_only_those_of_tls_are_kept():
