@@ -36,7 +36,7 @@ APEX_CURVES = {
 }
 
 
-@pytest.mark.parametrize("chapter", [A3C_DATA, POPULATION], ids=row_id)
+@pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(POPULATION, marks=pytest.mark.slow)], ids=row_id)
 def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch, chapter):
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.05)  # so that either run has points of curves in its middle
     first = run_inline.train(chapter, "--total-steps", "3000", "--gamma", "0.97").summary
