@@ -24,7 +24,7 @@ from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count, Fraction
 from a3c_mp.errors import CheckpointError, ConfigError
-from a3c_mp.nets.actor_critic import NetSpec, make_actor_critic
+from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.population.records import Spaces

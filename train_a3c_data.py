@@ -34,8 +34,8 @@ from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_s
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
-from a3c_mp.nets.distributions import ACTIONS
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Slots
@@ -89,7 +89,7 @@ def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, Metric
 
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
-    obs_space, action_space = check_env(args.env_id, ACTIONS)
+    obs_space, action_space = check_env(args.env_id)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)

@@ -28,8 +28,7 @@ from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import make_actor_critic
-from a3c_mp.nets.distributions import ACTIONS
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Slots
@@ -103,7 +102,7 @@ def actor(
 
 def main() -> int:
     args: Args = gradients.settle_sync(parse_args(Args, PRESETS, __doc__))
-    obs_space, action_space = check_env(args.env_id, ACTIONS)
+    obs_space, action_space = check_env(args.env_id)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)

@@ -29,7 +29,8 @@ from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.returns import vtrace
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic, unroll
+from a3c_mp.nets.actor_critic import ActorCritic, unroll
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.learner_group import LearnerGroup

@@ -18,7 +18,7 @@ from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.algorithms.ray_settings import SETTINGS, DqnArgs, ImpalaArgs
 from a3c_mp.algorithms.ray_trainer import DqnLearner, RayTrainer
 from a3c_mp.cli import parse_algo
-from a3c_mp.cluster import FleetChannel, Outbox, Packer, Reader, ReplaySpec, Result, Rows, all_finite
+from a3c_mp.cluster import FleetChannel, Outbox, Packer, Reader, ReplaySpec, Result, Rows, Token, all_finite
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import Rollout, episode_starts, join
@@ -26,9 +26,9 @@ from a3c_mp.data.transitions import TransitionCollector
 from a3c_mp.maths import losses
 from a3c_mp.maths.returns import vtrace
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic, unroll
+from a3c_mp.nets.actor_critic import ActorCritic, unroll
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import autocast
-from a3c_mp.processes.channel import Token
 from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with

@@ -23,8 +23,8 @@ from a3c_mp.cli import parse_args
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
 from a3c_mp.maths import losses
 from a3c_mp.maths.schedules import linear
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
-from a3c_mp.nets.distributions import ACTIONS
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import autocast
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import FiniteGuard
@@ -137,7 +137,7 @@ def main() -> int:
     args = roles.check_roles(parse_args(Args, PRESETS, __doc__))
     if args.attach_to is not None:
         return attach.join_task(pipeline, args)
-    spaces, device = check_env(args.env_id, ACTIONS), set_up_torch(args)
+    spaces, device = check_env(args.env_id), set_up_torch(args)
     net = make_actor_critic(*spaces, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     slots = roles.allocate(args, net, rollout_spec(args.unroll_length, args.num_envs, *spaces))

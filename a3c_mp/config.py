@@ -56,6 +56,8 @@ class CommonArgs:
     """save a checkpoint every so many seconds"""
     checkpoint_steps: Count | None = None
     """also save a checkpoint every so many agent steps"""
+    track: Literal["none", "wandb", "trackio"] = "none"
+    """send the curves to an experiment tracker as well; TensorBoard events are always written"""
     deterministic: bool = False
     """reproducible training: fixed order of rollouts and weights; runs with the same seed are bit-identical"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -27,7 +27,7 @@ from a3c_mp.cli import parse_plain
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
-from bench import common, report
+from bench import common, report, solve
 
 PLACE = {"env_id", "seed", "run_name", "runs_dir", "resume"}
 """settings that say where a run is, not what it does"""
@@ -62,27 +62,25 @@ def find(row: Sequence[str], results: Path) -> Path:
 def command_of(result: dict[str, Any], seeds: int) -> list[str]:
     """Flags for bench/solve.py by which it does what was recorded.
 
-    Settings that were recorded and have other defaults today are given as flags.
+    Settings that the recorded flags would give other values today become flags too.
     """
     flags = [*common.without_folders(result["command"][1:]), f"--seeds={seeds}"]
     recorded = result.get("settings", {}).get("default")
     if recorded is None:  # an old file: the flags are all that is known
         return flags
-    today = dataclasses.asdict(
-        common.trainer_settings([*common.CHAPTERS[result["chapter"]], f"--env-id={result['env_id']}"])
-    )
-    return [*flags, *(flag_of(name, recorded[name]) for name in sorted(changed(recorded, today)))]
+    _, trainer_flags = tyro.cli(solve.Args, args=flags, return_unknown_args=True)
+    settings = common.trainer_settings([*common.CHAPTERS[result["chapter"]], *trainer_flags])
+    today = json.loads(json.dumps(dataclasses.asdict(settings), default=str))
+    changed = {name for name in recorded.keys() & today.keys() - PLACE if recorded[name] != today[name]}
+    return [*flags, *(word for name in sorted(changed) for word in flag_of(name, recorded[name]))]
 
 
-def changed(recorded: dict[str, Any], today: dict[str, Any]) -> set[str]:
-    """Names of settings that both have, with other values."""
-    return {name for name in recorded.keys() & today.keys() - PLACE if recorded[name] != today[name]}
-
-
-def flag_of(name: str, value: Any) -> str:
-    """`--name=value`, `--name` or `--no-name`."""
+def flag_of(name: str, value: Any) -> list[str]:
+    """`--name=value`, `--name`, `--no-name`, or `--name` and each of several values."""
     name = name.replace("_", "-")
-    return f"--{name}={value}" if not isinstance(value, bool) else f"--{name}" if value else f"--no-{name}"
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
 
 
 def is_deterministic(result: dict[str, Any]) -> bool:

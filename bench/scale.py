@@ -29,7 +29,7 @@ from a3c_mp.cluster.environment import check_installed
 from a3c_mp.config import Between, Count
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.run.preflight import check_env
 from a3c_mp.run.script import exit_with
 from bench import common, stages

@@ -24,7 +24,7 @@ from a3c_mp.cluster import Fleet, FleetChannel, Inbox, Packer, Publisher, Reader
 from a3c_mp.cluster.access import HOME_VARIABLE, find_cluster
 from a3c_mp.cluster.session import Needs
 from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.channel import Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.workers import WorkerOptions

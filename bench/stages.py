@@ -24,7 +24,7 @@ from a3c_mp.algorithms import actor_critic, apex, ddpg, dqn, impala
 from a3c_mp.algorithms.actor_critic import Samples
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec, write_step
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch
 from wrappers import make_vec_env

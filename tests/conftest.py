@@ -1,10 +1,13 @@
 """Fixtures of all tests."""
 
+import fcntl
 import logging
 import os
 import shutil
 import signal
 import subprocess
+import tempfile
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -50,27 +53,32 @@ def scripts(tmp_path):
 
 @pytest.fixture
 def cable():
-    """A network namespace at 10.231.7.2 and the link to it, at 10.231.7.1: a function that runs `ip` for it."""
+    """A network namespace at 10.231.7.2 and the link to it, at 10.231.7.1: a function that runs `ip` for it.
+
+    Tests that run at the same time take turns: names and addresses are the same for all.
+    """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2")
 
     def ip(command):
         return subprocess.run(["ip", *command.split()], capture_output=True, text=True)
 
-    made = [
-        ip("netns add a3c-test"),
-        ip("link add a3c-hub type veth peer name a3c-spoke netns a3c-test"),
-        ip("addr add 10.231.7.1/30 dev a3c-hub"),
-        ip("link set a3c-hub up"),
-        ip("-n a3c-test addr add 10.231.7.2/30 dev a3c-spoke"),
-        ip("-n a3c-test link set a3c-spoke up"),
-    ]
-    try:
-        if any(done.returncode for done in made):
-            pytest.skip(f"needs network namespaces: {[done.stderr for done in made]}")
-        yield ip
-    finally:
-        ip("netns del a3c-test")
+    with open(Path(tempfile.gettempdir(), "a3c-test-cable"), "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        made = [
+            ip("netns add a3c-test"),
+            ip("link add a3c-hub type veth peer name a3c-spoke netns a3c-test"),
+            ip("addr add 10.231.7.1/30 dev a3c-hub"),
+            ip("link set a3c-hub up"),
+            ip("-n a3c-test addr add 10.231.7.2/30 dev a3c-spoke"),
+            ip("-n a3c-test link set a3c-spoke up"),
+        ]
+        try:
+            if any(done.returncode for done in made):
+                pytest.skip(f"needs network namespaces: {[done.stderr for done in made]}")
+            yield ip
+        finally:
+            ip("netns del a3c-test")
 
 
 @pytest.fixture

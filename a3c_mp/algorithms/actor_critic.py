@@ -16,7 +16,8 @@ from a3c_mp.data.collector import acting_state_spec
 from a3c_mp.data.rollout import Rollout, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import ActorCritic, NetSpec
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import NetSpec
 from a3c_mp.nets.precision import autocast
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.guard import FiniteGuard, update_norm
@@ -53,7 +54,9 @@ class RolloutArgs(LearningArgs):
     normalize_advantages: bool = True
     """normalize advantages to mean 0 and variance 1, over a whole rollout, in IMPALA over each batch"""
     net: str = "book"
-    """network for images: paper (A3C's, 2 convolutions), book (3, separate heads), deep (IMPALA's, 15)"""
+    """network for images: paper (A3C's, 2 convolutions), book (3) or deep (IMPALA's, 15); or module:function"""
+    hidden: tuple[int, ...] = (64, 64)
+    """units of each hidden layer of the MLPs for policy and value (observations that are vectors)"""
     log_std_init: Annotated[float, Between(-20, 2)] = 0.0
     """continuous actions: initial log standard deviation of the Gaussian policy"""
     noise_steps: Count = 1
@@ -62,7 +65,7 @@ class RolloutArgs(LearningArgs):
 
     @property
     def net_spec(self) -> NetSpec:
-        return NetSpec(self.net, self.lstm, self.log_std_init)
+        return NetSpec(self.net, self.lstm, tuple(self.hidden), self.log_std_init)
 
     @property
     def learning_rates(self) -> tuple[float, float]:

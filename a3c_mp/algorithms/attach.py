@@ -12,8 +12,7 @@ from a3c_mp.algorithms.roles import RoleArgs
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
-from a3c_mp.nets.actor_critic import make_actor_critic
-from a3c_mp.nets.distributions import ACTIONS
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots
@@ -52,7 +51,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     try:
         with Router(Endpoint(None, "star", dials=(args.attach_to,), key_file=args.key_file), log) as router:
             theirs = settings_of(args, router.greeting)
-            check_env(theirs.env_id, ACTIONS)
+            check_env(theirs.env_id)
             log.info(
                 f"{len(roles)} {args.role}{'s' * (len(roles) > 1)} for the task on {theirs.env_id} at {args.attach_to}"
             )
@@ -93,7 +92,7 @@ class OwnMemory:
 
     def __init__(self, node: Node, args: RoleArgs):
         self.node, self.args = node, args
-        self.spaces = check_env(args.env_id, ACTIONS)
+        self.spaces = check_env(args.env_id)
 
     @cached_property
     def slots(self) -> Slots:

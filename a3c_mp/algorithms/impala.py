@@ -16,8 +16,8 @@ from a3c_mp.algorithms.actor_critic import RolloutArgs, allocate_slots, make_opt
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
-from a3c_mp.nets.distributions import ACTIONS
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.preflight import check_env, check_learners
@@ -208,7 +208,7 @@ def build_learner(args: Args, rank: int = 0) -> LearnerState:
     """Build network, optimizer, slots and replay of learner `rank`. Raises ConfigError for inconsistent settings."""
     check_learners(args.num_learners, args.num_actors, args.cuda)
     rollouts_per_batch(args)
-    obs_space, action_space = check_env(args.env_id, ACTIONS)
+    obs_space, action_space = check_env(args.env_id)
     device = set_up_torch(args, rank)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)

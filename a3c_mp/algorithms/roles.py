@@ -25,8 +25,9 @@ from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
 from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.nets.actor_critic import ActorCritic, make_actor_critic
-from a3c_mp.nets.distributions import ACTIONS, is_valid
+from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.build import make_actor_critic
+from a3c_mp.nets.distributions import is_valid
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots, Spec
@@ -330,4 +331,4 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluat
 
 
 def make_net(args: RoleArgs) -> ActorCritic:
-    return make_actor_critic(*check_env(args.env_id, ACTIONS), args.net_spec)
+    return make_actor_critic(*check_env(args.env_id), args.net_spec)

@@ -11,7 +11,7 @@ from unittest import mock
 
 GROUPS = {
     "run": "total-steps stop-return max-seconds eval-every eval-episodes stop-eval-return confirm-episodes seed "
-    "deterministic run-name runs-dir resume checkpoint-seconds checkpoint-steps save-replay cuda precision "
+    "deterministic run-name runs-dir resume checkpoint-seconds checkpoint-steps save-replay track cuda precision "
     "learner-threads num-learners print-per-step transport standalone async-mode listen attach-to role key-file "
     "remote-actors address token-file insecure-cluster",
     "environment": "env-id env-kwargs reward-clip reward-scale life-loss-terminal normalize-obs",
@@ -41,6 +41,7 @@ OTHER_NAMES = {
     "env-kwargs": "env-args env-config",
     "cuda": "device gpu",
     "deterministic": "torch-deterministic",
+    "track": "wandb with-wandb use-wandb tracker",
     "run-name": "exp-name experiment name",
     "runs-dir": "tensorboard-log logdir log-dir log-folder output-dir save-dir train-dir",
     "stop-return": "target-return reward-threshold",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from a3c_mp.config import CommonArgs
 from a3c_mp.data.games import Games
 from a3c_mp.data.rollout import Rollout, write_step
 from a3c_mp.nets.actor_critic import ActorCritic, initial_state
@@ -33,22 +32,32 @@ def acting_state_spec(num_envs: int, action_space: gymnasium.Space, core_size: i
     }
 
 
+class CollectorArgs(Protocol):
+    """The settings that a `RolloutCollector` needs, of `RolloutArgs`."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def deterministic(self) -> bool: ...
+    @property
+    def noise_steps(self) -> int: ...
+
+
 class RolloutCollector:
     """Rollout collector: steps B environments with a policy net, T steps for each rollout.
 
     Args:
-        args: seed, and whether the run is deterministic.
+        args: of the chapter.
         env: from `make_vec_env`.
         net: observations -> (logits [B, P], baseline [B]), with an LSTM also state [B, S] -> the next state; the caller
             loads new weights into it between rollouts.
         channel: to the learner.
     """
 
-    def __init__(self, args: CommonArgs, env: VectorEnv, net: ActorCritic, channel: ActorChannel):
+    def __init__(self, args: CollectorArgs, env: VectorEnv, net: ActorCritic, channel: ActorChannel):
         self.env, self.channel, self.seed = env, channel, args.seed
         self.action_space, self.distribution = env.single_action_space, net.distribution
-        self.hold, self._held = getattr(args, "noise_steps", 1), torch.empty(0)
-        self.rng = torch.Generator(next(net.parameters()).device)
+        self.noise_steps, self.rng = args.noise_steps, torch.Generator(next(net.parameters()).device)
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
@@ -80,9 +89,11 @@ class RolloutCollector:
         for state in self.entry:
             write_step(rollout, 0, core_state=state)
         rollout.final_baseline.zero_()
+        noise = self.rng.get_state()
         for t in range(len(rollout.action)):
-            if self.hold > 1:
-                self._hold_noise(t)
+            if self.noise_steps > 1:  # so many steps draw the same random numbers
+                noise = self.rng.get_state() if t % self.noise_steps == 0 else noise
+                self.rng.set_state(noise)
             action = self.distribution(self.logits).sample(self.rng).cpu()
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)
@@ -100,13 +111,6 @@ class RolloutCollector:
             self.channel.beat()
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1
-
-    def _hold_noise(self, t: int) -> None:
-        """Draw the same random numbers for `hold` steps: noise that lasts moves an environment further."""
-        if t % self.hold:
-            self.rng.set_state(self._held)
-        else:
-            self._held = self.rng.get_state()
 
     def rollout_seeds(self) -> tuple[int, int]:
         """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""

@@ -6,8 +6,7 @@ A recurrent net has an LSTM core: it also takes the core's state [B, S] and retu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
 import gymnasium
 import numpy as np
@@ -15,17 +14,8 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from a3c_mp.errors import ConfigError
 from a3c_mp.nets.distributions import ActionHead, Distribution
-from a3c_mp.nets.layers import (
-    LSTMCore,
-    ResidualBlock,
-    a3c_convolutions,
-    mlp,
-    nature_convolutions,
-    num_features,
-    residual_convolutions,
-)
+from a3c_mp.nets.layers import LSTMCore, ResidualBlock, mlp, nature_convolutions, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
 
@@ -75,14 +65,15 @@ class ConvActorCritic(ActorCritic):
 
 
 class MLPActorCritic(ActorCritic):
-    """MLP actor-critic for vector observations: two tanh layers for the policy, and two for the value.
+    """MLP actor-critic for vector observations: tanh layers for the policy, and as many for the value.
 
     Args:
         obs_shape: shape of float32 observations, flattened.
         head: of the policy.
+        hidden: units of each layer.
     """
 
-    def __init__(self, obs_shape: tuple[int, ...], head: ActionHead, hidden: int = 64):
+    def __init__(self, obs_shape: tuple[int, ...], head: ActionHead, hidden: Sequence[int] = (64, 64)):
         super().__init__(ObsNorm(obs_shape, image=False), head)
         inputs = int(torch.Size(obs_shape).numel())
         self.policy = mlp(inputs, hidden, head.num_outputs)
@@ -91,7 +82,8 @@ class MLPActorCritic(ActorCritic):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """obs float32 or uint8 [B, ...] -> (logits [B, P], baseline [B])."""
-        inputs = self.norm.convert(obs).flatten(1)
+        inputs = self.norm.convert(obs)
+        inputs = inputs.reshape(inputs.shape[0], -1)
         return self.head(self.policy(inputs)), self.value(inputs).squeeze(-1)
 
 
@@ -145,10 +137,6 @@ class SharedActorCritic(ActorCritic):
         return self.head(self.policy(features)), self.value(features).squeeze(-1)
 
 
-CONVOLUTIONS = {"paper": a3c_convolutions, "book": nature_convolutions, "deep": residual_convolutions}
-"""`--net` -> convolutions"""
-
-
 def initial_state(net: ActorCritic, num_envs: int) -> list[Tensor]:
     """Return the LSTM state at the start of B episodes, [zeros [B, S]]; an empty list for nets without an LSTM."""
     like = net.norm.shift
@@ -190,42 +178,3 @@ def init_orthogonal(net: ConvActorCritic | MLPActorCritic | SharedActorCritic) -
 def is_image(space: gymnasium.Space) -> bool:
     """Whether observations of this space are images for convolutions: uint8 [C, H, W], at least 36 x 36."""
     return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3 and min(space.shape[1:]) >= 36
-
-
-class NetSpec(NamedTuple):
-    """Which net, as the flags of these names say."""
-
-    net: str = "book"
-    lstm: bool = False
-    log_std_init: float = 0.0
-
-    @classmethod
-    def of_run(cls, saved: Mapping[str, Any]) -> NetSpec:
-        """Read the settings in a run's config.json."""
-        return cls(**{name: saved[name] for name in cls._fields if name in saved})
-
-
-DEFAULT_NET = NetSpec()
-
-
-def make_actor_critic(
-    obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET
-) -> ActorCritic:
-    """Make the actor-critic net for these spaces; actions are one of `distributions.ACTIONS`.
-
-    Raises:
-        ConfigError: there is no such net, or it is for images and observations are vectors.
-    """
-    assert obs_space.shape is not None
-    shape, head = obs_space.shape, ActionHead(action_space, spec.log_std_init)
-    name = "book" if spec.net == "shallow" else spec.net  # its name in older versions
-    if name not in CONVOLUTIONS:
-        raise ConfigError("net", spec.net, f"must be one of {', '.join(map(repr, CONVOLUTIONS))}")
-    if not is_image(obs_space):
-        if name != "book":
-            why = f"observations are of shape {shape}, it needs images (uint8, 36 x 36 or more)"
-            raise ConfigError("net", spec.net, why, "leave it out")
-        return SharedActorCritic(shape, head, None, lstm=True) if spec.lstm else MLPActorCritic(shape, head)
-    if name == "book" and not spec.lstm:
-        return ConvActorCritic(shape, head)
-    return SharedActorCritic(shape, head, CONVOLUTIONS[name], lstm=spec.lstm)

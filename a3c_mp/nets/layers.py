@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -59,10 +62,11 @@ class ResidualBlock(nn.Module):
         return x + self.second(F.relu(self.first(F.relu(x))))
 
 
-def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, outputs)
-    )
+def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+    """Make tanh layers of so many hidden units each, and a linear layer: [N, inputs] -> [N, outputs]."""
+    sizes = [inputs, *hidden]
+    layers = [module for pair in pairwise(sizes) for module in (nn.Linear(*pair), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 
 
 class LSTMCore(nn.Module):

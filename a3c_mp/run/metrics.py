@@ -23,6 +23,7 @@ from a3c_mp.run.eval_progress import Evaluation
 from a3c_mp.run.mean_return import CountedEpisode
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.tensorboard import EventFile, episode_points
+from a3c_mp.run.tracking import Tracker
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve; each is a mean over that time"""
@@ -64,10 +65,14 @@ class MetricsWriter:
         resumed = self.progress.args.resume is not None
         self.event_file = EventFile(self.folder, self.progress.steps + 1 if resumed else None, self.log)
         self.event_file.text("hyperparameters", table_of(self.progress.args), self.progress.steps)
+        args = self.progress.args
+        self.tracker = Tracker(args, self.folder, self.log) if args.track != "none" else None
         self.display = Display(self.progress.args.total_steps, self.log, self.progress.steps)
 
     def close_files(self) -> None:
         self.event_file.close()
+        if self.tracker is not None:
+            self.tracker.close()
         self._episode_log.close()
 
     def start_clock(self) -> None:
@@ -83,6 +88,7 @@ class MetricsWriter:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
         if self._learning_since is None:
             self._learning_since = time.monotonic()
+            self._flushed = (self._learning_since, *self._flushed[1:])  # a rate over less than a second says nothing
         self._means.add({"charts/policy_lag": float(policy_lag)})
         self.record_games(games)
 
@@ -95,7 +101,13 @@ class MetricsWriter:
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Write the result of an evaluation, at the agent steps of its weights."""
         figures = evaluation.figures.items()
-        self.event_file.scalars([(f"eval/{name}", value, evaluation.steps) for name, value in figures])
+        self._write([(f"eval/{name}", value, evaluation.steps) for name, value in figures])
+
+    def _write(self, points: list[tuple[str, float, int]]) -> None:
+        """Write points of curves, (name, value, step): the one place from which they leave the run."""
+        self.event_file.scalars(points)
+        if self.tracker is not None:
+            self.tracker.scalars(points)
 
     @property
     def sps(self) -> float:
@@ -142,7 +154,7 @@ class MetricsWriter:
             means["charts/samples_per_second"] = (self.progress.samples - samples) / seconds
         values = means | self._read_values()
         points = [(name, value, self.progress.steps) for name, value in values.items()]
-        self.event_file.scalars(episode_points(self._games) + points)
+        self._write(episode_points(self._games) + points)
         self._games = []
         self._episode_log.flush()
         line = self._progress_line(values.get("charts/policy_lag", math.nan), self.sps)

@@ -20,6 +20,7 @@ from torch import nn
 import wrappers
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.processes.free_memory import MIB, free_memory
 from a3c_mp.processes.slots import check_shared_memory
 
@@ -126,12 +127,15 @@ def check_open_files(num_actors: int, flag: str = "num-actors") -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def check_env(env_id: str, actions: type[gymnasium.Space] | UnionType) -> tuple[gymnasium.Space, gymnasium.Space]:
+def check_env(
+    env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS
+) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(observation space, action space) of an environment, which is made, stepped and closed for it.
 
     Args:
         env_id: gymnasium id.
-        actions: the class of action space that the chapter needs, or a union of several.
+        actions: the class of action space that the chapter needs, or a union of several; by default all that
+            actor-critic nets have distributions for.
 
     Raises:
         ConfigError: it cannot be made, has another kind of actions, breaks gymnasium's API or ends the process.

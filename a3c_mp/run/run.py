@@ -40,6 +40,7 @@ from a3c_mp.run.preflight import check_evaluation, check_limits
 from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
 from a3c_mp.run.summary import summarize
+from a3c_mp.run.tracking import check_tracker
 
 
 class Run(HasProgress):
@@ -62,6 +63,7 @@ class Run(HasProgress):
         extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = make_policy,
     ):  # fmt: skip
         check_evaluation(args)
+        check_tracker(args)
         check_limits(args, net, shares_snapshots=make_policy is not None)
         self.args, self.algorithm = args, algorithm
         self.exit_code = 0

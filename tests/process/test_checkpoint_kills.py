@@ -28,7 +28,7 @@ def save_without_end(folder, steps, done):
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("kills", [15, pytest.param(KILLS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [8, pytest.param(KILLS, marks=pytest.mark.slow)])
 def test_a_save_killed_at_any_moment_costs_that_one_save(tmp_path, kills):
     context = mp.get_context("forkserver")  # no time for fifty imports of torch
     rng, folder, steps, in_the_middle = random.Random(0), tmp_path / "checkpoints", 0, 0

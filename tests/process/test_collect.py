@@ -7,10 +7,11 @@ from envs import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
 from inline import unconnected_channel
 
-from a3c_mp.config import CommonArgs
+from a3c_mp.algorithms.actor_critic import RolloutArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.rollout import Rollout, episode_starts, rollout_spec
-from a3c_mp.nets.actor_critic import NetSpec, initial_state, make_actor_critic, unroll
+from a3c_mp.nets.actor_critic import initial_state, unroll
+from a3c_mp.nets.build import NetSpec, make_actor_critic
 from wrappers import make_vec_env
 
 T, B, ROLLOUTS = 5, 3, 8
@@ -24,7 +25,7 @@ def collected():
     net = make_actor_critic(*SPACES, NetSpec(lstm=True))
     torch.nn.init.normal_(net.policy[-1].weight)
     env = make_vec_env("envs:Count-v0", B, seed=0)
-    collector = RolloutCollector(CommonArgs(env_id="envs:Count-v0", seed=0), env, net, unconnected_channel())
+    collector = RolloutCollector(RolloutArgs(env_id="envs:Count-v0", seed=0), env, net, unconnected_channel())
     rollouts = []
     for _ in range(ROLLOUTS):
         spec = rollout_spec(T, B, *SPACES, net.core_size)

@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from harness import EVERY_CHAPTER
 
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.cuda_graph import GraphedForward
 from a3c_mp.processes.weights import Weights
 

@@ -40,7 +40,7 @@ def actors_with_helpers(scripts):
 @pytest.mark.parametrize(
     ("chapter", "way", "flags"),
     [
-        (A3C_DATA, "total_steps", ()),
+        pytest.param(A3C_DATA, "total_steps", (), marks=pytest.mark.slow),  # ends as after SIGTERM
         (APEX_DQN, signal.SIGTERM, ()),
         (A3C_DATA, signal.SIGKILL, ()),
         pytest.param(A3C_DATA, signal.SIGTERM, EVALUATED, marks=pytest.mark.slow),

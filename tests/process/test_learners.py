@@ -17,7 +17,7 @@ from a3c_mp.algorithms import impala
 from a3c_mp.algorithms.impala import Args
 from a3c_mp.data.rollout import Rollout, rollout_spec
 from a3c_mp.errors import ConfigError, PeerLost
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.learners import DEATH_SECONDS, GLOO_SECONDS, LEARNER_CLOSE_SECONDS, LearnerOptions, Learners
 from a3c_mp.processes.supervisor import WAIT_SECONDS

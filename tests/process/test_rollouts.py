@@ -10,7 +10,7 @@ from harness import rounds
 
 from a3c_mp.data.actor_states import ActorLayout, ActorStates
 from a3c_mp.data.rollout import Rollout, finished_episodes, rollout_spec
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers

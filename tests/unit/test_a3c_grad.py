@@ -16,7 +16,7 @@ from a3c_mp.cli import parse_args
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.rollout import Rollout, empty_rollout, rollout_spec
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.obs_norm import ObsNorm
 from a3c_mp.seeds import derive_seeds
 from wrappers import make_vec_env

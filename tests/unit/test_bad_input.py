@@ -44,7 +44,7 @@ from a3c_mp.cli import parse_args
 from a3c_mp.config import bounds_of, check_ranges, flag_name
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import make_actor_critic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.population.population import Population
 from a3c_mp.population.records import Spaces
 from a3c_mp.run.run import Run

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import math
 
 import pytest
 
@@ -235,3 +236,33 @@ def test_rows_differ_and_machins_flags_yield_to_given_ones():
     assert rows == {"default": machin, "seed=3": [*machin, "--seed=3"]}
     with pytest.raises(ConfigError, match="occurs twice"):
         solve.commands_of(solve.Args(rows=("default", "default")), [])
+
+
+def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_path, monkeypatch, capsys):
+    """A trial's return is the higher, the closer the learning rate is to 3e-3."""
+    optuna = pytest.importorskip("optuna")
+    from bench import tune
+
+    def train(trial, command, folder, settings):
+        rate = next(float(flag.partition("=")[2]) for flag in command if flag.startswith("--learning-rate="))
+        value = -abs(math.log(rate / 3e-3))
+        trial.report(value, 1)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+        return value
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune, "train", train)
+    flags = ["--env-id", "CartPole-v1", "--batch-size=64"]
+    monkeypatch.setattr(
+        "sys.argv", ["tune.py", "--sampler-seed", "0", "--trials", "12", "--", "train_a3c_data.py", *flags]
+    )
+    for _ in range(2):  # the second process continues the study
+        assert tune.main() == 0
+    study = optuna.load_study(study_name="study", storage=f"sqlite:///{tmp_path}/tune.sqlite3")
+    assert len(study.trials) == 24
+    assert study.trials[0].params["learning_rate"] == 1e-3
+    assert not {"batch_size", "n_step", "replay_ratio"} & set(study.trials[0].params)
+    assert study.best_value > study.trials[0].value
+    assert any(trial.state == optuna.trial.TrialState.PRUNED for trial in study.trials)
+    assert "study: " in capsys.readouterr().out

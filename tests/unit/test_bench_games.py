@@ -99,7 +99,9 @@ def test_a_row_is_run_again_with_the_settings_that_were_recorded():
     flags = reproduce.command_of(solved(command=command), seeds=2)
     assert flags == ["--chapter", "a3c_data", "--env-id", "CartPole-v1", "--seeds", "5", "--seeds=2"]
     today = reproduce.dataclasses.asdict(common.trainer_settings(["train_a3c_data.py", "--env-id=CartPole-v1"]))
-    recorded = today | {"gamma": 0.5, "reward_clip": not today["reward_clip"], "no_such_flag_today": 3, "seed": 7}
+    same = json.loads(json.dumps(today, default=str))  # tuples are lists in a file
+    assert reproduce.command_of(solved(command=command, settings={"default": same}), seeds=5)[-1] == "--seeds=5"
+    recorded = same | {"gamma": 0.5, "reward_clip": not today["reward_clip"], "no_such_flag_today": 3, "seed": 7}
     flags = reproduce.command_of(solved(command=command, settings={"default": recorded}), seeds=5)
     assert flags[-2:] == ["--gamma=0.5", "--no-reward-clip" if today["reward_clip"] else "--reward-clip"]
 

@@ -9,7 +9,8 @@ from gymnasium.spaces import Box, Discrete
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.algorithms.ddpg import stretch
-from a3c_mp.nets.actor_critic import NetSpec, initial_state, make_actor_critic
+from a3c_mp.nets.actor_critic import initial_state
+from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.run.export import ExportedPolicy, head_of, write_onnx, write_safetensors
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)

@@ -13,7 +13,8 @@ from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import returns
-from a3c_mp.nets.actor_critic import NetSpec, make_actor_critic, unroll
+from a3c_mp.nets.actor_critic import unroll
+from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import Categorical
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.preflight import check_learners

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import (
-    ConvActorCritic,
-    MLPActorCritic,
-    NetSpec,
-    initial_state,
-    is_image,
-    make_actor_critic,
-    unroll,
-)
+from a3c_mp.nets.actor_critic import ConvActorCritic, MLPActorCritic, initial_state, is_image, unroll
+from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.layers import LSTMCore, reset_state
 from a3c_mp.nets.obs_norm import CLIP, Moments, ObsNorm
@@ -357,3 +350,62 @@ def test_a_net_with_a_core_acts_in_its_own_format(dtype):
     assert state.any()
     assert not reset_state(state, np.array([True, False]))[0].any()
     assert torch.equal(reset_state(state, np.array([True, False]))[1], state[1])
+
+
+class Body(nn.Module):
+    """A net of a user's own: `policy`, `value` and `state` are what makes it right or wrong."""
+
+    def __init__(self, outputs=2, values=(), state=None):
+        super().__init__()
+        self.policy, self.values = nn.Linear(4, outputs), values
+        self.register_buffer("state", state)
+
+    def forward(self, obs):
+        outputs = self.policy(obs.flatten(1))
+        return outputs, outputs.new_zeros(len(obs), *self.values)
+
+
+def fails(obs_space, action_space):
+    raise RuntimeError("no such size")
+
+
+OWN_NETS = {
+    "two outputs": (lambda *spaces: Body(), None),
+    "too many outputs": (lambda *spaces: Body(3), r"shapes \(3, 3\) and \(3,\), must be \(3, 2\) and \(3,\)"),
+    "a column of values": (lambda *spaces: Body(values=(1,)), r"shapes \(3, 2\) and \(3, 1\), must be"),
+    "a counter": (lambda *spaces: Body(state=torch.zeros((), dtype=torch.int64)), "state is not floating-point"),
+    "no module": (lambda *spaces: 3, "it returned a int, must be a torch.nn.Module"),
+    "an error": (fails, "RuntimeError: no such size"),
+}
+
+
+@pytest.mark.parametrize(("function", "message"), OWN_NETS.values(), ids=OWN_NETS)
+@pytest.mark.parametrize("space", [Discrete(2), Box(-1.0, 1.0, (2,))], ids=str)
+def test_a_net_of_the_users_own_keeps_the_contract_or_is_refused(function, message, space, monkeypatch):
+    monkeypatch.setattr("a3c_mp.nets.own.find", lambda name: function)
+    spec = NetSpec("a:b", log_std_init=0.5)
+    if message is not None:
+        with pytest.raises(ConfigError, match=f"net=a:b: .*{message}"):
+            make_actor_critic(Box(-1.0, 1.0, (4,)), space, spec)
+        return
+    net = make_actor_critic(Box(-1.0, 1.0, (4,)), space, spec)
+    logits, values = net(torch.randn(5, 4))
+    assert (logits.shape, values.shape) == ((5, 4 if isinstance(space, Box) else 2), (5,))
+
+
+BAD_SPECS = {
+    "no such net": (NetSpec("small"), "net=small: must be paper, book, deep or module:function"),
+    "no such module": (NetSpec("nowhere:small"), "net=nowhere:small: ModuleNotFoundError: No module named 'nowhere'"),
+    "no such function": (NetSpec("math:small"), "net=math:small: AttributeError: "),
+    "no function": (NetSpec("math:pi"), "net=math:pi: pi is a float, must be a function"),
+    "an LSTM": (NetSpec("math:sqrt", lstm=True), "lstm=True: --net math:sqrt has no place for it"),
+    "no units": (NetSpec(hidden=(64, 0)), "hidden=64 0: a layer has 1 or more units"),
+    "sizes and an LSTM": (NetSpec(lstm=True, hidden=(8,)), "hidden=8: it is for vectors"),
+}
+
+
+@pytest.mark.parametrize(("spec", "message"), BAD_SPECS.values(), ids=BAD_SPECS)
+def test_flags_of_nets_that_contradict_each_other_are_refused(spec, message):
+    with pytest.raises(ConfigError) as error:
+        make_actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2), spec)
+    assert str(error.value).startswith(message)

@@ -3,6 +3,9 @@
 The same with real processes, as far as these matter, is in tests/process.
 """
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
@@ -15,6 +18,7 @@ from harness import (
     IMPALA,
     POPULATION,
     RAY_IMPALA,
+    ROOT,
     TASK,
     episode_steps,
     row_id,
@@ -32,7 +36,7 @@ APEX_CURVES = {
 }
 
 
-@pytest.mark.parametrize("chapter", [A3C_DATA, POPULATION], ids=row_id)
+@pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(POPULATION, marks=pytest.mark.slow)], ids=row_id)
 def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch, chapter):
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.05)  # so that either run has points of curves in its middle
     first = run_inline.train(chapter, "--total-steps", "3000", "--gamma", "0.97").summary
@@ -148,6 +152,32 @@ def test_the_net_of_a_run_is_the_one_that_is_played(run_inline, chapter, registe
     assert done.state["net"]["torso.0.0.weight"].shape == (16, 1, 8, 8)
     played = run_inline("play.py", "runs/r", "--episodes", "2")
     assert played.code == 0, played.err
+
+
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)
+def test_a_net_of_the_users_own_is_trained_resumed_and_played(run_inline, chapter, monkeypatch):
+    example = (ROOT / "docs/nets.md").read_text().split("```python\n")[1].split("```")[0]
+    Path("my_nets.py").write_text(example)  # in the current folder
+    monkeypatch.delitem(sys.modules, "my_nets", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = run_inline.train(chapter, "--net", "my_nets:small", "--total-steps", "200")
+    assert done.code == 0, done.err
+    assert done.state["net"]["body.policy.weight"].shape == (2, 32)
+    assert run_inline.resume(chapter).code == 0
+    played = run_inline("play.py", "runs/r", "--episodes", "2")
+    assert played.code == 0, played.err
+
+
+def test_hidden_layers_have_the_sizes_that_were_asked_for(run_inline):
+    done = run_inline.train(A3C_DATA, "--hidden", "24", "16", "8", "--total-steps", "64")
+    assert [tuple(done.state["net"][f"policy.{i}.weight"].shape) for i in (0, 2, 4, 6)] == [
+        (24, 4),
+        (16, 24),
+        (8, 16),
+        (2, 8),
+    ]
+    assert run_inline.resume(A3C_DATA).code == 0
+    assert run_inline("play.py", "runs/r", "--episodes", "2").code == 0
 
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)

@@ -1,0 +1,75 @@
+"""Experiment trackers (`--track`): the points of all curves, sent to Weights & Biases or trackio as well."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import logging
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.errors import ConfigError
+
+PROJECT = "a3c-mp"
+"""project that runs are grouped in; WANDB_PROJECT overrides it for wandb"""
+STEPS = "steps"
+"""metric that is the x axis: agent steps"""
+
+
+def check_tracker(args: CommonArgs) -> None:
+    """Raise ConfigError if the tracker is not installed."""
+    if args.track != "none" and importlib.util.find_spec(args.track) is None:
+        raise ConfigError("track", args.track, f"{args.track} is not installed", f"pip install {args.track}")
+
+
+class Tracker:
+    """A run in an experiment tracker; what it fails at costs a warning and all further points, never the run.
+
+    Both trackers have the interface of wandb: `init`, `log`, `finish`. Offline modes are set by their environment
+    variables (`WANDB_MODE=offline`; trackio is local by default).
+
+    Args:
+        args: of the run; `track` names the module.
+        folder: of the run; its name is that of the run there, so that a resumed run continues.
+        log: where failures are reported.
+    """
+
+    def __init__(self, args: CommonArgs, folder: Path, log: logging.Logger):
+        self.name, self.log = args.track, log
+        self.module: Any = None
+        settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
+        own: dict[str, Any] = {"dir": str(folder), "id": folder.name} if args.track == "wandb" else {}
+        try:
+            module = importlib.import_module(args.track)
+            module.init(project=PROJECT, name=folder.name, config=settings, resume="allow", **own)
+            if args.track == "wandb":
+                module.define_metric("*", step_metric=STEPS)  # evaluations come late, with the steps of their weights
+            self.module = module
+        except Exception as error:  # whatever a network, a server or an account can cause
+            self._give_up(error)
+
+    def scalars(self, values: list[tuple[str, float, int]]) -> None:
+        """Send (name, value, step) triples."""
+        by_step: dict[int, dict[str, float]] = defaultdict(dict)
+        for name, value, step in values:
+            by_step[step][name] = value
+        for step, metrics in by_step.items():
+            self._call("log", {**metrics, STEPS: step})
+
+    def close(self) -> None:
+        self._call("finish")
+
+    def _call(self, function: str, *args: Any) -> None:
+        if self.module is not None:
+            try:
+                getattr(self.module, function)(*args)
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.module = None
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        self.log.warning(f"{self.name} fails ({what}); the run goes on without it, TensorBoard has all curves")

@@ -1,0 +1,43 @@
+"""Examples and links in the docs: functions that are named are there, and code runs."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from harness import A3C_DATA
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\[`([\w.]+)`\]\(([\w./]+\.py)\)")
+PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if LINK.search(path.read_text()))
+
+
+def defined(path: Path) -> set[str]:
+    """Functions of a file, methods as `Class.method`."""
+    tree = ast.parse(path.read_text())
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        names |= {f"{cls.name}.{node.name}" for node in cls.body if isinstance(node, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_functions_that_a_page_links_to_are_there(page):
+    for name, target in LINK.findall(page.read_text()):
+        assert name in defined((page.parent / target).resolve()), (name, target)
+
+
+def test_the_example_of_an_environment_can_be_trained_on(run_inline, tmp_path):
+    text = (ROOT / "docs" / "environments.md").read_text()
+    code = re.search(r"```python\n(# corridor.py\n.*?)```", text, re.DOTALL)
+    (tmp_path / "corridor.py").write_text(code[1])
+    flags = ["--env-id", "corridor:Corridor-v0", "--env-kwargs", "length=3", "--total-steps", "2000"]
+    done = run_inline(A3C_DATA.script, *flags, "--num-envs", "4", "--batch-size", "32")
+    assert done.code == 0, done.err
+    assert done.config["args"]["env_id"] == "corridor:Corridor-v0?length=3"
+    first = done.log.splitlines()[1]
+    assert "obs (1,) · Discrete(2) · MLP 2x64 · " in first
+    assert "rewards as they are · lr 5e-4 -> 0" in first
+    played = run_inline("play.py", "runs/r", "--episodes", "3")
+    assert played.code == 0, played.err
+    assert "training's mean return at this checkpoint" in played.out
