@@ -55,7 +55,7 @@ class RolloutArgs(LearningArgs):
     """network for images: paper (A3C's, 2 convolutions), book (3) or deep (IMPALA's, 15); or module:function"""
     hidden: tuple[int, ...] = (64, 64)
     """units of each hidden layer of the MLPs for policy and value (observations that are vectors)"""
-    log_std_init: float = 0.0
+    log_std_init: Annotated[float, Between(-20, 2)] = 0.0
     """continuous actions: initial log standard deviation of the Gaussian policy"""
     noise_steps: Count = 1
     """hold exploration noise for so many steps: all actions of an environment use the same random numbers"""
