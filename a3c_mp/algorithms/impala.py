@@ -71,11 +71,22 @@ CARTPOLE: dict[str, Any] = {
     "reward_scale": 0.05,
     "normalize_advantages": False,
 }
+MOUNTAIN_CAR: dict[str, Any] = {
+    "total_steps": 300_000,
+    "num_envs": 8,
+    "unroll_length": 32,
+    "entropy_cost": 0.0,
+    "value_cost": 1.0,
+    "reward_scale": 0.1,
+    "replay_proportion": 0.875,
+    "noise_steps": 16,
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "num_envs": 1, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "num_envs": 4, "stop_return": 475.0},
+    "MountainCarContinuous-v0": {**MOUNTAIN_CAR, "stop_return": 90.0},
 }
 
 
