@@ -54,7 +54,7 @@ def test_a_tracker_gets_the_points_that_tensorboard_gets(args, monkeypatch):
     assert (first[0], last[0]) == ("init", "finish")
     assert first[2]["name"] == first[2]["id"] == "r"
     assert first[2]["config"]["env_id"] == "CartPole-v1"
-    logged = [points for name, (points,), _ in module.calls if name == "log"]
+    logged = [args[0] for name, args, _ in module.calls if name == "log"]
     sent = {(name, points["steps"], value) for points in logged for name, value in points.items() if name != "steps"}
     written = {(tag, p.step, p.value) for tag, curve in scalars(run.folder).items() for p in curve}
     assert {(tag, step) for tag, step, _ in sent} == {(tag, step) for tag, step, _ in written}
