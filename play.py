@@ -153,7 +153,7 @@ def export_policy(run: TrainedRun, path: Path) -> None:
     description |= {"obs_space": str(obs_space), "action_space": str(action_space), **run.net_spec._asdict()}
     try:
         if path.suffix == ".onnx":
-            write_onnx(path, ExportedPolicy(net, head_of(action_space)), obs_space, description)
+            write_onnx(path, ExportedPolicy(net, head_of(net, action_space)), obs_space, description)
         else:
             write_safetensors(path, net, description)
     except OSError as error:

@@ -171,7 +171,7 @@ class ActionHead(nn.Module):
         super().__init__()
         if not isinstance(space, ACTIONS) or np.any(getattr(space, "start", 0)):
             raise ValueError(f"there is no policy for actions {space}; discrete ones must start from 0")
-        self.space, self.num_outputs = space, num_outputs(space)
+        self.space, self.num_outputs, self.sizes = space, num_outputs(space), category_sizes(space)
         if isinstance(space, Box):
             self.log_std = nn.Parameter(torch.full((self.num_outputs,), log_std_init))
 
@@ -183,7 +183,7 @@ class ActionHead(nn.Module):
 
     def distribution(self, params: Tensor) -> Distribution:
         """Return the distribution with parameters [..., P]; its actions have the shape [..., *space.shape]."""
-        shape, sizes = self.space.shape or (), category_sizes(self.space)
         if isinstance(self.space, Discrete):
             return Categorical(params)
-        return MultiCategorical(params, shape, sizes) if sizes else DiagonalGaussian(params, shape)
+        shape = self.space.shape or ()
+        return MultiCategorical(params, shape, self.sizes) if self.sizes else DiagonalGaussian(params, shape)

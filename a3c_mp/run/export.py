@@ -16,6 +16,7 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from a3c_mp.errors import ConfigError
+from a3c_mp.nets.actor_critic import ActorCritic
 
 Head = Callable[[Tensor], Tensor]
 """output of a net [B, ...] -> action of the environment [B, ...]"""
@@ -40,14 +41,17 @@ class ExportedPolicy(nn.Module):
         return self.head(output), output, *(others[1:] if state else ())
 
 
-def head_of(action_space: gymnasium.Space) -> Head:
-    """How an action follows from the output of a net that chooses among discrete actions, or of DDPG's."""
-    return rescaled(action_space) if isinstance(action_space, Box) else greedy
+def head_of(net: nn.Module, action_space: gymnasium.Space) -> Head:
+    """How an action follows from the output of a net: the likeliest one, that of the highest Q value, or DDPG's own."""
+    if isinstance(net, ActorCritic):
+        return bounded(net, action_space) if isinstance(action_space, Box) else lambda o: net.distribution(o).mode()
+    return rescaled(action_space) if isinstance(action_space, Box) else lambda q: q.argmax(dim=-1)
 
 
-def greedy(logits: Tensor) -> Tensor:
-    """The most probable action, or that of the highest Q value."""
-    return logits.argmax(dim=-1)
+def bounded(net: ActorCritic, space: Box) -> Head:
+    """The mean of a Gaussian policy, clipped to the bounds of a space."""
+    low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
+    return lambda params: net.distribution(params).mode().clamp(low, high)
 
 
 def rescaled(space: Box) -> Head:
@@ -60,7 +64,7 @@ def write_onnx(path: Path, policy: ExportedPolicy, obs_space: gymnasium.Space, d
     """Write a policy as an ONNX model with batches of any size.
 
     Inputs are `obs` and with an LSTM `state`, zeros at the start of an episode; outputs are `action`, `output` (logits,
-    Q values or DDPG's action in [-1, 1]) and `next_state`.
+    means and log deviations, Q values or DDPG's action in [-1, 1]) and `next_state`.
 
     Raises:
         ConfigError: the extra `export` is not installed.

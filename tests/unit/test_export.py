@@ -5,16 +5,17 @@ import json
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.algorithms.ddpg import stretch
 from a3c_mp.nets.actor_critic import initial_state
 from a3c_mp.nets.build import NetSpec, make_actor_critic
+from a3c_mp.nets.distributions import to_env
 from a3c_mp.run.export import ExportedPolicy, head_of, write_onnx, write_safetensors
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)
-CHOICE, FORCE = Discrete(4), Box(np.float32([-2, 0]), np.float32([2, 5]))
+CHOICE, CHOICES, FORCE = Discrete(4), MultiDiscrete([2, 3]), Box(np.float32([-2, 0]), np.float32([2, 5]))
 NUMBER = 1000
 
 
@@ -30,14 +31,23 @@ def trained(net, space):
 NETS = {
     "MLP": (lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE),
     "convolutions": (lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE),
+    "Gaussian": (lambda: make_actor_critic(VECTOR, FORCE), VECTOR, FORCE),
     "LSTM": (lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE),
 }
 SLOW_NETS = {
+    "several choices": (lambda: make_actor_critic(VECTOR, CHOICES), VECTOR, CHOICES),
     "DQN": (lambda: dqn.make_net(VECTOR, CHOICE), VECTOR, CHOICE),
     "DDPG": (lambda: ddpg.make_net(VECTOR, FORCE), VECTOR, FORCE),
 }
 CASES = [pytest.param(*case, id=name) for name, case in NETS.items()]
 CASES += [pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in SLOW_NETS.items()]
+
+
+def action_of(net, output, space):
+    """The action that an environment gets."""
+    if hasattr(net, "distribution"):
+        return to_env(space, net.distribution(output).mode().numpy())
+    return stretch(output.numpy(), space) if isinstance(space, Box) else output.argmax(1)
 
 
 @pytest.mark.parametrize(("make_net", "obs_space", "action_space"), CASES)
@@ -47,7 +57,7 @@ def test_onnxruntime_chooses_the_same_actions(make_net, obs_space, action_space,
     torch.manual_seed(0), obs_space.seed(0)
     net = trained(make_net(), obs_space)
     with torch.inference_mode(False):
-        write_onnx(tmp_path / "p.onnx", ExportedPolicy(net, head_of(action_space)), obs_space, {"steps": 7})
+        write_onnx(tmp_path / "p.onnx", ExportedPolicy(net, head_of(net, action_space)), obs_space, {"steps": 7})
     session = onnxruntime.InferenceSession(tmp_path / "p.onnx")
     assert session.get_modelmeta().custom_metadata_map["steps"] == "7"
     state = initial_state(net, NUMBER) if hasattr(net, "core_size") else []
@@ -57,10 +67,7 @@ def test_onnxruntime_chooses_the_same_actions(make_net, obs_space, action_space,
         action, output, *next_state = session.run(None, inputs)
         expected, *others = net(torch.from_numpy(obs), *state)
         np.testing.assert_allclose(output, expected, atol=1e-4)
-        if isinstance(action_space, Box):
-            np.testing.assert_allclose(action, stretch(expected.numpy(), action_space), atol=1e-4)
-        else:
-            np.testing.assert_array_equal(action, expected.argmax(1))
+        np.testing.assert_allclose(action, action_of(net, expected, action_space), atol=1e-4)
         if state:
             np.testing.assert_allclose(next_state[0], others[1], atol=1e-4)
             state = others[1:]
