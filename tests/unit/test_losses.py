@@ -169,7 +169,8 @@ def test_one_sgd_step_is_theta_minus_learning_rate_times_gradient(rng, a3c_loss)
 def test_metrics_of_ratios_against_the_divergence_of_distributions(rng):
     """Over all actions, weighted by the policy that acted, the estimator is the KL divergence."""
     ours, theirs = torch.randn(2, A, generator=rng).log_softmax(-1)
-    expected = torch.distributions.kl_divergence(Categorical(logits=theirs), Categorical(logits=ours))
+    theirs_then_ours = (torch.distributions.Categorical(logits=logits) for logits in (theirs, ours))
+    expected = torch.distributions.kl_divergence(*theirs_then_ours)
     metrics = losses.ratio_metrics(ours - theirs, 0.2)
     torch.testing.assert_close((theirs.exp() * metrics["policy/approx_kl"]).sum(), expected)
     ratios = torch.tensor([0.79, 0.81, 1.0, 1.19, 1.21, 1e30])
