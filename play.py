@@ -24,6 +24,7 @@ from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count, Fraction
 from a3c_mp.errors import CheckpointError, ConfigError
+from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
@@ -150,7 +151,8 @@ def export_policy(run: TrainedRun, path: Path) -> None:
         raise ConfigError("export", path, "it must be a file that ends in .onnx or .safetensors", "name one")
     net, (obs_space, action_space) = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
-    description |= {"obs_space": str(obs_space), "action_space": str(action_space), **run.net_spec._asdict()}
+    description |= {"obs_space": str(obs_space), "action_space": str(action_space)}
+    description |= run.net_spec._asdict() if isinstance(net, ActorCritic) else {}
     try:
         if path.suffix == ".onnx":
             write_onnx(path, ExportedPolicy(net, head_of(net, action_space)), obs_space, description)

@@ -140,7 +140,7 @@ def read_all(folders: tuple[Path, ...], read: Callable[[Path], T]) -> list[T]:
 
 
 def draw(axis: Any, groups: list[Group], x_name: str) -> None:
-    """Draw each group: the mean over its runs, dashed where not all runs reach, and the range as a band."""
+    """Draw each group: the mean over its runs, dotted where some runs have ended unsolved, and the range as a band."""
     for label, runs in groups:
         band = band_of(runs, x_name)
         whole = band.number == len(runs)

@@ -84,7 +84,8 @@ def is_script() -> bool:
     if main is None:
         return False
     path = Path(main).resolve()
-    return path.parent == Path(__file__).resolve().parents[1] or path.name == "a3c-mp"
+    named = path.stem in ("play", "plot") or path.stem.startswith("train_")
+    return (named and path.parent == Path(__file__).resolve().parents[1]) or path.name == "a3c-mp"
 
 
 def end_on_interrupt(signum: int, frame: FrameType | None) -> NoReturn:

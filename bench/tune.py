@@ -171,16 +171,23 @@ def show(study: optuna.Study) -> None:
     console.print(f"{study.study_name}: {len(done)} trials to the end, {pruned} pruned", table)
 
 
+def announce(study: Any, trial: Any) -> None:
+    """Print how a trial has ended, and the best so far."""
+    value = "" if trial.value is None else f" {trial.value:.1f}"
+    best = max((t.value for t in study.trials if t.state.name == "COMPLETE"), default=None)
+    print(f"trial {trial.number}: {trial.state.name.lower()}{value}; best {best}", flush=True)
+
+
 def main() -> int:
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError("study", "", "optuna is not installed", "pip install optuna") from None
     position = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     command = sys.argv[position + 1 :]
     args = parse_plain(Args, __doc__ or "", sys.argv[1:position])
     if args.trials and not command:
         raise ConfigError("trials", args.trials, "no trainer is named", "end with -- train_a3c_data.py and its flags")
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("study", args.study, "optuna is not installed", "pip install optuna") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
         study_name=args.study, storage=f"sqlite:///{args.storage}", direction="maximize", load_if_exists=True,
@@ -192,7 +199,7 @@ def main() -> int:
         if not study.trials:
             study.enqueue_trial(own_values(settings, searched(settings, command[1:])))
         study.set_user_attr("command", shlex.join(command))
-        study.optimize(lambda trial: run_trial(trial, args, command), n_trials=args.trials)
+        study.optimize(lambda trial: run_trial(trial, args, command), n_trials=args.trials, callbacks=[announce])
     show(study)
     return 0
 

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from wrappers.ids import find_spec, make_registered
-from wrappers.structured import SMALLEST_IMAGE, flatten
+from wrappers.structured import SMALLEST_IMAGE, Float32Observation, flatten
 
 gymnasium.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for each emulator
@@ -250,7 +250,7 @@ def make_env(
     if space.dtype == np.uint8 and len(space.shape) == 3:
         return ChannelsFirst(env) if channel_axis(space.shape) == 2 else env
     if space.dtype != np.float32:
-        env = gymnasium.wrappers.DtypeObservation(env, np.float32)
+        env = Float32Observation(env)
     return env
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
-from gymnasium.wrappers import DtypeObservation, FlattenObservation, OrderEnforcing, TimeLimit
+from gymnasium.wrappers import FlattenObservation, OrderEnforcing, TimeLimit
 
-from wrappers.structured import parts_of
+from wrappers.structured import Float32Observation, parts_of
 
-ADDED = OrderEnforcing, TimeLimit, DtypeObservation, FlattenObservation
+ADDED = OrderEnforcing, TimeLimit, Float32Observation, FlattenObservation
 """wrappers of gymnasium that `make_env` adds; an environment's own are part of it"""
 
 

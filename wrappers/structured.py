@@ -14,6 +14,21 @@ SMALLEST_IMAGE = 36
 """pixels a side that the convolutions need; smaller images are treated as vectors"""
 
 
+class Float32Observation(gymnasium.ObservationWrapper):
+    """Vectors in float32. Unlike gymnasium's `DtypeObservation` it does not warn that bounds lose precision."""
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        space = env.observation_space
+        assert isinstance(space, Box)
+        with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        self.observation_space = Box(low, high, dtype=np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return np.asarray(observation, np.float32)
+
+
 def flatten(env: gymnasium.Env, env_id: str) -> gymnasium.Env:
     """Flatten observations that are no Box. Raises ValueError for a part that is an image, or of no fixed size."""
     space = env.observation_space

@@ -86,8 +86,8 @@ class Gradient(NamedTuple):
         found = with_diagnostics(metrics)
         means = [torch.as_tensor(value).detach().float().mean() for value in found.values()]
         *figures, total = torch.stack([*means, self.vector.sum()]).tolist()
-        finite = stats.finite and all(map(math.isfinite, [total, *figures]))
         named = dict(zip(found, figures, strict=True))
+        finite = stats.finite and all(math.isfinite(value) for value in (total, *(named[name] for name in metrics)))
         return Report(version, steps, len(stats.episodes), stats.clipped, finite, named)
 
 

@@ -80,7 +80,7 @@ def ratio_metrics(log_ratios: Tensor, clip_ratio: float) -> Metrics:
             mean, and is never negative (Schulman 2020, "Approximating KL divergence").
         clip_ratio: epsilon.
     """
-    log_ratios = log_ratios.clamp(max=LARGEST_LOG_RATIO)
+    log_ratios = log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     differences = log_ratios.expm1()
     clipped = (differences.abs() > clip_ratio).float()
     return {"policy/approx_kl": differences - log_ratios, "policy/clip_fraction": clipped}

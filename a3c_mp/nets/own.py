@@ -21,7 +21,8 @@ class OwnActorCritic(ActorCritic):
     """Actor-critic around a module of the user's own, which gets normalized observations and returns plain outputs.
 
     Args:
-        obs_space, action_space: of one environment.
+        obs_space: of one environment.
+        head: applied to the policy outputs.
         body: float observations [B, *obs_shape] -> (policy outputs [B, `head.num_outputs`], values [B]).
     """
 
@@ -42,20 +43,20 @@ def make_own_net(name: str, obs_space: gymnasium.Space, action_space: gymnasium.
     Raises:
         ConfigError: there is no such function, it raises an error, or what it returns breaks the contract.
     """
-    function = find(name)
+    function = find_net_function(name)
     try:
         body = function(obs_space, action_space)
         if not isinstance(body, nn.Module):
             raise TypeError(f"it returned a {type(body).__name__}, must be a torch.nn.Module")
         net = OwnActorCritic(obs_space, head, body)
-        check(net, obs_space)
+        check_own_net(net, obs_space)
     except Exception as error:  # code of the user's own can raise anything
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError("net", name, why, "correct it; docs/nets.md has an example") from error
     return net
 
 
-def find(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
+def find_net_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
     """Return the function `module:function`; the current folder is searched last. Raises ConfigError."""
     module, _, function = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
@@ -71,7 +72,7 @@ def find(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
 
 
 @torch.no_grad()
-def check(net: OwnActorCritic, obs_space: gymnasium.Space) -> None:
+def check_own_net(net: OwnActorCritic, obs_space: gymnasium.Space) -> None:
     """Raise an error unless a net can be trained and returns outputs and values of the right shapes."""
     fixed = [key for key, value in net.state_dict().items() if not value.is_floating_point()]
     if fixed:

@@ -57,7 +57,7 @@ class Evolution:
     tournament_size: int = 2
     """members in each tournament; the fittest of them is a parent"""
     elitism: bool = True
-    """the fittest member lives on, unchanged"""
+    """the fittest member survives unchanged"""
     kinds: Mapping[str, float] = field(default_factory=lambda: KINDS)
     """kind of mutation -> its probability, relative to the sum of all"""
     ranges: Mapping[str, Range] = field(default_factory=lambda: RANGES)
@@ -206,7 +206,7 @@ def _factor(between: tuple[float, float], rng: np.random.Generator) -> float:
 
 
 def survive(member: Candidate, kind: str = "kept") -> Birth:
-    """Return the birth of a member that lives on unchanged."""
+    """Return the birth of a member that survives unchanged."""
     return Birth(member.id, member.id, kind, "", member.genome)
 
 

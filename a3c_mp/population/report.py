@@ -59,6 +59,7 @@ class Report:
 
     def __init__(self, run: Run, population: Population, group: LearnerGroup):
         self.run, self.population = run, population
+        self._interruption_logged = False
         self.args: Args = population.args
         self.places = group.own_share(population.args.population)
         self.lineage = Lineage(run.folder / "lineage.csv", population.generation)
@@ -75,7 +76,8 @@ class Report:
         own = slice(self.places.start, self.places.stop)
         steps, games = int(memory.steps[own].sum()) * args.population // len(self.places), int(memory.games[own].sum())
         if self.run.is_interrupted():
-            if steps:
+            if steps and not self._interruption_logged:
+                self._interruption_logged = True
                 what = f"generation {self.population.generation} is interrupted"
                 self.run.log.info(f"{what}: its {steps:,} steps are not kept, a resumed run starts it again")
             steps = games = 0

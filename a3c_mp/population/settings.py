@@ -52,11 +52,11 @@ class Args(ReplayArgs):
     evolve: bool = True
     """let the fittest have children; --no-evolve: all live on with their own hyperparameters (random search)"""
     keep_default: bool = False
-    """member 0 lives on without mutations, for comparison"""
+    """member 0 survives without mutations, for comparison"""
     tournament_size: Count = 2
     """members in each tournament; the fittest of them is a parent"""
     elitism: bool = True
-    """the fittest member lives on unchanged"""
+    """the fittest member survives unchanged"""
     mutate_none: NonNegative = 0.4
     """relative probability that a child is not mutated"""
     mutate_architecture: NonNegative = 0.2

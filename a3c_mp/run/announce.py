@@ -11,6 +11,7 @@ from torch import nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.obs_norm import note_on_inputs
+from a3c_mp.nets.own import OwnActorCritic
 from a3c_mp.run.preflight import FOUND
 
 
@@ -43,6 +44,8 @@ def env_parts(args: CommonArgs) -> list[str]:
 def net_text(net: nn.Module) -> str:
     """Layers and number of parameters of a net, such as `MLP 2x64 \u00b7 9,155 parameters`."""
     number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
+    if isinstance(net, OwnActorCritic):
+        return f"{type(net.body).__name__} \u00b7 {number}"
     head = next((m for name, m in net.named_modules() if name.split(".")[-1] in ("policy", "actor", "advantage")), None)
     if head is None:
         return f"{type(net).__name__} \u00b7 {number}"
@@ -77,7 +80,7 @@ def settings_parts(args: CommonArgs) -> list[str]:
 def short(number: float) -> str:
     """5e-4 for 0.0005."""
     small = 0 < abs(number) < 1e-2
-    return np.format_float_scientific(number, trim="-", exp_digits=1) if small else f"{number:g}"
+    return np.format_float_scientific(number, precision=3, trim="-", exp_digits=1) if small else f"{number:g}"
 
 
 def note_on_schedule(args: CommonArgs, folder: Path, steps: int) -> str:
@@ -85,17 +88,20 @@ def note_on_schedule(args: CommonArgs, folder: Path, steps: int) -> str:
     starts = json.loads((folder / "config.json").read_text())["starts"]
     if len(starts) < 2:
         return ""
-    before = (starts[-2].get("args") or {}).get("total_steps", args.total_steps)
+    saved = starts[-2].get("args") or {}
+    before = saved.get("total_steps", args.total_steps)
     if before == args.total_steps:
         return ""
     note = f"total-steps is {args.total_steps:,} now, {before:,} before"
     if hasattr(args, "learning_rates"):
         start, end = args.learning_rates
-        old, new = (linear(start, end, steps, total) for total in (before, args.total_steps))
-        note += (
-            f": the learning rate goes from {short(old)} to {short(new)} at once, and to {short(end)} at the new end"
-        )
+        was = saved.get("learning_rate", start), saved.get("learning_rate_end", 0.0)
+        old, new = linear(*was, steps, before), linear(start, end, steps, args.total_steps)
+        at_once = f" goes from {short(old)} to {short(new)} at once, and" if short(old) != short(new) else ""
+        note += f": the learning rate{at_once} goes to {short(end)} at the new end"
     elif hasattr(args, "importance_exponent"):
-        old, new = (linear(args.importance_exponent, 1.0, steps, total) for total in (before, args.total_steps))
+        start = args.importance_exponent
+        was = saved.get("importance_exponent", start)
+        old, new = linear(was, 1.0, steps, before), linear(start, 1.0, steps, args.total_steps)
         note += f": the importance exponent goes from {old:.2f} to {new:.2f} at once, and to 1 at the new end"
     return note

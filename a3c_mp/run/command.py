@@ -50,6 +50,8 @@ def run_script() -> int:
         print("       a3c-mp play RUN [--help]\n       a3c-mp plot RUN ... [--help]")
         return 0
     name, flags = find_script(words)
+    if not INSTALLED.is_dir():
+        sys.path.insert(0, str(SOURCE))  # an editable install finds the packages only
     module = importlib.import_module(f"a3c_mp.chapters.{name}" if INSTALLED.is_dir() else name)
     sys.argv = [" ".join(["a3c-mp", *words[: len(words) - len(flags)]]), *flags]
     return module.main()

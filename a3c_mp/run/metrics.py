@@ -163,7 +163,7 @@ class MetricsWriter:
     def show_pending(self, steps: int, text: str) -> None:
         """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
         sps, steps_done = self._rate(steps), self.progress.steps + steps
-        line = f"{self._progress_line(math.nan, sps)}  {text}"
+        line = "  ".join(filter(None, (self._progress_line(math.nan, sps), text)))
         self.display.show(steps_done, line, self._seconds_left(steps_done, sps))
 
     def _rate(self, pending: int) -> float:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
 import wrappers
@@ -37,7 +37,11 @@ CONTEXT_GPU_BYTES = 270 * MIB
 ORDERED_STORES = ("x86_64", "amd64")
 """processors on which all cores see the stores of one core in the order of the program"""
 FIX_ENV = "fix the environment, or choose another"
-NAMES_OF_ACTIONS = {Discrete: "Discrete from 0", Box: "Box"}
+NAMES_OF_ACTIONS = {
+    Discrete: "Discrete from 0",
+    Box: "Box of floating-point numbers",
+    MultiDiscrete: "MultiDiscrete from 0",
+}
 """classes of action spaces in error messages"""
 LOOPBACK_ADDRESS = "127.0.0.1"
 
@@ -152,7 +156,8 @@ def check_env(
         FOUND[env_id] = FoundEnv(*spaces, wrappers.layout(env))
         if not isinstance(spaces[1], actions) or not _is_plain(spaces[1]):
             kinds = typing.get_args(actions) or (actions,)
-            needed = " or ".join(NAMES_OF_ACTIONS.get(kind, kind.__name__) for kind in kinds)
+            *others, last = (NAMES_OF_ACTIONS.get(kind, kind.__name__) for kind in kinds)
+            needed = f"{', '.join(others)} or {last}" if others else last
             fix = "choose another" if Discrete in kinds else "choose another, for instance Pendulum-v1"
             raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", fix)
         _check_contract(env, env_id)
@@ -192,7 +197,9 @@ def _fix_for(env_id: str) -> str:
     """How to fix an environment id that cannot be made: a similar id, if there is one."""
     env_id = wrappers.split_id(env_id)[0]
     if env_id in gymnasium.registry:
-        return "choose another"
+        return "choose another, or other --env-kwargs"
+    if ":" in env_id:
+        return "the module must be installed or lie in the current folder"
     known = {name.casefold(): name for name in gymnasium.registry}
     wanted = env_id.casefold()
     alike = [name for name in known if name.startswith(f"{wanted}-v")][-1:]  # the newest version

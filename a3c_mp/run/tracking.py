@@ -6,6 +6,8 @@ import dataclasses
 import importlib
 import importlib.util
 import logging
+import os
+import secrets
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError
 
 PROJECT = "a3c-mp"
-"""project that runs are grouped in; WANDB_PROJECT overrides it for wandb"""
+"""project that runs are grouped in, unless WANDB_PROJECT names another"""
 STEPS = "steps"
 """metric that is the x axis: agent steps"""
 
@@ -25,6 +27,14 @@ def check_tracker(args: CommonArgs) -> None:
         raise ConfigError("track", args.track, f"{args.track} is not installed", f"pip install {args.track}")
 
 
+def run_id(folder: Path) -> str:
+    """The id of a run in a tracker, made at its first start: names of folders are not unique."""
+    file = folder / "tracker_id"
+    if not file.exists():
+        file.write_text(secrets.token_hex(8))
+    return file.read_text()
+
+
 class Tracker:
     """A run in an experiment tracker; what it fails at costs a warning and all further points, never the run.
 
@@ -33,7 +43,7 @@ class Tracker:
 
     Args:
         args: of the run; `track` names the module.
-        folder: of the run; its name is that of the run there, so that a resumed run continues.
+        folder: of the run; it keeps the id of the run there, with which a resumed run continues.
         log: where failures are reported.
     """
 
@@ -41,10 +51,11 @@ class Tracker:
         self.name, self.log = args.track, log
         self.module: Any = None
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
-        own: dict[str, Any] = {"dir": str(folder), "id": folder.name} if args.track == "wandb" else {}
+        own: dict[str, Any] = {"dir": str(folder), "id": run_id(folder)} if args.track == "wandb" else {}
+        project, resume = os.environ.get("WANDB_PROJECT", PROJECT), "allow" if args.resume else "never"
         try:
             module = importlib.import_module(args.track)
-            module.init(project=PROJECT, name=folder.name, config=settings, resume="allow", **own)
+            module.init(project=project, name=folder.name, config=settings, resume=resume, **own)
             if args.track == "wandb":
                 module.define_metric("*", step_metric=STEPS)  # evaluations come late, with the steps of their weights
             self.module = module

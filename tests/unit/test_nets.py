@@ -382,7 +382,7 @@ OWN_NETS = {
 @pytest.mark.parametrize(("function", "message"), OWN_NETS.values(), ids=OWN_NETS)
 @pytest.mark.parametrize("space", [Discrete(2), Box(-1.0, 1.0, (2,))], ids=str)
 def test_a_net_of_the_users_own_keeps_the_contract_or_is_refused(function, message, space, monkeypatch):
-    monkeypatch.setattr("a3c_mp.nets.own.find", lambda name: function)
+    monkeypatch.setattr("a3c_mp.nets.own.find_net_function", lambda name: function)
     spec = NetSpec("a:b", log_std_init=0.5)
     if message is not None:
         with pytest.raises(ConfigError, match=f"net=a:b: .*{message}"):

@@ -52,7 +52,8 @@ def test_a_tracker_gets_the_points_that_tensorboard_gets(args, monkeypatch):
     run = a_run(args)
     (first, *_, last) = module.calls
     assert (first[0], last[0]) == ("init", "finish")
-    assert first[2]["name"] == first[2]["id"] == "r"
+    assert (first[2]["name"], first[2]["resume"]) == ("r", "never"), "another run of this name may be there"
+    assert first[2]["id"] == (run.folder / "tracker_id").read_text(), "with which a resumed run continues"
     assert first[2]["config"]["env_id"] == "CartPole-v1"
     logged = [args[0] for name, args, _ in module.calls if name == "log"]
     sent = {(name, points["steps"], value) for points in logged for name, value in points.items() if name != "steps"}
