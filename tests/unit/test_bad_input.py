@@ -173,9 +173,8 @@ def test_continuous_actions_are_not_for_dqn(main, flags, refused):
 )
 def test_actions_that_there_is_no_policy_for(space, register, refused):
     line = refused(train_a3c_data.main, ["--env-id", register(changes={"action_space": space})])
-    assert line.startswith(
-        f"error: env-id=Custom-v0: its actions are {space}, this needs Discrete from 0 or Box or Multi"
-    )
+    needed = "this needs Discrete from 0, Box of floating-point numbers, MultiDiscrete from 0 or MultiBinary"
+    assert line.startswith(f"error: env-id=Custom-v0: its actions are {space}, {needed}; choose another")
 
 
 LISTENING = ["--listen", "tcp://127.0.0.1:0", "--key-file", "k"]
