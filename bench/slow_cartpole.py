@@ -22,4 +22,4 @@ class SlowCartPole(CartPoleEnv):
         return super().step(action)
 
 
-gymnasium.register("SlowCartPole-v0", SlowCartPole, max_episode_steps=500)
+gymnasium.register("SlowCartPole-v0", f"{__name__}:SlowCartPole", max_episode_steps=500)
