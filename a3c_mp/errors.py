@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def one_line(error: BaseException) -> str:
+    """Kind and message of any error, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 class A3CError(Exception):
     """What a run can fail with for a reason that is known."""
 

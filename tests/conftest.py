@@ -145,7 +145,7 @@ def refused(tmp_path, monkeypatch, capfd):
         assert printed.out == ""
         assert printed.err.startswith("error: ")
         assert printed.err.count("\n") == 1
-        assert not (tmp_path / "runs").exists(), "nothing was begun"
+        assert not (tmp_path / "runs").exists(), "nothing was started"
         return printed.err
 
     return run

@@ -42,7 +42,7 @@ class Node:
         self._pipe.send((function, args))
 
     def end(self, timeout: float = WAIT_SECONDS) -> Any:
-        """The result of what was begun; raises what it raised."""
+        """The result of what was started; raises what it raised."""
         assert self._pipe.poll(timeout), f"no answer within {timeout} s"
         succeeded, result = self._pipe.recv()
         if not succeeded:

@@ -11,7 +11,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic, is_image
 from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.obs_norm import ObsNorm
@@ -51,8 +51,7 @@ def make_own_net(name: str, obs_space: gymnasium.Space, action_space: gymnasium.
         net = OwnActorCritic(obs_space, head, body)
         check_own_net(net, obs_space)
     except Exception as error:  # code of the user's own can raise anything
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError("net", name, why, "correct it; docs/nets.md has an example") from error
+        raise ConfigError("net", name, one_line(error), "correct it; docs/nets.md has an example") from error
     return net
 
 
@@ -64,8 +63,8 @@ def find_net_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space],
     try:
         found = getattr(importlib.import_module(module), function)
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError("net", name, why, "must be module:function, in the current folder or installed") from error
+        fix = "must be module:function, in the current folder or installed"
+        raise ConfigError("net", name, one_line(error), fix) from error
     if not callable(found):
         raise ConfigError("net", name, f"{function} is a {type(found).__name__}, must be a function")
     return found

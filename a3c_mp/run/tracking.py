@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from a3c_mp.config import CommonArgs
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, one_line
 
 PROJECT = "a3c-mp"
 """project that runs are grouped in, unless WANDB_PROJECT names another"""
@@ -82,5 +82,6 @@ class Tracker:
 
     def _give_up(self, error: Exception) -> None:
         self.module = None
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        self.log.warning(f"{self.name} fails ({what}); the run goes on without it, TensorBoard has all curves")
+        self.log.warning(
+            f"{self.name} fails ({one_line(error)}); the run goes on without it, TensorBoard has all curves"
+        )

@@ -174,10 +174,10 @@ class Nodes:
             self._node = FirstNode(router, supervisor, supervision.is_interrupted, self._known)
             stack.callback(self._node.close)
             stack.callback(self._stop)
-            self._has_begun = not supervision.starts_together
+            self._has_started = not supervision.starts_together
             supervisor.start()
-            if not self._has_begun:
-                self._has_begun = StartBarrier(self._node).wait()
+            if not self._has_started:
+                self._has_started = StartBarrier(self._node).wait()
             self._stack = stack.pop_all()
         return self._node
 
@@ -199,7 +199,7 @@ class Nodes:
     def _launch(self, number: int) -> tuple[Any, Any]:
         setup = self.supervision.callbacks_of(number).prepare()
         beats = self._beats[number : number + 1]
-        node_args = NodeArgs(self._endpoints[number], beats, self._known, setup, waits_for_others=not self._has_begun)
+        node_args = NodeArgs(self._endpoints[number], beats, self._known, setup, waits_for_others=not self._has_started)
         name = self.roles[number].name.replace(" ", "-")
         return start_node(self.main, self.args, node_args, self.roles[number].niceness, name)
 

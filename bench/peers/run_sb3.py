@@ -28,7 +28,10 @@ BUDGET = 10_000_000
 
 
 class Convolutions(BaseFeaturesExtractor):
-    """The convolutions of Mnih et al. 2015, flattened, without the linear layer that SB3's `NatureCNN` adds."""
+    """The convolutions of Mnih et al. 2015, flattened, without the linear layer that SB3's `NatureCNN` adds.
+
+    Written again: importing a3c_mp here would pin the threads of SB3 too.
+    """
 
     def __init__(self, observation_space: gymnasium.spaces.Box):
         channels = observation_space.shape[0]

@@ -1,4 +1,4 @@
-"""Bad input to every script: exit code 2, one line that says what, why and what to do, and nothing begun."""
+"""Bad input to every script: exit code 2, one line that says what, why and what to do, and nothing started."""
 
 import dataclasses
 import json

@@ -322,7 +322,7 @@ def test_nets_have_the_sizes_of_their_papers(kind, convolutions, features, hidde
     assert isinstance(net, ConvActorCritic) == (kind == "book")
 
 
-def test_the_core_is_torchs_lstm_begun_anew_at_episode_starts():
+def test_the_core_is_torchs_lstm_reset_at_episode_starts():
     """nn.LSTM on each piece between two starts; its gates stand in the same order."""
     rng = torch.Generator().manual_seed(0)
     core, reference = LSTMCore(3, 4), nn.LSTM(3, 4)

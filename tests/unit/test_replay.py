@@ -68,7 +68,7 @@ class Stream:
         self.restart()
 
     def restart(self):
-        """A new actor: what the old one had begun stays as it is."""
+        """A new actor: what the old one had started stays as it is."""
         self.writer = Writer(self.shards, self.shard, self.n, GAMMA)
         self.frames = [self.first_frames(b) for b in range(self.shards.num_envs)]
 

@@ -220,7 +220,7 @@ def test_an_error_ends_the_wait_of_another_middleware():
     assert time.monotonic() - started < 0.6
 
 
-def test_the_first_error_is_raised_and_what_has_not_begun_is_not_run():
+def test_the_first_error_is_raised_and_what_has_not_started_is_not_run():
     tape = []
 
     def fails(ctx):
