@@ -75,7 +75,7 @@ def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, Metric
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
         logits, values = (output.float() for output in net(obs))
-    policy, behaviour = net.distribution(logits), net.distribution(behaviour_logits)
+    policy, behaviour = net.distributions(logits, behaviour_logits)
     log_probs, behaviour_log_probs = policy.log_prob(action), behaviour.log_prob(action)
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
     value_loss = losses.value_loss(values, value_targets)

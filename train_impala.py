@@ -63,7 +63,7 @@ def loss(args: Args, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) ->
     with autocast(args.precision, net):
         logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
-    policy, behaviour = net.distribution(logits), net.distribution(unrolls.behaviour_logits)
+    policy, behaviour = net.distributions(logits, unrolls.behaviour_logits)
     log_probs = policy.log_prob(unrolls.action)
     log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
     log_weights = log_rhos if args.vtrace else torch.zeros_like(log_rhos)

@@ -138,7 +138,9 @@ def apex_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterator
     for _ in range(-(-args.batch_size // args.num_envs)):
         action = policy.act(obs, warm_up=True)[0]
         next_obs, reward, terminated, _, _ = env.step(policy.to_env(action))
-        steps.append((obs, action, reward, args.gamma * ~terminated, next_obs, np.ones(len(obs)), np.arange(len(obs))))
+        no_mask, number = np.ones((len(obs), 0), np.bool_), np.arange(len(obs))
+        discount = args.gamma * ~terminated
+        steps.append((obs, action, reward, discount, next_obs, no_mask, np.ones(len(obs)), number))
         obs = next_obs
     fields = [
         torch.from_numpy(np.concatenate(field))[: args.batch_size].to(device) for field in zip(*steps, strict=True)

@@ -13,6 +13,7 @@
 | NanReward InfiniteReward NanObs InfiniteObs HugeObs | one bad number, in the 150th step |
 | NanForEver NanObsForEver | bad numbers from the 150th step on |
 | Count | the observation is (episode, step), the reward is the step; every third episode is truncated |
+| Masked | half of the actions, others in each step, end the game at once; its masks say which |
 | Crash | Count that raises in its 50th step |
 | Broken | Count that can be made, but not reset |
 
@@ -249,6 +250,38 @@ class CountEnv(gymnasium.Env):
         return self._obs(), reward, done and not truncated, truncated, {}
 
 
+class MaskedEnv(gymnasium.Env):
+    """The observation says which of 8 actions earns 1 now; 4 of them, others in each step, end the game with nothing.
+
+    A game has 32 steps and is truncated. With masks chance earns 8 of 32, without them 1/4.
+    """
+
+    observation_space = Box(0.0, 1.0, (16,), np.float32)
+    action_space = Discrete(8)
+    length = 32
+
+    def __init__(self, masked=True):
+        self.masked = masked
+
+    def _next(self):
+        self.allowed = np.zeros(8, np.int8)
+        self.allowed[self.np_random.permutation(8)[:4]] = 1
+        self.best = self.np_random.choice(np.flatnonzero(self.allowed))
+        obs = np.concatenate([np.arange(8) == self.best, self.allowed]).astype(np.float32)
+        return obs, {"action_mask": self.allowed.copy()} if self.masked else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._next()
+
+    def step(self, action):
+        self.t += 1
+        reward, ended = float(action == self.best), not self.allowed[action]
+        obs, info = self._next()
+        return obs, reward, bool(ended), self.t == self.length, info
+
+
 class CrashEnv(CountEnv):
     """Raises in its 50th step."""
 
@@ -296,5 +329,5 @@ for name, numbers in NOT_FINITE.items():
     gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
 for env in (MishapEnv, HelperEnv, UnmakeableEnv, UnplayableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
-for env in (CountEnv, CrashEnv, BrokenEnv):
+for env in (CountEnv, CrashEnv, BrokenEnv, MaskedEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

@@ -4,6 +4,7 @@ Actors step `make_vec_env`; `make_env` is the same as a single environment, for 
 This package imports nothing from `a3c_mp`.
 """
 
+from wrappers.actions import action_mask, mask_in, random_action
 from wrappers.atari import FRAME_SKIP, action_space, is_atari, make_env
 from wrappers.contract import BrokenContract, check_contract
 from wrappers.ids import find_spec, split_id, with_kwargs
@@ -16,6 +17,7 @@ __all__ = [
     "BrokenContract",
     "GameLog",
     "Rebuildable",
+    "action_mask",
     "action_space",
     "check_contract",
     "find_spec",
@@ -23,7 +25,9 @@ __all__ = [
     "layout",
     "make_env",
     "make_vec_env",
+    "mask_in",
     "obs_hashes",
+    "random_action",
     "seeding_of",
     "split_id",
     "with_kwargs",

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.wrappers import FlattenObservation, OrderEnforcing, TimeLimit
 
+from wrappers.actions import allowed_action, mask_in, num_choices
 from wrappers.structured import Float32Observation, parts_of
 
 ADDED = OrderEnforcing, TimeLimit, Float32Observation, FlattenObservation
@@ -19,10 +20,13 @@ class BrokenContract(ValueError):
     """An environment violates gymnasium's API or its own spaces."""
 
 
-def check_contract(env: gymnasium.Env) -> None:
-    """Try an environment: reset it and step it with the lowest and with the highest action.
+def check_contract(env: gymnasium.Env) -> bool:
+    """Try an environment: reset it and step it with the lowest and with the highest action that it allows.
 
     It is checked with the wrappers of its own, but without those of `make_env`, whose errors would not name its fault.
+
+    Returns:
+        whether it masks actions.
 
     Raises:
         BrokenContract: how it violates gymnasium's API.
@@ -30,14 +34,18 @@ def check_contract(env: gymnasium.Env) -> None:
     """
     while isinstance(env, ADDED) or (isinstance(env, gymnasium.Wrapper) and type(env).__module__ == "wrappers.atari"):
         env = env.env
-    for action in _extreme_actions(env.action_space):
-        obs, _ = check_reset(env.reset(seed=0), env.observation_space)
+    for last in (False, True):
+        obs, info = check_reset(env.reset(seed=0), env.observation_space)
         _check_finite("reset()", obs, env.observation_space)
+        mask = check_mask("reset()", info, env.action_space)
+        action = _extreme_action(env.action_space, mask, last)
         call = f"step({action})"
-        obs, reward, *_ = check_step(env.step(action), env.observation_space, call)
+        obs, reward, terminated, truncated, info = check_step(env.step(action), env.observation_space, call)
         _check_finite(call, obs, env.observation_space)
+        check_mask(call, info, env.action_space, mask is not None, ended=bool(terminated or truncated))
         if not np.isfinite(reward):
             raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
+    return mask is not None
 
 
 def check_reset(result: Any, space: gymnasium.Space) -> tuple:
@@ -66,12 +74,40 @@ def check_step(result: Any, space: gymnasium.Space, call: str = "step()") -> tup
     return result
 
 
-def _extreme_actions(space: gymnasium.Space) -> list[Any]:
+def check_mask(
+    call: str, info: dict[str, Any], space: gymnasium.Space, masked: bool | None = None, *, ended: bool = False
+) -> np.ndarray | None:
+    """The mask of actions in an info, as `mask_in` gives it, checked. Raises BrokenContract.
+
+    Args:
+        call: that returned the info.
+        info: of an environment.
+        space: of its actions.
+        masked: whether it gave masks before; None if this is its first info.
+        ended: the episode has ended.
+    """
+    try:
+        mask = mask_in(info, space, ended=ended)
+    except ValueError as error:
+        raise BrokenContract(f"{call} returned {error}") from None
+    if masked is None or masked == (mask is not None):
+        return mask
+    if ended and masked:  # no action follows
+        return np.ones(num_choices(space).sum(), np.bool_)
+    raise BrokenContract(
+        f"{call} returned {'no' if masked else 'an'} action_mask, reset() returned {'one' if masked else 'none'}"
+    )
+
+
+def _extreme_action(space: gymnasium.Space, mask: np.ndarray | None, last: bool) -> Any:
+    """The lowest action, or the last: the highest."""
+    if mask is not None:
+        return allowed_action(space, mask, last=last)
     if isinstance(space, Discrete):
-        return [space.dtype.type(space.start), space.dtype.type(space.start + space.n - 1)]
+        return space.dtype.type(space.start + (space.n - 1 if last else 0))
     if isinstance(space, Box) and np.isfinite(space.low).all() and np.isfinite(space.high).all():
-        return [space.low.copy(), space.high.copy()]
-    return [space.sample()]
+        return (space.high if last else space.low).copy()
+    return space.sample()
 
 
 def _unpack(call: str, result: Any, names: str) -> tuple:

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from wrappers.actions import action_mask, allowed_action
 from wrappers.atari import atari_settings, is_atari
 from wrappers.seeds import env_seed, reset_envs
 
@@ -152,7 +153,6 @@ class Rebuildable(VectorWrapper):
         self.log.load_state_dict(state)
         log, actions = self.log, state["actions"]
         first = log.now - (0 if actions is None else len(actions))
-        idle = self._idle_actions()
         obs, _ = self._reset(np.ones(self.num_envs, np.bool_), seeded=True)
         first_start = int(log.start.min())
         for now in range(first_start, log.now + 1):
@@ -164,6 +164,7 @@ class Rebuildable(VectorWrapper):
                     beat()
                     obs, _ = self._reset(begins & (log.games > game), seeded=False)
             if now < log.now:
+                idle = self._idle_actions()
                 chosen = actions[now - first].astype(idle.dtype)
                 waiting = (log.start > now).reshape(-1, *[1] * (idle.ndim - 1))
                 obs = self.env.step(np.where(waiting, idle, chosen))[0]
@@ -174,6 +175,8 @@ class Rebuildable(VectorWrapper):
         space, shape = self.single_action_space, self.action_space.shape or ()
         if isinstance(space, Box):
             return np.broadcast_to(np.zeros(space.shape).clip(space.low, space.high).astype(space.dtype), shape).copy()
+        if (masks := action_mask(self)) is not None:
+            return np.stack([allowed_action(space, mask) for mask in masks])
         return np.full(shape, getattr(space, "start", 0), space.dtype)
 
     def _reset(self, which: np.ndarray, *, seeded: bool) -> tuple[np.ndarray, dict[str, Any]]:

@@ -12,40 +12,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
+from wrappers.actions import ACTIONS, CheckActions
 from wrappers.atari import FRAME_SKIP, MAX_FRAMES, atari_settings, game_variant, is_atari, make_env
-from wrappers.contract import check_reset, check_step
+from wrappers.contract import check_mask, check_reset, check_step
 from wrappers.rebuild import Rebuildable, seeding_of
 from wrappers.seeds import env_seed, reset_envs
-
-ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
-"""supported classes of action spaces"""
-
-
-class CheckActions(VectorWrapper):
-    """Refuses actions outside the action space; `AtariVectorEnv` would hang on them.
-
-    Discrete actions arrive as int64 [N], others in the dtype of their space [N, *shape].
-    """
-
-    def step(self, actions: np.ndarray):
-        space, shape = self.single_action_space, self.action_space.shape
-        if actions.shape != shape:
-            raise ValueError(f"actions have shape {actions.shape}, must be {shape}")
-        if isinstance(space, Discrete):
-            low, high = space.start, space.start + space.n - 1
-        elif isinstance(space, MultiDiscrete):
-            low, high = space.start, space.start + space.nvec - 1
-        elif isinstance(space, MultiBinary):
-            low, high = 0, 1
-        else:
-            assert isinstance(space, Box), space
-            low, high = space.low, space.high
-        if not ((actions >= low) & (actions <= high)).all():  # false for NaN too
-            raise ValueError(f"actions {actions} are outside {space}")
-        return self.env.step(actions)
 
 
 class LostLives(VectorWrapper):
@@ -80,34 +53,42 @@ class CheckedEnv(gymnasium.Wrapper):
     """Checks each result of an environment and adds its id, seed and number of steps to its errors.
 
     Without the check, a wrong shape or type raises an error in the vector environment that names none of them.
-    Final observations are copied: the environment may write to its own arrays later.
+    Final observations are copied: the environment may write to its own arrays later. Masks become boolean arrays.
     """
 
     def __init__(self, env: gymnasium.Env, env_id: str, seed: int | None):
         super().__init__(env)
         self.env_id, self.seed, self.steps = env_id, seed, 0
         self.space = env.observation_space  # cached: gymnasium's property goes through all wrappers
+        self.masked: bool | None = None  # whether it gives action masks; known from the first reset on
 
     def reset(self, **kwargs: Any):
         if kwargs.get("seed") is not None:
             self.seed, self.steps = kwargs["seed"], 0
         try:
-            return check_reset(self.env.reset(**kwargs), self.space)
+            obs, info = check_reset(self.env.reset(**kwargs), self.space)
+            return obs, self._with_mask("reset()", info)
         except Exception as error:
             add_place(error, "reset()", self.env_id, self.seed, self.steps)
             raise
 
     def step(self, action):
         try:
-            result = check_step(self.env.step(action), self.space)
+            obs, reward, terminated, truncated, info = check_step(self.env.step(action), self.space)
+            info = self._with_mask("step()", info, ended=bool(terminated or truncated))
         except Exception as error:
             add_place(error, "step()", self.env_id, self.seed, self.steps)
             raise
         self.steps += 1
-        obs, reward, terminated, truncated, info = result
         if terminated or truncated:
             obs = np.array(obs)  # SyncVectorEnv returns it after the reset, which may write to the same array
         return obs, reward, terminated, truncated, info
+
+    def _with_mask(self, call: str, info: dict[str, Any], *, ended: bool = False) -> dict[str, Any]:
+        """The info with its mask checked; most environments have none."""
+        mask = check_mask(call, info, self.action_space, self.masked, ended=ended)
+        self.masked = mask is not None
+        return info if mask is None else {**info, "action_mask": mask}
 
 
 def add_place(error: Exception, call: str, env_id: str, seed: int | None, steps: int) -> None:
@@ -146,7 +127,7 @@ def make_vec_env(
     Returns:
         Observations as in `make_env`, stacked [N, ...]; rewards [N], **raw**; terminated, truncated bool [N];
         `infos["final_obs"]` [N, ...], present if an environment is done, valid in the rows of those that are;
-        `infos["life_lost"]` bool [N] on Atari.
+        `infos["life_lost"]` bool [N] on Atari; `infos["action_mask"]` and `infos["final_mask"]` as in `CheckActions`.
 
     Raises:
         gymnasium.error.Error: unknown id, with a suggestion.

@@ -97,7 +97,9 @@ class Policy:
         return {"noise": self.noise}
 
     @torch.inference_mode()
-    def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def act(
+        self, obs: np.ndarray, mask: None = None, warm_up: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Choose noisy actions: (action float32 [B, ...] in [-1, 1], Q(s, a) [B], Q(s, mu(s)) [B])."""
         states = torch.from_numpy(obs).to(self.device)
         best = self.net(states)[0]
@@ -110,7 +112,7 @@ class Policy:
         return action, q[: len(obs)], q[len(obs) :]
 
     @torch.inference_mode()
-    def value(self, obs: np.ndarray) -> np.ndarray:
+    def value(self, obs: np.ndarray, mask: None = None) -> np.ndarray:
         """Return Q(s, mu(s)) [B], for bootstrapping."""
         states = torch.from_numpy(obs).to(self.device)
         return self.net.q(states, self.net(states)[0]).float().cpu().numpy()
@@ -168,7 +170,7 @@ def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Polic
     """Return the policy mu(s), rescaled for the environment, for evaluation."""
 
     @torch.inference_mode()
-    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
         return stretch(net(torch.from_numpy(obs))[0].float().numpy(), action_space)
 
     return act

@@ -5,6 +5,7 @@ A module of plain functions with the same names as in `ddpg`; `--algo` picks one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import gymnasium
@@ -70,7 +71,6 @@ class Policy:
     ):  # fmt: skip
         self.forward = acting_forward(net, torch.from_numpy(example), deterministic=args.deterministic)
         self.epsilons = ladder(args.epsilon, args.ladder_exponent, actor, args.num_envs, args.num_actors)
-        self.num_actions = int(action_space.n)  # type: ignore[attr-defined]
         self.rng = np.random.default_rng(0)
 
     def start_block(self, seed: int) -> None:
@@ -81,24 +81,41 @@ class Policy:
         """Return the policy's state for a successor: none."""
         return {}
 
-    def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Choose actions: (action int64 [B], Q(s, a) [B], max_a Q(s, a) [B]); in the warm-up, all are random."""
-        q = self._q(obs)
+    def act(
+        self, obs: np.ndarray, mask: np.ndarray | None = None, warm_up: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Choose actions: (action int64 [B], Q(s, a) [B], max_a Q(s, a) [B]); in the warm-up, all are random.
+
+        A mask, bool [B, A], says which actions are allowed.
+        """
+        q = self._q(obs, mask)
         is_random = self.rng.random(len(q)) < (1.0 if warm_up else self.epsilons)
-        action = np.where(is_random, self.rng.integers(self.num_actions, size=len(q)), q.argmax(axis=1))
+        action = np.where(is_random, random_actions(self.rng, q.shape, mask), q.argmax(axis=1))
         return action, q[np.arange(len(q)), action], q.max(axis=1)
 
-    def value(self, obs: np.ndarray) -> np.ndarray:
-        """Return max_a Q(s, a) [B], for bootstrapping."""
-        return self._q(obs).max(axis=1)
+    def value(self, obs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+        """Return max_a Q(s, a) [B] over the allowed actions, for bootstrapping."""
+        return self._q(obs, mask).max(axis=1)
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         """Return the actions for the environments: unchanged."""
         return action
 
     @torch.inference_mode()
-    def _q(self, obs: np.ndarray) -> np.ndarray:
-        return self.forward(torch.from_numpy(obs))[0].float().cpu().numpy()
+    def _q(self, obs: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+        return allowed_q(self.forward(torch.from_numpy(obs))[0].float().cpu().numpy(), mask)
+
+
+def allowed_q(q: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """Return Q values [B, A], minus infinity where a mask, bool [B, A], does not allow the action."""
+    return q if mask is None else np.where(mask, q, -np.inf)
+
+
+def random_actions(rng: np.random.Generator, shape: tuple[int, ...], mask: np.ndarray | None) -> np.ndarray:
+    """Return uniformly random actions int64 [B] for Q values of shape [B, A], among those that a mask allows."""
+    if mask is None:
+        return rng.integers(shape[1], size=shape[0])
+    return np.where(mask, rng.random(shape), -1.0).argmax(axis=1)
 
 
 def q_values(net: nn.Module, batch: Batch) -> Tensor:
@@ -110,10 +127,12 @@ def q_values(net: nn.Module, batch: Batch) -> Tensor:
 def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Tensor:
     """Return the double Q-learning bootstrap Q_target(s', argmax_a Q(s', a)) [N] float32, s' being m <= n steps later.
 
-    van Hasselt et al. 2016; Horgan et al. 2018, section 3.1.
+    van Hasselt et al. 2016; Horgan et al. 2018, section 3.1. The argmax is over the actions that s' allows.
     """
     next_q, next_target_q = net(batch.next_obs)[0].float(), target_net(batch.next_obs)[0].float()
     assert next_q.shape == next_target_q.shape == (*batch.reward.shape, next_q.shape[-1]), next_q.shape
+    if batch.next_mask.shape[1]:
+        next_q = next_q.masked_fill(~batch.next_mask, -math.inf)
     return next_target_q.gather(1, next_q.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
@@ -126,7 +145,7 @@ def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Polic
     """Return the greedy policy, for evaluation."""
 
     @torch.inference_mode()
-    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        return net(torch.from_numpy(obs))[0].argmax(dim=1).numpy()
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+        return allowed_q(net(torch.from_numpy(obs))[0].numpy(), mask).argmax(axis=1)
 
     return act

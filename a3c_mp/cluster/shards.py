@@ -15,7 +15,7 @@ import torch
 
 from a3c_mp.replay import Replay, Shards
 
-OBSERVED = ("frame", "action", "step")
+OBSERVED = ("frame", "action", "mask", "step")
 """fields that a row has as soon as it is written"""
 COMPLETED = ("reward", "discount", "bootstrap_offset", "priority")
 """fields that it has once its transition is complete"""

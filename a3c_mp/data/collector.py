@@ -14,11 +14,12 @@ from a3c_mp.data.games import Games
 from a3c_mp.data.rollout import Rollout, write_step
 from a3c_mp.nets.actor_critic import ActorCritic, initial_state
 from a3c_mp.nets.cuda_graph import acting_forward
-from a3c_mp.nets.distributions import num_params, to_env
+from a3c_mp.nets.distributions import mask_logits, num_params, to_env
 from a3c_mp.nets.layers import reset_state
 from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import derive_seeds
+from wrappers import action_mask
 
 
 def acting_state_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:
@@ -81,10 +82,12 @@ class RolloutCollector:
 
         Each step has one forward pass: on obs[t+1] it gives V(obs[t+1]) and the next action. Therefore the first action
         of a rollout comes from the weights of the previous rollout; its behaviour logits are stored, as for any action.
+        They are masked where the environment does not allow an action, which is how learners know.
         """
         self.rng.manual_seed(self.rollout_seeds()[1])
         if self.logits is None:
             self.logits, self.baseline, self.state = self.act(self.obs, self.entry)
+            self.logits = mask_logits(self.logits, action_mask(self.env))
         write_step(rollout, 0, obs=self.obs, baseline=self.baseline)
         for state in self.entry:
             write_step(rollout, 0, core_state=state)
@@ -107,6 +110,7 @@ class RolloutCollector:
             write_step(rollout, t + 1, obs=next_obs)
             self.entry = [reset_state(state, self.stats.done) for state in self.state]
             self.logits, self.baseline, self.state = self.act(rollout.obs[t + 1], self.entry)
+            self.logits = mask_logits(self.logits, action_mask(self.env))
             write_step(rollout, t + 1, baseline=self.baseline)
             self.channel.beat()
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner

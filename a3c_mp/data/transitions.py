@@ -19,15 +19,19 @@ from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Shards, Writer
 from a3c_mp.seeds import derive_seeds
+from wrappers import action_mask
 
 
 class Policy(Protocol):
-    """Interface of an exploration policy: epsilon-greedy (`dqn.Policy`) or action noise (`ddpg.Policy`)."""
+    """Interface of an exploration policy: epsilon-greedy (`dqn.Policy`) or action noise (`ddpg.Policy`).
+
+    Masks, bool [B, A], say which discrete actions are allowed; None: all.
+    """
 
     def start_block(self, seed: int) -> None: ...
     def fields(self) -> dict[str, np.ndarray]: ...
-    def act(self, obs: np.ndarray, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
-    def value(self, obs: np.ndarray) -> np.ndarray: ...
+    def act(self, obs: np.ndarray, mask: Any, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+    def value(self, obs: np.ndarray, mask: Any) -> np.ndarray: ...
     def to_env(self, action: np.ndarray) -> np.ndarray: ...
 
 
@@ -53,15 +57,17 @@ class TransitionCollector:
         policy.start_block(derive_seeds(self.args.seed, *self.channel.entropy, self.blocks)[1])
         self.actions = []  # as the environments get them
         for t in range(len(block["done"])):
-            action, q, value = policy.act(self.obs, warm_up)
+            mask = action_mask(self.env)
+            action, q, value = policy.act(self.obs, mask, warm_up)
             self.actions.append(policy.to_env(action))
             next_obs, reward, terminated, truncated, infos = self.env.step(self.actions[-1])
-            final_obs = infos["final_obs"] if truncated.any() else None
-            final_value = None if final_obs is None else policy.value(final_obs)
+            final_obs, final_mask = (infos["final_obs"] if truncated.any() else None), infos.get("final_mask")
+            final_value = None if final_obs is None else policy.value(final_obs, final_mask)
             life_lost = infos.get("life_lost") if self.args.life_loss_terminal else None
             reward_learned = reward_to_learn(self.args, reward)
             step = EnvStep(self.obs, action, reward_learned, terminated, truncated, q, value)
-            self.writer.step(step._replace(final_obs=final_obs, final_value=final_value, life_lost=life_lost))
+            step = step._replace(final_obs=final_obs, final_value=final_value, life_lost=life_lost)
+            self.writer.step(step._replace(mask=mask, final_mask=final_mask))
             self.stats.step(reward, terminated | truncated)
             write_stats(block, t, self.stats)
             self.obs = next_obs

@@ -37,6 +37,15 @@ class ActorCritic(nn.Module):
         """Return the distribution of actions with logits [..., P]."""
         return self.head.distribution(logits)
 
+    def distributions(self, logits: Tensor, behaviour_logits: Tensor) -> tuple[Distribution, Distribution]:
+        """Return (policy, behaviour policy) of the same states: distributions with logits [..., P].
+
+        An action that was not allowed when the behaviour policy acted has probability 0 and no gradient in both.
+        """
+        return self.head.distribution(self.head.masked_as(logits, behaviour_logits)), self.distribution(
+            behaviour_logits
+        )
+
 
 class ConvActorCritic(ActorCritic):
     """Convolutional actor-critic: shared convolutions, and separate policy and value heads of 512 hidden units.

@@ -18,6 +18,18 @@ from torch import Tensor, nn
 
 ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
 """action spaces that there are distributions for"""
+MASKED = -1e30
+"""logit of an action that is not allowed: its probability is exactly 0, and every term of a loss stays finite"""
+
+
+def mask_logits(logits: Tensor, mask: np.ndarray | None) -> Tensor:
+    """Return logits [B, P] with `MASKED` where a mask, bool [B, P], is false; None masks nothing."""
+    return logits if mask is None else logits.masked_fill(~torch.from_numpy(mask).to(logits.device), MASKED)
+
+
+def is_masked(logits: Tensor) -> Tensor:
+    """Return which logits [..., P] belong to actions that are not allowed, bool; bfloat16 may have rounded them."""
+    return logits <= MASKED / 2
 
 
 class Categorical(NamedTuple):
@@ -38,9 +50,10 @@ class Categorical(NamedTuple):
     def sample(self, rng: torch.Generator) -> Tensor:
         """Sample actions for logits [B, A].
 
-        Logits with NaN or inf give an arbitrary action; such a rollout is not learned from (see `is_finite`).
+        Logits with NaN or inf give an arbitrary action that is allowed; such a rollout is not learned from (see
+        `is_finite`).
         """
-        probabilities = self.logits.softmax(dim=-1).nan_to_num(nan=1.0)
+        probabilities = self.logits.softmax(dim=-1).nan_to_num(nan=1.0).masked_fill(is_masked(self.logits), 0.0)
         return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)
 
     def mode(self) -> Tensor:
@@ -180,6 +193,10 @@ class ActionHead(nn.Module):
         if not isinstance(self.space, Box):
             return outputs
         return torch.cat([outputs, self.log_std.to(outputs.dtype).expand_as(outputs)], dim=-1)
+
+    def masked_as(self, params: Tensor, others: Tensor) -> Tensor:
+        """Return parameters [..., P] with those logits masked that are masked in `others`, [..., P]."""
+        return params if isinstance(self.space, Box) else params.masked_fill(is_masked(others), MASKED)
 
     def distribution(self, params: Tensor) -> Distribution:
         """Return the distribution with parameters [..., P]; its actions have the shape [..., *space.shape]."""

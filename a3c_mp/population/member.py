@@ -30,7 +30,7 @@ from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer
 from a3c_mp.run.averages import Means
 from a3c_mp.run.evaluate import make_play_envs, play_episodes
 from a3c_mp.seeds import FITNESS, MEMBER, derive_seeds
-from wrappers import make_vec_env
+from wrappers import action_mask, make_vec_env
 
 
 class MemberActor:
@@ -61,10 +61,10 @@ class MemberActor:
     @torch.inference_mode()
     def act(self, net: nn.Module, is_random: bool) -> None:
         """Take an epsilon-greedy or a random step in all environments, and store its transitions."""
-        num_envs, obs = self.args.num_envs, self.obs
-        q = net(torch.from_numpy(obs))[0].numpy()
+        num_envs, obs, mask = self.args.num_envs, self.obs, action_mask(self.env)
+        q = dqn.allowed_q(net(torch.from_numpy(obs))[0].numpy(), mask)
         explores = self.rng.random(num_envs) < (1.0 if is_random else self.epsilons)
-        action = np.where(explores, self.rng.integers(q.shape[1], size=num_envs), q.argmax(axis=1))
+        action = np.where(explores, dqn.random_actions(self.rng, q.shape, mask), q.argmax(axis=1))
         self.obs, reward, terminated, truncated, infos = self.env.step(action)
         done = terminated | truncated
         self.stats.step(reward, done)
@@ -73,12 +73,16 @@ class MemberActor:
         # The end of a generation interrupts games as a time limit does: they are worth what would have followed.
         truncated = truncated | (self.t == self.args.rounds)
         final_obs = self.obs.copy()
+        final_mask = action_mask(self.env)
         if done.any():
             final_obs[done] = infos["final_obs"][done]
+            if final_mask is not None:
+                final_mask = np.where(done[:, None], infos["final_mask"], final_mask)
         unknown = np.zeros(num_envs, np.float32)  # values would give priorities, which uniform sampling does not need
         step = EnvStep(obs, action, reward_to_learn(self.args, reward), terminated, truncated, unknown, unknown)
         life_lost = infos.get("life_lost") if self.args.life_loss_terminal else None
-        self.writer.step(step._replace(final_obs=final_obs, final_value=unknown, life_lost=life_lost))
+        step = step._replace(final_obs=final_obs, final_value=unknown, life_lost=life_lost)
+        self.writer.step(step._replace(mask=mask, final_mask=final_mask))
         self.steps.fill_(self.t * num_envs)  # for the display
 
 

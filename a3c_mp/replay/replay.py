@@ -25,6 +25,7 @@ class Batch(NamedTuple):
     reward: Tensor  # [N] float32, sum of the m <= n discounted rewards
     discount: Tensor  # [N] float32, gamma^m; 0 where the return ended by termination or a lost life
     next_obs: Tensor  # [N, *obs_shape], m steps later; where discount is 0 it is `obs` again, unused
+    next_mask: Tensor  # [N, A] bool, actions allowed at `next_obs`; [N, 0] if all are always allowed
     probability: Tensor  # [N] float64, P(i) = p_i^alpha / sum over all shards of this learner, when it was drawn
     ids: Tensor  # [N] int64, for `Replay.update`
 
@@ -145,6 +146,7 @@ class Replay:
             reward=empty(),
             discount=empty(),
             next_obs=empty(*obs_shape, dtype=frame.dtype),
+            next_mask=empty(self.fields["mask"].shape[-1], dtype=torch.bool),
             probability=empty(dtype=torch.float64),
             ids=empty(dtype=torch.int64),
         )
@@ -186,7 +188,11 @@ class Replay:
         for name in ("action", "reward", "discount"):
             torch.index_select(self.fields[name], 0, at, out=getattr(out, name))
         self._gather(lane, place, out.obs)
-        self._gather(lane, place + self.fields["bootstrap_offset"][at].numpy(), out.next_obs)
+        next_place = place + self.fields["bootstrap_offset"][at].numpy()
+        self._gather(lane, next_place, out.next_obs)
+        if out.next_mask.shape[1]:
+            next_leaf = torch.from_numpy(lane * rows + next_place % rows)
+            torch.index_select(self.fields["mask"], 0, next_leaf, out=out.next_mask)
         return lane, row
 
     def _gather(self, lane: np.ndarray, place: np.ndarray, out: Tensor) -> None:

@@ -16,6 +16,13 @@ from a3c_mp.processes.slots import Slots, Spec, layout
 COUNTERS = ("written", "committed", "writable_until")
 
 
+class MaskedDiscrete(Discrete):
+    """Discrete actions 0, ..., n - 1 of an environment with masks, which the replay stores with every observation."""
+
+    def __repr__(self) -> str:
+        return f"Discrete({self.n}) masked"
+
+
 class Shards:
     """Replay memory shared by all processes: a shard for each actor, a ring buffer (lane) for each environment.
 
@@ -36,7 +43,7 @@ class Shards:
         num_envs: environments of each actor (B).
         rows: length of each lane; the replay holds slightly less than `num_shards * num_envs * rows` transitions.
         obs_space: Box.
-        action_space: Discrete or Box.
+        action_space: Discrete, MaskedDiscrete or Box.
         stack: observations [stack, ...] are the last `stack` frames of the episode, oldest first, zeros before its
             first, and only the newest is stored. With 1 the whole observation is stored as it is.
 
@@ -47,6 +54,7 @@ class Shards:
     # What rows hold, as numpy views of shared memory, [lanes, rows, ...]:
     frame: np.ndarray  # the observation's newest frame
     action: np.ndarray  # int64, or float32 [A]
+    mask: np.ndarray  # bool [A], actions that the observation's state allows; [0] if all are always allowed
     reward: np.ndarray  # float32, sum of gamma^i r_{t+i} over the m rewards of the transition, m <= n
     discount: np.ndarray  # float32, gamma^m, or 0 if a termination ended the return
     bootstrap_offset: np.ndarray  # int32, m: bootstraps from the observation of row r + m; 0 if discount is 0
@@ -137,10 +145,12 @@ def _spec(num_lanes: int, rows: int, obs_space: gymnasium.Space, action_space: g
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
     discrete = isinstance(action_space, Discrete)
     action_shape = () if discrete else tuple(action_space.shape or ())
+    num_masked = int(action_space.n) if isinstance(action_space, MaskedDiscrete) else 0
     ring = (num_lanes, rows)
     return {
         "frame": ((*ring, *frame_shape), obs_dtype),
         "action": ((*ring, *action_shape), torch.int64 if discrete else torch.float32),
+        "mask": ((*ring, num_masked), torch.bool),
         "reward": (ring, torch.float32),
         "discount": (ring, torch.float32),
         "bootstrap_offset": (ring, torch.int32),

@@ -29,6 +29,8 @@ class EnvStep(NamedTuple):
     final_obs: np.ndarray | None = None  # [B, *obs_shape], needed where truncated, ignored elsewhere
     final_value: np.ndarray | None = None  # [B], bootstrap value of `final_obs`
     life_lost: np.ndarray | None = None  # bool [B]; ends the return as a termination does, but not the episode
+    mask: np.ndarray | None = None  # bool [B, A], actions allowed at `obs`, if the environment has masks
+    final_mask: np.ndarray | None = None  # bool [B, A], those allowed at `final_obs`
 
 
 def writer_state_spec(num_envs: int, n_step: int) -> Spec:
@@ -86,14 +88,15 @@ class Writer:
         bootstrapped = step.truncated & ~step.terminated
         self._check(step.obs, bootstrapped)
         row = self.row.copy()
-        self._append(self.env, step.obs, step.action)
+        self._append(self.env, step.obs, step.action, step.mask)
         if bootstrapped.any():
             assert step.final_obs is not None, "an episode was truncated: its final observation is missing"
             assert step.final_value is not None, (
                 "an episode was truncated: the value of its final observation is missing"
             )
             ended = np.flatnonzero(bootstrapped)
-            self._append(ended, step.final_obs[ended], None)
+            final_mask = None if step.final_mask is None else step.final_mask[ended]
+            self._append(ended, step.final_obs[ended], None, final_mask)
         self.arrays["written"][:] = self.row
 
         q, value, final_value = _where_finite(step.obs, step.q), _where_finite(step.obs, step.value), step.final_value
@@ -120,11 +123,13 @@ class Writer:
         if self.stack > 1 and not self.t.all() and obs[self.t == 0, :-1].any():
             raise ValueError(f"an episode must begin with {self.stack - 1} frames of zeros before its first")
 
-    def _append(self, env: np.ndarray, obs: np.ndarray, action: np.ndarray | None) -> None:
+    def _append(self, env: np.ndarray, obs: np.ndarray, action: np.ndarray | None, mask: np.ndarray | None) -> None:
         """One row to the lanes of `env`; without an action it is a final observation, where no transition begins."""
         at = env, self.row[env] % self.rows
         self.arrays["frame"][at] = obs[:, -1] if self.stack > 1 else obs
         self.arrays["step"][at] = self.t[env]
+        if mask is not None:
+            self.arrays["mask"][at] = mask
         if action is None:
             self.arrays["priority"][at] = 0.0
         else:

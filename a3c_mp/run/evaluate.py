@@ -15,16 +15,17 @@ from torch import Tensor
 
 from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.nets.actor_critic import ActorCritic, initial_state
-from a3c_mp.nets.distributions import to_env
+from a3c_mp.nets.distributions import mask_logits, to_env
 from a3c_mp.nets.layers import reset_state
-from wrappers import FRAME_SKIP, is_atari, make_env, make_vec_env
+from wrappers import FRAME_SKIP, action_mask, is_atari, make_env, make_vec_env, mask_in, random_action
 from wrappers.seeds import reset_envs
 
 NUM_ENVS = 8
 """games played at once"""
 
-Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""observations [N, *obs_shape], whether each begins an episode [N] -> actions of the environment [N, ...]"""
+Policy = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
+"""(observations [N, *obs_shape], whether each begins an episode [N], masks [N, choices] or None) -> actions of the
+environment [N, ...]"""
 
 
 MakePolicy = Callable[[Any, gymnasium.Space], Policy]
@@ -37,11 +38,11 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
     state: list[Tensor] = []
 
     @torch.inference_mode()
-    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
         nonlocal state
         state = initial_state(net, len(obs)) if starts.all() else [reset_state(part, starts) for part in state]
         logits, _, *state = net(torch.from_numpy(obs), *state)
-        policy = net.distribution(logits.float())
+        policy = net.distribution(mask_logits(logits.float(), mask))
         return to_env(action_space, (policy.mode() if greedy else policy.sample(rng)).numpy())
 
     return act
@@ -52,10 +53,10 @@ def with_random_actions(policy: Policy, action_space: gymnasium.Space, share: fl
     action_space.seed(seed)
     rng = np.random.default_rng(seed)
 
-    def act(obs: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        actions = policy(obs, starts)
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+        actions = policy(obs, starts, mask)
         for i in np.flatnonzero(rng.random(len(actions)) < share):
-            actions[i] = action_space.sample()
+            actions[i] = action_space.sample() if mask is None else random_action(action_space, mask[i], rng)
         return actions
 
     return act
@@ -97,7 +98,7 @@ def play_episodes(
     obs, _ = env.reset()
     starts = np.ones(num_envs, dtype=np.bool_)
     while left.any():
-        obs, reward, terminated, truncated, _ = env.step(policy(obs, starts))
+        obs, reward, terminated, truncated, _ = env.step(policy(obs, starts, action_mask(env)))
         starts = terminated | truncated
         stats.step(reward, starts)
         on_step()
@@ -118,14 +119,16 @@ def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Epi
     """
     import imageio.v2 as imageio
 
-    env, obs, first_frame = start_rendering(env_id, seed)
+    env, (obs, info), first_frame = start_rendering(env_id, seed)
     fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
     episode_return, length, done = 0.0, 0, False
     video: Any = imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
     with video:
         video.append_data(first_frame)
         while not done:
-            obs, reward, terminated, truncated, _ = env.step(policy(obs[None], np.array([length == 0]))[0])
+            mask = mask_in(info, env.action_space)
+            action = policy(obs[None], np.array([length == 0]), None if mask is None else mask[None])[0]
+            obs, reward, terminated, truncated, info = env.step(action)
             video.append_data(_frame(env))
             episode_return, length, done = episode_return + float(reward), length + 1, terminated or truncated
     env.close()
@@ -136,13 +139,12 @@ class NotRendered(Exception):
     """An environment cannot be rendered; its cause says why."""
 
 
-def start_rendering(env_id: str, seed: int) -> tuple[gymnasium.Env, np.ndarray, np.ndarray]:
-    """(environment that renders images, its first observation, its first image). Raises NotRendered."""
+def start_rendering(env_id: str, seed: int) -> tuple[gymnasium.Env, tuple[np.ndarray, dict[str, Any]], np.ndarray]:
+    """(environment that renders images, what its first reset gave, its first image). Raises NotRendered."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
     try:
         env = make_env(env_id, render_mode="rgb_array")
-        obs, _ = env.reset(seed=seed)
-        return env, obs, _frame(env)
+        return env, env.reset(seed=seed), _frame(env)
     except Exception as error:  # an environment of the user's own can raise anything
         raise NotRendered(" ".join(str(error).split()) or type(error).__name__) from error
 

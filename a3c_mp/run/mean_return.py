@@ -100,7 +100,6 @@ class StartOrder:
     def __init__(self, num_actors: int, num_envs: int):
         self.num_actors, self.num_envs = num_actors, num_envs
         self.limit = (1 + PATIENCE) * num_actors * num_envs
-        self.passed_over = 0
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
         self._playing: list[list[_Game]] = [[] for _ in range(num_actors)]
         for actor in range(num_actors):
@@ -140,7 +139,6 @@ class StartOrder:
                 yield CountedEpisode(game.actor, game.episode)
             elif not game.ended:
                 game.overdue = True
-                self.passed_over += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values: games [actor, env, return, length, ended] in the order of their starts, overdue ones first."""
@@ -150,13 +148,12 @@ class StartOrder:
             for game in (*overdue, *self._queue)
         ]
         sizes = [self.num_actors, self.num_envs]
-        return {"sizes": sizes, "overdue": len(overdue), "games": rows, "passed_over": self.passed_over}
+        return {"sizes": sizes, "overdue": len(overdue), "games": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Raises ValueError for other numbers of actors or environments."""
         if state["sizes"] != [self.num_actors, self.num_envs]:
             raise ValueError(f"it has (actors, environments) {state['sizes']}")
-        self.passed_over = state["passed_over"]
         self._queue.clear()
         for number, (actor, env, episode_return, length, ended) in enumerate(state["games"]):
             episode = Episode(episode_return, length, env) if length >= 0 else None

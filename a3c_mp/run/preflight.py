@@ -23,6 +23,7 @@ from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.processes.free_memory import MIB, free_memory
 from a3c_mp.processes.slots import check_shared_memory
+from a3c_mp.replay import MaskedDiscrete
 
 FILES = 64
 """upper bound on the open files of a trainer without actors; it has about 15"""
@@ -136,6 +137,8 @@ def check_env(
 ) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(observation space, action space) of an environment, which is made, stepped and closed for it.
 
+    Discrete actions of an environment with masks are `MaskedDiscrete`.
+
     Args:
         env_id: gymnasium id.
         actions: the class of action space that the chapter needs, or a union of several; by default all that
@@ -153,17 +156,20 @@ def check_env(
         raise ConfigError("env-id", env_id, why, _fix_for(env_id)) from error
     try:
         spaces = env.observation_space, env.action_space
-        FOUND[env_id] = FoundEnv(*spaces, wrappers.layout(env))
+        layout = wrappers.layout(env)
         if not isinstance(spaces[1], actions) or not _is_plain(spaces[1]):
             kinds = typing.get_args(actions) or (actions,)
             *others, last = (NAMES_OF_ACTIONS.get(kind, kind.__name__) for kind in kinds)
             needed = f"{', '.join(others)} or {last}" if others else last
             fix = "choose another" if Discrete in kinds else "choose another, for instance Pendulum-v1"
             raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", fix)
-        _check_contract(env, env_id)
+        masked = _check_contract(env, env_id)
     finally:
         with suppress(Exception):
             env.close()
+    if masked and isinstance(spaces[1], Discrete):
+        spaces = spaces[0], MaskedDiscrete(spaces[1].n)
+    FOUND[env_id] = FoundEnv(*spaces, layout)
     return spaces
 
 
@@ -174,15 +180,16 @@ def _is_plain(space: gymnasium.Space) -> bool:
     return not np.any(getattr(space, "start", 0))
 
 
-def _check_contract(env: gymnasium.Env, env_id: str) -> None:
+def _check_contract(env: gymnasium.Env, env_id: str) -> bool:
+    """Whether an environment masks actions. Raises ConfigError if it breaks gymnasium's API or ends the process."""
     try:
-        wrappers.check_contract(env)
+        return wrappers.check_contract(env)
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:
         if isinstance(error, wrappers.BrokenContract) or not isinstance(error, Exception):
             raise ConfigError("env-id", env_id, _one_line(error), FIX_ENV) from error
-        # an actor reports other errors of the environment, with their traceback
+        return False  # an actor reports other errors of the environment, with their traceback
 
 
 def _one_line(error: BaseException) -> str:

@@ -20,7 +20,6 @@ from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import A3CError, ConfigError, WorkerError
-from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.processes.console import console
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.prints import prints
@@ -119,12 +118,7 @@ class Run(HasProgress):
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
         """Record agent steps that are learned from, the episodes that ended in them, and the policy lag in versions."""
-        order = self.progress.window.games
-        passed_over = order.passed_over
         self.metrics.record_rollout(policy_lag, self.progress.record_rollout(steps, episodes, actor, policy_lag))
-        if passes_power_of_two(passed_over, number := order.passed_over):
-            what = f"games still running after {order.limit:,} later ones ended: {number}"
-            self.log.warning(f"{what}; the mean return does not wait for them")
 
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Record metrics, to be averaged until they are written."""

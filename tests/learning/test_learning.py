@@ -1,11 +1,32 @@
 """Every chapter learns. Seeded and deterministic, so a failure is the code's and not the dice's."""
 
 import pytest
-from harness import A3C_DATA, APEX_DDPG, CHAPTERS, POPULATION, RAY_DQN, RAY_IMPALA, TASK, row_id
+from harness import (
+    A3C_DATA,
+    A3C_GRAD,
+    APEX_DDPG,
+    APEX_DQN,
+    CHAPTERS,
+    IMPALA,
+    POPULATION,
+    RAY_DQN,
+    RAY_IMPALA,
+    TASK,
+    row_id,
+)
 
 AS_ANOTHER = (TASK, RAY_IMPALA, RAY_DQN)
 """chapter 5 has the bits of chapter 1, train_ray.py those of chapter 4"""
 FLAGS = {RAY_DQN: ["--algo", "dqn"], POPULATION: ["--population", "2"]}
+
+ON_POLICY = ["--num-envs", "8", "--learning-rate", "1e-3"]
+SHORT = ["--num-envs", "8", "--learning-rate", "3e-3", "--unroll-length", "16"]
+FOR_MASKS = {
+    A3C_DATA: [*ON_POLICY, "--batch-size", "64", "--update-epochs", "4"],
+    A3C_GRAD: [*SHORT, "--batch-size", "64"],
+    APEX_DQN: ["--learning-rate", "5e-4", "--learning-starts", "1000", "--replay-size", "20000"],
+    IMPALA: [*ON_POLICY, "--replay-proportion", "0.875", "--no-normalize-advantages", "--reward-scale", "0.1"],
+}
 
 
 @pytest.mark.timeout(300)
@@ -45,6 +66,17 @@ def test_a_gaussian_policy_drives_up_the_mountain(run_inline):
     played = run_inline("play.py", "runs/r", "--episodes", "20", "--num-envs", "20")
     mean = float(played.out.split("\nmean ")[1].split(",")[0])
     assert mean >= 90, played.out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA], ids=row_id)
+def test_a_chapter_learns_with_masks(run_inline, chapter):
+    """Half of the actions end the game at once; chance earns 8 of 32."""
+    flags = ["--env-id", "envs:Masked-v0", "--deterministic", "--seed", "1", "--stop-return", "28", *FOR_MASKS[chapter]]
+    done = run_inline(chapter.script, *flags, "--total-steps", "40000", workers=None)
+    assert done.code == 0, done.err
+    assert done.summary["solved"], done.summary
 
 
 @pytest.mark.timeout(300)

@@ -40,7 +40,8 @@ def a_batch(action, seed=0):
     obs, next_obs = torch.randn(2, N, 3, generator=rng)
     discount = torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9, 0.9])
     reward = 3 * torch.randn(N, generator=rng)
-    return Batch(obs, action, reward, discount, next_obs, torch.ones(N).double(), torch.arange(N))
+    no_mask = torch.ones(N, 0, dtype=torch.bool)
+    return Batch(obs, action, reward, discount, next_obs, no_mask, torch.ones(N).double(), torch.arange(N))
 
 
 def two_nets(algo, action_space, seed=0):

@@ -37,7 +37,6 @@ def test_a_game_that_does_not_end_is_passed_over_and_counts_when_it_ends_after_a
         assert found == []
         found += counted(order.end(0, [Episode(float(number), 1, env=1)]))
     assert found == [(0, float(number)) for number in range(2 * PATIENCE + 1)]
-    assert order.passed_over == 1
     assert counted(order.end(0, [Episode(-1.0, 99, env=1)])) == [(0, -1.0)], "nothing is waited for"
     assert counted(order.end(0, [Episode(-2.0, 999, env=0)])) == [(0, -2.0)]
     assert counted(order.end(0, [Episode(-3.0, 9, env=1), Episode(-4.0, 9, env=0)])) == [(0, -3.0), (0, -4.0)]

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from wrappers import GameLog, make_vec_env, obs_hashes, rebuild, seeding_of
+from wrappers import GameLog, action_mask, make_vec_env, obs_hashes, rebuild, seeding_of
 
 KINDS = {
     "CartPole-v1": 300,
     "Pendulum-v1": 450,
     "BreakoutNoFrameskip-v4": 600,
     "ALE/Breakout-v5": 500,  # sticky actions
+    "envs:Masked-v0": 300,
 }
 """environment -> steps, enough for some of its games to be seeded again"""
 N = 3
@@ -24,6 +25,8 @@ def frequent_seeds(monkeypatch):
 
 def actions_of(env, rng):
     space = env.single_action_space
+    if (mask := action_mask(env)) is not None:
+        return np.array([rng.choice(np.flatnonzero(allowed)) for allowed in mask])
     if isinstance(space, Discrete):
         return rng.integers(space.n, size=N)
     return rng.uniform(space.low, space.high, (N, *space.shape)).astype(space.dtype)

@@ -1,0 +1,164 @@
+"""Action masks: read from an environment's info, obeyed by every chapter, stored by the replay."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from harness import A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, POPULATION, RAY_DQN, RAY_IMPALA, TASK, row_id
+
+from a3c_mp.algorithms import dqn
+from a3c_mp.nets.actor_critic import MLPActorCritic
+from a3c_mp.nets.distributions import MASKED, ActionHead, mask_logits
+from a3c_mp.replay import Batch, EnvStep, MaskedDiscrete, Replay, Shards, Writer
+from a3c_mp.run.preflight import check_env
+from wrappers import action_mask, make_vec_env, mask_in
+from wrappers.actions import allows
+
+ENV_ID = "envs:Masked-v0"
+A = 4
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "mask"),
+    [
+        (Discrete(3), np.int8([1, 0, 1]), [1, 0, 1]),
+        (Discrete(3), [0, 1, 0], [0, 1, 0]),
+        (MultiDiscrete([2, 3]), (np.bool_([0, 1]), np.bool_([1, 0, 1])), [0, 1, 1, 0, 1]),
+        (MultiBinary(2), np.ones(4), [1, 1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_a_mask_has_a_place_for_each_choice(space, given, mask):
+    assert mask_in({"action_mask": given}, space).tolist() == [bool(allowed) for allowed in mask]
+    assert mask_in({}, space) is None
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "why"),
+    [
+        (Discrete(3), [1, 0], "of 2 values, Discrete\\(3\\) has 3 choices"),
+        (Discrete(2), [2, 1], r"\[2 1\], must be of 0 and 1"),
+        (Discrete(2), [np.nan, 1], "must be of 0 and 1"),
+        (Discrete(2), [0, 0], "allows no action"),
+        (MultiDiscrete([2, 2]), [1, 1, 0, 0], "allows no action"),
+        (Box(-1, 1, (2,)), [1, 1], "which have no choices"),
+    ],
+    ids=str,
+)
+def test_a_mask_that_does_not_fit_is_refused(space, given, why):
+    with pytest.raises(ValueError, match=f"^an action_mask .*{why}"):
+        mask_in({"action_mask": given}, space)
+
+
+def test_a_vector_of_environments_keeps_its_newest_masks_and_refuses_masked_actions():
+    env = make_vec_env(ENV_ID, 3, seed=0)
+    obs, _ = env.reset()
+    for _ in range(200):
+        mask = action_mask(env)
+        assert (mask == (obs[:, 8:] > 0)).all()
+        assert mask.sum(axis=1).tolist() == [4, 4, 4]
+        obs, _, terminated, truncated, infos = env.step(np.array([np.flatnonzero(row)[-1] for row in mask]))
+        assert not terminated.any()
+        if truncated.any():
+            final = infos["final_obs"][:, 8:] > 0
+            assert (infos["final_mask"] == np.where(truncated[:, None], final, True)).all()
+    with pytest.raises(ValueError, match=r"action \d is masked in environment 0"):
+        env.step(action_mask(env).argmin(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("infos", "why"),
+    [
+        ([{}, {"action_mask": [1, 1]}], "an action_mask, reset\\(\\) returned none"),
+        ([{"action_mask": [1, 1]}, {}], "no action_mask, reset\\(\\) returned one"),
+        ([{"action_mask": [1, 1]}, {"action_mask": [1, 1, 1]}], "of 3 values"),
+    ],
+    ids=str,
+)
+def test_masks_come_with_every_observation_or_with_none(register, infos, why):
+    given = iter(infos)
+    steps = {
+        "reset": lambda self, **_: (self.obs, next(given)),
+        "step": lambda self, _: (self.obs, 0.0, False, False, next(given)),
+    }
+    register(changes=steps)
+    env = make_vec_env("Custom-v0", 1, seed=0)
+    env.reset()
+    with pytest.raises(ValueError, match=why):
+        env.step(np.array([1]))
+
+
+@pytest.mark.parametrize("space", [Discrete(A), MultiDiscrete([2, 2]), MultiBinary(2)], ids=str)
+def test_masked_actions_have_probability_0_and_no_gradient(space):
+    net = MLPActorCritic((3,), ActionHead(space))
+    mask = np.array([[1, 1, 0, 1], [0, 1, 1, 1]], np.bool_)
+    raw = torch.randn(2, A, requires_grad=True)
+    behaviour_logits = mask_logits(torch.randn(2, A), mask)
+    policy, behaviour = net.distributions(raw, behaviour_logits)
+    rng = torch.Generator().manual_seed(0)
+    not_finite = torch.full((2, A), torch.nan).masked_fill(~torch.from_numpy(mask), MASKED)
+    for logits in (policy.logits, behaviour.logits, not_finite):
+        for _ in range(100):
+            assert allows(space, mask, net.distribution(logits).sample(rng).numpy()).all()
+    assert allows(space, mask, policy.mode().numpy()).all()
+    (policy.log_prob(behaviour.sample(rng)) + policy.entropy()).sum().backward()
+    assert raw.grad.isfinite().all()
+    assert not raw.grad[~torch.from_numpy(mask)].any()
+    assert raw.grad[torch.from_numpy(mask)].any()
+
+
+def test_the_entropy_is_that_of_the_allowed_actions():
+    head, logits = ActionHead(Discrete(3)), torch.tensor([[0.5, 2.0, -1.0]])
+    masked = head.distribution(mask_logits(logits, np.array([[True, False, True]])))
+    two = ActionHead(Discrete(2)).distribution(logits[:, [0, 2]])
+    assert masked.entropy() == pytest.approx(two.entropy())
+    assert masked.log_prob(torch.tensor([2])) == pytest.approx(two.log_prob(torch.tensor([1])))
+
+
+def test_the_replay_gives_the_masks_of_next_states():
+    """The mask of state t allows what the bits of t say; the final observation of the truncated game is t = 99."""
+    space = MaskedDiscrete(8)
+    shards = Shards(1, 1, 64, Box(-np.inf, np.inf, (1,), np.float32), space)
+    writer, replay = Writer(shards, 0, n_step=2, gamma=0.9), Replay(shards, 0.0, seed=0)
+    mask_of = lambda t: (int(t) >> np.arange(8) & 1).astype(np.bool_)[None]  # noqa: E731
+    for t in range(1, 41):
+        truncated = np.array([t == 20])
+        step = EnvStep(
+            np.float32([[t]]), np.array([0]), np.ones(1), np.zeros(1, np.bool_), truncated, np.zeros(1), np.zeros(1)
+        )
+        ends = (
+            {"final_obs": np.float32([[99]]), "final_value": np.zeros(1), "final_mask": mask_of(99)} if t == 20 else {}
+        )
+        writer.step(step._replace(mask=mask_of(t), **ends))
+    replay.ingest(0)
+    batch = replay.sample(400)
+    assert {99.0, 23.0} < set(batch.next_obs[:, 0].tolist())
+    for state, mask in zip(batch.next_obs[:, 0], batch.next_mask, strict=True):
+        assert (mask.numpy() == mask_of(state)[0]).all()
+
+
+def test_double_q_chooses_among_the_allowed_actions():
+    q = torch.tensor([[5.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
+    zeros, mask = torch.zeros(2), torch.tensor([[True, True, True], [False, True, True]])
+    batch = Batch(q, zeros.long(), zeros, zeros + 1, q, mask, zeros.double() + 1, zeros.long())
+    found = dqn.bootstrap_values(lambda obs: (obs,), lambda obs: (10 * obs,), batch)
+    assert found.tolist() == [50.0, 20.0]
+
+
+def test_the_environment_is_known_to_have_masks_before_a_run():
+    assert str(check_env(ENV_ID)[1]) == "Discrete(8) masked"
+    assert type(check_env("CartPole-v1")[1]) is Discrete
+
+
+@pytest.mark.parametrize(
+    "chapter", [A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, RAY_IMPALA, RAY_DQN, POPULATION], ids=row_id
+)
+def test_no_chapter_takes_a_masked_action(run_inline, chapter):
+    """One would end the run: `CheckActions` raises."""
+    done = run_inline.train(chapter, "--env-id", ENV_ID, "--total-steps", "800")
+    assert done.code == 0, done.err
+    assert done.summary["updates"] > 0 == done.not_finite
+    assert "Discrete(8) masked" in done.log
+    played = run_inline("play.py", "runs/r", "--episodes", "5", "--epsilon", "0.5", "--sampled")
+    assert played.code == 0, played.err
+    assert "games of 32 steps" in played.out
