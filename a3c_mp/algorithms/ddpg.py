@@ -170,7 +170,7 @@ def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Polic
     """Return the policy mu(s), rescaled for the environment, for evaluation."""
 
     @torch.inference_mode()
-    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         return stretch(net(torch.from_numpy(obs))[0].float().numpy(), action_space)
 
     return act

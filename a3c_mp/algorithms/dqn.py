@@ -145,7 +145,7 @@ def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Polic
     """Return the greedy policy, for evaluation."""
 
     @torch.inference_mode()
-    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         return allowed_q(net(torch.from_numpy(obs))[0].numpy(), mask).argmax(axis=1)
 
     return act

@@ -251,6 +251,7 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             return ConfigError(_name(argument), value, f"must be one of {', '.join(map(repr, choices))}")
         case _errors.InstantiationFailure(argument=argument, message=message) if argument is not None:
             why = "must be a number" if "string to float" in message else message.rpartition(": ")[2]
+            why = "must be whole numbers" if why.startswith("[") else why  # a flag with several
             return ConfigError(_name(argument), _peek(argv, f"--{_name(argument)}"), why)
     return ConfigError("arguments", " ".join(argv), getattr(event, "message", type(event).__name__))
 

@@ -30,6 +30,8 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
         lines.append(note)
     if note := note_on_schedule(args, folder, steps):
         lines.append(note)
+    who = "members" if args.actors_flag == "population" else "actors"
+    lines.append(f"starting {args.num_actors} {who} with {args.num_envs} environments each")
     return lines
 
 

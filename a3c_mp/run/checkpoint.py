@@ -217,7 +217,8 @@ def load_newest(
             warn(f"checkpoint skipped: {reason}")
         return state, path
     if skipped:
-        raise CheckpointError("; ".join(skipped))
+        older = f" (nor can {len(skipped) - 1} others)" if len(skipped) > 1 else ""
+        raise CheckpointError(skipped[0] + older)
     raise CheckpointError(f"{folder} holds no checkpoint")
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import a3c_mp
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
 
@@ -47,7 +48,10 @@ def run_script() -> int:
     if (words[:1] and words[0] in HELP) or words in (["train", flag] for flag in HELP):
         chapters = " | ".join(name.removeprefix("train_") for name in script_names() if name.startswith("train_"))
         print(f"usage: a3c-mp train CHAPTER [--help]   CHAPTER: {chapters}")
-        print("       a3c-mp play RUN [--help]\n       a3c-mp plot RUN ... [--help]")
+        print("       a3c-mp play RUN [--help]\n       a3c-mp plot RUN ... [--help]\n       a3c-mp --version")
+        return 0
+    if words == ["--version"]:
+        print(f"a3c-mp {a3c_mp.__version__}")
         return 0
     name, flags = find_script(words)
     if not INSTALLED.is_dir():

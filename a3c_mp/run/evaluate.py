@@ -38,7 +38,7 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
     state: list[Tensor] = []
 
     @torch.inference_mode()
-    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         nonlocal state
         state = initial_state(net, len(obs)) if starts.all() else [reset_state(part, starts) for part in state]
         logits, _, *state = net(torch.from_numpy(obs), *state)
@@ -53,7 +53,7 @@ def with_random_actions(policy: Policy, action_space: gymnasium.Space, share: fl
     action_space.seed(seed)
     rng = np.random.default_rng(seed)
 
-    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         actions = policy(obs, starts, mask)
         for i in np.flatnonzero(rng.random(len(actions)) < share):
             actions[i] = action_space.sample() if mask is None else random_action(action_space, mask[i], rng)

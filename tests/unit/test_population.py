@@ -172,11 +172,11 @@ def test_fitness_games_start_alike_for_all_members_and_differ_between_generation
     starts, play = [], member_module.play_episodes
 
     def noted(policy, env, *rest):
-        def noting(obs, is_start):
+        def noting(obs, is_start, mask):
             if not noting.called:
                 starts.append(obs.copy())
                 noting.called = True
-            return policy(obs, is_start)
+            return policy(obs, is_start, mask)
 
         noting.called = False
         return play(noting, env, *rest)
@@ -205,7 +205,7 @@ def test_the_game_after_one_that_was_cut_is_a_new_one():
     env = make_play_envs("envs:Count-v0", 4, seed=1, num_envs=2)
     starts = []
 
-    def policy(obs, is_start):
+    def policy(obs, is_start, mask):
         starts.append(is_start.all())
         return np.zeros(2, np.int64)
 

@@ -91,9 +91,9 @@ def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(run_inlin
 def test_a_run_that_has_learned_nothing_acts_at_random_when_it_is_resumed_too(run_inline, monkeypatch):
     at_random, act = [], dqn.Policy.act
 
-    def noted(policy, obs, warm_up=False):
+    def noted(policy, obs, mask, warm_up=False):
         at_random.append(warm_up)
-        return act(policy, obs, warm_up)
+        return act(policy, obs, mask, warm_up)
 
     monkeypatch.setattr(dqn.Policy, "act", noted)
     first = run_inline.train(APEX_DQN, "--total-steps", "200")
