@@ -42,9 +42,8 @@ class ActorCritic(nn.Module):
 
         An action that was not allowed when the behaviour policy acted has probability 0 and no gradient in both.
         """
-        return self.head.distribution(self.head.masked_as(logits, behaviour_logits)), self.distribution(
-            behaviour_logits
-        )
+        masked = self.head.masked_as(logits, behaviour_logits)
+        return self.head.distribution(masked), self.head.distribution(behaviour_logits)
 
 
 class ConvActorCritic(ActorCritic):
