@@ -19,6 +19,7 @@ class CommonArgs:
 
     chapter = ""  # without an annotation it is no flag: what the algorithm's name begins with in config.json
     actors_flag = "num-actors"  # the flag that says how many actors there are, for error messages
+    actor_name = "actor"  # what the chapter calls one, in messages
     continuous: ClassVar[Mapping[str, Any]] = {}
     """defaults for environments with continuous actions that have no preset"""
 

@@ -20,13 +20,10 @@ class BrokenContract(ValueError):
     """An environment violates gymnasium's API or its own spaces."""
 
 
-def check_contract(env: gymnasium.Env) -> bool:
+def check_contract(env: gymnasium.Env) -> None:
     """Try an environment: reset it and step it with the lowest and with the highest action that it allows.
 
     It is checked with the wrappers of its own, but without those of `make_env`, whose errors would not name its fault.
-
-    Returns:
-        whether it masks actions.
 
     Raises:
         BrokenContract: how it violates gymnasium's API.
@@ -45,7 +42,6 @@ def check_contract(env: gymnasium.Env) -> bool:
         check_mask(call, info, env.action_space, mask is not None, ended=bool(terminated or truncated))
         if not np.isfinite(reward):
             raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
-    return mask is not None
 
 
 def check_reset(result: Any, space: gymnasium.Space) -> tuple:

@@ -154,6 +154,7 @@ class Rebuildable(VectorWrapper):
         log, actions = self.log, state["actions"]
         first = log.now - (0 if actions is None else len(actions))
         obs, _ = self._reset(np.ones(self.num_envs, np.bool_), seeded=True)
+        idle = self._idle_actions()
         first_start = int(log.start.min())
         for now in range(first_start, log.now + 1):
             beat()
@@ -164,7 +165,7 @@ class Rebuildable(VectorWrapper):
                     beat()
                     obs, _ = self._reset(begins & (log.games > game), seeded=False)
             if now < log.now:
-                idle = self._idle_actions()
+                idle = idle if action_mask(self) is None else self._idle_actions()
                 chosen = actions[now - first].astype(idle.dtype)
                 waiting = (log.start > now).reshape(-1, *[1] * (idle.ndim - 1))
                 obs = self.env.step(np.where(waiting, idle, chosen))[0]

@@ -59,7 +59,8 @@ class CheckedEnv(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, env_id: str, seed: int | None):
         super().__init__(env)
         self.env_id, self.seed, self.steps = env_id, seed, 0
-        self.space = env.observation_space  # cached: gymnasium's property goes through all wrappers
+        # Cached: gymnasium's properties go through all wrappers.
+        self.space, self.actions = env.observation_space, env.action_space
         self.masked: bool | None = None  # whether it gives action masks; known from the first reset on
 
     def reset(self, **kwargs: Any):
@@ -86,9 +87,12 @@ class CheckedEnv(gymnasium.Wrapper):
 
     def _with_mask(self, call: str, info: dict[str, Any], *, ended: bool = False) -> dict[str, Any]:
         """The info with its mask checked; most environments have none."""
-        mask = check_mask(call, info, self.action_space, self.masked, ended=ended)
+        if self.masked is False and "action_mask" not in info:
+            return info
+        mask = check_mask(call, info, self.actions, self.masked, ended=ended)
         self.masked = mask is not None
-        return info if mask is None else {**info, "action_mask": mask}
+        others = {name: value for name, value in info.items() if name != "action_mask"}
+        return others if mask is None else {**others, "action_mask": mask}
 
 
 def add_place(error: Exception, call: str, env_id: str, seed: int | None, steps: int) -> None:

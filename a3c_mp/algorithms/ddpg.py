@@ -98,7 +98,7 @@ class Policy:
 
     @torch.inference_mode()
     def act(
-        self, obs: np.ndarray, mask: None = None, warm_up: bool = False
+        self, obs: np.ndarray, mask: np.ndarray | None = None, warm_up: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Choose noisy actions: (action float32 [B, ...] in [-1, 1], Q(s, a) [B], Q(s, mu(s)) [B])."""
         states = torch.from_numpy(obs).to(self.device)
@@ -112,7 +112,7 @@ class Policy:
         return action, q[: len(obs)], q[len(obs) :]
 
     @torch.inference_mode()
-    def value(self, obs: np.ndarray, mask: None = None) -> np.ndarray:
+    def value(self, obs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         """Return Q(s, mu(s)) [B], for bootstrapping."""
         states = torch.from_numpy(obs).to(self.device)
         return self.net.q(states, self.net(states)[0]).float().cpu().numpy()

@@ -52,6 +52,7 @@ class RoleArgs(PPOArgs):
     """Settings of the nodes of chapter 5."""
 
     chapter = "task"
+    actor_name = "collector"
 
     num_actors: Annotated[int, Between(0, 1024)] = 2
     """collectors on this machine, also with --attach-to; 0 with --listen: all of them join"""

@@ -30,8 +30,10 @@ class Policy(Protocol):
 
     def start_block(self, seed: int) -> None: ...
     def fields(self) -> dict[str, np.ndarray]: ...
-    def act(self, obs: np.ndarray, mask: Any, warm_up: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
-    def value(self, obs: np.ndarray, mask: Any) -> np.ndarray: ...
+    def act(
+        self, obs: np.ndarray, mask: np.ndarray | None = None, warm_up: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+    def value(self, obs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray: ...
     def to_env(self, action: np.ndarray) -> np.ndarray: ...
 
 
@@ -61,13 +63,14 @@ class TransitionCollector:
             action, q, value = policy.act(self.obs, mask, warm_up)
             self.actions.append(policy.to_env(action))
             next_obs, reward, terminated, truncated, infos = self.env.step(self.actions[-1])
-            final_obs, final_mask = (infos["final_obs"] if truncated.any() else None), infos.get("final_mask")
+            final_obs = infos["final_obs"] if truncated.any() else None
+            final_mask = infos.get("final_mask")
             final_value = None if final_obs is None else policy.value(final_obs, final_mask)
             life_lost = infos.get("life_lost") if self.args.life_loss_terminal else None
             reward_learned = reward_to_learn(self.args, reward)
             step = EnvStep(self.obs, action, reward_learned, terminated, truncated, q, value)
-            step = step._replace(final_obs=final_obs, final_value=final_value, life_lost=life_lost)
-            self.writer.step(step._replace(mask=mask, final_mask=final_mask))
+            step = step._replace(life_lost=life_lost, mask=mask, final_mask=final_mask)
+            self.writer.step(step._replace(final_obs=final_obs, final_value=final_value))
             self.stats.step(reward, terminated | truncated)
             write_stats(block, t, self.stats)
             self.obs = next_obs

@@ -20,16 +20,20 @@ ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
 """action spaces that there are distributions for"""
 MASKED = -1e30
 """logit of an action that is not allowed: its probability is exactly 0, and every term of a loss stays finite"""
+LOWEST_ALLOWED = -1e29
+"""lowest logit of an action that is allowed, beside masked ones: a net that diverges must not prefer those"""
 
 
 def mask_logits(logits: Tensor, mask: np.ndarray | None) -> Tensor:
     """Return logits [B, P] with `MASKED` where a mask, bool [B, P], is false; None masks nothing."""
-    return logits if mask is None else logits.masked_fill(~torch.from_numpy(mask).to(logits.device), MASKED)
+    if mask is None:
+        return logits
+    return logits.clamp(min=LOWEST_ALLOWED).masked_fill(~torch.from_numpy(mask).to(logits.device), MASKED)
 
 
 def is_masked(logits: Tensor) -> Tensor:
-    """Return which logits [..., P] belong to actions that are not allowed, bool; bfloat16 may have rounded them."""
-    return logits <= MASKED / 2
+    """Return which logits [..., P] belong to actions that are not allowed, bool."""
+    return logits <= MASKED
 
 
 class Categorical(NamedTuple):
@@ -53,7 +57,8 @@ class Categorical(NamedTuple):
         Logits with NaN or inf give an arbitrary action that is allowed; such a rollout is not learned from (see
         `is_finite`).
         """
-        probabilities = self.logits.softmax(dim=-1).nan_to_num(nan=1.0).masked_fill(is_masked(self.logits), 0.0)
+        probabilities = self.logits.softmax(dim=-1)
+        probabilities = torch.where(probabilities.isnan(), (self.logits != MASKED).float(), probabilities)
         return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)
 
     def mode(self) -> Tensor:

@@ -81,8 +81,8 @@ class MemberActor:
         unknown = np.zeros(num_envs, np.float32)  # values would give priorities, which uniform sampling does not need
         step = EnvStep(obs, action, reward_to_learn(self.args, reward), terminated, truncated, unknown, unknown)
         life_lost = infos.get("life_lost") if self.args.life_loss_terminal else None
-        step = step._replace(final_obs=final_obs, final_value=unknown, life_lost=life_lost)
-        self.writer.step(step._replace(mask=mask, final_mask=final_mask))
+        step = step._replace(life_lost=life_lost, mask=mask, final_mask=final_mask)
+        self.writer.step(step._replace(final_obs=final_obs, final_value=unknown))
         self.steps.fill_(self.t * num_envs)  # for the display
 
 

@@ -67,7 +67,7 @@ class Report:
         if self.args.stop_return is not None and population.confirmed_mean >= self.args.stop_return:
             run.progress.declare_solved()  # before it was resumed
         run.metrics.headline = self._headline
-        run.metrics.start_clock()  # a generation takes long
+        self._clock_runs = False
         self.show_progress()
 
     def show_progress(self) -> None:
@@ -81,6 +81,9 @@ class Report:
                 what = f"generation {self.population.generation} is interrupted"
                 self.run.log.info(f"{what}: its {steps:,} steps are not kept, a resumed run starts it again")
             steps = games = 0
+        if steps and not self._clock_runs:
+            self._clock_runs = True
+            self.run.metrics.start_clock()  # a generation takes long: `--max-seconds` counts from its first steps
         text = f"{games} of {args.eval_episodes * len(self.places)} evaluation games" if games else ""
         self.run.metrics.show_pending(steps, text)
 

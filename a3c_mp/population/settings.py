@@ -13,7 +13,6 @@ from a3c_mp.config import Between, Count, Fraction, NonNegative
 from a3c_mp.errors import ConfigError
 from a3c_mp.population.evolution import Evolution, Steps
 from a3c_mp.population.genome import Genome, Range, check_start, spread
-from a3c_mp.run.preflight import check_device
 from a3c_mp.seeds import FIRST, derive_seeds
 
 MAX_LAYERS = 32
@@ -28,6 +27,7 @@ class Args(ReplayArgs):
 
     chapter = "population"
     actors_flag = "population"
+    actor_name = "member"
 
     env_id: str = "CartPole-v1"
     """gymnasium environment id with vector observations and discrete actions; module:Env-v0 imports the module first"""
@@ -162,7 +162,6 @@ def check_settings(args: Args) -> None:
     if not args.deterministic:
         raise ConfigError("deterministic", False, "a population is always deterministic", "leave it out")
     if args.cuda:
-        check_device(args.cuda)
         raise ConfigError("cuda", True, "members train on the CPU, where small nets are faster", "leave it out")
     if args.layers_range[1] > MAX_LAYERS:
         raise ConfigError("layers-range", args.layers_range, f"more than {MAX_LAYERS} layers", "lower it")

@@ -30,9 +30,17 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
         lines.append(note)
     if note := note_on_schedule(args, folder, steps):
         lines.append(note)
-    who = "members" if args.actors_flag == "population" else "actors"
-    lines.append(f"starting {args.num_actors} {who} with {args.num_envs} environments each")
+    if args.num_actors:  # else others join
+        each = "with" if args.num_actors == 1 else "each with"
+        lines.append(
+            f"starting {plural(args.num_actors, args.actor_name)}, {each} {plural(args.num_envs, 'environment')}"
+        )
     return lines
+
+
+def plural(number: int, noun: str) -> str:
+    """`2 actors` or `1 actor`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def env_parts(args: CommonArgs) -> list[str]:

@@ -217,7 +217,7 @@ def load_newest(
             warn(f"checkpoint skipped: {reason}")
         return state, path
     if skipped:
-        older = f" (nor can {len(skipped) - 1} others)" if len(skipped) > 1 else ""
+        older = f"; {len(skipped) - 1} older skipped too" if len(skipped) > 1 else ""
         raise CheckpointError(skipped[0] + older)
     raise CheckpointError(f"{folder} holds no checkpoint")
 

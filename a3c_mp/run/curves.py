@@ -14,6 +14,7 @@ import numpy as np
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
+from a3c_mp.run.mean_return import short_return
 
 GRID = 200
 """points at which the curves of a group are compared"""
@@ -175,9 +176,9 @@ def table(games: dict[str, list[Group]], goal: float | None) -> list[Row]:
 
 def cells(row: Row) -> tuple[str, str, str, str, str]:
     """Texts of a row: environment, label, final mean and spread, steps and minutes to the goal (median)."""
-    final = f"{row.final.mean():.1f}"
+    final = short_return(row.final.mean())
     if len(row.final) > 1:
-        final += f" ± {row.final.std(ddof=1):.1f}"
+        final += f" ± {short_return(row.final.std(ddof=1))}"
     number = f"{len(row.steps)}/{len(row.final)}"
     if not len(row.steps):
         return row.env_id, row.label, final, f"- ({number})", "-"

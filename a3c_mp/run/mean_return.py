@@ -16,9 +16,16 @@ WINDOW = 100
 """episodes in the mean return"""
 MIN_EPISODES = 20
 """fewest episodes that can show a game solved"""
-PATIENCE = 2
-"""later games for each environment after which an unfinished game is no longer waited for: rallies in Pong can last for
-27,000 steps, and while one of 64 environments is waited for, the mean return stands still"""
+PATIENCE, FEW = 2, 0.05
+"""later games for each environment after which an unfinished game is no longer waited for, if only this share of all
+environments has such a game: rallies in Pong can last for 27,000 steps, and meanwhile the mean return stands still"""
+LONG_PATIENCE = 20
+"""later games for each environment after which none is waited for, however many there are"""
+
+
+def short_return(value: float) -> str:
+    """A return for the log: one decimal, two if it is smaller than 10."""
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 class CountedEpisode(NamedTuple):
@@ -91,7 +98,8 @@ class StartOrder:
     after a common start the short ones come first.
 
     A game that does not end would block the queue for ever: when `PATIENCE` later games for each environment wait
-    behind it, it is passed over. If it ends after all, it is released then.
+    behind it, it is passed over, and counts when it ends. Where games differ much in length (in Acrobot those that
+    fail are five times as long), passing over many would leave the short ones, so only `FEW` may be outstanding.
 
     Args:
         num_actors, num_envs: actors of the run, environments of each.
@@ -99,7 +107,11 @@ class StartOrder:
 
     def __init__(self, num_actors: int, num_envs: int):
         self.num_actors, self.num_envs = num_actors, num_envs
-        self.limit = (1 + PATIENCE) * num_actors * num_envs
+        total = num_actors * num_envs
+        self.limit, self.long_limit = (1 + PATIENCE) * total, (1 + LONG_PATIENCE) * total
+        self.few = max(1, int(FEW * total))
+        self.overdue = 0  # games passed over that have not ended
+        self.passed_over = 0  # games for which even `LONG_PATIENCE` was too short
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
         self._playing: list[list[_Game]] = [[] for _ in range(num_actors)]
         for actor in range(num_actors):
@@ -117,6 +129,7 @@ class StartOrder:
             game.episode, game.ended = episode, True
             playing[episode.env] = self._start(actor, episode.env)
             if game.overdue:
+                self.overdue -= 1
                 yield CountedEpisode(actor, episode)
         yield from self._release()
 
@@ -130,15 +143,24 @@ class StartOrder:
         """Drop the games that an actor was playing; until `lose` it plays no others."""
         for game in self._playing[actor]:
             game.ended = True
+            self.overdue -= game.overdue
         self._playing[actor] = []
 
     def _release(self) -> Iterator[CountedEpisode]:
-        while self._queue and (self._queue[0].ended or len(self._queue) > self.limit):
+        while self._queue and (self._queue[0].ended or self._is_passed_over()):
             game = self._queue.popleft()
             if game.episode is not None:
                 yield CountedEpisode(game.actor, game.episode)
             elif not game.ended:
                 game.overdue = True
+                self.overdue += 1
+
+    def _is_passed_over(self) -> bool:
+        """Whether the first game of the queue, which has not ended, is no longer waited for."""
+        if len(self._queue) > self.long_limit:
+            self.passed_over += 1
+            return True
+        return len(self._queue) > self.limit and self.overdue < self.few
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values: games [actor, env, return, length, ended] in the order of their starts, overdue ones first."""
@@ -155,6 +177,7 @@ class StartOrder:
         if state["sizes"] != [self.num_actors, self.num_envs]:
             raise ValueError(f"it has (actors, environments) {state['sizes']}")
         self._queue.clear()
+        self.overdue = state["overdue"]
         for number, (actor, env, episode_return, length, ended) in enumerate(state["games"]):
             episode = Episode(episode_return, length, env) if length >= 0 else None
             game = _Game(actor, env, episode, ended, overdue=number < state["overdue"])

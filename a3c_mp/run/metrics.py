@@ -20,7 +20,7 @@ from a3c_mp.run.averages import Means, Timings
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
 from a3c_mp.run.eval_progress import Evaluation
-from a3c_mp.run.mean_return import CountedEpisode
+from a3c_mp.run.mean_return import CountedEpisode, short_return
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.tensorboard import EventFile, episode_points
 from a3c_mp.run.tracking import Tracker
@@ -189,7 +189,7 @@ class MetricsWriter:
         counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
         if self.headline is not None:
             return "  ".join([*self.headline(), f"{sps:,.0f} sps", *counts])
-        mean = f"{self.progress.window.mean:.1f}" if self.progress.window.returns else "-"
+        mean = short_return(self.progress.window.mean) if self.progress.window.returns else "-"
         phase = [text] if (text := self.phase()) else []
         return "  ".join([*phase, f"return {mean}", f"{sps:,.0f} sps", f"lag {lag:.1f}", *counts])
 

@@ -163,7 +163,10 @@ def check_env(
             needed = f"{', '.join(others)} or {last}" if others else last
             fix = "choose another" if Discrete in kinds else "choose another, for instance Pendulum-v1"
             raise ConfigError("env-id", env_id, f"its actions are {spaces[1]}, this needs {needed}", fix)
-        masked = _check_contract(env, env_id)
+        _check_contract(env, env_id)
+        masked = False
+        with suppress(Exception):
+            masked = wrappers.mask_in(env.reset(seed=0)[1], spaces[1]) is not None
     finally:
         with suppress(Exception):
             env.close()
@@ -180,16 +183,15 @@ def _is_plain(space: gymnasium.Space) -> bool:
     return not np.any(getattr(space, "start", 0))
 
 
-def _check_contract(env: gymnasium.Env, env_id: str) -> bool:
-    """Whether an environment masks actions. Raises ConfigError if it breaks gymnasium's API or ends the process."""
+def _check_contract(env: gymnasium.Env, env_id: str) -> None:
     try:
-        return wrappers.check_contract(env)
+        wrappers.check_contract(env)
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:
         if isinstance(error, wrappers.BrokenContract) or not isinstance(error, Exception):
             raise ConfigError("env-id", env_id, _one_line(error), FIX_ENV) from error
-        return False  # an actor reports other errors of the environment, with their traceback
+        # an actor reports other errors of the environment, with their traceback
 
 
 def _one_line(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import A3CError, ConfigError, WorkerError
+from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.processes.console import console
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.prints import prints
@@ -34,6 +35,7 @@ from a3c_mp.run.evaluate import MakePolicy, make_policy
 from a3c_mp.run.evaluations import Evaluator
 from a3c_mp.run.evaluator import evaluations_of
 from a3c_mp.run.files import write_json
+from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_evaluation, check_limits
 from a3c_mp.run.progress import HasProgress, Progress
@@ -118,7 +120,12 @@ class Run(HasProgress):
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
         """Record agent steps that are learned from, the episodes that ended in them, and the policy lag in versions."""
+        order = self.progress.window.games
+        passed_over = order.passed_over
         self.metrics.record_rollout(policy_lag, self.progress.record_rollout(steps, episodes, actor, policy_lag))
+        if passes_power_of_two(passed_over, number := order.passed_over):
+            what = f"games still running after {order.long_limit:,} later ones ended: {number}"
+            self.log.warning(f"{what}; the mean return does not wait for them")
 
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Record metrics, to be averaged until they are written."""
@@ -244,7 +251,7 @@ class Run(HasProgress):
         newest = self.checkpointer.newest
         if self.exit_code == 1 and newest is not None:
             self.log.error(f"the last checkpoint is {newest}; continue with --resume {self.folder}")
-        mean = f"mean return {self.progress.window.mean:.1f}, " if self.progress.window.returns else ""
+        mean = f"mean return {short_return(self.progress.window.mean)}, " if self.progress.window.returns else ""
         if self.metrics.headline is not None:
             mean = ", ".join([*self.metrics.headline(), ""])
         self.log.info(

@@ -43,6 +43,7 @@ SLOW = {
     "evaluated": ("train_a3c_data.py", 3000, UNTIL_EVALUATED),
     "task, standalone": ("train_task.py", 3000, [*UNTIL_EVALUATED, "--standalone"]),
     "data, Pendulum": ("train_a3c_data.py", 1500, [*PENDULUM, "--batch-size", "16", "--noise-steps", "3"]),
+    "data, masks": ("train_a3c_data.py", 1500, ["--env-id", "envs:Masked-v0", *ROLLOUTS[2:], "--batch-size", "16"]),
     "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
 ALL_KINDS = pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from harness import A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, POPULATION, RAY_DQN, RAY_IMPALA, TASK, row_id
+from harness import A3C_DATA, CHAPTERS, IMPALA, POPULATION, Chapter
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.nets.actor_critic import MLPActorCritic
@@ -107,6 +107,31 @@ def test_masked_actions_have_probability_0_and_no_gradient(space):
     assert raw.grad[torch.from_numpy(mask)].any()
 
 
+@pytest.mark.parametrize(
+    ("logits", "mask"),
+    [
+        ([-2e30, -1e30, 0.0], None),
+        ([-np.inf, -np.inf, -np.inf], None),
+        ([-np.inf, -np.inf, 3.0], [1, 1, 0]),
+        ([-2e30, -np.inf, 3.0], [1, 0, 0]),
+        ([np.nan, np.nan, np.nan], [0, 1, 0]),
+    ],
+    ids=str,
+)
+def test_a_net_that_diverges_takes_allowed_actions(logits, mask):
+    mask = None if mask is None else np.array([mask], np.bool_)
+    policy = ActionHead(Discrete(3)).distribution(mask_logits(torch.tensor([logits]), mask))
+    for seed in range(20):
+        action = policy.sample(torch.Generator().manual_seed(seed)).item()
+        assert mask is None or mask[0, action]
+
+
+def test_the_probability_of_a_masked_action_is_0():
+    policy = ActionHead(Discrete(2)).distribution(mask_logits(torch.tensor([[3.0, -2.0]]), np.array([[False, True]])))
+    assert policy.log_prob(torch.tensor([0])).exp() == 0
+    assert policy.log_prob(torch.tensor([1])) == 0
+
+
 def test_the_entropy_is_that_of_the_allowed_actions():
     head, logits = ActionHead(Discrete(3)), torch.tensor([[0.5, 2.0, -1.0]])
     masked = head.distribution(mask_logits(logits, np.array([[True, False, True]])))
@@ -151,14 +176,42 @@ def test_the_environment_is_known_to_have_masks_before_a_run():
 
 
 @pytest.mark.parametrize(
-    "chapter", [A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, RAY_IMPALA, RAY_DQN, POPULATION], ids=row_id
+    ("chapter", "flags"),
+    [*((chapter, []) for chapter in (*CHAPTERS, POPULATION)), (IMPALA, ["--lstm"]), (A3C_DATA, ["--deterministic"])],
+    ids=lambda value: str(value) if isinstance(value, Chapter) else " ".join(value),
 )
-def test_no_chapter_takes_a_masked_action(run_inline, chapter):
+def test_no_chapter_takes_a_masked_action(run_inline, chapter, flags):
     """One would end the run: `CheckActions` raises."""
-    done = run_inline.train(chapter, "--env-id", ENV_ID, "--total-steps", "800")
+    done = run_inline.train(chapter, "--env-id", ENV_ID, "--total-steps", "800", *flags)
     assert done.code == 0, done.err
     assert done.summary["updates"] > 0 == done.not_finite
     assert "Discrete(8) masked" in done.log
     played = run_inline("play.py", "runs/r", "--episodes", "5", "--epsilon", "0.5", "--sampled")
     assert played.code == 0, played.err
     assert "games of 32 steps" in played.out
+
+
+def test_masks_of_several_choices_are_obeyed(run_inline, register):
+    taken, info = [], {"action_mask": (np.int8([0, 1]), np.int8([1, 0, 1, 1]))}
+
+    def step(self, action):
+        taken.append(action.tolist())
+        return self.obs, 1.0, True, False, info
+
+    changes = {"action_space": MultiDiscrete([2, 4]), "step": step, "reset": lambda self, **_: (self.obs, info)}
+    register(changes=changes)
+    done = run_inline.train(A3C_DATA, "--env-id", "Custom-v0", "--total-steps", "64")
+    assert done.code == 0, done.err
+    assert run_inline("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.5").code == 0
+    assert {tuple(action) for action in taken} == {(1, 0), (1, 2), (1, 3)}
+
+
+def test_an_info_of_none_is_no_mask(register):
+    info = {"action_mask": None}
+    step = lambda self, _: (self.obs, 0.0, False, False, info)  # noqa: E731
+    register(changes={"step": step, "reset": lambda self, **_: (self.obs, info)})
+    env = make_vec_env("Custom-v0", 2, seed=0)
+    env.reset()
+    env.step(np.array([0, 1]))
+    env.step(np.array([0, 1]))
+    assert action_mask(env) is None
