@@ -33,7 +33,7 @@ def mask_logits(logits: Tensor, mask: np.ndarray | None) -> Tensor:
 
 def is_masked(logits: Tensor) -> Tensor:
     """Return which logits [..., P] belong to actions that are not allowed, bool."""
-    return logits <= MASKED
+    return logits == MASKED
 
 
 class Categorical(NamedTuple):
@@ -58,7 +58,7 @@ class Categorical(NamedTuple):
         `is_finite`).
         """
         probabilities = self.logits.softmax(dim=-1)
-        probabilities = torch.where(probabilities.isnan(), (self.logits != MASKED).float(), probabilities)
+        probabilities = torch.where(probabilities.isnan(), (~is_masked(self.logits)).float(), probabilities)
         return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)
 
     def mode(self) -> Tensor:

@@ -103,8 +103,6 @@ def test_equal_advantages_normalize_to_zero():
 class Given(nn.Module):
     """A net of vectors whose outputs are given."""
 
-    distribution = Categorical
-
     def __init__(self, logits, values):
         super().__init__()
         self.outputs, self.norm = (logits, values), ObsNorm((1,), image=False)
@@ -112,6 +110,9 @@ class Given(nn.Module):
 
     def forward(self, obs):
         return self.outputs
+
+    def distributions(self, logits, behaviour_logits):
+        return Categorical(logits), Categorical(behaviour_logits)
 
 
 def some_samples(rng):
