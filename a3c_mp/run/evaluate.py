@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,10 +144,14 @@ def start_rendering(env_id: str, seed: int) -> tuple[gymnasium.Env, tuple[np.nda
     """(environment that renders images, what its first reset gave, its first image). Raises NotRendered."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
     try:
-        env = make_env(env_id, render_mode="rgb_array")
+        with warnings.catch_warnings():  # gymnasium's, of what the error says
+            warnings.simplefilter("ignore")
+            env = make_env(env_id, render_mode="rgb_array")
         return env, env.reset(seed=seed), _frame(env)
     except Exception as error:  # an environment of the user's own can raise anything
-        raise NotRendered(" ".join(str(error).split()) or type(error).__name__) from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        unknown = isinstance(error, TypeError) and "unexpected keyword argument 'render_mode'" in text
+        raise NotRendered("its constructor takes no render_mode" if unknown else text) from error
 
 
 def _frame(env) -> np.ndarray:
