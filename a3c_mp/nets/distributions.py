@@ -57,8 +57,7 @@ class Categorical(NamedTuple):
         Logits with NaN or inf give an arbitrary action that is allowed; such a rollout is not learned from (see
         `is_finite`).
         """
-        probabilities = self.logits.softmax(dim=-1)
-        probabilities = torch.where(probabilities.isnan(), (~is_masked(self.logits)).float(), probabilities)
+        probabilities = self.logits.nan_to_num().softmax(dim=-1)  # NaN counts as 0, infinities as the largest numbers
         return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)
 
     def mode(self) -> Tensor:
