@@ -67,8 +67,7 @@ class RolloutCollector:
         self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to
         if carried := {name: torch.from_numpy(part) for name, part in self.games.carried.items()}:
             device = next(net.parameters()).device
-            self.logits = mask_logits(carried["logits"].to(device), action_mask(env))  # older versions had no masks
-            self.baseline = carried["baseline"].to(device)
+            self.logits, self.baseline = carried["logits"].to(device), carried["baseline"].to(device)
             self.state = [carried["state"].to(state) for state in self.entry]
             self.entry = [carried["entry"].to(state) for state in self.entry]
 

@@ -29,7 +29,7 @@ def short_return(value: float) -> str:
 
 
 class CountedEpisode(NamedTuple):
-    """A finished game; no game that started before it is still in progress."""
+    """A finished game that enters the mean return."""
 
     actor: int
     episode: Episode
@@ -148,19 +148,18 @@ class StartOrder:
 
     def _release(self) -> Iterator[CountedEpisode]:
         while self._queue and (self._queue[0].ended or self._is_passed_over()):
+            waited_long = len(self._queue) > self.long_limit
             game = self._queue.popleft()
             if game.episode is not None:
                 yield CountedEpisode(game.actor, game.episode)
             elif not game.ended:
                 game.overdue = True
                 self.overdue += 1
+                self.passed_over += waited_long
 
     def _is_passed_over(self) -> bool:
         """Whether the first game of the queue, which has not ended, is no longer waited for."""
-        if len(self._queue) > self.long_limit:
-            self.passed_over += 1
-            return True
-        return len(self._queue) > self.limit and self.overdue < self.few
+        return len(self._queue) > (self.limit if self.overdue < self.few else self.long_limit)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values: games [actor, env, return, length, ended] in the order of their starts, overdue ones first."""
