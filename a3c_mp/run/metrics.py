@@ -27,6 +27,8 @@ from a3c_mp.run.tracking import Tracker
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve; each is a mean over that time"""
+RECORD_SECONDS = 0.01
+"""time between two updates whose metrics enter that mean: with small nets those of every update would take 6% of it"""
 
 
 def table_of(args: CommonArgs) -> str:
@@ -54,6 +56,7 @@ class MetricsWriter:
         self.phase: Callable[[], str] = lambda: ""  # for the progress line, while nothing is learned yet
         self.headline: Callable[[], list[str]] | None = None  # for the progress line instead of mean return and lag
         self._means = Means()
+        self._recorded: dict[tuple[str, ...], float] = {}  # names of metrics -> when they last entered the means
         self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
         self._games: list[tuple[int, Episode]] = []  # since the last flush, each with the steps when it was counted
         self._flushed = (time.monotonic(), progress.steps, progress.samples)
@@ -81,8 +84,11 @@ class MetricsWriter:
         self.progress.start_budget()
 
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
-        """Add values to the means that the next flush writes."""
-        self._means.add(with_diagnostics(metrics))
+        """Add values to the means that the next flush writes; of many in quick succession, some."""
+        names, now = tuple(metrics), time.monotonic()
+        if now - self._recorded.get(names, -math.inf) >= RECORD_SECONDS:
+            self._recorded[names] = now
+            self._means.add(with_diagnostics(metrics))
 
     def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""

@@ -112,6 +112,23 @@ def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch)
         assert shown["charts/samples_per_second"] == pytest.approx(4 * shown["charts/sps"])
 
 
+def test_of_updates_in_quick_succession_some_enter_the_curves_and_all_are_counted(args, monkeypatch):
+    with a_run(args) as run:
+        shown, now = {}, time.monotonic()
+        monkeypatch.setattr(
+            run.metrics.event_file, "scalars", lambda rows: shown.update({name: value for name, value, _ in rows})
+        )
+        monkeypatch.setattr("time.monotonic", lambda: now)
+        for update in range(30):  # a millisecond apart, beside metrics of another kind
+            now += 0.001
+            run.record_update({"losses/total": float(update), "losses/policy": 0.0})
+            run.record_update({"losses/grad_norm": float(update)})
+        now += 10
+        run.end_round()
+        assert run.progress.updates == 60
+        assert shown["losses/total"] == shown["losses/grad_norm"] == pytest.approx((0 + 10 + 20) / 3)
+
+
 @pytest.mark.parametrize(
     ("replaced", "what"), [(True, "rebuilt to where it was"), (False, "determinism is lost for the rest of this run")]
 )
