@@ -88,7 +88,8 @@ def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     best = [] if newest else checkpoint.list_checkpoints(folder, "best")
     paths = best or checkpoint.list_checkpoints(folder)
     if not paths:
-        raise ConfigError("run", run, "there is no checkpoint in this folder", "name a run folder, runs/<name>")
+        why = "there is no checkpoint in this folder" if run.exists() else "there is no such folder"
+        raise ConfigError("run", run, why, "name a run folder, runs/<name>")
     return run, paths[0]
 
 

@@ -100,7 +100,7 @@ def read_lineage(folder: Path) -> Lineage:
         why = f"lineage.csv cannot be read ({type(error).__name__}: {error})"
         raise ConfigError("runs", folder, why, "name a run of train_population.py") from error
     if not members:
-        raise ConfigError("runs", folder, "no generation has ended yet", "wait, or name another run folder")
+        raise ConfigError("runs", folder, "no generation has ended in this run", "name another run folder")
     last = [member for member in members if member.generation == members[-1].generation]
     ancestor: Member | None = max(last, key=lambda m: m.fitness if math.isfinite(m.fitness) else -math.inf)
     line = set()

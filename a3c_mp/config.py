@@ -22,6 +22,8 @@ class CommonArgs:
     actor_name = "actor"  # what the chapter calls one, in messages
     continuous: ClassVar[Mapping[str, Any]] = {}
     """defaults for environments with continuous actions that have no preset"""
+    vectors: ClassVar[Mapping[str, Any]] = {}
+    """defaults for other environments without a preset whose observations are vectors"""
 
     env_id: str = "PongNoFrameskip-v4"
     """gymnasium environment id; module:Env-v0 imports the module first, also from the current folder"""

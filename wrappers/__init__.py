@@ -5,7 +5,7 @@ This package imports nothing from `a3c_mp`.
 """
 
 from wrappers.actions import action_mask, mask_in, random_action
-from wrappers.atari import FRAME_SKIP, action_space, is_atari, make_env
+from wrappers.atari import FRAME_SKIP, is_atari, make_env, spaces
 from wrappers.contract import BrokenContract, check_contract
 from wrappers.ids import find_spec, split_id, with_kwargs
 from wrappers.rebuild import GameLog, Rebuildable, obs_hashes, seeding_of
@@ -18,7 +18,6 @@ __all__ = [
     "GameLog",
     "Rebuildable",
     "action_mask",
-    "action_space",
     "check_contract",
     "find_spec",
     "is_atari",
@@ -29,6 +28,7 @@ __all__ = [
     "obs_hashes",
     "random_action",
     "seeding_of",
+    "spaces",
     "split_id",
     "with_kwargs",
 ]

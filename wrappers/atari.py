@@ -254,9 +254,9 @@ def make_env(
     return env
 
 
-def action_space(env_id: str) -> gymnasium.Space:
-    """The action space of an environment, which is made for it and closed."""
+def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
+    """The spaces of (observations, actions) of an environment, which is made for it and closed."""
     env = make_env(env_id)
-    space = env.action_space
+    found = env.observation_space, env.action_space
     env.close()
-    return space
+    return found

@@ -20,6 +20,12 @@ CONTINUOUS: dict[str, Any] = {
     "target_period": 1,
     "target_rate": 0.01,
 }
+VECTORS: dict[str, Any] = {
+    "replay_size": 100_000,
+    "learning_starts": 1_000,
+    "learning_rate": 5e-4,
+    "target_period": 200,
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Args(ReplayArgs):
 
     chapter = "apex"
     continuous = CONTINUOUS
+    vectors = VECTORS
 
     algo: Literal["dqn", "ddpg"] = "dqn"
     """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous ones (their default)"""

@@ -81,11 +81,22 @@ MOUNTAIN_CAR: dict[str, Any] = {
     "replay_proportion": 0.875,
     "noise_steps": 16,
 }
+PENDULUM: dict[str, Any] = {
+    "total_steps": 1_000_000,
+    "num_envs": 8,
+    "unroll_length": 5,
+    "batch_unrolls": 4,
+    "gamma": 0.9,
+    "entropy_cost": 0.0,
+    "value_cost": 1.0,
+    "reward_scale": 0.1,
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "num_envs": 1, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "num_envs": 4, "stop_return": 475.0},
+    "Pendulum-v1": {**PENDULUM, "stop_return": -200.0},
     "MountainCarContinuous-v0": {**MOUNTAIN_CAR, "stop_return": 90.0},
 }
 

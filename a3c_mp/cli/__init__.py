@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gymnasium.spaces import Box
 
+import a3c_mp
 import wrappers
 from a3c_mp.cli.flags import grouped_help, suggestion
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
@@ -100,14 +101,18 @@ def parse_algo(
 
 
 def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Defaults that depend on the environment: Atari or not, and its preset or else its kind of actions."""
+    """Defaults that depend on the environment: Atari or not, and its preset or else its spaces."""
     defaults: dict[str, Any] = {}
     try:
         is_atari = wrappers.is_atari(env_id)
         if issubclass(args_class, LearningArgs):
             defaults["reward_clip"] = is_atari
-        if args_class.continuous and preset is None and not is_atari:
-            defaults |= args_class.continuous if isinstance(wrappers.action_space(env_id), Box) else {}
+        if (args_class.continuous or args_class.vectors) and preset is None and not is_atari:
+            obs_space, action_space = wrappers.spaces(env_id)
+            if isinstance(action_space, Box):
+                defaults |= args_class.continuous
+            elif len(obs_space.shape or ()) == 1:
+                defaults |= args_class.vectors
     except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `check_env` says what is wrong
         pass
     return defaults | dict(preset or {})
@@ -206,6 +211,9 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
     def refuse(event: ParseErrorEvent) -> None:
         raise _config_error(event, argv, [flag_name(name) for name in flags_of(args_class)])
 
+    if argv == ["--version"]:
+        print(f"a3c-mp {a3c_mp.__version__}")
+        sys.exit(0)
     shows_help = bool({"-h", "--help"} & set(argv))
     with on_parse_error(refuse), ExitStack() as stack:
         if shows_help:

@@ -258,8 +258,9 @@ class Run(HasProgress):
             f"{self.exit_reason or 'ended'} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.metrics.sps:,.0f} sps; in {self.folder}"
         )
-        if self.exit_code > 128 and newest is not None:
-            self.log.info(f"continue with --resume {self.folder}")
+        if self.exit_code > 128 or self.exit_reason == "max_seconds":
+            hint = f"continue with --resume {self.folder}" if newest else "it ended before its first checkpoint"
+            self.log.info(hint)
 
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""

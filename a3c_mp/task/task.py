@@ -57,7 +57,8 @@ class Task:
         self.known_labels = (*self.labels, *known_labels) if known_labels else ()
         self.ctx, self.router = Context(), router
         self.events = Events(self.labels, router)
-        self.events.on_internal(FINISH, lambda sender, args: self.finish())
+        self._ended_by: str | None = None  # the other node that has ended the task, and has told everyone
+        self.events.on_internal(FINISH, self._on_finish)
         self._middleware: list[Step] = []
         self._wrappers: list[Wrapper] = []
         self._sharing = Sharing(self.events)
@@ -134,9 +135,13 @@ class Task:
                 if self.ctx.finish:
                     break
                 self.ctx = self.ctx.renew()
-        if self.router is not None and self.router.is_active:
+        if self.router is not None and self.router.is_active and self._ended_by is None:
             self.router.send(FINISH)
         return self.ctx
+
+    def _on_finish(self, sender: str, args: Sequence[Any]) -> None:
+        self._ended_by = sender
+        self.finish()
 
     def finish(self) -> None:
         """Make the current iteration the last one, here and on all other nodes; for any thread or signal handler."""

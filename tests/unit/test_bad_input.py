@@ -636,7 +636,7 @@ def test_a_run_without_a_checkpoint_is_not_started_again(chapter, old, refused):
 
 PLAY = {
     "no run": ([], "run=: must be given"),
-    "no folder": (["old/none"], "run=old/none: there is no checkpoint in this folder"),
+    "no folder": (["old/none"], "run=old/none: there is no such folder"),
     "no checkpoint file": (["old/impala/checkpoints/step_5.pt"], "step_5.json"),
     "mistyped flag": (
         ["old/impala", "--episode", "3"],
