@@ -16,8 +16,8 @@ GROUPS = {
     "remote-actors address token-file insecure-cluster",
     "environment": "env-id env-kwargs reward-clip reward-scale life-loss-terminal normalize-obs",
     "collection": "num-actors population num-envs unroll-length slots-per-actor block-length blocks-per-actor "
-    "replay-size learning-starts num-shards generation-steps epsilon ladder-exponent noise noise-exponent "
-    "noise-memory max-restarts hang-seconds",
+    "replay-size learning-starts num-shards generation-steps explore-envs explore-steps epsilon ladder-exponent "
+    "noise noise-exponent noise-memory max-restarts hang-seconds",
 }
 """title of a group in `--help` -> its flags; all others are in the last group, `learning`"""
 

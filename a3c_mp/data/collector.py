@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
+from a3c_mp.data.exploration import Bursts
 from a3c_mp.data.games import Games
 from a3c_mp.data.rollout import Rollout, write_step
 from a3c_mp.nets.actor_critic import ActorCritic, initial_state
 from a3c_mp.nets.cuda_graph import acting_forward
-from a3c_mp.nets.distributions import mask_logits, num_params, to_env
+from a3c_mp.nets.distributions import category_sizes, mask_logits, num_params, to_env
 from a3c_mp.nets.layers import reset_state
 from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.processes.slots import Spec
@@ -42,6 +44,10 @@ class CollectorArgs(Protocol):
     def deterministic(self) -> bool: ...
     @property
     def noise_steps(self) -> int: ...
+    @property
+    def explore_envs(self) -> float: ...
+    @property
+    def explore_steps(self) -> int: ...
 
 
 class RolloutCollector:
@@ -59,6 +65,10 @@ class RolloutCollector:
         self.env, self.channel, self.seed = env, channel, args.seed
         self.action_space, self.distribution = env.single_action_space, net.distribution
         self.noise_steps, self.rng = args.noise_steps, torch.Generator(next(net.parameters()).device)
+        explores = np.arange(env.num_envs) < round(args.explore_envs * env.num_envs)
+        self.bursts = (
+            Bursts(explores, args.explore_steps, category_sizes(self.action_space)) if explores.any() else None
+        )
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
@@ -93,17 +103,22 @@ class RolloutCollector:
             write_step(rollout, 0, core_state=state)
         rollout.final_baseline.zero_()
         noise = self.rng.get_state()
+        if self.bursts is not None:
+            self.bursts.draw(self.rollout_seeds()[0], len(rollout.action))
         for t in range(len(rollout.action)):
             if self.noise_steps > 1:  # so many steps draw the same random numbers
                 noise = self.rng.get_state() if t % self.noise_steps == 0 else noise
                 self.rng.set_state(noise)
-            action = self.distribution(self.logits).sample(self.rng).cpu()
+            logits, counted = self.logits, self.stats.returns
+            if self.bursts is not None:  # games of environments that explore say nothing about the policy
+                logits, counted = self.bursts.apply(t, logits), np.where(self.bursts.explores, np.nan, counted)
+            action = self.distribution(logits).sample(self.rng).cpu()
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)
             write_step(
                 rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
-                life_lost=infos.get("life_lost", False), behaviour_logits=self.logits,
-                episode_return=self.stats.returns, episode_length=self.stats.lengths,
+                life_lost=infos.get("life_lost", False), behaviour_logits=logits,
+                episode_return=counted, episode_length=self.stats.lengths,
             )  # fmt: skip
             if truncated.any():
                 write_step(rollout, t, final_baseline=self.act(torch.from_numpy(infos["final_obs"]), self.state)[1])

@@ -27,16 +27,18 @@ TWO_LEARNERS = ["--num-learners", "2", "--slots-per-actor", "2", "--replay-propo
 UNTIL_EVALUATED = [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"]
 MEMBERS = ["--population", "2", "--num-envs", "2", "--units-range", "16", "64", "--mutate-none", "0"]
 POPULATION = [*CARTPOLE[:4], *MEMBERS, "--generation-steps", "80", "--learning-starts", "50", "--eval-episodes", "2"]
+TWO_SLOTS = ["--slots-per-actor", "2"]
+BURSTS = ["--explore-envs", "0.5", "--explore-steps", "5"]
 KINDS = {
-    "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2"]),
+    "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, *BURSTS]),
     "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
     "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
     "dqn": ("train_apex.py", 1000, APEX),
     "population": ("train_population.py", 1600, POPULATION),
-    "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", "--slots-per-actor", "2", "--eval-every", "0"]),
+    "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),
 }
 SLOW = {
-    "data, Pong": ("train_a3c_data.py", 2000, [*PONG, "--slots-per-actor", "2"]),
+    "data, Pong": ("train_a3c_data.py", 2000, [*PONG, *TWO_SLOTS]),
     "grad, Pong": ("train_a3c_grad.py", 2000, PONG),
     "dqn, Pong": ("train_apex.py", 2000, [*PONG[:-4], "--batch-size", "16", *REPLAY[:-2], "--learning-starts", "80"]),
     "impala, two learners": ("train_impala.py", 2000, [*ROLLOUTS, "--batch-unrolls", "2", *TWO_LEARNERS]),
