@@ -62,7 +62,8 @@ class RolloutArgs(LearningArgs):
     noise_steps: Count = 1
     """hold exploration noise for so many steps: all actions of an environment use the same random numbers"""
     explore_envs: Fraction = 0.0
-    """share of each actor's environments that repeat a random action now and then; the mean return omits their games"""
+    """share of each actor's environments that repeat a random action now and then; the mean return omits their games;
+    no effect for continuous actions"""
     explore_steps: Count = 20
     """longest time that they repeat an action"""
     lstm = False  # a flag of IMPALA only
@@ -175,8 +176,6 @@ def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch
     if args.deterministic and args.slots_per_actor > 2:
         why = "--deterministic keeps two versions of the weights, so at most two rollouts can be in flight"
         raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
-    if args.explore_envs and spec["action"][1].is_floating_point:
-        raise ConfigError("explore-envs", args.explore_envs, "the actions are continuous", "use --noise-steps")
     try:
         on_cpu = torch.device(device).type == "cpu"
         return Slots(spec, num_actors * args.slots_per_actor, pin=args.cuda and on_cpu, device=device)

@@ -200,11 +200,6 @@ SPECIAL = {
         ["--stop-eval-return", "450"],
         "stop-eval-return=450.0: there is no evaluation whose return could reach it; give --eval-every too",
     ),
-    "bursts of continuous actions": (
-        A3C_DATA,
-        ["--env-id", "Pendulum-v1", "--explore-envs", "0.5"],
-        "explore-envs=0.5: the actions are continuous; use --noise-steps",
-    ),
     "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
     "a replay too small": (APEX_DQN, ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),
     "a start too late": (APEX_DQN, ["--learning-starts", "1e6"], "learning-starts=1000000: the replay has room for"),
