@@ -66,9 +66,8 @@ class RolloutCollector:
         self.action_space, self.distribution = env.single_action_space, net.distribution
         self.noise_steps, self.rng = args.noise_steps, torch.Generator(next(net.parameters()).device)
         explores = np.arange(env.num_envs) < round(args.explore_envs * env.num_envs)
-        self.bursts = (
-            Bursts(explores, args.explore_steps, category_sizes(self.action_space)) if explores.any() else None
-        )
+        sizes = category_sizes(self.action_space)  # none of continuous actions, which have no bursts
+        self.bursts = Bursts(explores, args.explore_steps, sizes) if sizes and explores.any() else None
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
