@@ -78,6 +78,11 @@ class CommonArgs:
         return self.num_actors
 
     @property
+    def explorers(self) -> int:
+        """Environments of each actor, its first ones, whose games do not enter the mean return."""
+        return 0
+
+    @property
     def training_goal(self) -> float | None:
         """The mean return of training games that solves the task."""
         return self.stop_return

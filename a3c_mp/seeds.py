@@ -14,6 +14,9 @@ generation's births; games that confirm a fitness"""
 SHARD, DRAWS = 2**32 - 9, 2**32 - 10
 """the same for a replay shard, and for the trainer's choice of shards, on Ray"""
 
+BURSTS = 2**32 - 11
+"""the same for the bursts of exploration in a rollout"""
+
 
 def derive_seeds(*entropy: int) -> tuple[int, int]:
     """Return two seeds, the first of 31 bits for environments; different numbers give different seeds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -62,15 +63,19 @@ class RolloutArgs(LearningArgs):
     noise_steps: Count = 1
     """hold exploration noise for so many steps: all actions of an environment use the same random numbers"""
     explore_envs: Fraction = 0.0
-    """share of each actor's environments that repeat a random action now and then; the mean return omits their games;
-    no effect for continuous actions"""
+    """share of each actor's environments (all but one at most) that repeat a random action now and then; their games
+    are not in the mean return; no effect for continuous actions"""
     explore_steps: Count = 20
-    """longest time that they repeat an action"""
+    """longest time that they repeat an action (agent steps); the end of a rollout ends it too"""
     lstm = False  # a flag of IMPALA only
 
     @property
     def net_spec(self) -> NetSpec:
         return NetSpec(self.net, self.lstm, tuple(self.hidden), self.log_std_init)
+
+    @property
+    def explorers(self) -> int:
+        return min(math.ceil(self.explore_envs * self.num_envs), self.num_envs - 1)
 
     @property
     def learning_rates(self) -> tuple[float, float]:

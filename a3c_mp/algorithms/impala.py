@@ -230,6 +230,8 @@ def build_learner(args: Args, rank: int = 0) -> LearnerState:
     """Build network, optimizer, slots and replay of learner `rank`. Raises ConfigError for inconsistent settings."""
     check_learners(args.num_learners, args.num_actors, args.cuda)
     rollouts_per_batch(args)
+    if args.explorers and not args.vtrace:
+        raise ConfigError("explore-envs", args.explore_envs, "V-trace corrects for it", "leave out --no-vtrace")
     obs_space, action_space = check_env(args.env_id)
     device = set_up_torch(args, rank)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)

@@ -211,7 +211,7 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
     def refuse(event: ParseErrorEvent) -> None:
         raise _config_error(event, argv, [flag_name(name) for name in flags_of(args_class)])
 
-    if argv == ["--version"]:
+    if "--version" in argv:
         print(f"a3c-mp {a3c_mp.__version__}")
         sys.exit(0)
     shows_help = bool({"-h", "--help"} & set(argv))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import gymnasium
-import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
@@ -20,7 +19,7 @@ from a3c_mp.nets.distributions import category_sizes, mask_logits, num_params, t
 from a3c_mp.nets.layers import reset_state
 from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.processes.slots import Spec
-from a3c_mp.seeds import derive_seeds
+from a3c_mp.seeds import BURSTS, derive_seeds
 from wrappers import action_mask
 
 
@@ -45,7 +44,7 @@ class CollectorArgs(Protocol):
     @property
     def noise_steps(self) -> int: ...
     @property
-    def explore_envs(self) -> float: ...
+    def explorers(self) -> int: ...
     @property
     def explore_steps(self) -> int: ...
 
@@ -65,9 +64,8 @@ class RolloutCollector:
         self.env, self.channel, self.seed = env, channel, args.seed
         self.action_space, self.distribution = env.single_action_space, net.distribution
         self.noise_steps, self.rng = args.noise_steps, torch.Generator(next(net.parameters()).device)
-        explores = np.arange(env.num_envs) < round(args.explore_envs * env.num_envs)
         sizes = category_sizes(self.action_space)  # none of continuous actions, which have no bursts
-        self.bursts = Bursts(explores, args.explore_steps, sizes) if sizes and explores.any() else None
+        self.bursts = Bursts(env.num_envs, args.explorers, args.explore_steps, sizes) if sizes else None
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
@@ -103,21 +101,19 @@ class RolloutCollector:
         rollout.final_baseline.zero_()
         noise = self.rng.get_state()
         if self.bursts is not None:
-            self.bursts.draw(self.rollout_seeds()[0], len(rollout.action))
+            self.bursts.draw(self.bursts_seed(), len(rollout.action))
         for t in range(len(rollout.action)):
             if self.noise_steps > 1:  # so many steps draw the same random numbers
                 noise = self.rng.get_state() if t % self.noise_steps == 0 else noise
                 self.rng.set_state(noise)
-            logits, counted = self.logits, self.stats.returns
-            if self.bursts is not None:  # games of environments that explore say nothing about the policy
-                logits, counted = self.bursts.apply(t, logits), np.where(self.bursts.explores, np.nan, counted)
+            logits = self.logits if self.bursts is None else self.bursts.acting_logits(t, self.logits)
             action = self.distribution(logits).sample(self.rng).cpu()
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)
             write_step(
                 rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
                 life_lost=infos.get("life_lost", False), behaviour_logits=logits,
-                episode_return=counted, episode_length=self.stats.lengths,
+                episode_return=self.stats.returns, episode_length=self.stats.lengths,
             )  # fmt: skip
             if truncated.any():
                 write_step(rollout, t, final_baseline=self.act(torch.from_numpy(infos["final_obs"]), self.state)[1])
@@ -133,6 +129,10 @@ class RolloutCollector:
     def rollout_seeds(self) -> tuple[int, int]:
         """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
         return derive_seeds(self.seed, *self.channel.entropy, self.rollouts)
+
+    def bursts_seed(self) -> int:
+        """Return the seed of the next rollout's bursts."""
+        return derive_seeds(self.seed, *self.channel.entropy, self.rollouts, BURSTS)[0]
 
     def state_fields(self, rollout: Rollout) -> dict[str, Any]:
         """Return the state after a rollout, for `ActorStates.write`."""

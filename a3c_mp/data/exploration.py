@@ -20,41 +20,49 @@ class Bursts:
     """Bursts of one repeated random action, which exploring environments take instead of the policy's actions.
 
     Independent noise in every step averages out: it does not carry a paddle across the screen, so the policy never
-    learns what the other side is worth. Dabney et al. 2021, "Temporally-extended epsilon-greedy exploration".
+    learns what the other side is worth. Dabney et al. 2021, "Temporally-extended epsilon-greedy exploration"; there
+    the lengths of bursts have a heavy tail, and every environment has them.
 
     In a burst, the policy that acts is certain of its action, and a rollout stores its logits as of any other step.
     So PPO's ratio and V-trace's rho are pi(a|s) there: such a sample counts for less than one of the policy's own.
 
     Args:
-        explores: bool [B], the environments that have bursts.
-        longest: steps of a burst, from 1 to this, uniformly. The end of a rollout ends it too.
-        sizes: number of choices in each part of an action.
+        num_envs: environments (B).
+        explorers: how many of them have bursts: the first ones.
+        longest: steps of a burst, from 1 to this, uniformly. The end of a rollout ends it too, the end of a game does
+            not.
+        sizes: number of choices in each of the D parts of an action.
     """
 
-    def __init__(self, explores: np.ndarray, longest: int, sizes: Sequence[int]):
-        self.explores, self.longest, self.sizes = explores, longest, sizes
+    def __init__(self, num_envs: int, explorers: int, longest: int, sizes: Sequence[int]):
+        self.num_envs, self.explorers, self.longest, self.sizes = num_envs, explorers, longest, sizes
         self.first_logits = torch.tensor([0, *sizes[:-1]]).cumsum(0)  # of each part, among all logits
-        self.held = torch.empty(0)
+        self.repeated = torch.empty(0)  # int64 [T, B, D]: the action of each step, -1 where the policy acts
 
     def draw(self, seed: int, unroll_length: int) -> None:
-        """Draw the bursts of the next rollout: the action of each step, or -1 where the policy acts."""
+        """Draw the bursts of the next rollout."""
         rng = np.random.default_rng(seed)
-        held = np.full((unroll_length, len(self.explores), len(self.sizes)), -1)
-        for env in np.flatnonzero(self.explores):
+        repeated = np.full((unroll_length, self.num_envs, len(self.sizes)), -1)
+        for env in range(self.explorers):
             t = rng.geometric(FREQUENCY) - 1
             while t < unroll_length:
                 end = t + int(rng.integers(1, self.longest, endpoint=True))
-                held[t:end, env] = rng.integers(self.sizes)
-                t = end + rng.geometric(FREQUENCY)
-        self.held = torch.from_numpy(held)
+                repeated[t:end, env] = rng.integers(self.sizes)
+                t = end + rng.geometric(FREQUENCY) - 1
+        self.repeated = torch.from_numpy(repeated)
 
-    def apply(self, t: int, logits: Tensor) -> Tensor:
-        """Return the logits [B, P] of the policy that acts in step t; an action that is masked is not repeated."""
-        held = self.held[t]
-        bursting = held[:, 0] >= 0
+    def acting_logits(self, t: int, logits: Tensor) -> Tensor:
+        """Return the logits [B, P] of the policy that acts in step t; an action that is masked is not repeated.
+
+        Args:
+            t: step of the rollout.
+            logits: [B, P], of the policy; a mask's `MASKED` among them.
+        """
+        repeated = self.repeated[t]
+        bursting = repeated[:, 0] >= 0
         if not bursting.any():
             return logits
-        chosen = (held.clamp(min=0) + self.first_logits).to(logits.device)
+        chosen = (repeated.clamp(min=0) + self.first_logits).to(logits.device)
         masked = is_masked(logits)
         certain = torch.full_like(logits, IMPOSSIBLE).scatter(1, chosen, 0.0).masked_fill(masked, MASKED)
         possible = bursting.to(logits.device) & ~masked.gather(1, chosen).any(dim=1)

@@ -49,10 +49,11 @@ class ReturnWindow:
 
     Args:
         num_actors, num_envs: actors of the run, environments of each.
+        explorers: of each actor, its first environments, whose games do not count: they say little about the policy.
     """
 
-    def __init__(self, num_actors: int, num_envs: int):
-        self.games = StartOrder(num_actors, num_envs)
+    def __init__(self, num_actors: int, num_envs: int, explorers: int = 0):
+        self.games, self.explorers = StartOrder(num_actors, num_envs), explorers
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.episodes = 0  # of the whole run
 
@@ -65,6 +66,7 @@ class ReturnWindow:
         return self._count(self.games.lose(actor))
 
     def _count(self, games: Iterable[CountedEpisode]) -> list[CountedEpisode]:
+        games = [game for game in games if game.episode.env >= self.explorers]
         counted = [game for game in games if math.isfinite(game.episode.episode_return)]
         self.episodes += len(counted)
         self.returns.extend(game.episode.episode_return for game in counted)

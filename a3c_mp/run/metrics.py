@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,9 @@ from a3c_mp.run.tracking import Tracker
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve; each is a mean over that time"""
-RECORD_SECONDS = 0.01
-"""time between two updates whose metrics enter that mean: with small nets those of every update would take 6% of it"""
+MOST_UPDATES = 100
+"""updates a second whose metrics enter that mean; with small nets there are a thousand, and statistics of all of them
+would take a tenth of the learner's time"""
 
 
 def table_of(args: CommonArgs) -> str:
@@ -56,7 +58,8 @@ class MetricsWriter:
         self.phase: Callable[[], str] = lambda: ""  # for the progress line, while nothing is learned yet
         self.headline: Callable[[], list[str]] | None = None  # for the progress line instead of mean return and lag
         self._means = Means()
-        self._recorded: dict[tuple[str, ...], float] = {}  # names of metrics -> when they last entered the means
+        self._updates, self._share = 0, 1.0  # since the last flush; the share of them whose metrics are averaged
+        self._rng = random.Random(0)  # an update is drawn: every k-th would often be the same minibatch of a rollout
         self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
         self._games: list[tuple[int, Episode]] = []  # since the last flush, each with the steps when it was counted
         self._flushed = (time.monotonic(), progress.steps, progress.samples)
@@ -84,11 +87,14 @@ class MetricsWriter:
         self.progress.start_budget()
 
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
-        """Add values to the means that the next flush writes; of many in quick succession, some."""
-        names, now = tuple(metrics), time.monotonic()
-        if now - self._recorded.get(names, -math.inf) >= RECORD_SECONDS:
-            self._recorded[names] = now
-            self._means.add(with_diagnostics(metrics))
+        """Add values to the means that the next flush writes."""
+        self._means.add(with_diagnostics(metrics))
+
+    def record_update(self, metrics: Mapping[str, Tensor | float]) -> None:
+        """Add the metrics of an update, or of a share of them where there are more than `MOST_UPDATES` a second."""
+        self._updates += 1
+        if self._rng.random() < self._share:
+            self.record(metrics)
 
     def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
@@ -155,6 +161,9 @@ class MetricsWriter:
                 f"lower --learning-rate, or look for NaN or inf in rewards and observations"
             )
         seconds = max(now - then, 1e-9)
+        if seconds >= FLUSH_SECONDS:  # one that came early, because an actor was restarted, says nothing about a second
+            self._share = min(1.0, MOST_UPDATES * seconds / max(self._updates, 1))
+        self._updates = 0
         means["charts/sps"] = (self.progress.steps - steps) / seconds
         if self.progress.samples:
             means["charts/samples_per_second"] = (self.progress.samples - samples) / seconds

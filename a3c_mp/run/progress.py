@@ -60,7 +60,7 @@ class Progress:
         self.args, self.steps, self.updates = args, steps, updates
         self.samples = self.worker_restarts = 0
         self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
-        self.window = ReturnWindow(args.max_actors, args.num_envs)
+        self.window = ReturnWindow(args.max_actors, args.num_envs, args.explorers)
         for actor in range(args.num_actors, args.max_actors):  # they may join later
             self.window.games.leave(actor)
         self.evals = EvalProgress(args)

@@ -134,7 +134,7 @@ class Run(HasProgress):
     def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None:
         """Record an update of the weights, its metrics, and the samples it used, for charts/samples_per_second."""
         self.progress.record_update(samples)
-        self.metrics.record(metrics)
+        self.metrics.record_update(metrics)
 
     def on_restart(self, message: RestartMessage) -> None:
         """Count and log the restart of an actor that died or hung, lost games, joins and leaves."""
@@ -258,8 +258,8 @@ class Run(HasProgress):
             f"{self.exit_reason or 'ended'} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.metrics.sps:,.0f} sps; in {self.folder}"
         )
-        if self.exit_code > 128 or self.exit_reason == "max_seconds":
-            hint = f"continue with --resume {self.folder}" if newest else "it ended before its first checkpoint"
+        if self.exit_code > 128 or (self.exit_code == 0 and self.exit_reason == "max_seconds"):
+            hint = f"continue with --resume {self.folder}" if newest else "nothing to resume: no checkpoint was due yet"
             self.log.info(hint)
 
     def summary(self) -> dict[str, Any]:

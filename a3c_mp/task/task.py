@@ -57,7 +57,7 @@ class Task:
         self.known_labels = (*self.labels, *known_labels) if known_labels else ()
         self.ctx, self.router = Context(), router
         self.events = Events(self.labels, router)
-        self._ended_by: str | None = None  # the other node that has ended the task, and has told everyone
+        self._ended_elsewhere = False  # by another node, which has told everyone
         self.events.on_internal(FINISH, self._on_finish)
         self._middleware: list[Step] = []
         self._wrappers: list[Wrapper] = []
@@ -135,12 +135,12 @@ class Task:
                 if self.ctx.finish:
                     break
                 self.ctx = self.ctx.renew()
-        if self.router is not None and self.router.is_active and self._ended_by is None:
+        if self.router is not None and self.router.is_active and not self._ended_elsewhere:
             self.router.send(FINISH)
         return self.ctx
 
     def _on_finish(self, sender: str, args: Sequence[Any]) -> None:
-        self._ended_by = sender
+        self._ended_elsewhere = True
         self.finish()
 
     def finish(self) -> None:

@@ -200,6 +200,11 @@ SPECIAL = {
         ["--stop-eval-return", "450"],
         "stop-eval-return=450.0: there is no evaluation whose return could reach it; give --eval-every too",
     ),
+    "bursts that nothing corrects for": (
+        IMPALA,
+        ["--explore-envs", "0.5", "--no-vtrace"],
+        "explore-envs=0.5: V-trace corrects for it; leave out --no-vtrace",
+    ),
     "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
     "a replay too small": (APEX_DQN, ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),
     "a start too late": (APEX_DQN, ["--learning-starts", "1e6"], "learning-starts=1000000: the replay has room for"),

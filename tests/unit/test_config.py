@@ -102,6 +102,7 @@ def test_an_environment_without_a_preset_has_settings_for_its_kind_of_actions():
              ("MountainCarContinuous-v0", "Acrobot-v1", "Nowhere-v0")}  # fmt: skip
     assert [args.algo for args in found.values()] == ["ddpg", "dqn", "dqn"]
     assert [args.learning_starts for args in found.values()] == [1_000, 1_000, 20_000]
+    assert [args.target_period for args in found.values()] == [1, 200, 2_000]
     assert found["MountainCarContinuous-v0"].target_rate == apex_settings.CONTINUOUS["target_rate"]
     assert not found["MountainCarContinuous-v0"].reward_clip
 

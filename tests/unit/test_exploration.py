@@ -6,71 +6,104 @@ import numpy as np
 import pytest
 import torch
 from harness import A3C_DATA, A3C_GRAD, IMPALA, row_id
+from inline import unconnected_channel
 
+from a3c_mp.algorithms.actor_critic import RolloutArgs
+from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.exploration import FREQUENCY, Bursts
+from a3c_mp.data.rollout import empty_rollout, rollout_spec
+from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import MASKED, Categorical, MultiCategorical
 from a3c_mp.run.episode_log import read_episodes
+from wrappers import make_vec_env
 
 
 def runs_of(column):
-    """(action, length) of each burst in a column [T] of -1 and actions, where bursts do not touch."""
+    """(action, length) of each burst in a column [T] of -1 and actions; two in a row rarely have the same action."""
     edges = np.flatnonzero(np.diff(column, prepend=-2, append=-2))
     return [(column[start], end - start) for start, end in pairwise(edges) if column[start] >= 0]
 
 
+def bursts_of(num_envs, explorers, longest, sizes, seed=0, unroll_length=200):
+    bursts = Bursts(num_envs, explorers, longest, sizes)
+    bursts.draw(seed, unroll_length)
+    return bursts
+
+
 def test_bursts_repeat_one_action_in_the_environments_that_explore():
-    bursts = Bursts(np.array([True, False, True]), longest=20, sizes=[100])
-    bursts.draw(seed=3, unroll_length=100_000)
-    held = bursts.held[:, :, 0].numpy()
-    assert (held[:, 1] == -1).all()
-    found = runs_of(held[:, 0])
+    repeated = bursts_of(3, 2, 20, [100], seed=3, unroll_length=100_000).repeated[:, :, 0].numpy()
+    assert (repeated[:, 2] == -1).all()
+    found = runs_of(repeated[:, 0])
     actions, lengths = np.array(found).T
     assert lengths.max() == 20
     assert lengths.mean() == pytest.approx(10.5, rel=0.05)
-    assert len(found) == pytest.approx(100_000 / (1 / FREQUENCY + 10.5), rel=0.1)
+    assert len(found) == pytest.approx(100_000 / (1 / FREQUENCY - 1 + 10.5), rel=0.1)
     assert set(actions) == set(range(100))
-    assert not (held[:, 0] == held[:, 2]).all()
+    assert not (repeated[:, 0] == repeated[:, 1]).all()
 
 
 def test_the_same_seed_draws_the_same_bursts():
-    drawn = []
-    for seed in (1, 1, 2):
-        bursts = Bursts(np.ones(4, np.bool_), longest=5, sizes=[3, 2])
-        bursts.draw(seed, 200)
-        drawn.append(bursts.held)
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
+    first, second, other = (bursts_of(4, 4, 5, [3, 2], seed).repeated for seed in (1, 1, 2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
 
 
 def test_the_policy_of_a_burst_is_certain_of_its_action():
-    bursts = Bursts(np.ones(3, np.bool_), longest=5, sizes=[3])
-    bursts.held = torch.tensor([[[2], [-1], [0]]])
-    logits = torch.randn(3, 3)
-    logits[2, 1] = MASKED
-    applied = Categorical(bursts.apply(0, logits))
-    assert applied.log_prob(torch.tensor([2, 0, 0]))[[0, 2]].tolist() == pytest.approx([0, 0], abs=1e-9)
-    assert torch.equal(applied.logits[1], logits[1]), "the policy acts"
-    assert applied.logits[2, 1] == MASKED
-    assert applied.sample(torch.Generator())[0] == 2
+    bursts = Bursts(num_envs=3, explorers=3, longest=5, sizes=[3])
+    bursts.repeated = torch.tensor([[[2], [-1], [0]]])
+    logits = torch.tensor([[0.3, 1.0, -2.0], [0.1, 0.2, 0.3], [1.0, MASKED, 2.0]])
+    acting = Categorical(bursts.acting_logits(0, logits))
+    assert acting.log_prob(torch.tensor([2, 0, 0]))[[0, 2]].tolist() == pytest.approx([0, 0], abs=1e-9)
+    assert torch.equal(acting.logits[1], logits[1]), "the policy acts"
+    assert acting.logits[2, 1] == MASKED
+    assert acting.sample(torch.Generator())[0] == 2
 
 
 def test_an_action_that_is_masked_is_not_repeated():
-    bursts = Bursts(np.ones(2, np.bool_), longest=5, sizes=[2, 3])
-    bursts.held = torch.tensor([[[1, 2], [0, 1]]])
+    bursts = Bursts(num_envs=2, explorers=2, longest=5, sizes=[2, 3])
+    bursts.repeated = torch.tensor([[[1, 2], [0, 1]]])
     logits = torch.zeros(2, 5)
     logits[0, 4] = MASKED  # the third choice of the second part
-    applied = bursts.apply(0, logits)
-    assert torch.equal(applied[0], logits[0])
-    assert MultiCategorical(applied, (2,), [2, 3]).mode()[1].tolist() == [0, 1]
+    acting = bursts.acting_logits(0, logits)
+    assert torch.equal(acting[0], logits[0])
+    assert MultiCategorical(acting, (2,), [2, 3]).mode()[1].tolist() == [0, 1]
+
+
+def test_a_rollout_holds_the_policies_that_acted():
+    env = make_vec_env("envs:Count-v0", 4, seed=0)
+    spaces = env.single_observation_space, env.single_action_space
+    net = make_actor_critic(*spaces, NetSpec())
+    args = RolloutArgs(env_id="envs:Count-v0", seed=0, num_envs=4, explore_envs=0.5, explore_steps=100)
+    rollout = empty_rollout(rollout_spec(200, 4, *spaces))
+    collector = RolloutCollector(args, env, net, unconnected_channel())
+    collector.collect(rollout)
+    repeated = collector.bursts.repeated[:, :, 0]
+    bursting = repeated >= 0
+    assert bursting[:, :2].any()
+    assert not bursting[:, 2:].any()
+    assert torch.equal(rollout.action[bursting], repeated[bursting])
+    log_probs = Categorical(rollout.behaviour_logits).log_prob(rollout.action)
+    assert log_probs[bursting].abs().max() < 1e-6
+    assert log_probs[~bursting].max() < -0.1
+
+
+@pytest.mark.parametrize(
+    ("share", "num_envs", "explorers"), [(0, 8, 0), (0.25, 32, 8), (0.25, 2, 1), (0.25, 1, 0), (1, 4, 3)]
+)
+def test_at_least_one_environment_explores_and_one_does_not(share, num_envs, explorers):
+    assert RolloutArgs(num_envs=num_envs, explore_envs=share).explorers == explorers
 
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA], ids=row_id)
-def test_games_of_environments_that_explore_do_not_enter_the_mean_return(chapter, run_inline):
-    """Half of the environments explore, so about half of the games count."""
-    flags = ["--env-id", "envs:Count-v0", "--total-steps", "1600"]
-    games = []
-    for share in ("0", "0.5"):
-        done = run_inline.train(chapter, *flags, "--explore-envs", share, name=f"r{share}")
-        assert done.code == 0, done.err
-        games.append(len(read_episodes(done.folder / "episodes.csv")))
-    assert games[0] / 3 < games[1] < games[0] * 2 / 3, games
+def test_games_of_the_other_environments_have_their_whole_returns(chapter, run_inline):
+    flags = ["--env-id", "CartPole-v1", "--explore-envs", "0.5", "--total-steps", "1600"]
+    done = run_inline.train(chapter, *flags)
+    assert done.code == 0, done.err
+    games = read_episodes(done.folder / "episodes.csv")
+    assert len(games) >= 5
+    assert all(game.episode_return == game.length for game in games)
+
+
+def test_continuous_actions_have_no_bursts(run_inline):
+    done = run_inline.train(A3C_DATA, "--env-id", "Pendulum-v1", "--explore-envs", "0.5", "--total-steps", "64")
+    assert done.code == 0, done.err

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.run.mean_return import PATIENCE, StartOrder
+from a3c_mp.run.mean_return import PATIENCE, ReturnWindow, StartOrder
 
 
 def counted(games):
@@ -20,6 +20,13 @@ def test_a_game_counts_once_all_that_started_before_it_have_ended():
     assert counted(order.end(0, [Episode(0.0, 9, env=0)])) == [(0, 0.0), (0, 1.0), (1, 2.0), (1, 3.0)]
     assert counted(order.end(0, [Episode(4.0, 9, env=1)])) == [(0, 4.0)], "its first one ended before the others'"
     assert counted(order.end(0, [Episode(5.0, 9, env=0)])) == []
+
+
+def test_games_of_environments_that_explore_do_not_count():
+    window = ReturnWindow(num_actors=1, num_envs=3, explorers=2)
+    ended = window.end(0, [Episode(float(env), 5, env) for env in range(3)])
+    assert counted(ended) == [(0, 2.0)]
+    assert (window.mean, window.episodes) == (2.0, 1)
 
 
 def test_games_of_a_lost_actor_are_not_waited_for():
