@@ -12,8 +12,9 @@ import pytest
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.context import Context
 from a3c_mp.task.events import Cancelled
-from a3c_mp.task.task import Task
+from a3c_mp.task.task import FINISH, Task
 from a3c_mp.task.timing import StepTimer
+from a3c_mp.task.wire import Message
 
 
 def recorder(tape, name, *, yields=True, fail=None, handle=False, backward_fail=None, sleep=0.0):
@@ -253,6 +254,34 @@ def test_a_cancelled_wait_names_the_error_of_the_other_middleware():
 
 
 # ---- the end
+
+
+class RecordingRouter:
+    """Gives a task the messages in `arrived`, and keeps what it sends."""
+
+    is_active, finishing, name = True, False, "node.1"
+
+    def __init__(self, *arrived):
+        self.arrived, self.sent = list(arrived), []
+
+    def send(self, event, *args, to="*"):
+        self.sent.append(event)
+
+    def receive(self):
+        found, self.arrived = self.arrived, []
+        return found
+
+    def on_arrival(self, callback):
+        pass
+
+
+@pytest.mark.parametrize("arrived", [(), (Message("node.0", FINISH, []),)], ids=["here", "elsewhere"])
+def test_only_the_node_that_ends_a_task_tells_the_others(arrived):
+    router = RecordingRouter(*arrived)
+    ctx = run(lambda ctx: None, max_step=3, router=router)
+    assert ctx.finish
+    assert ctx.total_step == (0 if arrived else 2)
+    assert router.sent == ([] if arrived else [FINISH])
 
 
 def ends_itself(task, ctx):
