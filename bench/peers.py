@@ -11,11 +11,13 @@ threads or workers as there are cores. Updates per step, nets and batch sizes di
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -111,17 +113,28 @@ def versions_of(peer: Peer, environments: Path) -> dict[str, str]:
 
 
 def points_of(peer: Peer, args: Args, flags: Sequence[str], seconds: float) -> list[Point]:
-    """Run a peer's script and read its points. Ends this script if that fails."""
+    """Run a peer's script and read its points, also if it has to be killed. Ends this script if there are none."""
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # set to 1 by a3c_mp
     command = [str(python_of(peer, args.environments)), str(FOLDER / peer.script), *peer.flags, *flags]
     with tempfile.TemporaryDirectory() as folder:  # some write logs where they are started
         command += ["--env-id", args.env_id, "--seconds", str(seconds)]
-        done = subprocess.run(
-            command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=2 * seconds + START_SECONDS
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
-    points = common.read_points(done.stdout)
-    if done.returncode != 0 or not points:
-        print(f"error: {peer.script} ended with code {done.returncode}; start it alone to see why", file=sys.stderr)
+        try:
+            printed, _ = process.communicate(timeout=seconds + START_SECONDS)
+        except subprocess.TimeoutExpired as late:
+            printed = (late.stdout or b"").decode()
+            print(f"warning: {peer.script} did not end by itself {START_SECONDS:g} s after its time", file=sys.stderr)
+            code = 0  # its points are as good
+        else:
+            code = process.returncode
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # workers that it left
+    points = common.read_points(printed)
+    if code != 0 or not points:
+        print(f"error: {peer.script} ended with code {code}; start it alone to see why", file=sys.stderr)
         sys.exit(1)
     return points
 

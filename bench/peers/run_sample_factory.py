@@ -29,7 +29,7 @@ class Curve(AlgoObserver):
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
         games = runner.policy_avg_stats.get(RETURN, [[]])[0]
         if not self.points.add(runner.env_steps.get(0, 0), map(float, games)):
-            runner.cfg.train_for_seconds = 0  # the runner's own way to stop
+            runner.cfg.train_for_env_steps = 0  # `train_for_seconds` has no effect in 2.1.1: nothing counts them
 
 
 def main() -> int:
