@@ -14,7 +14,7 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with it
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 
@@ -61,8 +61,12 @@ class Args(ActorCriticArgs):
         return self.sync
 
 
-CARTPOLES = {name: actor_critic.PRESETS[name] | {"batch_size": 32} for name in ("CartPole-v0", "CartPole-v1")}
-PRESETS = actor_critic.PRESETS | CARTPOLES
+CHANGES: dict[str, dict[str, Any]] = {
+    "PongNoFrameskip-v4": {"explore_envs": 0.25},
+    "CartPole-v0": {"batch_size": 32},
+    "CartPole-v1": {"batch_size": 32},
+}
+PRESETS = {name: preset | CHANGES.get(name, {}) for name, preset in actor_critic.PRESETS.items()}
 
 
 def actor(

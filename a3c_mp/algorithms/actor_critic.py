@@ -121,7 +121,7 @@ CONTINUOUS: dict[str, Any] = {
 MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
 MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
 PRESETS: dict[str, dict[str, Any]] = {
-    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000, "explore_envs": 0.25},
+    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
