@@ -63,8 +63,7 @@ class RolloutArgs(LearningArgs):
     noise_steps: Count = 1
     """hold exploration noise for so many steps: all actions of an environment use the same random numbers"""
     explore_envs: Fraction = 0.0
-    """share of each actor's environments (all but one at most) that repeat a random action now and then; their games
-    are not in the mean return; no effect for continuous actions"""
+    """share of environments that repeat a random (discrete) action now and then; the mean return omits them"""
     explore_steps: Count = 20
     """longest time that they repeat an action (agent steps); the end of a rollout ends it too"""
     lstm = False  # a flag of IMPALA only

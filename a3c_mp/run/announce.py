@@ -32,9 +32,9 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
         lines.append(note)
     if args.num_actors:  # else others join
         each = "with" if args.num_actors == 1 else "each with"
-        lines.append(
-            f"starting {plural(args.num_actors, args.actor_name)}, {each} {plural(args.num_envs, 'environment')}"
-        )
+        environments = plural(args.num_envs, "environment")
+        environments += f", of which {args.explorers} explore" if args.explorers else ""
+        lines.append(f"starting {plural(args.num_actors, args.actor_name)}, {each} {environments}")
     return lines
 
 
@@ -59,7 +59,7 @@ def net_text(net: nn.Module) -> str:
     head = next((m for name, m in net.named_modules() if name.split(".")[-1] in ("policy", "actor", "advantage")), None)
     if head is None:
         return f"{type(net).__name__} \u00b7 {number}"
-    torso = getattr(net, "torso", nn.Sequential())
+    torso = next((m for name, m in net.named_modules() if name.split(".")[-1] == "torso"), nn.Sequential())
     layers = [layer for part in (torso, head) for layer in part.modules() if isinstance(layer, nn.Linear)]
     convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
     parts = [f"{convolutions} convolutions"] if convolutions else ["MLP"]

@@ -72,7 +72,7 @@ def read_curve(folder: Path, window: int) -> Curve:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError("runs", folder, f"not a run folder ({error})", "name run folders, runs/<name>") from error
     if not episodes:
-        raise ConfigError("runs", folder, "no game has ended yet", "wait, or name another run folder")
+        raise ConfigError("runs", folder, "no game has ended in this run", "name another run folder")
     steps, seconds, _, returns, _ = np.array(episodes).T
     sums = np.cumsum(np.insert(returns, 0, 0.0))
     ends = np.arange(1, len(returns) + 1)

@@ -259,8 +259,9 @@ class Run(HasProgress):
             f"{self.metrics.sps:,.0f} sps; in {self.folder}"
         )
         if self.exit_code > 128 or (self.exit_code == 0 and self.exit_reason == "max_seconds"):
-            hint = f"continue with --resume {self.folder}" if newest else "nothing to resume: no checkpoint was due yet"
-            self.log.info(hint)
+            limit = "" if self.exit_code else f", which has another {self.args.max_seconds:g} s (or --max-seconds None)"
+            hint = f"continue with --resume {self.folder}{limit}"
+            self.log.info(hint if newest is not None else "nothing to resume: no checkpoint was due yet")
 
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""

@@ -26,7 +26,7 @@ LINEAGE = """generation,place,id,parent,kind,learning_rate,fitness,steps
         ("1e-3,nan,600", "1e-3", "cannot be read (TypeError: "),
         ("1e-3,nan,600", "1e-3,x,600", "cannot be read (ValueError: could not convert string to float: 'x')"),
         ("0,0,0", "\xff", "cannot be read (UnicodeDecodeError: "),
-        (LINEAGE[LINEAGE.index("0,0,0") :], "", "no generation has ended yet"),
+        (LINEAGE[LINEAGE.index("0,0,0") :], "", "no generation has ended in this run"),
     ],
 )
 def test_plot_names_a_broken_lineage(old, new, message, tmp_path, refused):

@@ -94,7 +94,7 @@ def test_the_display_counts_steps_inside_a_generation_and_an_interruption_says_w
     assert [steps for steps, _ in shown] == [0, 0, 400, 0], "at the end what is kept"
     assert shown[2][1].endswith("8 of 8 evaluation games")
     assert "generation 0 is interrupted: its 400 steps are not kept, a resumed run starts it again" in done.log
-    with pytest.raises(ConfigError, match="no generation has ended yet; wait, or name another run folder"):
+    with pytest.raises(ConfigError, match="no generation has ended in this run; name another run folder"):
         plot.read_lineage(done.folder)
 
 

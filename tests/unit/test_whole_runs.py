@@ -220,7 +220,7 @@ def test_play_and_plot_read_a_run(run_inline, tmp_path):
 
     plotted = run_inline("plot.py", "runs/r", "runs/short", "docs", "--out", "cart.png")
     assert plotted.code == 0, plotted.err
-    assert "skipped: runs=runs/short: no game has ended yet" in plotted.err
+    assert "skipped: runs=runs/short: no game has ended in this run" in plotted.err
     assert "skipped: runs=docs: not a run folder" in plotted.err
     assert (tmp_path / "cart.png").read_bytes().startswith(b"\x89PNG")
 
