@@ -144,7 +144,8 @@ def draw(axis: Any, groups: list[Group], x_name: str) -> None:
     for label, runs in groups:
         band = band_of(runs, x_name)
         whole = band.number == len(runs)
-        (line,) = axis.plot(band.x, np.where(whole, band.mean, np.nan), label=label)
+        marker = "o" if np.ptp(band.x) == 0 else None  # a line from a point to itself would be invisible
+        (line,) = axis.plot(band.x, np.where(whole, band.mean, np.nan), label=label, marker=marker)
         if not whole.all():
             axis.plot(band.x, band.mean, color=line.get_color(), linestyle=":")
         if len(runs) > 1:

@@ -80,9 +80,9 @@ def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, losses
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
     value_loss, entropy_loss = losses.value_loss(values, value_targets), -policy.entropy().mean()
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
-    metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
+    metrics: losses.Metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
-    metrics |= losses.ratio_metrics(log_probs - behaviour_log_probs, args.clip_ratio)
+    metrics |= {"policy/log_ratio": log_probs - behaviour_log_probs, "policy/clip_ratio": args.clip_ratio}
     return total, metrics | {"losses/total": total}
 
 

@@ -27,7 +27,7 @@ from a3c_mp.run.run_dir import git_commit
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-FOLDERS = ("--runs-dir", "--results")
+FOLDERS = ("--runs-dir", "--results", "--go-on", "--environments", "--trees")
 """flags that name folders"""
 VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
 """flag of /proc/cpuinfo -> name, the widest first"""
@@ -149,7 +149,7 @@ def begin(kind: str, args: Any, env_id: str) -> dict[str, Any]:
     """The head of a result: what is measured, where, with what. Warns if the machine is busy with something else."""
     here, load = machine(), os.getloadavg()[0]
     if load > 0.5:
-        print(f"warning: other processes keep {load:.1f} of {here['cores']:g} cores busy; the figures will suffer")
+        print(f"warning: the load average is {load:.1f} on {here['cores']:g} cores; beside other work figures suffer")
     return {
         "kind": kind,
         "chapter": args.chapter,
@@ -167,10 +167,12 @@ def begin(kind: str, args: Any, env_id: str) -> dict[str, Any]:
 def without_folders(flags: Sequence[str]) -> list[str]:
     """Flags without those that name folders of one machine; what is measured does not depend on them."""
     kept: list[str] = []
-    for flag, previous in zip(flags, ["", *flags], strict=False):
-        names = [token.partition("=")[0].replace("_", "-") for token in (flag, previous)]
-        if names[0] not in FOLDERS and not (names[1] in FOLDERS and "=" not in previous):
-            kept.append(flag)
+    of_a_folder = False
+    for word in flags:
+        if word.startswith("--"):
+            of_a_folder = word.partition("=")[0].replace("_", "-") in FOLDERS
+        if not of_a_folder:
+            kept.append(word)
     return kept
 
 

@@ -1,10 +1,11 @@
-"""Other libraries beside chapter 1 on the same cores: steady steps a second, and minutes until Pong is solved.
+"""Other libraries beside chapters 1 and 4 on the same cores: steady steps a second, and minutes until a task is solved.
 
     python bench/peers.py --install                          a virtual environment for each, as bench/peers/*.txt say
     python bench/peers.py --repeat 3 --seconds 120           rates; the peers take turns
     python bench/peers.py --solve --peers ours rl_games      minutes and steps to 18, two seeds each
+    python bench/peers.py --solve --env-id Pendulum-v1 --stop-return -200 --seeds 3 --peers ours ours_impala sb3_ppo
 
-Each peer runs with the settings that its own project recommends for speed on Atari (bench/peers/run_*.py), with as many
+Each peer runs with the settings that its own project recommends (bench/peers/run_*.py), with as many
 threads or workers as there are cores. Updates per step, nets and batch sizes differ, so rates alone decide nothing.
 """
 
@@ -31,6 +32,7 @@ from a3c_mp.run.script import exit_with
 from bench import common
 from bench.solve import curve, train
 from bench.throughput import steady_sps, trainer_sps
+from wrappers import is_atari
 
 FOLDER = common.ROOT / "bench" / "peers"
 START_SECONDS = 120.0
@@ -53,21 +55,21 @@ PEERS = {
     "rl_games": Peer("rl_games", "run_rl_games.py"),
     "rllib": Peer("rllib", "run_rllib.py"),
 }
-OURS = "ours"
-"""chapter 1 with its preset"""
+OURS: dict[str, common.ChapterName] = {"ours": "a3c_data", "ours_impala": "impala"}
+"""chapters 1 and 4, with their presets"""
 
 
 @dataclass(frozen=True)
 class Args:
     chapter: ClassVar[str] = "peers"
-    peers: tuple[str, ...] = (OURS, *PEERS)
-    """which libraries; "ours" is chapter 1"""
+    peers: tuple[str, ...] = ("ours", *PEERS)
+    """which libraries; "ours" is chapter 1, "ours_impala" chapter 4"""
     environments: Path = Path("peers")
     """folder of the peers' virtual environments"""
     install: bool = False
     """make the virtual environments that are missing, and end"""
     env_id: str = "PongNoFrameskip-v4"
-    """Atari id with frame skip 1"""
+    """Atari id with frame skip 1; chapters and SB3 also take Pendulum-v1 and MountainCarContinuous-v0"""
     seconds: Annotated[float, Between(1)] = 120.0
     """how long each runs, starting up included; the second half of its curve counts (s)"""
     repeat: Count = 3
@@ -90,7 +92,7 @@ def python_of(peer: Peer, environments: Path) -> Path:
 
 def install(names: Sequence[str], environments: Path) -> int:
     """Make the environments that are missing; the exit code of the first that fails."""
-    for name in dict.fromkeys(PEERS[name].environment for name in names if name != OURS):
+    for name in dict.fromkeys(PEERS[name].environment for name in names if name not in OURS):
         folder, pins = environments / name, FOLDER / f"{name}.txt"
         commands = [[folder / "bin" / "pip", "install", "--quiet", "--requirement", pins]]
         if not folder.exists():
@@ -141,19 +143,19 @@ def points_of(peer: Peer, args: Args, flags: Sequence[str], seconds: float) -> l
 
 def rate_of(name: str, args: Args, seed: int) -> float:
     """Steady agent steps a second."""
-    if name == OURS:
-        return trainer_sps([*common.CHAPTERS["a3c_data"], "--env-id", args.env_id, f"--seed={seed}"], args.seconds)
+    if name in OURS:
+        return trainer_sps([*common.CHAPTERS[OURS[name]], "--env-id", args.env_id, f"--seed={seed}"], args.seconds)
     return steady_sps([point[:2] for point in points_of(PEERS[name], args, ["--seed", str(seed)], args.seconds)])
 
 
 def solved_by(name: str, args: Args, seed: int) -> dict[str, Any]:
     """Minutes and steps until the stop return, and the curve up to there."""
     seconds, points = 60 * args.max_minutes, list[Point]()
-    if name == OURS:
+    if name in OURS:
         with tempfile.TemporaryDirectory() as folder:
             goal = [f"--stop-return={args.stop_return}", f"--max-seconds={seconds}", f"--seed={seed}"]
             place = [f"--runs-dir={folder}", "--run-name=run"]
-            command = [*common.CHAPTERS["a3c_data"], f"--env-id={args.env_id}", *goal, *place]
+            command = [*common.CHAPTERS[OURS[name]], f"--env-id={args.env_id}", *goal, *place]
             train(command, Path(folder) / "run")
             points = [
                 (s, steps, mean) for steps, s, mean in curve(read_episodes(Path(folder) / "run" / "episodes.csv"))
@@ -193,17 +195,22 @@ def table_of_runs(runs: dict[str, list[dict[str, Any]]]) -> str:
 def main() -> int:
     args, more = common.cli(Args, __doc__)
     check_ranges(args)
-    known = (OURS, *PEERS)
-    if unknown := [*more, *(name for name in args.peers if name not in known)]:
+    known = (*OURS, *PEERS)
+    if more:
+        raise ConfigError(more[0].lstrip("-"), " ".join(more[1:2]), "there is no such flag", "see --help")
+    if unknown := [name for name in args.peers if name not in known]:
         raise ConfigError("peers", unknown[0], "no such library here", f"choose from {', '.join(known)}")
     if args.install:
         return install(args.peers, args.environments)
-    others = {name: PEERS[name] for name in args.peers if name != OURS}
-    for name, peer in others.items():
+    versatile = (*OURS, "sb3_a2c", "sb3_ppo")
+    if not is_atari(args.env_id) and (others := set(args.peers) - set(versatile)):
+        raise ConfigError("peers", min(others), "it is run on Atari only", f"choose from {', '.join(versatile)}")
+    peers = {name: PEERS[name] for name in args.peers if name not in OURS}
+    for name, peer in peers.items():
         if not python_of(peer, args.environments).exists():
             raise ConfigError("peers", name, f"it is not installed in {args.environments}", "run with --install first")
     result = common.begin("peers", args, args.env_id)
-    result["peer_versions"] = {name: versions_of(peer, args.environments) for name, peer in others.items()}
+    result["peer_versions"] = {name: versions_of(peer, args.environments) for name, peer in peers.items()}
     found: dict[str, list[Any]] = {name: [] for name in args.peers}
     result["runs" if args.solve else "rates"] = found
     path = common.result_path(args.results, result, with_env=True)

@@ -7,6 +7,8 @@ hyperparameters mutate), `lander` (LunarLander-v3). Flags that are not listed he
 
 Fixed members see the same transitions of all others as those that evolve. They are not stopped when one is good, so
 that the median of them is known too. `bench/agilerl_dqn.py` is the same for AgileRL, in an environment of its own.
+
+The result file is written after every run; `--go-on FILE`, with the same flags, adds the runs that it lacks.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
 from a3c_mp.config import Count, check_ranges
+from a3c_mp.errors import ConfigError
 from a3c_mp.population.report import read_lineage
 from a3c_mp.run.script import exit_with
 from bench import common
@@ -63,6 +66,8 @@ class Args:
     """where run folders are made"""
     results: Path = common.RESULTS
     """folder of the result file"""
+    go_on: Path | None = None
+    """result file of a start that was interrupted; its runs are not run again"""
 
     @property
     def chapter(self) -> str:
@@ -107,6 +112,18 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     return common.markdown_table(header, lines)
 
 
+def read_interrupted(path: Path, new: dict[str, Any]) -> dict[str, Any]:
+    """Read the result of an interrupted start. Raises ConfigError if it cannot be read or has other settings."""
+    try:
+        old = json.loads(path.read_text())
+        differs = old["settings"] != json.loads(json.dumps(new["settings"], default=str))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError("go-on", path, f"it is no result file ({error})", "leave it out") from error
+    if differs:
+        raise ConfigError("go-on", path, "its runs have other settings", "give the same flags, or leave it out")
+    return old
+
+
 def main() -> int:
     args, flags = common.cli(Args, __doc__)
     check_ranges(args)
@@ -117,13 +134,19 @@ def main() -> int:
     result = common.begin("population", args, settings["evolution"].env_id)
     result |= {"goal": goal, "settings": {row: asdict(own) for row, own in settings.items()}, "runs": []}
     path = common.result_path(args.results, result, with_env=True)
+    if args.go_on is not None:
+        path, result = args.go_on, read_interrupted(args.go_on, result)
+    done = {(run["row"], run["seed"]) for run in result["runs"]}
     for seed in range(1, args.seeds + 1):
         for row, command in commands.items():
-            name = common.run_name(result, row, f"s{seed}")
+            if (row, seed) in done:
+                continue
+            name = common.run_name(common.dated(result), row, f"s{seed}")
             more = [f"--seed={seed}", f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
             if (code := common.run_script([*command, *more])) not in (0, 1):
                 return code
-            result["runs"].append({"row": row, "seed": seed} | outcome(args.runs_dir / name, goal))
+            run = {"row": row, "seed": seed, "commit": common.git_commit()}
+            result["runs"].append(run | outcome(args.runs_dir / name, goal))
             common.save(path, result)  # after every run: the next one may take long
     print(table(result["runs"]))
     print(path)

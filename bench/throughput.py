@@ -69,15 +69,20 @@ def steady_sps(points: list[tuple[float, int]]) -> float:
 
 def trainer_sps(command: list[str], seconds: float) -> float:
     """Run a trainer for so long, without a stop rule; its steady rate."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     with tempfile.TemporaryDirectory() as folder:
         flags = [*UNTIL_STOPPED, "--max-seconds", str(seconds), "--runs-dir", folder, "--run-name", "run"]
         _run([*command, *flags], subprocess.DEVNULL)
-        events = EventAccumulator(f"{folder}/run", size_guidance={"scalars": 0}).Reload()
-        names = events.Tags()["scalars"]
-        scalars = events.Scalars("time/elapsed_seconds") if "time/elapsed_seconds" in names else []
-    return steady_sps([(event.value, event.step) for event in scalars[:-1]])  # the last one is of the shutdown
+        events = elapsed_events(Path(folder) / "run")
+    return steady_sps([(event.value, event.step) for event in events[:-1]])  # the last one is of the shutdown
+
+
+def elapsed_events(folder: Path) -> list[Any]:
+    """TensorBoard's events of a run about the time that has passed, each with its agent step and wall time."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    name = "time/elapsed_seconds"
+    return events.Scalars(name) if name in events.Tags()["scalars"] else []
 
 
 def sb3_sps(flags: list[str]) -> float:

@@ -247,6 +247,7 @@ class GradientSteps:
         loss: Callable[[Any, Any, Samples], tuple[Tensor, losses.Metrics]],
     ):  # fmt: skip
         self.args, self.run, self.net, self.optimizer, self.loss = args, run, net, optimizer, loss
+        self.parameters = list(net.parameters())
         self.guard = FiniteGuard(run, "grads_not_finite")
 
     def take(self, samples: Samples) -> None:
@@ -256,7 +257,7 @@ class GradientSteps:
             total, metrics = self.loss(args, self.net, samples.select(indices))
             self.optimizer.zero_grad(set_to_none=True)
             total.backward()
-            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(self.net.parameters(), args.clip_grad)
+            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(self.parameters, args.clip_grad)
             if self.guard.check(norm + total.detach(), "the learner", f"gradient {run.updates + 1}"):
                 self.optimizer.step()
                 run.record_update(metrics)
@@ -268,7 +269,7 @@ def update_obs_stats(args: ActorCriticArgs, run: RunState, net: ActorCritic, rol
         update_norm(run, net.norm, obs_for_stats(rollout.obs, net.norm.image), source)
 
 
-def loss(args: ActorCriticArgs, net: ActorCritic, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(args: ActorCriticArgs, net: ActorCritic, samples: Samples) -> tuple[Tensor, losses.Metrics]:
     """Compute A3C's loss as in chapter 1: (loss, metrics for TensorBoard)."""
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
@@ -279,7 +280,7 @@ def loss(args: ActorCriticArgs, net: ActorCritic, samples: Samples) -> tuple[Ten
     value_loss = losses.value_loss(values, value_targets)
     entropy_loss = -policy.entropy().mean()
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
-    metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
+    metrics: losses.Metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
-    metrics |= losses.ratio_metrics(log_probs - behaviour_log_probs, args.clip_ratio)
+    metrics |= {"policy/log_ratio": log_probs - behaviour_log_probs, "policy/clip_ratio": args.clip_ratio}
     return total, metrics | {"losses/total": total}

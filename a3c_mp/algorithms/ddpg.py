@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.errors import ConfigError
+from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.nets.q_values import DDPGNet
 from a3c_mp.processes.slots import Spec
@@ -157,7 +158,7 @@ def bootstrap_values(net: DDPGNet, target_net: DDPGNet, batch: Batch) -> Tensor:
     return target_net.q(batch.next_obs, target_net(batch.next_obs)[0]).float()
 
 
-def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, Metrics]:
     """Compute (loss of the policy mu, metrics); the loss has no gradient for the critic's parameters."""
     best = net(batch.obs)[0]
     point = best.detach().requires_grad_()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
+from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.nets.q_values import DuelingQ
@@ -136,7 +137,7 @@ def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Ten
     return next_target_q.gather(1, next_q.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
-def policy_loss(net: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+def policy_loss(net: nn.Module, batch: Batch) -> tuple[float, Metrics]:
     """Return (0, no metrics): Q-learning has no policy loss, its policy is the argmax."""
     return 0.0, {}
 

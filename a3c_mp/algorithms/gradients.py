@@ -87,7 +87,8 @@ class Gradient(NamedTuple):
         means = [torch.as_tensor(value).detach().float().mean() for value in found.values()]
         *figures, total = torch.stack([*means, self.vector.sum()]).tolist()
         named = dict(zip(found, figures, strict=True))
-        finite = stats.finite and all(math.isfinite(value) for value in (total, *(named[name] for name in metrics)))
+        own = [named[name] for name in metrics if name in named]  # no explained variance: it can overflow
+        finite = stats.finite and all(math.isfinite(value) for value in (total, *own))
         return Report(version, steps, len(stats.episodes), stats.clipped, finite, named)
 
 

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Metrics = dict[str, Tensor]
-"""TensorBoard tag -> values of any shape, of which the mean is logged"""
+Metrics = dict[str, Tensor | float]
+"""TensorBoard tag -> values of any shape, of which the mean is logged; `with_diagnostics` replaces policy/log_ratio and
+policy/clip_ratio"""
 LARGEST_LOG_RATIO = 20.0
 """of a sample's policies, in metrics: one that is larger would make a mean infinite"""
 
@@ -17,7 +18,7 @@ LARGEST_LOG_RATIO = 20.0
 def value_loss(values: Tensor, targets: Tensor) -> Tensor:
     """Return the value loss: mean squared error of V(s) [B] to its targets [B], halved: the gradient is the error."""
     assert values.shape == targets.shape, (values.shape, targets.shape)
-    return 0.5 * (values - targets).square().mean()
+    return 0.5 * F.mse_loss(values, targets)
 
 
 def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ def huber(errors: Tensor, weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def ratio_metrics(log_ratios: Tensor, clip_ratio: float) -> Metrics:
+def ratio_metrics(log_ratios: Tensor, clip_ratio: float) -> dict[str, Tensor]:
     """Return PPO's approximate KL divergence from the policy that acted, and its share of clipped samples.
 
     Args:
@@ -95,9 +96,15 @@ def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
 
 
 @torch.no_grad()
-def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> dict[str, Tensor | float]:
-    """Return metrics of a loss, and the entropy and explained variance 1 - Var(target - V) / Var(target) in them."""
+def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
+    """Return the metrics of a loss and those derived from them, which only updates that are recorded need.
+
+    They are the entropy, the explained variance 1 - Var(target - V) / Var(target), and `ratio_metrics` in place of
+    policy/log_ratio and policy/clip_ratio.
+    """
     found = dict(metrics)
+    if isinstance(log_ratios := found.pop("policy/log_ratio", None), Tensor):
+        found |= ratio_metrics(log_ratios, float(found.pop("policy/clip_ratio")))
     if "losses/entropy" in metrics:
         found["policy/entropy"] = -metrics["losses/entropy"]
     values, targets = metrics.get("values/baseline"), metrics.get("values/target")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import gymnasium
@@ -36,20 +38,28 @@ def is_masked(logits: Tensor) -> Tensor:
     return logits == MASKED
 
 
-class Categorical(NamedTuple):
-    """Softmax policy over A actions: logits [..., A], actions int64 [...]."""
+@dataclass(frozen=True, eq=False)
+class Categorical:
+    """Softmax policy over A actions: logits [..., A], actions int64 [...].
+
+    To be used either with gradients or without: the log-probabilities are kept.
+    """
 
     logits: Tensor
 
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """Log pi(.|s) [..., A], which a loss needs twice."""
+        return F.log_softmax(self.logits, dim=-1)
+
     def log_prob(self, action: Tensor) -> Tensor:
         """Return log pi(a|s) [...]."""
-        logits = self.logits
-        return -F.cross_entropy(logits.flatten(0, -2), action.flatten(), reduction="none").view_as(action)
+        assert action.shape == self.logits.shape[:-1], (action.shape, self.logits.shape)
+        return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """Return the entropy [...] (nats)."""
-        log_probs = F.log_softmax(self.logits, dim=-1)
-        return -(log_probs.exp() * log_probs).sum(dim=-1)
+        return -(self.log_probs.exp() * self.log_probs).sum(dim=-1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
         """Sample actions for logits [B, A].

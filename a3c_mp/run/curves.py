@@ -78,10 +78,11 @@ def read_curve(folder: Path, window: int) -> Curve:
     ends = np.arange(1, len(returns) + 1)
     starts = np.maximum(ends - window, 0)
     means = (sums[ends] - sums[starts]) / (ends - starts)
+    last = np.append(steps[1:] != steps[:-1], True)  # of the games that ended at the same step
     solved = False
     with suppress(OSError, ValueError, AttributeError):  # a run that still goes on, or was killed, has no summary
         solved = bool(json.loads((folder / "summary.json").read_text()).get("solved"))
-    return Curve(folder.name, algorithm, env_id, seed, settings, solved, steps, seconds / 60, means)
+    return Curve(folder.name, algorithm, env_id, seed, settings, solved, steps[last], seconds[last] / 60, means[last])
 
 
 def one_for_each_seed(runs: Iterable[Curve]) -> tuple[list[Curve], list[str]]:

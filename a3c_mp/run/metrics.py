@@ -27,7 +27,9 @@ from a3c_mp.run.tensorboard import EventFile, episode_points
 from a3c_mp.run.tracking import Tracker
 
 FLUSH_SECONDS = 1.0
-"""time between two points of a curve; each is a mean over that time"""
+"""time between two points of a curve, each a mean over that time; a point before a checkpoint can come sooner"""
+MIN_RATE_SECONDS = 0.1
+"""shortest time over which a rate says something"""
 MOST_UPDATES = 100
 """updates a second whose metrics enter that mean; with small nets there are a thousand, and statistics of all of them
 would take a tenth of the learner's time"""
@@ -62,7 +64,7 @@ class MetricsWriter:
         self._rng = random.Random(0)  # an update is drawn: every k-th would often be the same minibatch of a rollout
         self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
         self._games: list[tuple[int, Episode]] = []  # since the last flush, each with the steps when it was counted
-        self._flushed = (time.monotonic(), progress.steps, progress.samples)
+        self._rates_since = (time.monotonic(), progress.steps, progress.samples)
         self._steps_at_start = progress.steps
         self._learning_since: float | None = None  # when the first rollout arrived
 
@@ -98,9 +100,10 @@ class MetricsWriter:
 
     def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
-        if self._learning_since is None:
+        if self._learning_since is None:  # neither starting up nor the first rollout is in a rate
             self._learning_since = time.monotonic()
-            self._flushed = (self._learning_since, *self._flushed[1:])  # a rate over less than a second says nothing
+            self._rates_since = (self._learning_since, self.progress.steps, self.progress.samples)
+            self._steps_at_start = self.progress.steps
         self._means.add({"charts/policy_lag": float(policy_lag)})
         self.record_games(games)
 
@@ -131,8 +134,8 @@ class MetricsWriter:
         """Leave the time inside out of the agent steps a second: nothing is learned in it."""
         start = time.monotonic()
         yield
-        seconds, (then, steps, samples) = time.monotonic() - start, self._flushed
-        self._flushed = (then + seconds, steps, samples)
+        seconds, (then, steps, samples) = time.monotonic() - start, self._rates_since
+        self._rates_since = (then + seconds, steps, samples)
         if self._learning_since is not None:
             self._learning_since += seconds
 
@@ -141,7 +144,7 @@ class MetricsWriter:
         self._episode_log.flush(sync=True)
 
     def flush_if_due(self) -> None:
-        if time.monotonic() - self._flushed[0] >= FLUSH_SECONDS:
+        if time.monotonic() - self._rates_since[0] >= FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -150,8 +153,6 @@ class MetricsWriter:
         Raises:
             TrainingError: the mean loss is NaN or infinite.
         """
-        now, (then, steps, samples) = time.monotonic(), self._flushed
-        self._flushed = (now, self.progress.steps, self.progress.samples)
         means = self._means.pop()
         if not means and not self._games:
             return
@@ -160,13 +161,7 @@ class MetricsWriter:
                 f"the loss became {loss} before step {self.progress.steps:,}; "
                 f"lower --learning-rate, or look for NaN or inf in rewards and observations"
             )
-        seconds = max(now - then, 1e-9)
-        if seconds >= FLUSH_SECONDS:  # one that came early, because an actor was restarted, says nothing about a second
-            self._share = min(1.0, MOST_UPDATES * seconds / max(self._updates, 1))
-        self._updates = 0
-        means["charts/sps"] = (self.progress.steps - steps) / seconds
-        if self.progress.samples:
-            means["charts/samples_per_second"] = (self.progress.samples - samples) / seconds
+        means |= self._take_rates()
         values = means | self._read_values()
         points = [(name, value, self.progress.steps) for name, value in values.items()]
         self._write(episode_points(self._games) + points)
@@ -174,6 +169,20 @@ class MetricsWriter:
         self._episode_log.flush()
         line = self._progress_line(values.get("charts/policy_lag", math.nan), self.sps)
         self.display.show(self.progress.steps, line, self._seconds_left(self.progress.steps, self.sps))
+
+    def _take_rates(self) -> dict[str, float]:
+        """Return the rates since the last call; none, and the next call covers this time too, if it is too short."""
+        now, (then, steps, samples) = time.monotonic(), self._rates_since
+        if (seconds := now - then) < MIN_RATE_SECONDS:
+            return {}
+        self._rates_since = (now, self.progress.steps, self.progress.samples)
+        if seconds >= FLUSH_SECONDS:  # one that came early, because an actor was restarted, says nothing about a second
+            self._share = min(1.0, MOST_UPDATES * seconds / max(self._updates, 1))
+        self._updates = 0
+        rates = {"charts/sps": (self.progress.steps - steps) / seconds}
+        if self.progress.samples:
+            rates["charts/samples_per_second"] = (self.progress.samples - samples) / seconds
+        return rates
 
     def show_pending(self, steps: int, text: str) -> None:
         """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
@@ -185,8 +194,8 @@ class MetricsWriter:
         """Agent steps a second since the clock started, with those that are not recorded yet."""
         if self._learning_since is None:
             return 0.0
-        steps = self.progress.steps + pending - self._steps_at_start
-        return steps / max(time.monotonic() - self._learning_since, 1e-9)
+        steps, seconds = self.progress.steps + pending - self._steps_at_start, time.monotonic() - self._learning_since
+        return steps / seconds if seconds >= MIN_RATE_SECONDS else 0.0
 
     def _read_values(self) -> dict[str, float]:
         """Values that are read at a flush rather than averaged since the last one."""

@@ -56,7 +56,7 @@ class FoundEnv(NamedTuple):
 
 
 FOUND: dict[str, FoundEnv] = {}
-"""environment id -> what the newest `check_env` in this process found, for the first lines of the log"""
+"""environment id -> what the newest `check_env` in this process found"""
 
 
 def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True) -> None:
@@ -224,6 +224,14 @@ def check_device(cuda: bool) -> torch.device:
         fix = "leave --cuda out, or install a CUDA build of torch"
         raise ConfigError("cuda", True, "torch sees no CUDA device", fix)
     return torch.device("cuda" if cuda else "cpu")
+
+
+def check_exploration(args: CommonArgs) -> None:
+    """Raise ConfigError for `--explore-envs` with continuous actions."""
+    if args.explorers and args.env_id in FOUND and isinstance(FOUND[args.env_id].action_space, Box):
+        why = f"it repeats discrete actions, those of {args.env_id} are continuous"
+        fix = "set it to 0 (--noise-steps holds their noise)"
+        raise ConfigError("explore-envs", vars(args)["explore_envs"], why, fix)  # a setting of some chapters
 
 
 def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:

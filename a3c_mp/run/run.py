@@ -37,7 +37,7 @@ from a3c_mp.run.evaluator import evaluations_of
 from a3c_mp.run.files import write_json
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.metrics import MetricsWriter
-from a3c_mp.run.preflight import check_evaluation, check_limits
+from a3c_mp.run.preflight import check_evaluation, check_exploration, check_limits
 from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
 from a3c_mp.run.summary import summarize
@@ -65,6 +65,7 @@ class Run(HasProgress):
     ):  # fmt: skip
         check_evaluation(args)
         check_tracker(args)
+        check_exploration(args)
         check_limits(args, net, shares_snapshots=make_policy is not None)
         self.args, self.algorithm = args, algorithm
         self.exit_code = 0
@@ -85,6 +86,7 @@ class Run(HasProgress):
             write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
         # At the end of the last round: in the middle of one, no state is exact.
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
+        self._steps_at_start = self.steps
 
     def __enter__(self) -> Run:
         self.metrics.open()
@@ -262,6 +264,8 @@ class Run(HasProgress):
             limit = "" if self.exit_code else f", which has another {self.args.max_seconds:g} s (or --max-seconds None)"
             hint = f"continue with --resume {self.folder}{limit}"
             self.log.info(hint if newest is not None else "nothing to resume: no checkpoint was due yet")
+        if self.exit_code == 0 and self.args.resume is not None and self.steps == self._steps_at_start:
+            self.log.info("the run had ended before; a higher --total-steps, or another --stop-return, lets it go on")
 
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""

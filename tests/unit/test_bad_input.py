@@ -205,6 +205,11 @@ SPECIAL = {
         ["--explore-envs", "0.5", "--no-vtrace"],
         "explore-envs=0.5: V-trace corrects for it; leave out --no-vtrace",
     ),
+    "bursts of continuous actions": (
+        A3C_GRAD,
+        ["--env-id", "Pendulum-v1", "--explore-envs", "0.5"],
+        "explore-envs=0.5: it repeats discrete actions, those of Pendulum-v1 are continuous; set it to 0",
+    ),
     "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
     "a replay too small": (APEX_DQN, ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),
     "a start too late": (APEX_DQN, ["--learning-starts", "1e6"], "learning-starts=1000000: the replay has room for"),

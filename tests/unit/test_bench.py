@@ -6,7 +6,7 @@ import pytest
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow, read_episodes
-from bench import common, report, solve
+from bench import common, population, report, solve
 from bench.stages import bound
 from bench.throughput import sb3_flags, steady_sps
 from train_a3c_data import Args
@@ -159,10 +159,25 @@ def test_a_result_names_no_folder_of_the_machine():
         "--lr=1",
         "--results=/tmp/r",
         "--runs_dir=/x",
+        "--trees",
+        "../before",
+        ".",
         "--env-id",
         "E",
     ]
     assert common.without_folders(flags) == ["--seeds", "3", "--lr=1", "--env-id", "E"]
+
+
+def test_a_comparison_of_populations_goes_on_with_equal_settings_only(tmp_path):
+    settings, path = {"evolution": {"seed": 1, "folder": tmp_path}}, tmp_path / "r.json"
+    interrupted = {"settings": settings, "runs": [{"row": "evolution", "seed": 1}]}
+    common.save(path, interrupted)
+    assert population.read_interrupted(path, {"settings": settings, "runs": []})["runs"] == interrupted["runs"]
+    with pytest.raises(ConfigError, match="other settings"):
+        population.read_interrupted(path, {"settings": {"evolution": {"seed": 2, "folder": tmp_path}}, "runs": []})
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="no result file"):
+        population.read_interrupted(path, interrupted)
 
 
 def test_results_are_saved_whole_and_finite(tmp_path):

@@ -205,6 +205,7 @@ def test_the_wait_at_the_end_does_not_lower_the_steps_a_second(tmp_path, monkeyp
         now = [run.progress.started]
         monkeypatch.setattr("time.monotonic", lambda: now[0])
         monkeypatch.setattr(run.evaluations, "finish", lambda: now.__setitem__(0, now[0] + 50.0))
+        run.record_rollout(0, [], 0, 0)  # the first starts the clock
         run.record_rollout(1000, [], 0, 0)
         now[0] += 10.0
     assert run.summary()["sps"] == 100.0

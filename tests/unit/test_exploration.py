@@ -102,8 +102,3 @@ def test_games_of_the_other_environments_have_their_whole_returns(chapter, run_i
     games = read_episodes(done.folder / "episodes.csv")
     assert len(games) >= 5
     assert all(game.episode_return == game.length for game in games)
-
-
-def test_continuous_actions_have_no_bursts(run_inline):
-    done = run_inline.train(A3C_DATA, "--env-id", "Pendulum-v1", "--explore-envs", "0.5", "--total-steps", "64")
-    assert done.code == 0, done.err

@@ -136,7 +136,7 @@ def test_the_total_is_the_losses_times_their_costs_in_float32(rng, a3c_loss, dty
     assert metrics["losses/total"] is total
     for metric, field in {"advantage": samples.advantages, "baseline": values, "target": samples.value_targets}.items():
         assert torch.equal(metrics[f"values/{metric}"], field.float())
-    assert {tensor.dtype for tensor in [total, *metrics.values()]} == {torch.float32}
+    assert {tensor.dtype for tensor in [total, *losses.with_diagnostics(metrics).values()]} == {torch.float32}
 
 
 @A3C_LOSS
@@ -180,11 +180,15 @@ def test_metrics_of_ratios_against_the_divergence_of_distributions(rng):
     assert metrics["policy/approx_kl"].isfinite().all()
 
 
-def test_entropy_and_explained_variance_are_read_off_a_loss():
+def test_diagnostics_are_read_off_a_loss():
     targets = torch.tensor([1.0, 2.0, 3.0])
     for values, share in ((targets + 5, 1.0), (torch.zeros(3), 0.0), (-targets, -3.0)):
         found = losses.with_diagnostics({"values/baseline": values, "values/target": targets, "losses/entropy": -0.5})
         assert found["values/explained_variance"].item() == pytest.approx(share)
         assert found["policy/entropy"] == 0.5
+    log_ratios = torch.tensor([0.0, 0.1, 0.5])
+    found = losses.with_diagnostics({"policy/log_ratio": log_ratios, "policy/clip_ratio": 0.2})
+    assert found.keys() == losses.ratio_metrics(log_ratios, 0.2).keys()
+    assert found["policy/clip_fraction"].tolist() == [0, 0, 1]
     constant = {"values/baseline": targets, "values/target": torch.ones(3)}
     assert losses.with_diagnostics(constant)["values/explained_variance"] == 0

@@ -70,6 +70,15 @@ def curve(name="a", env_id="CartPole-v1", seed=1, solved=False, end=100.0, slope
     )
 
 
+def test_a_curve_whose_games_all_ended_at_one_step_is_visible(tmp_path):
+    plt = plot.pyplot(tmp_path / "x.png")
+    _, axis = plt.subplots()
+    step = np.full(11, 64.0)
+    plot.draw(axis, [("one step", [curve()._replace(steps=step)]), ("a curve", [curve()])], "steps")
+    assert [line.get_marker() for line in axis.get_lines()] == ["o", "None"]
+    plt.close("all")
+
+
 def test_curves_are_grouped_and_labels_name_what_differs():
     runs = [curve(), curve(seed=2), curve(learning_rate=0.01), curve(commit="abcdef0123+"), curve(algorithm="task")]
     runs.append(curve(env_id="Acrobot-v1"))

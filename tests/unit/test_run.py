@@ -1,6 +1,7 @@
 """A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
 
 import io
+import math
 import os
 import signal
 import time
@@ -97,6 +98,16 @@ def test_flags_given_on_resume_count_for_each_group_of_parameters(args, tmp_path
         assert [group["lr"] for group in run.state.optimizer.param_groups] == [0.1, 0.2]
 
 
+def test_a_run_that_had_ended_before_says_how_it_goes_on(args, tmp_path):
+    for total_steps, says in ((100, False), (100, True), (200, False)):
+        resume = (tmp_path / "r") if (tmp_path / "r").exists() else None
+        with a_run(replace(args, total_steps=total_steps, resume=resume)) as run:
+            if not run.should_stop():
+                run.record_rollout(100, [], 0, 0)
+        newest = (run.folder / "run.log").read_text().rpartition(", seed ")[2]
+        assert ("the run had ended before; a higher --total-steps" in newest) == says
+
+
 def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch):
     with a_run(args) as run:
         shown = {}
@@ -104,6 +115,7 @@ def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch)
             run.metrics.event_file, "scalars", lambda rows: shown.update({name: value for name, value, _ in rows})
         )
         run.metrics.gauges["replay/size"] = lambda: 123
+        run.record_rollout(50, [], 0, 0)  # starts the clock
         run.record_rollout(100, [], 0, 0)
         run.record_update({}, samples=400)
         monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + 10.0: now)
@@ -115,8 +127,9 @@ def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch)
 def test_of_a_thousand_updates_a_second_some_enter_the_curves_and_all_are_counted(args, monkeypatch):
     """Each is as likely as any other: where an update stands in its rollout must not decide."""
     with a_run(args) as run:
-        now, recorded = [1024.0], []
+        now, recorded = [float(math.ceil(time.monotonic()) + 1)], []  # whole seconds have exact differences
         monkeypatch.setattr("time.monotonic", lambda: now[0])
+        run.metrics.record({"losses/total": 0.0})
         run.metrics.flush()
         for _ in range(2):
             monkeypatch.setattr(run.metrics, "record", lambda metrics: recorded.append(metrics["position"]))
@@ -131,6 +144,21 @@ def test_of_a_thousand_updates_a_second_some_enter_the_curves_and_all_are_counte
         assert run.progress.updates == 2000
         assert 80 <= len(recorded) <= 120
         assert all(15 <= recorded.count(position) <= 35 for position in range(4))
+
+
+def test_rates_begin_with_the_first_rollout_and_count_what_came_after_it(args, monkeypatch):
+    """A checkpoint right after the first rollout writes the curves too, but no rate over almost no time."""
+    written = []
+    with a_run(args) as run:
+        monkeypatch.setattr(run.metrics, "_write", lambda points: written.append({n: value for n, value, _ in points}))
+        now = [float(math.ceil(time.monotonic()) + 1)]
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
+        for seconds, steps in ((0.0, 1000), (0.0625, 0), (5.0, 1000), (5.0, 1000)):
+            now[0] += seconds
+            run.record_rollout(steps, [], 0, policy_lag=0)
+            run.metrics.flush()
+        assert [point.get("charts/sps") for point in written] == [None, None, pytest.approx(1000 / 5.0625), 200]
+        assert run.metrics.sps == pytest.approx(2000 / 10.0625)
 
 
 @pytest.mark.parametrize(
