@@ -28,7 +28,7 @@ from rich.table import Table
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.curves import Group, band_of, cells, grouped, one_for_each_seed, read_curve, table
+from a3c_mp.run.curves import Group, band_of, cells, goal_of, grouped, one_for_each_seed, read_curve, table
 from a3c_mp.run.script import exit_with
 
 AXES = {"steps": "agent steps", "minutes": "minutes"}
@@ -59,7 +59,7 @@ class Args:
     window: Count = 100
     """smoothing: episodes in the moving average"""
     goal: float | None = None
-    """return that counts as solved in the table; default: --stop-return of each run"""
+    """return that counts as solved, in the table and as a line; default: --stop-return of each run"""
     lineage: bool = False
     """draw the family tree and the learning rates of a population instead (of lineage.csv)"""
 
@@ -154,6 +154,13 @@ def draw(axis: Any, groups: list[Group], x_name: str) -> None:
     axis.grid(alpha=0.3)
 
 
+def draw_goal(axis: Any, groups: list[Group], goal: float | None) -> None:
+    """Draw the return that counts as solved, if it is the same for all runs."""
+    goals = {goal_of(run, goal) for _, runs in groups for run in runs}
+    if len(goals) == 1 and (one := goals.pop()) is not None:
+        axis.axhline(one, color="grey", linestyle="--", linewidth=0.8, label=f"goal {one:g}")
+
+
 def draw_lineage(figure: Any, tree: Any, rates: Any, lineage: Lineage) -> None:
     """Draw the family tree (generation, place) and the learning rates of its members; the fittest line is thick."""
     import matplotlib as mpl
@@ -226,7 +233,9 @@ def plot_curves(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
     for axes, (env_id, groups) in zip(rows, games.items(), strict=True):
         for axis, x_name in zip(axes, AXES, strict=True):
             draw(axis, groups, x_name)
-        axes[0].set(title=env_id, ylabel="mean episode return")
+            draw_goal(axis, groups, args.goal)
+            axis.set_title(env_id)
+        axes[0].set_ylabel("mean episode return")
         axes[0].legend(fontsize="small")
     print_table(games, args)
     return figure, {"run": len(runs), "curve": sum(map(len, games.values())), "game": len(games)}

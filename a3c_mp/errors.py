@@ -21,7 +21,8 @@ class ConfigError(A3CError):
     """
 
     def __init__(self, what: str, value: object, why: str, fix: str = "see --help"):
-        super().__init__(" ".join(f"{what}={value}: {why}; {fix}".split()))
+        given = what if value == "" else f"{what}={value}"
+        super().__init__(" ".join(f"{given}: {why}; {fix}".split()))
         self.what, self.value, self.why, self.fix = what, value, why, fix
 
 

@@ -12,6 +12,8 @@ from forked import fork_children
 from harness import CHAPTERS, Chapter, Finished
 
 from a3c_mp.processes.channel import Token
+from a3c_mp.processes.console import console
+from a3c_mp.processes.prints import prints
 from a3c_mp.processes.workers import Filled
 
 
@@ -132,6 +134,8 @@ class Inline:
                 flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))
             patch.setattr("sys.argv", [script, *named, *flags])
             code = importlib.import_module(Path(script).stem).main()
+        prints.settle(60)  # a run itself waits less for its output, which a busy machine can delay
+        assert console.drain(60)
         return Finished(code, *self.capsys.readouterr(), self.folder(name))
 
     def folder(self, name: str = "r") -> Path:

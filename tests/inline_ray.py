@@ -166,6 +166,7 @@ class InlineRay(ModuleType):
 def install(patch):
     """Replace Ray until the end of a `monkeypatch.context()`."""
     ray = InlineRay()
+    patch.setattr("os.nice", lambda increment: 0)  # of a thread here, and inherited by those that it starts
     for name, module in ray.modules().items():
         patch.setitem(sys.modules, name, module)
     return ray

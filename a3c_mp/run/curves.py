@@ -85,6 +85,11 @@ def read_curve(folder: Path, window: int) -> Curve:
     return Curve(folder.name, algorithm, env_id, seed, settings, solved, steps[last], seconds[last] / 60, means[last])
 
 
+def goal_of(run: Curve, goal: float | None) -> float | None:
+    """The return that counts as solved: `goal`, or the `--stop-return` of the run."""
+    return run.settings.get("stop_return") if goal is None else goal
+
+
 def one_for_each_seed(runs: Iterable[Curve]) -> tuple[list[Curve], list[str]]:
     """(runs, messages): of several with the same settings and seed, the one with the most steps."""
     best: dict[Any, Curve] = {}
@@ -166,7 +171,7 @@ def table(games: dict[str, list[Group]], goal: float | None) -> list[Row]:
         for label, runs in groups:
             reached = []
             for run in runs:
-                wanted = run.settings.get("stop_return") if goal is None else goal
+                wanted = goal_of(run, goal)
                 if wanted is not None and (run.mean_return >= wanted).any():
                     first = int((run.mean_return >= wanted).argmax())
                     reached.append((run.steps[first], run.minutes[first]))

@@ -43,6 +43,9 @@ from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
 from a3c_mp.run.summary import summarize
 from a3c_mp.run.tracking import check_tracker
 
+ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds reached"}
+"""reason why a run has ended -> its name in the last line; others stay as they are"""
+
 
 class Run(HasProgress):
     """The `RunState` of learner 0: a run in `runs_dir/run_name`, or the one that `--resume` names.
@@ -256,8 +259,9 @@ class Run(HasProgress):
         mean = f"mean return {short_return(self.progress.window.mean)}, " if self.progress.window.returns else ""
         if self.metrics.headline is not None:
             mean = ", ".join([*self.metrics.headline(), ""])
+        reason = self.exit_reason or "ended"
         self.log.info(
-            f"{self.exit_reason or 'ended'} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "
+            f"{ENDINGS.get(reason, reason)} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.metrics.sps:,.0f} sps; in {self.folder}"
         )
         if self.exit_code > 128 or (self.exit_code == 0 and self.exit_reason == "max_seconds"):

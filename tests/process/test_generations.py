@@ -45,7 +45,7 @@ def test_several_ranks_have_the_generations_of_one(train, scripts, run_inline, r
     assert several.code == 0, several.err
     assert lineage_of(several) == lineage_of(one)
     assert several.summary["weights_sha256"] == one.summary["weights_sha256"]
-    assert several.out.count("total_steps after") == 1, "one of them prints"
+    assert several.out.count("--total-steps reached after") == 1, "one of them prints"
 
 
 def ranks_of(process):

@@ -44,10 +44,10 @@ def test_the_rank_is_that_of_the_launcher(env, expected):
     [
         (ONE_PROCESS | {"MASTER_ADDR": "127.0.0.1"}, "num_processes=2 or more: accelerate launch has started one"),
         (RANKS | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two: must be a whole number"),
-        ({"WORLD_SIZE": "2"}, "RANK=: must be a whole number"),
+        ({"WORLD_SIZE": "2"}, "RANK: must be a whole number"),
         (RANKS | {"RANK": "2"}, "RANK=2: WORLD_SIZE is 2"),
         (RANKS | {"MASTER_ADDR": "192.0.2.1"}, "MASTER_ADDR=192.0.2.1: ranks communicate over the loopback"),
-        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR=: ranks communicate over the loopback"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR: ranks communicate over the loopback"),
         (RANKS | {"MASTER_ADDR": "no-such-host.invalid"}, "MASTER_ADDR=no-such-host.invalid: ranks communicate"),
     ],
 )

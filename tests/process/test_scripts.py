@@ -181,7 +181,9 @@ def test_a_run_goes_on_when_the_reader_of_its_output_goes(scripts):
     assert trainer.wait(60) == 0
     summary = json.loads((scripts.runs_dir / "runs/r/summary.json").read_text())
     assert (summary["exit_reason"], summary["worker_restarts"]) == ("total_steps", 0)
-    assert "total_steps after" in (scripts.runs_dir / "runs/r/run.log").read_text(), "what nobody read is kept"
+    assert "--total-steps reached after" in (scripts.runs_dir / "runs/r/run.log").read_text(), (
+        "what nobody read is kept"
+    )
 
 
 def test_help_into_a_pipe_that_closes_ends_without_a_word(scripts):

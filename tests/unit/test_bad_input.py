@@ -139,8 +139,8 @@ FLAGS = {
     "infinity": (["--total-steps", "inf"], "total-steps=inf: must be a whole number"),
     "no whole number": (["--total-steps", "1.5"], "total-steps=1.5: must be a whole number"),
     "no number": (["--gamma", "high"], "gamma=high: "),
-    "value missing": (["--seed"], "seed=: a value is missing"),
-    "unknown flag": (["--turbo"], "turbo=: there is no such flag; see --help"),
+    "value missing": (["--seed"], "seed: a value is missing"),
+    "unknown flag": (["--turbo"], "turbo: there is no such flag; see --help"),
     "mistyped flag": (["--num-env", "2"], "num-env=2: there is no such flag; perhaps you meant --num-envs"),
     "value without flag": (["CartPole-v1"], "arguments=CartPole-v1: unexpected positional argument"),
     "choice": (["--precision", "fp8"], "precision=fp8: must be one of"),
@@ -225,7 +225,7 @@ SPECIAL = {
     "a token without a cluster": (RAY_IMPALA, ["--token-file", "k"], "token-file=k: it is for a running cluster"),
     "no token without a cluster": (RAY_DQN, ["--insecure-cluster"], "insecure-cluster=True: it is for a running clu"),
     "a flag of DQN": (RAY_IMPALA, ["--num-shards", "2"], "num-shards=2: only --algo dqn has this flag; add --algo dqn"),
-    "a switch of IMPALA": (RAY_DQN, ["--no-vtrace"], "no-vtrace=: only --algo impala has this flag; add --algo impala"),
+    "a switch of IMPALA": (RAY_DQN, ["--no-vtrace"], "no-vtrace: only --algo impala has this flag; add --algo impala"),
     "no token to join with": (
         RAY_IMPALA,
         ["--address", "127.0.0.1:1", "--token-file", "none"],
@@ -312,7 +312,7 @@ SPECIAL = {
     ),
     "a range that ends nowhere": (POPULATION, ["--learning-rate-range", "1e-5", "inf"], "both ends must be finite"),
     "a range of half units": (POPULATION, ["--units-range", "16", "64.5"], "units-range=16: Could not parse arguments"),
-    "half a range": (POPULATION, ["--batch-size-range", "8"], "batch-size-range=: a value is missing"),
+    "half a range": (POPULATION, ["--batch-size-range", "8"], "batch-size-range: a value is missing"),
     "a start outside its range": (
         POPULATION,
         ["--batch-size", "512"],
@@ -542,7 +542,7 @@ def test_bytes_of_ram_do_not_go_through_convolutions(register, refused):
 NAMES = {
     "a slash": ("a/b", "run-name=a/b: must be a plain folder name"),
     "dots": ("..", "run-name=..: must be a plain folder name"),
-    "nothing": ("", "run-name=: must be a plain folder name"),
+    "nothing": ("", "run-name: must be a plain folder name"),
     "a line break": ("a\nb", "run-name=a b: must be a plain folder name"),
     "too long": (LONG, "must be a plain folder name"),
     "a foreign folder": ("thesis", "run-name=thesis: thesis is not a run folder: it holds chapter.tex; choose"),
@@ -645,7 +645,7 @@ def test_a_run_without_a_checkpoint_is_not_started_again(chapter, old, refused):
 
 
 PLAY = {
-    "no run": ([], "run=: must be given"),
+    "no run": ([], "run: must be given"),
     "no folder": (["old/none"], "run=old/none: there is no such folder"),
     "no checkpoint file": (["old/impala/checkpoints/step_5.pt"], "step_5.json"),
     "mistyped flag": (
@@ -692,7 +692,7 @@ def test_play_of_a_net_with_more_actions_than_the_environment_has(old, refused, 
 
 
 PLOT = {
-    "no run": ([], "runs=: no run folder is named"),
+    "no run": ([], "runs: no run folder is named"),
     "no folder": (["old/none"], "runs=old/none: not a run folder, config.json is missing"),
     "several, none of them a run": (["old/none", "old/nil"], None),
     "mistyped flag": (["old/impala", "--windows", "3"], "windows=3: there is no such flag; perhaps you meant --window"),

@@ -163,7 +163,7 @@ def test_a_script_without_presets_may_have_flags_that_must_be_given():
         episodes: Count = 10
 
     assert parse_plain(Plain, "Play.", ["--checkpoint", "best.pt"]) == Plain("best.pt")
-    with pytest.raises(ConfigError, match=r"^checkpoint=: must be given; .+$"):
+    with pytest.raises(ConfigError, match=r"^checkpoint: must be given; .+$"):
         parse_plain(Plain, "Play.", [])
     with pytest.raises(ConfigError, match=r"^episodes=0: must be 1 or more; .+$"):
         parse_plain(Plain, "Play.", ["--checkpoint", "best.pt", "--episodes", "0"])
@@ -202,9 +202,9 @@ def test_help_is_printed_and_no_error(capsys):
         (["--gamma", "high"], "gamma=high", "must be a number"),
         (["--stop-return", "high"], "stop-return=high", "must be a number"),
         (["--precision", "fp8"], "precision=fp8", "'auto', 'fp32', 'bf16'"),
-        (["--num-envs"], "num-envs=", "missing"),
-        (["--env-id"], "env-id=", "missing"),
-        (["--resume"], "resume=", "missing"),
+        (["--num-envs"], "num-envs: ", "missing"),
+        (["--env-id"], "env-id: ", "missing"),
+        (["--resume"], "resume: ", "missing"),
         (["--resume", "/no/such/run"], "resume=/no/such/run", "no run in this folder"),
         (["--num-envs", "4\n5"], "num-envs=4 5", "must be a whole number"),
         (["--num-envs", "4", "--num-envs", "five"], "num-envs=five", "must be a whole number"),
@@ -220,8 +220,7 @@ def test_bad_input_is_one_line_that_says_what_and_why_and_what_to_do(argv, what,
     line = refused(*argv)
     assert "\n" not in line
     assert line.startswith(what), line
-    head, reason = line.split(": ", 1)
-    assert "=" in head, line
+    _, reason = line.split(": ", 1)
     assert why in reason, line
     assert reason.rpartition("; ")[2], line
 
@@ -387,7 +386,7 @@ def test_rewards_are_clipped_on_atari_unless_a_flag_or_a_preset_says_otherwise()
 )
 def test_an_environment_that_is_not_known_is_left_to_its_own_message(env_id):
     args = parse_args(Learning, PRESETS, "", [f"--env-id={env_id}"])
-    with pytest.raises(ConfigError, match=r"^env-id="):
+    with pytest.raises(ConfigError, match=r"^env-id[=:]"):
         check_env(args.env_id, Discrete)
 
 
@@ -422,7 +421,7 @@ def test_check_env_gives_the_spaces_of_the_environment():
     ],
 )
 def test_an_environment_that_cannot_be_made_is_one_line(env_id, reason):
-    with pytest.raises(ConfigError, match=r"^env-id=") as error:
+    with pytest.raises(ConfigError, match=r"^env-id[=:]") as error:
         check_env(env_id, Discrete)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)

@@ -79,6 +79,21 @@ def test_a_curve_whose_games_all_ended_at_one_step_is_visible(tmp_path):
     plt.close("all")
 
 
+def test_the_goal_is_a_line_where_all_runs_have_the_same(tmp_path):
+    plt = plot.pyplot(tmp_path / "x.png")
+    other = ("other", [curve(stop_return=10.0)])
+    for groups, goal, line in (
+        ([("one", [curve(), curve(seed=2)])], None, "goal 50"),
+        ([("one", [curve()]), other], None, None),
+        ([("one", [curve()]), other], 7.5, "goal 7.5"),
+        ([("none", [curve(stop_return=None)])], None, None),
+    ):
+        _, axis = plt.subplots()
+        plot.draw_goal(axis, groups, goal)
+        assert [drawn.get_label() for drawn in axis.get_lines()] == ([] if line is None else [line])
+    plt.close("all")
+
+
 def test_curves_are_grouped_and_labels_name_what_differs():
     runs = [curve(), curve(seed=2), curve(learning_rate=0.01), curve(commit="abcdef0123+"), curve(algorithm="task")]
     runs.append(curve(env_id="Acrobot-v1"))

@@ -84,15 +84,16 @@ def test_the_display_counts_steps_inside_a_generation_and_an_interruption_says_w
     def interrupted(workers, should_stop, size=1):
         filled = take(workers, should_stop, size)  # all members are done, but not yet taken
         assert not should_stop()
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
         return [] if should_stop() else filled
 
     monkeypatch.setattr(InlineWorkers, "take", interrupted)
     monkeypatch.setattr(Display, "show", lambda self, steps, line, seconds: shown.append((steps, line)))
     done = run_inline.train(POPULATION)
-    assert done.code == 130
-    assert [steps for steps, _ in shown] == [0, 0, 400, 0], "at the end what is kept"
-    assert shown[2][1].endswith("8 of 8 evaluation games")
+    assert done.code == 143
+    first, *_, done_steps, kept = [steps for steps, _ in shown]
+    assert (first, done_steps, kept) == (0, 400, 0)
+    assert shown[-2][1].endswith("8 of 8 evaluation games")
     assert "generation 0 is interrupted: its 400 steps are not kept, a resumed run starts it again" in done.log
     with pytest.raises(ConfigError, match="no generation has ended in this run; name another run folder"):
         plot.read_lineage(done.folder)

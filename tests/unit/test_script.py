@@ -133,9 +133,9 @@ def test_the_command_names_every_script(words, found):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "command=: must be train, play or plot; see a3c-mp --help"),
+        ([], "command: must be train, play or plot; see a3c-mp --help"),
         (["trian", "impala"], "command=trian: must be train, play or plot"),
-        (["train"], "chapter=: must be one of a3c_data, a3c_grad, apex, "),
+        (["train"], "chapter: must be one of a3c_data, a3c_grad, apex, "),
         (["train", "--env-id"], "chapter=--env-id: must be one of"),
     ],
 )
