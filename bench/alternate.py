@@ -26,7 +26,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
 from bench import common
@@ -126,8 +127,7 @@ def commit_of(tree: Path) -> str:
 
 
 def main() -> int:
-    args, flags = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, flags = parse_own(Args, __doc__)
     command = [*common.CHAPTERS[args.chapter], *flags]
     result = common.begin("alternate", args, common.trainer_settings(command).env_id)
     del result["bench"]["trees"]  # folders of this machine

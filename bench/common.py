@@ -16,10 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
-import tyro
 
 from a3c_mp.algorithms import ray_settings
 from a3c_mp.cli import parse_algo, parse_args
@@ -31,7 +30,6 @@ FOLDERS = ("--runs-dir", "--results", "--go-on", "--environments", "--trees")
 """flags that name folders"""
 VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
 """flag of /proc/cpuinfo -> name, the widest first"""
-A = TypeVar("A")
 
 ChapterName = Literal[
     "a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task", "population", "ray_impala", "ray_dqn"
@@ -48,11 +46,6 @@ CHAPTERS: dict[ChapterName, list[str]] = {
     "ray_dqn": ["train_ray.py", "--algo", "dqn"],
 }
 """name of a chapter -> its script and the flags that choose it"""
-
-
-def cli(args_class: type[A], description: str) -> tuple[A, list[str]]:
-    """The benchmark's own settings, and the flags left for the trainer, with or without a `--` before them."""
-    return tyro.cli(args_class, description=description, return_unknown_args=True)
 
 
 def defaults_for(flags: Sequence[str], defaults: dict[str, str]) -> list[str]:

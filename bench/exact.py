@@ -24,7 +24,8 @@ import psutil
 import torch
 import torch.multiprocessing as mp
 
-from a3c_mp.config import Count, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Count
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.script import exit_with
 from a3c_mp.seeds import derive_seeds
@@ -135,8 +136,7 @@ def rebuild_seconds(settings: Any, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    args, flags = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, flags = parse_own(Args, __doc__)
     base = [*common.CHAPTERS[args.chapter], *flags, "--deterministic", f"--total-steps={args.steps}"]
     settings = common.trainer_settings(base)
     result = common.begin("exact", args, settings.env_id) | {"runs": {}}

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import psutil
 
-from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Between, Count
 from a3c_mp.run.script import exit_with
 from bench import common
 from bench.solve import steps_taken
@@ -77,8 +78,7 @@ def watched_run(name: str, stopped: bool, args: Args, flags: list[str]) -> dict[
 
 
 def main() -> int:
-    args, flags = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, flags = parse_own(Args, __doc__)
     flags = [*flags, *common.defaults_for(flags, {"--env-id": "CartPole-v1", "--stop-return": "501"})]
     flags = [*flags, *common.defaults_for(flags, {"--total-steps": "10_000_000"})]
     env_id = common.trainer_settings(["train_task.py", *flags]).env_id

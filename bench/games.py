@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import numpy as np
 
-from a3c_mp.config import Count, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow, read_episodes
 from a3c_mp.run.mean_return import MIN_EPISODES, WINDOW
@@ -195,8 +196,7 @@ def begin_or_continue(args: Args, flags: list[str]) -> tuple[Path, dict[str, Any
 
 
 def main() -> int:
-    args, more = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, more = parse_own(Args, __doc__)
     if unknown := [game for game in args.games if game not in GAMES]:
         raise ConfigError(
             "games", unknown[0], "there are no published scores of it here", f"choose from {', '.join(GAMES)}"

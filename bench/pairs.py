@@ -15,7 +15,8 @@ from typing import Annotated, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
 from bench import common
@@ -45,8 +46,7 @@ def command_of(row: str, flags: list[str]) -> list[str]:
 
 
 def main() -> int:
-    args, flags = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, flags = parse_own(Args, __doc__)
     commands = {row: command_of(row, flags) for row in args.rows}
     env_id = next(common.trainer_settings(command).env_id for command in commands.values())
     result = common.begin("pairs", args, env_id)

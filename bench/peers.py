@@ -25,7 +25,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
 from a3c_mp.run.script import exit_with
@@ -193,8 +194,7 @@ def table_of_runs(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def main() -> int:
-    args, more = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, more = parse_own(Args, __doc__)
     known = (*OURS, *PEERS)
     if more:
         raise ConfigError(more[0].lstrip("-"), " ".join(more[1:2]), "there is no such flag", "see --help")

@@ -24,7 +24,8 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-from a3c_mp.config import Count, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.population.report import read_lineage
 from a3c_mp.run.script import exit_with
@@ -125,8 +126,7 @@ def read_interrupted(path: Path, new: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    args, flags = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, flags = parse_own(Args, __doc__)
     task = TASKS[args.task]
     commands = {row: ["train_population.py", *task.flags, *ROWS[row], *flags] for row in task.rows}
     settings = {row: common.trainer_settings(command) for row, command in commands.items()}

@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import numpy as np
 import psutil
 
-from a3c_mp.config import Between, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Between
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
 from bench import common
@@ -252,8 +253,7 @@ def draw(path: Path, result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    args, flags = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, flags = parse_own(Args, __doc__)
     if not Path("/proc/self/smaps_rollup").exists():
         raise ConfigError("bench", "soak", "it reads /proc as Linux has it", "run it on Linux")
     if args.warm_up >= args.minutes * 60:

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import numpy as np
 
-from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow, read_episodes
 from a3c_mp.run.mean_return import MIN_EPISODES, WINDOW
@@ -237,8 +238,7 @@ def commands_of(args: Args, flags: Sequence[str]) -> dict[str, list[str]]:
 
 
 def main() -> int:
-    args, flags = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, flags = parse_own(Args, __doc__)
     commands = commands_of(args, flags)
     settings = {row: asdict(common.trainer_settings(command)) for row, command in commands.items()}
     env_id, *others = {row["env_id"] for row in settings.values()}

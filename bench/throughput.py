@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import gymnasium
 
-from a3c_mp.config import Between, Count, check_ranges
+from a3c_mp.cli import parse_own
+from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import is_image
 from a3c_mp.nets.precision import compute_dtype
@@ -151,8 +152,7 @@ def repetition(setup: Setup, cores: float, command: list[str], seconds: float) -
 
 
 def main() -> int:
-    args, trainer_flags = common.cli(Args, __doc__)
-    check_ranges(args)
+    args, trainer_flags = parse_own(Args, __doc__)
     command = [*common.CHAPTERS[args.chapter], *trainer_flags]
     settings = common.trainer_settings(command)
     obs_space, _ = check_env(settings.env_id, gymnasium.Space)

@@ -120,9 +120,16 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
 
 def parse_plain(args_class: type[P], description: str, argv: Sequence[str] | None = None) -> P:
     """Parse the command line of a script without presets and resume. Raises ConfigError as `parse_args` does."""
-    args = _cli(args_class, None, description, list(sys.argv[1:] if argv is None else argv))
+    args: P = _cli(args_class, None, description, list(sys.argv[1:] if argv is None else argv))
     check_ranges(args)
     return args
+
+
+def parse_own(args_class: type[P], description: str) -> tuple[P, list[str]]:
+    """Parse a script's own flags of the command line; return (settings, what is left). Raises ConfigError likewise."""
+    args, others = _cli(args_class, None, description, sys.argv[1:], return_unknown_args=True)
+    check_ranges(args)
+    return args, others
 
 
 def _peek(argv: list[str], flag: str) -> str | None:
@@ -161,7 +168,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
             if _flag(name) not in given
             for token in _saved_flag(name, value, hints[name])
         ]
-        args = _cli(args_class, args_class(), "", flags)
+        args: A = _cli(args_class, args_class(), "", flags)
         check_ranges(args)
     except ConfigError as error:
         why = f"{path} has {error.what}={error.value}: {error.why}"
@@ -189,8 +196,8 @@ def _flag(name: str) -> str:
     return f"--{flag_name(name)}"
 
 
-def _cli(args_class: type[P], default: P | None, description: str, argv: list[str]) -> P:
-    """Run tyro's parser. Raises ConfigError where tyro would print a box and exit."""
+def _cli(args_class: type[P], default: P | None, description: str, argv: list[str], **options: Any) -> Any:
+    """Run tyro's parser, with options of its own. Raises ConfigError where tyro would print a box and exit."""
     import tyro  # here, so that spawned actors need not load it
     from tyro._errors import on_parse_error
 
@@ -225,6 +232,7 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
             default=tyro.MISSING_NONPROP if default is None else default,
             description=textwrap.dedent(description),
             registry=registry,
+            **options,
         )
 
 
