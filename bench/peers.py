@@ -12,6 +12,7 @@ threads or workers as there are cores. Updates per step, nets and batch sizes di
 from __future__ import annotations
 
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -111,8 +112,14 @@ def versions_of(peer: Peer, environments: Path) -> dict[str, str]:
     listed = subprocess.run(
         [python_of(peer, environments), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
     ).stdout
-    names = {line.partition("==")[0] for line in (FOLDER / f"{peer.environment}.txt").read_text().splitlines()}
-    return dict(line.split("==") for line in listed.splitlines() if line.partition("==")[0] in names)
+    pinned = (FOLDER / f"{peer.environment}.txt").read_text()
+    names = {package_name(line) for line in pinned.splitlines()}
+    return dict(line.split("==") for line in listed.splitlines() if package_name(line) in names)
+
+
+def package_name(line: str) -> str:
+    """The name in a line `name==version`, in the one spelling that packaging tools compare (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower()
 
 
 def points_of(peer: Peer, args: Args, flags: Sequence[str], seconds: float) -> list[Point]:
