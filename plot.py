@@ -155,9 +155,11 @@ def draw(axis: Any, groups: list[Group], x_name: str) -> None:
 
 
 def draw_goal(axis: Any, groups: list[Group], goal: float | None) -> None:
-    """Draw the return that counts as solved, if it is the same for all runs."""
+    """Draw the return that counts as solved, if all runs have the same; one that is far from all curves hides them."""
     goals = {goal_of(run, goal) for _, runs in groups for run in runs}
-    if len(goals) == 1 and (one := goals.pop()) is not None:
+    low, high = axis.dataLim.intervaly
+    near = 2 * low - high, 2 * high - low
+    if len(goals) == 1 and (one := goals.pop()) is not None and (goal is not None or near[0] <= one <= near[1]):
         axis.axhline(one, color="grey", linestyle="--", linewidth=0.8, label=f"goal {one:g}")
 
 

@@ -16,13 +16,13 @@ class ConfigError(A3CError):
     """Bad input, found before any process starts: one line for the user, exit code 2.
 
     Args:
-        what, value: the setting, as its flag is spelled, and what was given.
+        what, value: the setting, as its flag is spelled, and what was given; "" if nothing was.
         why, fix: what is wrong with it, and what to do.
     """
 
     def __init__(self, what: str, value: object, why: str, fix: str = "see --help"):
-        given = what if value == "" else f"{what}={value}"
-        super().__init__(" ".join(f"{given}: {why}; {fix}".split()))
+        self.given = what if value == "" else f"{what}={value}"
+        super().__init__(" ".join(f"{self.given}: {why}; {fix}".split()))
         self.what, self.value, self.why, self.fix = what, value, why, fix
 
 

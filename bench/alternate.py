@@ -36,8 +36,8 @@ from bench.throughput import UNTIL_STOPPED, elapsed_events
 
 @dataclass(frozen=True)
 class Args:
-    trees: tuple[Path, ...] = (Path("."),)
-    """checkouts; the rates of the others are divided by the first one's"""
+    trees: tuple[Path, ...] = ()
+    """checkouts, at least two; the rates of the others are divided by the first one's"""
     chapter: common.ChapterName = "a3c_data"
     """which chapter"""
     warm_up: Annotated[float, Between(1)] = 15.0
@@ -63,21 +63,24 @@ class Turns:
 
     def run(self, seconds: float) -> None:
         """Let the trainer run for so long, from a stop to a stop."""
-        self.send(signal.SIGCONT)
         start = time.time()
+        self.send(signal.SIGCONT)
         time.sleep(seconds)
+        self.send(signal.SIGSTOP)
         self.times.append((start, time.time()))
         if (code := self.trainer.poll()) is not None:
             raise ConfigError(
                 "trees", self.tree, f"its trainer ended with code {code}", "start it there alone to see why"
             )
-        self.send(signal.SIGSTOP)
 
     def send(self, signum: int) -> None:
         """Send a signal to the trainer and all its processes."""
+        processes = []
         with suppress(psutil.NoSuchProcess):
             trainer = psutil.Process(self.trainer.pid)
-            for process in (trainer, *trainer.children(recursive=True)):
+            processes = [trainer, *trainer.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
                 process.send_signal(signum)
 
     def rate(self) -> float:
@@ -87,12 +90,16 @@ class Turns:
         if not first:
             raise ConfigError("warm-up", round(warm_up[1] - warm_up[0]), "nothing was learned in it", "raise it")
         start, end = first[0].wall_time, last[0].wall_time
+        if start == end:
+            raise ConfigError(
+                "windows", len(self.times) - 1, "nothing was learned in the turns", "raise it, or --window"
+            )
         return (last[0].step - first[0].step) / sum(max(0.0, min(b, end) - max(a, start)) for a, b in self.times)
 
 
 @contextmanager
 def started(tree: Path, command: Sequence[str], folder: Path) -> Iterator[Turns]:
-    """The trainer of a checkout; at the end of the block it is stopped as by Ctrl-C, and waited for."""
+    """The trainer of a checkout; at the end of the block it is ended by SIGTERM, and waited for."""
     flags = [*UNTIL_STOPPED, "--runs-dir", str(folder), "--run-name", "run"]
     trainer = subprocess.Popen(
         [sys.executable, *command, *flags], cwd=tree, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -122,13 +129,16 @@ def rates_of(args: Args, command: Sequence[str], trees: Sequence[Path]) -> list[
 
 
 def commit_of(tree: Path) -> str:
-    found = subprocess.run(["git", "-C", tree, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return found.stdout.strip() or "no commit"
+    """The commit of a checkout, with "+" if files have been changed since."""
+    command = ["git", "-C", str(tree), "describe", "--always", "--exclude=*", "--dirty=+"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "no commit"
 
 
 def main() -> int:
     args, flags = parse_own(Args, __doc__)
     command = [*common.CHAPTERS[args.chapter], *flags]
+    if len(args.trees) < 2:
+        raise ConfigError("trees", " ".join(map(str, args.trees)), "name two checkouts or more", "--trees ../before .")
     result = common.begin("alternate", args, common.trainer_settings(command).env_id)
     del result["bench"]["trees"]  # folders of this machine
     for tree in args.trees:
@@ -137,9 +147,8 @@ def main() -> int:
     commits = [commit_of(tree) for tree in args.trees]
     rates: list[list[float]] = []
     for number in range(args.repeat):
-        turned = list(reversed(args.trees)) if number % 2 else list(args.trees)
-        found = dict(zip(turned, rates_of(args, command, turned), strict=True))
-        rates.append([found[tree] for tree in args.trees])
+        turn = -1 if number % 2 else 1
+        rates.append(rates_of(args, command, args.trees[::turn])[::turn])
         print("  ".join(f"{commit} {rate:,.0f}" for commit, rate in zip(commits, rates[-1], strict=True)), flush=True)
     ratios = [[rate / each[0] for rate in each] for each in rates]
     medians = [statistics.median(column) for column in zip(*ratios, strict=True)]

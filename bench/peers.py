@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-from a3c_mp.cli import parse_own
+from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
@@ -34,7 +34,6 @@ from a3c_mp.run.script import exit_with
 from bench import common
 from bench.solve import curve, train
 from bench.throughput import steady_sps, trainer_sps
-from wrappers import is_atari
 
 FOLDER = common.ROOT / "bench" / "peers"
 START_SECONDS = 120.0
@@ -57,6 +56,8 @@ PEERS = {
     "rl_games": Peer("rl_games", "run_rl_games.py"),
     "rllib": Peer("rllib", "run_rllib.py"),
 }
+CONTINUOUS = ("Pendulum-v1", "MountainCarContinuous-v0")
+"""environments besides Atari, with settings in run_sb3.py"""
 OURS: dict[str, common.ChapterName] = {"ours": "a3c_data", "ours_impala": "impala"}
 """chapters 1 and 4, with their presets"""
 
@@ -201,16 +202,17 @@ def table_of_runs(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def main() -> int:
-    args, more = parse_own(Args, __doc__)
+    args = parse_plain(Args, __doc__ or "")
     known = (*OURS, *PEERS)
-    if more:
-        raise ConfigError(more[0].lstrip("-"), " ".join(more[1:2]), "there is no such flag", "see --help")
     if unknown := [name for name in args.peers if name not in known]:
         raise ConfigError("peers", unknown[0], "no such library here", f"choose from {', '.join(known)}")
     if args.install:
         return install(args.peers, args.environments)
     versatile = (*OURS, "sb3_a2c", "sb3_ppo")
-    if not is_atari(args.env_id) and (others := set(args.peers) - set(versatile)):
+    if "NoFrameskip" not in args.env_id and args.env_id not in CONTINUOUS:
+        fix = f"choose an id with NoFrameskip, {' or '.join(CONTINUOUS)}"
+        raise ConfigError("env-id", args.env_id, "the other libraries have no settings for it", fix)
+    if args.env_id in CONTINUOUS and (others := set(args.peers) - set(versatile)):
         raise ConfigError("peers", min(others), "it is run on Atari only", f"choose from {', '.join(versatile)}")
     peers = {name: PEERS[name] for name in args.peers if name not in OURS}
     for name, peer in peers.items():

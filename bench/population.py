@@ -114,15 +114,22 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def read_interrupted(path: Path, new: dict[str, Any]) -> dict[str, Any]:
-    """Read the result of an interrupted start. Raises ConfigError if it cannot be read or has other settings."""
+    """Read the result of an interrupted start, with the commit of each run in it.
+
+    Raises:
+        ConfigError: it cannot be read, or has other settings, or is of another machine.
+    """
     try:
         old = json.loads(path.read_text())
-        differs = old["settings"] != json.loads(json.dumps(new["settings"], default=str))
-    except (OSError, ValueError, KeyError) as error:
+        other_settings = old["settings"] != json.loads(json.dumps(new["settings"], default=str))
+        other_machine = old["machine"]["name"] != new["machine"]["name"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError("go-on", path, f"it is no result file ({error})", "leave it out") from error
-    if differs:
+    if other_settings:
         raise ConfigError("go-on", path, "its runs have other settings", "give the same flags, or leave it out")
-    return old
+    if other_machine:
+        raise ConfigError("go-on", path, f"its runs are of another machine, {old['machine']['name']}", "leave it out")
+    return old | {"bench": new["bench"]}
 
 
 def main() -> int:

@@ -33,7 +33,6 @@ from a3c_mp.run.preflight import check_device, check_env
 from a3c_mp.run.script import exit_with
 from bench import common
 from bench.stages import Setup, bound, learning_threads, measure, measure_on_all_cores
-from wrappers import is_atari
 
 UNTIL_STOPPED = ["--stop-return", "1e6", "--total-steps", "1_000_000_000"]
 SB3_STEPS = 5
@@ -103,8 +102,9 @@ def _run(command: list[str], stdout: Any, **popen: Any) -> None:
 
 def sb3_flags(settings: Any, cores: float) -> list[str]:
     """Settings for `bench/peers/run_sb3.py` that match the trainer's."""
-    if not is_atari(settings.env_id):
-        raise ConfigError("compare", "sb3", f"{settings.env_id} is not an Atari game", "choose one, or --compare none")
+    if "NoFrameskip" not in settings.env_id:
+        why = f"{settings.env_id} is not an Atari game with frame skip 1"
+        raise ConfigError("compare", "sb3", why, "choose an id with NoFrameskip, or --compare none")
     if importlib.util.find_spec("stable_baselines3") is None:
         fix = "pip install 'stable-baselines3>=2.7', or --compare none"
         raise ConfigError("compare", "sb3", "stable-baselines3 is not installed", fix)

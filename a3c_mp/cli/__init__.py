@@ -171,7 +171,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
         args: A = _cli(args_class, args_class(), "", flags)
         check_ranges(args)
     except ConfigError as error:
-        why = f"{path} has {error.what}={error.value}: {error.why}"
+        why = f"{path} has {error.given}: {error.why}"
         raise ConfigError("resume", folder, why, f"correct it there, or give --{error.what} now") from None
     return args
 

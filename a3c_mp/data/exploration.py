@@ -35,6 +35,7 @@ class Bursts:
     """
 
     def __init__(self, num_envs: int, explorers: int, longest: int, sizes: Sequence[int]):
+        assert sizes, "actions are continuous"
         self.num_envs, self.explorers, self.longest, self.sizes = num_envs, explorers, longest, sizes
         self.first_logits = torch.tensor([0, *sizes[:-1]]).cumsum(0)  # of each part, among all logits
         self.repeated = torch.empty(0)  # int64 [T, B, D]: the action of each step, -1 where the policy acts

@@ -42,7 +42,7 @@ def is_masked(logits: Tensor) -> Tensor:
 class Categorical:
     """Softmax policy over A actions: logits [..., A], actions int64 [...].
 
-    To be used either with gradients or without: the log-probabilities are kept.
+    The log-probabilities are kept: those of a first call under `no_grad` have no gradient later either.
     """
 
     logits: Tensor

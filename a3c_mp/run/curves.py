@@ -23,7 +23,7 @@ NOT_SETTINGS = {"seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", 
 
 
 class Curve(NamedTuple):
-    """Settings and learning curve [E] of a run: the moving mean return, and when each of the E episodes ended."""
+    """Settings and learning curve [E] of a run: the moving mean return, at each of the E steps at which games ended."""
 
     name: str
     algorithm: str

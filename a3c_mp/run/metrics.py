@@ -85,8 +85,13 @@ class MetricsWriter:
 
     def start_clock(self) -> None:
         """Count agent steps a second, and `--max-seconds`, from now on, instead of from the first rollout."""
-        self._learning_since = time.monotonic()
+        self._start_rates()
         self.progress.start_budget()
+
+    def _start_rates(self) -> None:
+        now = self._learning_since = time.monotonic()
+        self._rates_since = (now, self.progress.steps, self.progress.samples)
+        self._steps_at_start = self.progress.steps
 
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Add values to the means that the next flush writes."""
@@ -101,9 +106,7 @@ class MetricsWriter:
     def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
         if self._learning_since is None:  # neither starting up nor the first rollout is in a rate
-            self._learning_since = time.monotonic()
-            self._rates_since = (self._learning_since, self.progress.steps, self.progress.samples)
-            self._steps_at_start = self.progress.steps
+            self._start_rates()
         self._means.add({"charts/policy_lag": float(policy_lag)})
         self.record_games(games)
 

@@ -227,7 +227,7 @@ def check_device(cuda: bool) -> torch.device:
 
 
 def check_exploration(args: CommonArgs) -> None:
-    """Raise ConfigError for `--explore-envs` with continuous actions."""
+    """Raise ConfigError for `--explore-envs` with continuous actions; `check_env` has found out which there are."""
     if args.explorers and args.env_id in FOUND and isinstance(FOUND[args.env_id].action_space, Box):
         why = f"it repeats discrete actions, those of {args.env_id} are continuous"
         fix = "set it to 0 (--noise-steps holds their noise)"

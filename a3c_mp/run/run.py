@@ -89,7 +89,7 @@ class Run(HasProgress):
             write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
         # At the end of the last round: in the middle of one, no state is exact.
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
-        self._steps_at_start = self.steps
+        self._had_ended = args.resume is not None and self._reason_to_stop in ("total_steps", "solved")
 
     def __enter__(self) -> Run:
         self.metrics.open()
@@ -268,7 +268,7 @@ class Run(HasProgress):
             limit = "" if self.exit_code else f", which has another {self.args.max_seconds:g} s (or --max-seconds None)"
             hint = f"continue with --resume {self.folder}{limit}"
             self.log.info(hint if newest is not None else "nothing to resume: no checkpoint was due yet")
-        if self.exit_code == 0 and self.args.resume is not None and self.steps == self._steps_at_start:
+        if self.exit_code == 0 and self._had_ended:
             self.log.info("the run had ended before; a higher --total-steps, or another --stop-return, lets it go on")
 
     def summary(self) -> dict[str, Any]:

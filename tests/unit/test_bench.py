@@ -1,12 +1,14 @@
 import importlib.util
 import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow, read_episodes
-from bench import common, population, report, solve
+from bench import alternate, common, population, report, solve
 from bench.stages import bound
 from bench.throughput import sb3_flags, steady_sps
 from train_a3c_data import Args
@@ -56,6 +58,35 @@ def test_steady_rate_is_that_of_the_second_half():
     for too_short in ([], [(1.0, 100)], [(0.0, 0), (1.0, 100)]):
         with pytest.raises(ConfigError, match="raise --seconds"):
             steady_sps(too_short)
+
+
+def test_a_rate_in_turns_counts_the_time_between_the_first_and_the_last_point_that_was_the_trainers_own(monkeypatch):
+    points = [(3.0, 50), (9.0, 100), (21.0, 300), (33.0, 700)]
+    events = [SimpleNamespace(wall_time=seconds, step=step) for seconds, step in points]
+    monkeypatch.setattr(alternate, "elapsed_events", lambda folder: events)
+    turns = alternate.Turns(Path("."), None, Path("run"), [(0.0, 10.0), (20.0, 22.0), (30.0, 34.0)])
+    assert turns.rate() == (700 - 100) / (1 + 2 + 3)
+    turns.times = [(0.0, 2.0), (20.0, 22.0)]
+    with pytest.raises(ConfigError, match=r"^warm-up=2: nothing was learned"):
+        turns.rate()
+    turns.times = [(0.0, 10.0), (11.0, 12.0)]
+    with pytest.raises(ConfigError, match=r"^windows=1: nothing was learned"):
+        turns.rate()
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--repeat"], "repeat: a value is missing"),
+        (["--repeat", "x"], "repeat=x: must be a whole number"),
+        (["--repeat", "0"], "repeat=0: must be 1 or more"),
+        (["--trees", "."], "trees=.: name two checkouts or more"),
+    ],
+)
+def test_a_benchmark_refuses_its_own_flags_in_one_line_and_leaves_others_to_the_trainer(flags, line, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["alternate.py", *flags, "--env-id", "CartPole-v1"])
+    with pytest.raises(ConfigError, match=f"^{line}"):
+        alternate.main()
 
 
 def test_sb3_gets_as_many_environments_and_no_smaller_a_batch(monkeypatch):
@@ -170,14 +201,19 @@ def test_a_result_names_no_folder_of_the_machine():
 
 def test_a_comparison_of_populations_goes_on_with_equal_settings_only(tmp_path):
     settings, path = {"evolution": {"seed": 1, "folder": tmp_path}}, tmp_path / "r.json"
-    interrupted = {"settings": settings, "runs": [{"row": "evolution", "seed": 1}]}
+    start = {"settings": settings, "machine": {"name": "one"}, "bench": {"seeds": 2}, "runs": []}
+    interrupted = start | {"bench": {"seeds": 1}, "runs": [{"row": "evolution", "seed": 1}]}
     common.save(path, interrupted)
-    assert population.read_interrupted(path, {"settings": settings, "runs": []})["runs"] == interrupted["runs"]
+    found = population.read_interrupted(path, start)
+    assert (found["runs"], found["bench"]) == (interrupted["runs"], {"seeds": 2})
     with pytest.raises(ConfigError, match="other settings"):
-        population.read_interrupted(path, {"settings": {"evolution": {"seed": 2, "folder": tmp_path}}, "runs": []})
-    path.write_text("{")
-    with pytest.raises(ConfigError, match="no result file"):
-        population.read_interrupted(path, interrupted)
+        population.read_interrupted(path, start | {"settings": {"evolution": {"seed": 2, "folder": tmp_path}}})
+    with pytest.raises(ConfigError, match="another machine, one"):
+        population.read_interrupted(path, start | {"machine": {"name": "two"}})
+    for broken in ("{", "[]"):
+        path.write_text(broken)
+        with pytest.raises(ConfigError, match="no result file"):
+            population.read_interrupted(path, start)
 
 
 def test_results_are_saved_whole_and_finite(tmp_path):

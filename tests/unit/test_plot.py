@@ -5,7 +5,8 @@ import pytest
 
 import plot
 from a3c_mp.run import curves
-from a3c_mp.run.curves import Curve
+from a3c_mp.run.curves import Curve, read_curve
+from a3c_mp.run.episode_log import EpisodeRow
 
 LINEAGE = """generation,place,id,parent,kind,learning_rate,fitness,steps
 0,0,0,,first,1e-3,nan,600
@@ -79,6 +80,16 @@ def test_a_curve_whose_games_all_ended_at_one_step_is_visible(tmp_path):
     plt.close("all")
 
 
+def test_a_curve_has_one_point_for_games_that_ended_at_the_same_step(tmp_path):
+    (tmp_path / "config.json").write_text('{"algorithm": "a", "args": {"env_id": "E", "seed": 1}}')
+    header = ",".join(EpisodeRow._fields)
+    ended = [(10, 1.0, 0, 1.0, 5), (10, 1.0, 1, 3.0, 5), (30, 2.0, 0, 5.0, 5)]
+    (tmp_path / "episodes.csv").write_text("\n".join([header, *(",".join(map(str, row)) for row in ended), ""]))
+    found = read_curve(tmp_path, window=100)
+    assert found.steps.tolist() == [10, 30]
+    assert found.mean_return.tolist() == [2.0, 3.0], "of all games so far"
+
+
 def test_the_goal_is_a_line_where_all_runs_have_the_same(tmp_path):
     plt = plot.pyplot(tmp_path / "x.png")
     other = ("other", [curve(stop_return=10.0)])
@@ -87,10 +98,12 @@ def test_the_goal_is_a_line_where_all_runs_have_the_same(tmp_path):
         ([("one", [curve()]), other], None, None),
         ([("one", [curve()]), other], 7.5, "goal 7.5"),
         ([("none", [curve(stop_return=None)])], None, None),
+        ([("never", [curve(stop_return=1e9)])], None, None),
     ):
         _, axis = plt.subplots()
+        plot.draw(axis, groups, "steps")
         plot.draw_goal(axis, groups, goal)
-        assert [drawn.get_label() for drawn in axis.get_lines()] == ([] if line is None else [line])
+        assert [drawn.get_label() for drawn in axis.get_lines()[len(groups) :]] == ([] if line is None else [line])
     plt.close("all")
 
 
