@@ -14,23 +14,24 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with it
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import (
     PPO_PRESETS,
-    GradientSteps,
     PPOArgs,
     Samples,
     allocate,
     rollout_layout,
+    targets,
     update_obs_stats,
 )  # fmt: skip
 from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
-from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
+from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, minibatches, rollout_spec
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
@@ -44,6 +45,7 @@ from a3c_mp.run.actors import Actors
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import FiniteGuard
 from a3c_mp.run.preflight import check_env
+from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
@@ -87,6 +89,25 @@ def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, Metric
     return total, metrics | {"losses/total": total}
 
 
+def learn(
+    args: Args, run: RunState, net: ActorCritic, optimizer: Optimizer, rollout: Rollout, guard: FiniteGuard
+) -> None:
+    """Take gradient steps on shuffled minibatches of a rollout; every sample is learned from `update_epochs` times."""
+    advantages, value_targets = targets(args, rollout)  # by GAE
+    if args.normalize_advantages:
+        advantages = losses.normalize(advantages)
+    samples = Samples.flat(rollout, advantages, value_targets)
+    for indices in minibatches(len(samples.obs), args.batch_size, args.update_epochs, run.rng, samples.obs.device):
+        total, metrics = loss(args, net, samples.select(indices))
+        optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        parameters = optimizer.param_groups[0]["params"]
+        metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(parameters, args.clip_grad)
+        if guard.check(norm + total.detach(), "the learner", f"gradient {run.updates + 1}"):
+            optimizer.step()
+            run.record_update(metrics)
+
+
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
     obs_space, action_space = check_env(args.env_id)
@@ -99,7 +120,7 @@ def main() -> int:
         weights = Weights(net, acting_dtype(args.precision, net))
         states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
         run.keep(actors=states, weights=weights)
-        guard, steps = FiniteGuard(run, "rollouts_not_finite"), GradientSteps(args, run, net, optimizer, loss)
+        rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
         with Actors(actor, (slots, weights), weights, states, run) as actors:
             # A round is one rollout, or with --deterministic one of every actor. Its slots go back after the loop body.
             for filled in actors.rounds():
@@ -109,11 +130,11 @@ def main() -> int:
                     run.record_rollout(
                         rollout.num_steps, finished_episodes(rollout), worker, policy_lag=weights.version - version
                     )
-                    if guard.check(is_finite(rollout), source, f"rollout from {source}"):
+                    if rollout_guard.check(is_finite(rollout), source, f"rollout from {source}"):
                         with run.timing("learning"):
                             rollout = rollout.to(device)
                             update_obs_stats(args, run, net, rollout, source)
-                            steps.take(Samples.of(args, rollout))
+                            learn(args, run, net, optimizer, rollout, grad_guard)
                 with run.timing("publishing"):
                     weights.publish(net)  # waits for the GPU: after this the slots have been read
                 run.end_round()

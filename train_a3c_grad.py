@@ -79,29 +79,28 @@ def actor(
     acting_net = deepcopy(net).to(acting_dtype(args.precision, net))
     collector = RolloutCollector(args, env, acting_net, channel)
     rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
-    rng, sent_before = torch.Generator(), collector.games.messages  # by a predecessor, of the first rollout
+    rng, num_sent = torch.Generator(), collector.games.messages  # gradients of the first rollout, by a predecessor
 
-    slot, version = channel.take()
+    slot, version = channel.take()  # with --sync a token says that the last step is over: before any weights are loaded
     while True:
         rng.manual_seed(collector.rollout_seeds()[0])
         acting_weights.load(acting_net)
         collector.collect(rollout)
         stats = RolloutStats.of(rollout, acting_net.norm if args.normalize_obs else None)
         samples = Samples.of(args, rollout.to(device))
-        for number, indices in enumerate(minibatches(len(samples.obs), args.batch_size, 1, rng, device)):
-            if number >= sent_before:
-                version = weights.load(net, version if args.sync else None)
-                total, metrics = actor_critic.loss(args, net, samples.select(indices))
-                net.zero_grad(set_to_none=True)
-                total.backward()
-                gradient = Gradient(**slots[slot])  # the message: one flat vector, and what the learner counts
-                gradients.copy_gradient(net, gradient.vector)
-                gradient.write_stats(stats)
-                states.write(slot, collector.state_fields, rollout)
-                channel.send(slot, gradient.report(version, len(indices), stats, metrics))
-                slot, version = channel.take()
-            stats = stats.once_sent()
-        sent_before = 0
+        batches = minibatches(len(samples.obs), args.batch_size, 1, rng, device)
+        for indices, counted in gradients.unsent(batches, stats, num_sent):
+            version = weights.load(net, version if args.sync else None)
+            total, metrics = actor_critic.loss(args, net, samples.select(indices))
+            net.zero_grad(set_to_none=True)
+            total.backward()
+            gradient = Gradient(**slots[slot])  # the message: one flat vector, and what the learner counts
+            gradients.copy_gradient(net, gradient.vector)
+            gradient.write_stats(counted)
+            states.write(slot, collector.state_fields, rollout)
+            channel.send(slot, gradient.report(version, len(indices), counted, metrics))
+            slot, version = channel.take()
+        num_sent = 0
 
 
 def main() -> int:

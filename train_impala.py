@@ -67,15 +67,15 @@ def loss(args: Args, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) ->
     log_probs = policy.log_prob(unrolls.action)
     log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
     log_weights = log_rhos if args.vtrace else torch.zeros_like(log_rhos)
-    vs, pg_advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
+    vs, advantages, weights = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
     if args.normalize_advantages:
-        pg_advantages = losses.normalize(pg_advantages, group.all_reduce_mean)
-    policy_loss = losses.policy_gradient_loss(log_probs, pg_advantages)
+        advantages = losses.normalize(advantages, weights, group.all_reduce_mean)
+    policy_loss = losses.policy_gradient_loss(log_probs, weights * advantages)
     value_loss = losses.value_loss(values, vs)
     entropy_loss = -policy.entropy().mean()
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
-    metrics |= {"values/advantage": pg_advantages, "values/baseline": values, "values/target": vs}
+    metrics |= {"values/advantage": weights * advantages, "values/baseline": values, "values/target": vs}
     return total, metrics | losses.rho_metrics(log_rhos, args.clip_rho) | {"losses/total": total}
 
 

@@ -80,8 +80,8 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     log_probs = policy.log_prob(unrolls.action)
     log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
     log_weights = log_rhos if args.vtrace else zeros_like(log_rhos)
-    vs, advantages = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
-    advantages = losses.normalize(advantages) if args.normalize_advantages else advantages
+    vs, advantages, weights = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
+    advantages = weights * (losses.normalize(advantages, weights) if args.normalize_advantages else advantages)
     policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), -policy.entropy().mean()
     value_loss = losses.value_loss(values, vs)
     total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import torch
@@ -26,6 +26,24 @@ from a3c_mp.run.progress import RunState
 
 NORM_STEPS = 2
 """steps of an image rollout that update the observation statistics: enough samples, at low cost"""
+
+
+CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}
+CONTINUOUS: dict[str, Any] = {
+    "total_steps": 300_000,
+    "num_envs": 8,
+    "unroll_length": 200,
+    "batch_size": 64,
+    "learning_rate": 1e-3,
+    "entropy_cost": 0.0,
+    "value_cost": 1.0,
+    "reward_scale": 0.1,
+}
+MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
+MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
+VECTORS = {"num_envs": 8, "unroll_length": 128, "batch_size": 64}
+CONTINUOUS_EPOCHS, VECTOR_EPOCHS = 10, 4
+"""passes over each rollout, where it can be learned from several times"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,9 @@ class RolloutArgs(LearningArgs):
 class ActorCriticArgs(RolloutArgs):
     """Settings of A3C: chapters 1 and 2."""
 
+    continuous: ClassVar = {**CONTINUOUS, **MUJOCO}
+    vectors: ClassVar = VECTORS
+
     batch_size: Count = 128
     """minibatch size: samples in one gradient; at most the whole rollout, T * B"""
     returns: Literal["gae", "nstep"] = "gae"
@@ -102,23 +123,13 @@ class ActorCriticArgs(RolloutArgs):
 class PPOArgs(ActorCriticArgs):
     """Settings of chapters 1 and 5, which learn from a rollout several times."""
 
+    continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
+    vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
+
     update_epochs: Count = 1
     """PPO epochs: times that every sample of a rollout is learned from"""
 
 
-CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}
-CONTINUOUS: dict[str, Any] = {
-    "total_steps": 300_000,
-    "num_envs": 8,
-    "unroll_length": 200,
-    "batch_size": 64,
-    "learning_rate": 1e-3,
-    "entropy_cost": 0.0,
-    "value_cost": 1.0,
-    "reward_scale": 0.1,
-}
-MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
-MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
@@ -129,7 +140,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "HalfCheetah-v5": {**CONTINUOUS, **MUJOCO},
     "Hopper-v5": {**CONTINUOUS, **MUJOCO},
 }
-EPOCHS = {name: 4 if "CartPole" in name else 10 for name in PRESETS if "NoFrameskip" not in name}
+EPOCHS = {
+    name: VECTOR_EPOCHS if "CartPole" in name else CONTINUOUS_EPOCHS for name in PRESETS if "NoFrameskip" not in name
+}
 PPO_PRESETS = PRESETS | {name: PRESETS[name] | {"update_epochs": epochs} for name, epochs in EPOCHS.items()}
 
 
@@ -224,6 +237,11 @@ class Samples(NamedTuple):
         advantages, value_targets = targets(args, rollout)
         if args.normalize_advantages:
             advantages = losses.normalize(advantages)
+        return cls.flat(rollout, advantages, value_targets)
+
+    @classmethod
+    def flat(cls, rollout: Rollout, advantages: Tensor, value_targets: Tensor) -> Samples:
+        """Flatten the steps of a rollout, with advantages and value targets [T, B], into samples."""
         fields = (rollout.obs[:-1], rollout.action, rollout.behaviour_logits, advantages, value_targets)
         return cls(*(field.flatten(0, 1) for field in fields))
 

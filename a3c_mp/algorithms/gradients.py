@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -125,9 +125,29 @@ def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def copy_gradient(net: nn.Module, vector: Tensor) -> None:
-    """Copy the gradient that `backward` left in `net` into a flat vector [P]."""
+    """Copy the gradient that `backward` left in `net` into a flat vector [P]; that of an unused parameter is 0."""
     parameters = list(net.parameters())
-    torch._foreach_copy_(views_like(vector, parameters), [p.grad for p in parameters if p.grad is not None])
+    views, gradients = [], []
+    for view, parameter in zip(views_like(vector, parameters), parameters, strict=True):
+        if parameter.grad is None:
+            view.zero_()
+        else:
+            views.append(view)
+            gradients.append(parameter.grad)
+    torch._foreach_copy_(views, gradients)
+
+
+def unsent(batches: Iterable[Tensor], stats: RolloutStats, num_sent: int) -> Iterator[tuple[Tensor, RolloutStats]]:
+    """Yield the batches of a rollout whose gradients have not been sent, each with the statistics to send with it.
+
+    Args:
+        batches: indices of samples.
+        stats: of the rollout; they go with its first gradient.
+        num_sent: gradients that a predecessor of this actor has sent.
+    """
+    for number, indices in enumerate(batches):
+        if number >= num_sent:
+            yield indices, stats.once_sent() if number else stats
 
 
 class GradientFilter:

@@ -6,7 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import gymnasium
 import torch
@@ -23,12 +23,45 @@ from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.preflight import check_env, check_learners
 from a3c_mp.run.progress import RunState
 
+CARTPOLE: dict[str, Any] = {
+    "total_steps": 1_000_000,
+    "replay_proportion": 0.9375,
+    "learning_rate": 1e-3,
+    "reward_scale": 0.05,
+    "normalize_advantages": False,
+}
+MOUNTAIN_CAR: dict[str, Any] = {
+    "total_steps": 300_000,
+    "num_envs": 8,
+    "unroll_length": 32,
+    "entropy_cost": 0.0,
+    "value_cost": 1.0,
+    "reward_scale": 0.1,
+    "replay_proportion": 0.875,
+    "noise_steps": 16,
+}
+PENDULUM: dict[str, Any] = {
+    "total_steps": 1_000_000,
+    "num_envs": 8,
+    "unroll_length": 5,
+    "batch_unrolls": 4,
+    "gamma": 0.9,
+    "learning_rate": 1e-3,
+    "entropy_cost": 0.0,
+    "value_cost": 1.0,
+    "reward_scale": 0.03,
+    "normalize_advantages": False,  # batches of 20 steps have too few to measure a mean and a deviation
+}
+VECTORS = {"num_envs": 8, "replay_proportion": 0.875}
+
 
 @dataclass(frozen=True)
 class Args(RolloutArgs):
     """Settings of IMPALA: chapter 4."""
 
     chapter = "impala"
+    continuous: ClassVar = {**MOUNTAIN_CAR, "total_steps": 2_000_000, "noise_steps": 1}
+    vectors: ClassVar = VECTORS
 
     unroll_length: Count = 20
     """steps of each environment in one unroll (T)"""
@@ -64,35 +97,6 @@ class Args(RolloutArgs):
         return max(1, round(self.batch_unrolls * (1 - self.replay_proportion)))
 
 
-CARTPOLE: dict[str, Any] = {
-    "total_steps": 1_000_000,
-    "replay_proportion": 0.9375,
-    "learning_rate": 1e-3,
-    "reward_scale": 0.05,
-    "normalize_advantages": False,
-}
-MOUNTAIN_CAR: dict[str, Any] = {
-    "total_steps": 300_000,
-    "num_envs": 8,
-    "unroll_length": 32,
-    "entropy_cost": 0.0,
-    "value_cost": 1.0,
-    "reward_scale": 0.1,
-    "replay_proportion": 0.875,
-    "noise_steps": 16,
-}
-PENDULUM: dict[str, Any] = {
-    "total_steps": 1_000_000,
-    "num_envs": 8,
-    "unroll_length": 5,
-    "batch_unrolls": 4,
-    "gamma": 0.9,
-    "learning_rate": 1e-3,
-    "entropy_cost": 0.0,
-    "value_cost": 1.0,
-    "reward_scale": 0.03,
-    "normalize_advantages": False,  # batches of 20 steps have too few to measure a mean and a deviation
-}
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},

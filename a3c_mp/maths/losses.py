@@ -52,14 +52,30 @@ def clipped_policy_loss(
     return -torch.min(ratio * advantages, clipped * advantages).mean()
 
 
-def normalize(advantages: Tensor, all_reduce_mean: Callable[[Sequence[Tensor]], None] = lambda tensors: None) -> Tensor:
-    """Normalize advantages to mean 0 and variance 1; with `all_reduce_mean`, over those of all learners."""
-    mean = advantages.mean()
-    all_reduce_mean([mean])
-    centred = advantages - mean
-    variance = centred.square().mean()
+def normalize(
+    advantages: Tensor,
+    weights: Tensor | None = None,
+    all_reduce_mean: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
+) -> Tensor:
+    """Normalize advantages to mean 0 and variance 1.
+
+    With importance weights w the moments are weighted: sum(w A) / sum(w) is a baseline, which changes the mean of
+    w (A - b) grad log pi little, and nothing of samples whose weight is 0. The mean of w A, subtracted from w A, would
+    push the policy towards or away from all old actions, those of weight 0 included.
+
+    Args:
+        advantages: any shape.
+        weights: the same shape, not negative; None: all 1.
+        all_reduce_mean: replaces tensors by their means over all learners.
+    """
+    weights = torch.ones_like(advantages) if weights is None else weights
+    mean, total = (weights * advantages).mean(), weights.mean()
+    all_reduce_mean([mean, total])
+    total = total + 1e-8
+    centred = advantages - mean / total
+    variance = (weights * centred.square()).mean()
     all_reduce_mean([variance])
-    return centred / (variance.sqrt() + 1e-8)
+    return centred / ((variance / total).sqrt() + 1e-8)
 
 
 def huber(errors: Tensor, weights: Tensor) -> Tensor:

@@ -86,10 +86,11 @@ def vtrace(
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
     clip_pg_rho: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Compute V-trace value targets and policy-gradient advantages (Espeholt et al. 2018, equation 1, section 4.2).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute V-trace's value targets, and advantages with their weights (Espeholt et al. 2018, eq. 1, section 4.2).
 
-    A zero discount ends return and trace: later steps have no effect on earlier ones.
+    The policy gradient is the mean of weight * advantage * grad log pi. A zero discount ends return and trace: later
+    steps have no effect on earlier ones.
 
     Args:
         log_rhos: [T, B], log pi(a_t|s_t) - log mu(a_t|s_t), log importance weights: learner's over behaviour policy.
@@ -100,7 +101,7 @@ def vtrace(
         clip_pg_rho: max importance weight of an advantage.
 
     Returns:
-        (vs, pg_advantages), both [T, B], without gradient.
+        (vs, advantages, weights), all [T, B], without gradient.
     """
     assert log_rhos.shape == discounts.shape == rewards.shape == values.shape, (log_rhos.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)
@@ -115,5 +116,5 @@ def vtrace(
             acc = deltas[t] + discounts[t] * cs[t] * acc  # remark 1, walked backwards
             vs[t] = values[t] + acc
         next_vs = torch.cat([vs[1:], bootstrap_value[None]])
-        pg_advantages = rhos.clamp(max=clip_pg_rho) * (rewards + discounts * next_vs - values)
-    return vs, pg_advantages
+        advantages = rewards + discounts * next_vs - values
+    return vs, advantages, rhos.clamp(max=clip_pg_rho)

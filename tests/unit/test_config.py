@@ -1,6 +1,7 @@
 """The command line: defaults, presets, resumed settings, and one line about anything a user can mend."""
 
 import dataclasses
+import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from harness import ALL_CHAPTERS
 
 from a3c_mp.algorithms import apex_settings
+from a3c_mp.algorithms.actor_critic import PPOArgs
 from a3c_mp.cli import parse_args, parse_int, parse_plain
 from a3c_mp.cli.flags import GROUPS, OTHER_NAMES
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, LearningArgs, check_ranges, flag_name
@@ -105,6 +107,19 @@ def test_an_environment_without_a_preset_has_settings_for_its_kind_of_actions():
     assert [args.target_period for args in found.values()] == [1, 200, 2_000]
     assert found["MountainCarContinuous-v0"].target_rate == apex_settings.CONTINUOUS["target_rate"]
     assert not found["MountainCarContinuous-v0"].reward_clip
+
+
+@pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_impala", "train_task"])
+def test_chapters_of_rollouts_have_settings_for_vectors_and_for_continuous_actions(chapter):
+    args_class = importlib.import_module(chapter).Args
+    found = {env_id: parse_args(args_class, {}, "", ["--env-id", env_id]) for env_id in ("Acrobot-v1", "Pendulum-v1")}
+    defaults = {"Acrobot-v1": args_class.vectors, "Pendulum-v1": args_class.continuous}
+    for env_id, args in found.items():
+        assert defaults[env_id].items() <= vars(args).items()
+        assert args.num_envs == 8
+    assert vars(found["Acrobot-v1"]).get("update_epochs") == (4 if issubclass(args_class, PPOArgs) else None)
+    assert vars(found["Pendulum-v1"]).get("update_epochs") == (10 if issubclass(args_class, PPOArgs) else None)
+    assert parse_args(args_class, {}, "", ["--env-id", "Nowhere-v0"]) == args_class(env_id="Nowhere-v0")
 
 
 def test_keyword_arguments_become_part_of_the_environments_id():

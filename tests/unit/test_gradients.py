@@ -14,6 +14,7 @@ from a3c_mp.algorithms.gradients import (
     RolloutStats,
     copy_gradient,
     gradient_spec,
+    unsent,
     views_like,
 )
 from a3c_mp.data.episodes import Episode
@@ -139,3 +140,21 @@ def test_moments_leave_the_observations_as_they_were():
     assert num == 5
     torch.testing.assert_close(mean, obs.mean(dim=0, keepdim=True))
     torch.testing.assert_close(variance, obs.var(dim=0, correction=0, keepdim=True))
+
+
+def test_a_parameter_that_the_loss_does_not_use_has_a_gradient_of_zero():
+    net = nn.ModuleDict({name: nn.Linear(2, 1) for name in ("first", "unused", "last")})
+    vector = torch.full((9,), 7.0)
+    (net["first"](torch.ones(2)) + 2 * net["last"](torch.ones(2))).sum().backward()
+    copy_gradient(net, vector)
+    assert vector.tolist() == [1, 1, 1, 0, 0, 0, 2, 2, 2]
+
+
+def test_what_a_predecessor_has_sent_is_not_sent_again_and_a_rollout_is_counted_once():
+    stats, batches = RolloutStats(EPISODES, None, 3, finite=True), [torch.tensor([i]) for i in range(3)]
+    assert list(unsent(batches, stats, 0)) == [
+        (batches[0], stats),
+        *((batch, stats.once_sent()) for batch in batches[1:]),
+    ]
+    assert list(unsent(batches, stats, 2)) == [(batches[2], stats.once_sent())]
+    assert list(unsent(batches, stats, 3)) == []

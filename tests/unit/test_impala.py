@@ -97,11 +97,13 @@ def test_learners_share_the_actors_evenly():
         check_learners(num_learners=64, num_actors=64, cuda=True)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("lstm", [False, True])
-def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm):
+def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm, normalize):
+    args = replace(ARGS, normalize_advantages=normalize)
     net = make_actor_critic(*SPACES, NetSpec(lstm=lstm))
     batch = some_unrolls(5, core_size=net.core_size)
-    total, metrics = train_impala.loss(ARGS, net, batch, LearnerGroup())
+    total, metrics = train_impala.loss(args, net, batch, LearnerGroup())
     total.backward()
     gradient = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
@@ -112,8 +114,12 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
     discounts = ARGS.gamma * (~batch.terminated).float()
     rewards, discounts = returns.cut_truncated(batch.reward, discounts, batch.truncated, batch.final_baseline)
     constants = (x.detach() for x in (log_pi - log_mu, discounts, rewards, values[:-1], values[-1]))
-    vs, advantages = returns.vtrace(*constants)
-    expected = -(advantages * log_pi).mean() + ARGS.value_cost * 0.5 * (vs - values[:-1]).square().mean()
+    vs, advantages, weights = returns.vtrace(*constants)
+    if args.normalize_advantages:
+        mean = (weights * advantages).sum() / weights.sum()
+        variance = (weights * (advantages - mean) ** 2).sum() / weights.sum()
+        advantages = (advantages - mean) / variance.sqrt()
+    expected = -(weights * advantages * log_pi).mean() + ARGS.value_cost * 0.5 * (vs - values[:-1]).square().mean()
     expected = expected + ARGS.entropy_cost * -Categorical(logits[:-1]).entropy().mean()
     expected.backward()
     torch.testing.assert_close(total, expected)

@@ -100,6 +100,20 @@ def test_equal_advantages_normalize_to_zero():
         assert torch.equal(losses.normalize(advantages), torch.zeros_like(advantages))
 
 
+def test_moments_are_weighted_and_samples_without_weight_do_not_push():
+    """Where every action is worth the same, nothing is to be learned, however old the policy that acted."""
+    pi, mu = torch.tensor([0.9, 0.1]), torch.tensor([0.1, 0.9])
+    actions = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1, 1])  # as mu takes them
+    weights = pi[actions] / mu[actions]
+    for worth in (1.0, -1.0):
+        assert torch.equal(weights * losses.normalize(torch.full((10,), worth), weights), torch.zeros(10))
+    advantages = torch.tensor([5.0, 1.0, 3.0])
+    found = losses.normalize(advantages, torch.tensor([0.0, 1.0, 1.0]))
+    torch.testing.assert_close(found[1:], losses.normalize(advantages[1:]))
+    assert torch.equal(losses.normalize(advantages, torch.full((3,), 1.0)), losses.normalize(advantages))
+    assert torch.zeros(3).equal(torch.zeros(3) * losses.normalize(advantages, torch.zeros(3))), "finite"
+
+
 class Given(nn.Module):
     """A net of vectors whose outputs are given."""
 

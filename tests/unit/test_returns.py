@@ -140,7 +140,8 @@ def cut_vtrace(unroll: Unroll, dtype, *args):
     fields = (unroll.rewards, unroll.discounts, unroll.final_values, unroll.log_rhos, unroll.values)
     rewards, discounts, final_values, log_rhos, values = (torch.tensor(field, dtype=dtype) for field in fields)
     rewards, discounts = cut_truncated(rewards, discounts, torch.tensor(unroll.truncated), final_values)
-    return vtrace(log_rhos, discounts, rewards, values[:-1], values[-1], *args)
+    vs, advantages, weights = vtrace(log_rhos, discounts, rewards, values[:-1], values[-1], *args)
+    return vs, weights * advantages
 
 
 @settings(deadline=None)
@@ -222,10 +223,11 @@ def test_vtrace_of_a_small_case_computed_by_hand():
     """
     case = column(0.5, 0.0, 0.5), column(1.0, 2.0, 4.0), column(8.0, 16.0, 32.0), torch.tensor([64.0])
     log_rhos = column(0.5, 3.0, 2.0).log()
-    vs, advantages = vtrace(log_rhos, *case)
+    vs, advantages, weights = vtrace(log_rhos, *case)
     torch.testing.assert_close(vs, column(5.0, 2.0, 36.0))
-    torch.testing.assert_close(advantages, column(-3.0, -14.0, 4.0))
-    torch.testing.assert_close(vtrace(log_rhos, *case, clip_pg_rho=2.0)[1], column(-3.0, -28.0, 8.0))
+    torch.testing.assert_close(advantages, column(-6.0, -14.0, 4.0))
+    torch.testing.assert_close(weights, column(0.5, 1.0, 1.0))
+    torch.testing.assert_close(vtrace(log_rhos, *case, clip_pg_rho=2.0)[2], column(0.5, 2.0, 2.0))
     torch.testing.assert_close(vtrace(log_rhos, *case, clip_rho=2.0)[0], column(8 + 0.5 - 0.25 * 28, -12.0, 40.0))
 
 
