@@ -9,6 +9,7 @@ machine, `docs/curves.png` the learning curves. A table replaces what is between
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import sys
@@ -19,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-import tyro
 
+from a3c_mp.cli import parse_plain
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
 from bench import common
@@ -84,6 +85,12 @@ class Args:
     """file that gets the tables of every chapter, game and machine"""
     curves: Path = common.ROOT / "docs" / "curves.png"
     """picture of the learning curves to write"""
+
+
+def has_goal(result: Result) -> bool:
+    """Whether a result is of runs that were to reach a return."""
+    settings = result.get("settings", {}).get("default", {})
+    return result.get("kind") == "solve" and settings.get("stop_return", math.inf) is not None
 
 
 def newest(results: Iterable[Result], kind: str, rule: str | None = None) -> dict[Key, Result]:
@@ -256,9 +263,9 @@ def draw(path: Path, solved: dict[Key, Result]) -> None:
 
 
 def main() -> int:
-    args = tyro.cli(Args, description=__doc__)
+    args = parse_plain(Args, __doc__ or "")
     results = [json.loads(path.read_text()) | {"file": path.name} for path in sorted(args.results.glob("*.json"))]
-    results = [result for result in results if result.get("kind") in ("solve", "throughput")]
+    results = [result for result in results if result.get("kind") == "throughput" or has_goal(result)]
     if not results:
         raise ConfigError("results", args.results, "no results there", "run bench/throughput.py or bench/solve.py")
     put(args.readme, chapter_table(results))

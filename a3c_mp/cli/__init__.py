@@ -20,7 +20,7 @@ import a3c_mp
 import wrappers
 from a3c_mp.cli.flags import grouped_help, suggestion
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
     from tyro._arguments import ArgumentDefinition
@@ -113,6 +113,8 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
                 defaults |= args_class.continuous
             elif len(obs_space.shape or ()) == 1:
                 defaults |= args_class.vectors
+    except Stopped:
+        raise
     except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `check_env` says what is wrong
         pass
     return defaults | dict(preset or {})

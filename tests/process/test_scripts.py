@@ -52,7 +52,7 @@ def test_a_run_leaves_what_it_promises(scripts, chapter):
     parts = zip(*(curves[f"time/{part}"] for part in ("waiting", "learning", "publishing")), strict=True)
     shares = [sum(event.value for event in at_once) for at_once in parts]  # the last ones are of the shutdown too
     assert 0.5 < max(shares) <= 1.01, "the learner's time is accounted for"
-    assert "total_steps" in done.log
+    assert "--total-steps reached" in done.log
     assert len(done.checkpoints) == 2, "after the first round, and at the end"
 
 
