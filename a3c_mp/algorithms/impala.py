@@ -40,18 +40,17 @@ MOUNTAIN_CAR: dict[str, Any] = {
     "replay_proportion": 0.875,
     "noise_steps": 16,
 }
-PENDULUM: dict[str, Any] = {
-    "total_steps": 1_000_000,
+CONTINUOUS: dict[str, Any] = {
+    "total_steps": 2_000_000,
     "num_envs": 8,
-    "unroll_length": 5,
+    "unroll_length": 16,
     "batch_unrolls": 4,
-    "gamma": 0.9,
-    "learning_rate": 1e-3,
     "entropy_cost": 0.0,
     "value_cost": 1.0,
     "reward_scale": 0.03,
-    "normalize_advantages": False,  # batches of 20 steps have too few to measure a mean and a deviation
+    "normalize_advantages": False,  # small batches have too few for a mean and a deviation
 }
+PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
 VECTORS = {"num_envs": 8, "replay_proportion": 0.875}
 
 
@@ -60,7 +59,7 @@ class Args(RolloutArgs):
     """Settings of IMPALA: chapter 4."""
 
     chapter = "impala"
-    continuous: ClassVar = {**MOUNTAIN_CAR, "total_steps": 2_000_000, "noise_steps": 1}
+    continuous: ClassVar = CONTINUOUS
     vectors: ClassVar = VECTORS
 
     unroll_length: Count = 20
