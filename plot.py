@@ -158,8 +158,12 @@ def draw_goal(axis: Any, groups: list[Group], goal: float | None) -> None:
     """Draw the return that counts as solved, if all runs have the same; one that is far from all curves hides them."""
     goals = {goal_of(run, goal) for _, runs in groups for run in runs}
     low, high = axis.dataLim.intervaly
-    near = 2 * low - high, 2 * high - low
-    if len(goals) == 1 and (one := goals.pop()) is not None and (goal is not None or near[0] <= one <= near[1]):
+    margin = max(high - low, 0.1 * abs(high), 0.1 * abs(low))
+    if (
+        len(goals) == 1
+        and (one := goals.pop()) is not None
+        and (goal is not None or low - margin <= one <= high + margin)
+    ):
         axis.axhline(one, color="grey", linestyle="--", linewidth=0.8, label=f"goal {one:g}")
 
 

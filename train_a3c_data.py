@@ -93,7 +93,7 @@ def learn(
     args: Args, run: RunState, net: ActorCritic, optimizer: Optimizer, rollout: Rollout, guard: FiniteGuard
 ) -> None:
     """Take gradient steps on shuffled minibatches of a rollout; every sample is learned from `update_epochs` times."""
-    advantages, value_targets = targets(args, rollout)  # by GAE
+    advantages, value_targets = targets(args, rollout)  # by GAE, or --returns nstep
     if args.normalize_advantages:
         advantages = losses.normalize(advantages)
     samples = Samples.flat(rollout, advantages, value_targets)

@@ -209,12 +209,12 @@ def main() -> int:
     if args.install:
         return install(args.peers, args.environments)
     versatile = (*OURS, "sb3_a2c", "sb3_ppo")
-    if "NoFrameskip" not in args.env_id and args.env_id not in CONTINUOUS:
+    peers = {name: PEERS[name] for name in args.peers if name not in OURS}
+    if "NoFrameskip" not in args.env_id and args.env_id not in CONTINUOUS and peers:
         fix = f"choose an id with NoFrameskip, {' or '.join(CONTINUOUS)}"
         raise ConfigError("env-id", args.env_id, "the other libraries have no settings for it", fix)
     if args.env_id in CONTINUOUS and (others := set(args.peers) - set(versatile)):
         raise ConfigError("peers", min(others), "it is run on Atari only", f"choose from {', '.join(versatile)}")
-    peers = {name: PEERS[name] for name in args.peers if name not in OURS}
     for name, peer in peers.items():
         if not python_of(peer, args.environments).exists():
             raise ConfigError("peers", name, f"it is not installed in {args.environments}", "run with --install first")

@@ -88,9 +88,10 @@ class Args:
 
 
 def has_goal(result: Result) -> bool:
-    """Whether a result is of runs that were to reach a return."""
+    """Whether a result is of runs that were to reach a return, by any rule, or that were played afterwards."""
     settings = result.get("settings", {}).get("default", {})
-    return result.get("kind") == "solve" and settings.get("stop_return", math.inf) is not None
+    without = settings.get("stop_return", math.inf) is None and result.get("rule") != "machin"
+    return result.get("kind") == "solve" and (not without or "played_mean" in result["runs"][0])
 
 
 def newest(results: Iterable[Result], kind: str, rule: str | None = None) -> dict[Key, Result]:

@@ -71,7 +71,7 @@ def normalize(
     weights = torch.ones_like(advantages) if weights is None else weights
     mean, total = (weights * advantages).mean(), weights.mean()
     all_reduce_mean([mean, total])
-    total = total + 1e-8
+    total = total.clamp(min=1e-8)
     centred = advantages - mean / total
     variance = (weights * centred.square()).mean()
     all_reduce_mean([variance])

@@ -216,6 +216,14 @@ def test_a_comparison_of_populations_goes_on_with_equal_settings_only(tmp_path):
             population.read_interrupted(path, start)
 
 
+def test_results_without_a_goal_have_no_row():
+    goal = {"kind": "solve", "rule": "stop-return", "settings": {"default": {"stop_return": 18.0}}, "runs": [{}]}
+    none = goal | {"settings": {"default": {"stop_return": None}}}
+    played = none | {"runs": [{"played_mean": 3.0}]}
+    found = [report.has_goal(r) for r in (goal, goal | {"settings": {}}, none, none | {"rule": "machin"}, played)]
+    assert found == [True, True, False, True, True]
+
+
 def test_results_are_saved_whole_and_finite(tmp_path):
     result = throughput("2026-01-02 10:20:30", 3000.0)
     path = common.result_path(tmp_path, result, with_env=True)

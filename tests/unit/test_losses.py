@@ -105,8 +105,9 @@ def test_moments_are_weighted_and_samples_without_weight_do_not_push():
     pi, mu = torch.tensor([0.9, 0.1]), torch.tensor([0.1, 0.9])
     actions = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1, 1])  # as mu takes them
     weights = pi[actions] / mu[actions]
-    for worth in (1.0, -1.0):
-        assert torch.equal(weights * losses.normalize(torch.full((10,), worth), weights), torch.zeros(10))
+    for worth, scale in ((1.0, 1.0), (-1.0, 1.0), (1.0, 0.01)):
+        found = losses.normalize(torch.full((10,), worth), scale * weights)
+        assert torch.equal(weights * found, torch.zeros(10))
     advantages = torch.tensor([5.0, 1.0, 3.0])
     found = losses.normalize(advantages, torch.tensor([0.0, 1.0, 1.0]))
     torch.testing.assert_close(found[1:], losses.normalize(advantages[1:]))
