@@ -201,6 +201,8 @@ def main() -> int:
         raise ConfigError(
             "games", unknown[0], "there are no published scores of it here", f"choose from {', '.join(GAMES)}"
         )
+    if any(token.partition("=")[0] in ("--env-id", "--env_id") for token in more):
+        raise ConfigError("env-id", "", "each game brings its own", f"choose with --games {' '.join(GAMES)}")
     command = common.CHAPTERS[args.chapter]
     budget = common.defaults_for(more, {"--total-steps": str(args.steps)})
     flags = [*preset_flags(command), *budget, "--stop-return=1e9", *more]
