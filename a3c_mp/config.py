@@ -45,7 +45,7 @@ class CommonArgs:
     """episodes in each evaluation, the same seeds every time"""
     stop_eval_return: float | None = None
     """early stopping: solved when the mean return of an evaluation reaches this; needs --eval-every"""
-    max_seconds: NonNegative | None = None
+    max_seconds: Annotated[float, Between(0.1)] | None = None
     """time limit, counted from the first rollout of this start (s)"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 1
     """random seed of weights, environments and sampling"""

@@ -26,6 +26,10 @@ class ConfigError(A3CError):
         self.what, self.value, self.why, self.fix = what, value, why, fix
 
 
+class NothingToDo(A3CError):
+    """A resumed run has reached its goal or spent its budget before: one line for the user, exit code 0."""
+
+
 class TrainingError(A3CError):
     """Training diverged, for instance to a loss of NaN."""
 

@@ -70,7 +70,10 @@ class Turns:
         self.times.append((start, time.time()))
         if (code := self.trainer.poll()) is not None:
             raise ConfigError(
-                "trees", self.tree, f"its trainer ended with code {code}", "start it there alone to see why"
+                "trees",
+                self.tree,
+                f"its trainer ended with code {code}",
+                "its error is above, or in a run started there",
             )
 
     def send(self, signum: int) -> None:
@@ -101,9 +104,7 @@ class Turns:
 def started(tree: Path, command: Sequence[str], folder: Path) -> Iterator[Turns]:
     """The trainer of a checkout; at the end of the block it is ended by SIGTERM, and waited for."""
     flags = [*UNTIL_STOPPED, "--runs-dir", str(folder), "--run-name", "run"]
-    trainer = subprocess.Popen(
-        [sys.executable, *command, *flags], cwd=tree, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    trainer = subprocess.Popen([sys.executable, *command, *flags], cwd=tree, stdout=subprocess.DEVNULL)
     turns = Turns(tree, trainer, folder / "run")
     try:
         yield turns

@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 FOLDERS = ("--runs-dir", "--results", "--go-on", "--environments", "--trees")
 """flags that name folders"""
+PACKAGES = ("torch", "gymnasium", "ale-py", "mujoco", "numpy", "opencv-python-headless", "stable-baselines3", "cpprb")
+"""those whose versions a result names, where they are installed"""
 VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
 """flag of /proc/cpuinfo -> name, the widest first"""
 
@@ -130,7 +132,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that speed or learning depend on, where installed."""
     found = {"python": platform.python_version()}
-    for package in ("torch", "gymnasium", "ale-py", "numpy", "opencv-python-headless", "stable-baselines3", "cpprb"):
+    for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -3,9 +3,9 @@
     python bench/games.py --chapter a3c_data --seeds 2 --runs-dir runs/games
 
 Every game gets the flags of the chapter's preset for Pong, without its stop rule; flags that are not listed here are
-the trainer's. The result file is written after every run, and a later start with the same flags goes on behind the runs
-that it has: an interruption costs one run. `--games Pong Breakout` plays some of the eight, `--sticky` the games of
-`ALE/*-v5`, where an action is repeated with a probability of 0.25.
+the trainer's. The result file is written after every run, and a later start with the same settings goes on behind the
+runs that it has: an interruption costs one run. `--games Pong Breakout` plays some of the eight, `--sticky` the games
+of `ALE/*-v5`, where an action is repeated with a probability of 0.25.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import numpy as np
 
 from a3c_mp.cli import parse_own
-from a3c_mp.config import Count
+from a3c_mp.config import Count, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow, read_episodes
 from a3c_mp.run.mean_return import MIN_EPISODES, WINDOW
@@ -174,12 +174,20 @@ def result_path(args: Args, result: dict[str, Any]) -> Path:
     return args.results / f"{kind}_{args.chapter}_{machine}.json"
 
 
-def begin_or_continue(args: Args, flags: list[str]) -> tuple[Path, dict[str, Any]]:
-    """The result file and its content, with the runs that it has. Raises ConfigError if they had other flags."""
+def settings_of(command: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
+    """What a trainer's runs of all games and seeds share, as a file has it. Raises ConfigError for bad flags."""
+    settings = asdict(common.trainer_settings([*command, f"--env-id={PONG}", *flags]))
+    own = {name: value for name, value in settings.items() if name not in ("env_id", "seed", "runs_dir", "run_name")}
+    return json.loads(json.dumps(own, default=str))
+
+
+def begin_or_continue(args: Args, flags: Sequence[str], settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The result file and its content, with the runs that it has. Raises ConfigError if they had other settings."""
     protocol = [PROTOCOL, STICKY if args.sticky else NO_STICKY, THEIRS]
     new = common.begin("games", args, "8 games") | {
         "protocol": protocol,
-        "flags": flags,
+        "flags": list(flags),
+        "settings": settings,
         "steps": args.steps,
         "runs": [],
     }
@@ -187,8 +195,10 @@ def begin_or_continue(args: Args, flags: list[str]) -> tuple[Path, dict[str, Any
     if not path.exists():
         return path, new
     old = json.loads(path.read_text())
-    if (old["flags"], old["steps"]) != (flags, args.steps):
-        why = f"{path.name} has runs of {old['steps']:,} steps with {' '.join(old['flags'])}"
+    saved = {**old.get("settings", {}), "steps": old["steps"]}
+    if differing := [name for name, value in {**settings, "steps": args.steps}.items() if saved.get(name) != value]:
+        name = differing[0]
+        why = f"{path.name} has runs with other settings: {flag_name(name)} is {saved.get(name, 'not known')} there"
         raise ConfigError("results", args.results, why, "choose another folder, or move the file away")
     if old["commit"] != new["commit"]:
         print(f"warning: {path.name} has runs of commit {old['commit']}; each run names its own")
@@ -206,8 +216,7 @@ def main() -> int:
     command = common.CHAPTERS[args.chapter]
     budget = common.defaults_for(more, {"--total-steps": str(args.steps)})
     flags = [*preset_flags(command), *budget, "--stop-return=1e9", *more]
-    common.trainer_settings([*command, f"--env-id={PONG}", *flags])  # refuses bad flags before the first run
-    path, result = begin_or_continue(args, flags)
+    path, result = begin_or_continue(args, flags, settings_of(command, flags))
     done = {(run["game"], run["seed"]) for run in result["runs"]}
     for seed in range(1, args.seeds + 1):
         for game in args.games:

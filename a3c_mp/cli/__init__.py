@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tyro._arguments import ArgumentDefinition
     from tyro._errors import ParseErrorEvent
 
+NAMED_FIRST = ("env-id", "chapter")
+"""flags that are easily left out before their value"""
+
 A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
 
@@ -130,6 +133,8 @@ def parse_plain(args_class: type[P], description: str, argv: Sequence[str] | Non
 def parse_own(args_class: type[P], description: str) -> tuple[P, list[str]]:
     """Parse a script's own flags of the command line; return (settings, what is left). Raises ConfigError likewise."""
     args, others = _cli(args_class, None, description, sys.argv[1:], return_unknown_args=True)
+    if others and not others[0].startswith("-"):
+        raise _no_flag(others[0], sys.argv[1:], [flag_name(name) for name in flags_of(args_class)])
     check_ranges(args)
     return args, others
 
@@ -258,7 +263,7 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             name, _, value = token.partition("=")
             name = name.replace("_", "-")
             if not name.startswith("-"):
-                return ConfigError("arguments", token, "unexpected positional argument")
+                return _no_flag(token, argv, flags)
             fix = suggestion(name.lstrip("-"), flags)
             return UnknownFlag(name.lstrip("-"), value or _peek(argv, name) or "", "there is no such flag", fix)
         case _errors.MissingArgs(missing_arguments=[missing, *_]):
@@ -272,6 +277,17 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             why = "must be whole numbers" if why.startswith("[") else why  # a flag with several
             return ConfigError(_name(argument), _peek(argv, f"--{_name(argument)}"), why)
     return ConfigError("arguments", " ".join(argv), getattr(event, "message", type(event).__name__))
+
+
+def _no_flag(token: str, argv: list[str], flags: list[str]) -> ConfigError:
+    """The error of a value that belongs to no flag."""
+    before = argv[argv.index(token) - 1] if token in argv[1:] else ""
+    fix = "see --help"
+    if before.startswith("--"):
+        fix = f"leave it out: {before} takes no value"
+    elif name := next((name for name in NAMED_FIRST if name in flags and not token[0].isdigit()), None):
+        fix = f"perhaps --{name} {token}"
+    return ConfigError("arguments", token, "a value without a flag", fix)
 
 
 def _name(argument: ArgumentDefinition) -> str:

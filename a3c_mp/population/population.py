@@ -151,6 +151,10 @@ class Population:
         """SHA-256 of the members as their generation begins, and of where the replay ends."""
         return hashlib.sha256(self.memory.births.arena.numpy().data).digest()
 
+    def is_confirmed(self) -> bool:
+        """Whether the fittest member has shown in new games that it solves the task."""
+        return self.args.stop_return is not None and self.confirmed_mean >= self.args.stop_return
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next generation follows from; between two generations only."""
         used = min(int(self.rows.max()), self.memory.shards.rows)

@@ -64,8 +64,6 @@ class Report:
         self.places = group.own_share(population.args.population)
         self.lineage = Lineage(run.folder / "lineage.csv", population.generation)
         self._write_lineage([])
-        if self.args.stop_return is not None and population.confirmed_mean >= self.args.stop_return:
-            run.progress.declare_solved()  # before it was resumed
         run.metrics.headline = self._headline
         self._clock_runs = False
         self.show_progress()
@@ -224,7 +222,7 @@ class Report:
             return
         self.population.confirmed_mean = mean
         games = f"mean return {mean:.1f} in {self.args.confirm_episodes} new games"
-        if self.args.stop_return is not None and mean >= self.args.stop_return:
+        if self.population.is_confirmed():
             self.run.log.info(f"confirmed: {games}")
             self.run.progress.declare_solved()
         else:

@@ -67,6 +67,7 @@ class MetricsWriter:
         self._rates_since = (time.monotonic(), progress.steps, progress.samples)
         self._steps_at_start = progress.steps
         self._learning_since: float | None = None  # when the first rollout arrived
+        self._stopped_at: float | None = None  # when the run should stop
 
     def open(self) -> None:
         """Open the event file and the display."""
@@ -87,6 +88,13 @@ class MetricsWriter:
         """Count agent steps a second, and `--max-seconds`, from now on, instead of from the first rollout."""
         self._start_rates()
         self.progress.start_budget()
+
+    def stop_clock(self) -> None:
+        """Leave out of all rates what follows: actors end, files are written."""
+        self._stopped_at = self._now()
+
+    def _now(self) -> float:
+        return time.monotonic() if self._stopped_at is None else self._stopped_at
 
     def _start_rates(self) -> None:
         now = self._learning_since = time.monotonic()
@@ -135,9 +143,9 @@ class MetricsWriter:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the time inside out of the agent steps a second: nothing is learned in it."""
-        start = time.monotonic()
+        start = self._now()
         yield
-        seconds, (then, steps, samples) = time.monotonic() - start, self._rates_since
+        seconds, (then, steps, samples) = self._now() - start, self._rates_since
         self._rates_since = (then + seconds, steps, samples)
         if self._learning_since is not None:
             self._learning_since += seconds
@@ -175,7 +183,7 @@ class MetricsWriter:
 
     def _take_rates(self) -> dict[str, float]:
         """Return the rates since the last call; none, and the next call covers this time too, if it is too short."""
-        now, (then, steps, samples) = time.monotonic(), self._rates_since
+        now, (then, steps, samples) = self._now(), self._rates_since
         if (seconds := now - then) < MIN_RATE_SECONDS:
             return {}
         self._rates_since = (now, self.progress.steps, self.progress.samples)
@@ -197,7 +205,7 @@ class MetricsWriter:
         """Agent steps a second since the clock started, with those that are not recorded yet."""
         if self._learning_since is None:
             return 0.0
-        steps, seconds = self.progress.steps + pending - self._steps_at_start, time.monotonic() - self._learning_since
+        steps, seconds = self.progress.steps + pending - self._steps_at_start, self._now() - self._learning_since
         return steps / seconds if seconds >= MIN_RATE_SECONDS else 0.0
 
     def _read_values(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ import difflib
 import platform
 import resource
 import socket
+import sys
 import typing
 from contextlib import suppress
 from types import UnionType
@@ -204,17 +205,17 @@ def _one_line(error: BaseException) -> str:
 
 def _fix_for(env_id: str) -> str:
     """How to fix an environment id that cannot be made: a similar id, if there is one."""
-    env_id = wrappers.split_id(env_id)[0]
+    module, _, env_id = wrappers.split_id(env_id)[0].rpartition(":")
+    if module and module not in sys.modules:
+        return "the module must be installed or lie in the current folder"
     if env_id in gymnasium.registry:
         return "choose another, or other --env-kwargs"
-    if ":" in env_id:
-        return "the module must be installed or lie in the current folder"
     known = {name.casefold(): name for name in gymnasium.registry}
     wanted = env_id.casefold()
     alike = [name for name in known if name.startswith(f"{wanted}-v")][-1:]  # the newest version
     alike = alike or difflib.get_close_matches(wanted, known, n=1, cutoff=0.8)
     if alike:
-        return f"perhaps you meant {known[alike[0]]}"
+        return f"perhaps you meant {module}{':' * bool(module)}{known[alike[0]]}"
     return "check the spelling, or see gymnasium.pprint_registry()"
 
 

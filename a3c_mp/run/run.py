@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import A3CError, ConfigError, WorkerError
+from a3c_mp.errors import A3CError, ConfigError, NothingToDo, WorkerError
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.processes.console import console
 from a3c_mp.processes.learner_group import Stateful
@@ -40,11 +40,13 @@ from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_evaluation, check_exploration, check_limits
 from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
-from a3c_mp.run.summary import summarize
+from a3c_mp.run.summary import exit_reason_of, summarize
 from a3c_mp.run.tracking import check_tracker
 
 ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds reached"}
 """reason why a run has ended -> its name in the last line; others stay as they are"""
+REASONS_TO_END = ("total_steps", "solved")
+"""those after which nothing is left to do"""
 
 
 class Run(HasProgress):
@@ -57,14 +59,17 @@ class Run(HasProgress):
         extra: what else to save, by name; what the newest checkpoint lacks of it starts empty, with a warning.
         make_policy: makes the policy that is evaluated with `--eval-every`; by default that of an actor-critic net.
             None: `evaluate_with` will name an evaluator, and the run starts none.
+        is_confirmed: whether what was restored has solved the task, where neither training games nor evaluations say.
 
     Raises:
         ConfigError: the folder cannot be made, written or resumed, or is in use; or the machine is too small.
+        NothingToDo: the run to resume has ended.
     """
 
     def __init__(
         self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer | None,
         extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = make_policy,
+        is_confirmed: Callable[[], bool] = lambda: False,
     ):  # fmt: skip
         check_evaluation(args)
         check_tracker(args)
@@ -85,11 +90,21 @@ class Run(HasProgress):
                 extra = {**(extra or {}), "evaluation": self.evaluations}
             self.state = TrainingState(net, optimizer, self.progress, extra or {}, self.log)
             self.checkpointer = Checkpointer(self.folder / "checkpoints", self.state, algorithm)
+            if is_confirmed():
+                self.progress.declare_solved()
+            self._refuse_ended()
             self.metrics = MetricsWriter(self.folder, self.progress, self.log)
             write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
         # At the end of the last round: in the middle of one, no state is exact.
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
-        self._had_ended = args.resume is not None and self._reason_to_stop in ("total_steps", "solved")
+
+    def _refuse_ended(self) -> None:
+        """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
+        reason = self.progress.stop_reason()
+        if self.args.resume is not None and reason in REASONS_TO_END and exit_reason_of(self.folder) == reason:
+            self._cleanup.close()
+            what = f"{self.folder} has ended: {ENDINGS.get(reason, reason)} after {self.steps:,} steps"
+            raise NothingToDo(f"{what}; a higher --total-steps, or another --stop-return, lets it go on")
 
     def __enter__(self) -> Run:
         self.metrics.open()
@@ -116,7 +131,10 @@ class Run(HasProgress):
 
     def should_stop(self) -> bool:
         """Whether a signal has arrived, or a stop rule is met."""
-        return self.exit_reason is not None or self.progress.stop_reason() is not None
+        if self.exit_reason is None and self.progress.stop_reason() is None:
+            return False
+        self.metrics.stop_clock()
+        return True
 
     def keep(self, **parts: Stateful) -> None:
         """Add what an exact resume needs to the checkpoints of a deterministic run; on resume, restore it."""
@@ -209,7 +227,7 @@ class Run(HasProgress):
         """
         if self._finished:
             return
-        reached_its_end = error is None and self.progress.stop_reason() in ("total_steps", "solved")
+        reached_its_end = error is None and self.progress.stop_reason() in REASONS_TO_END
         if self.evaluations is not None and reached_its_end and not self.is_interrupted():
             with self.metrics.paused():
                 self.evaluations.finish()
@@ -219,7 +237,7 @@ class Run(HasProgress):
         if error is not None:  # what was due before it happened; time may have run out because of it
             self.exit_reason = self.exit_reason or self._reason_to_stop
         if error is not None and self._is_failure(error):
-            self.exit_code, self.exit_reason = 1, f"error: {describe_error(error).splitlines()[0]}"
+            self.exit_code, self.exit_reason = 1, f"error: {headline(describe_error(error))}"
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
@@ -254,7 +272,7 @@ class Run(HasProgress):
         if self._unsaved:
             self.log.error(f"error: the state at {self.steps:,} steps was not saved; see the warning above")
         newest = self.checkpointer.newest
-        if self.exit_code == 1 and newest is not None:
+        if self.exit_code == 1 and newest is not None and self.steps:
             self.log.error(f"the last checkpoint is {newest}; continue with --resume {self.folder}")
         mean = f"mean return {short_return(self.progress.window.mean)}, " if self.progress.window.returns else ""
         if self.metrics.headline is not None:
@@ -268,8 +286,6 @@ class Run(HasProgress):
             limit = "" if self.exit_code else f", which has another {self.args.max_seconds:g} s (or --max-seconds None)"
             hint = f"continue with --resume {self.folder}{limit}"
             self.log.info(hint if newest is not None else "nothing to resume: no checkpoint was due yet")
-        if self.exit_code == 0 and self._had_ended:
-            self.log.info("the run had ended before; a higher --total-steps, or another --stop-return, lets it go on")
 
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
@@ -277,5 +293,13 @@ class Run(HasProgress):
 
 
 def describe_error(error: BaseException) -> str:
-    """The text of an error for run.log; its first line goes into `exit_reason`."""
+    """The text of an error for run.log."""
     return str(error) if isinstance(error, A3CError) and str(error) else f"{type(error).__name__}: {error}"
+
+
+def headline(text: str) -> str:
+    """First line of an error's text, for `exit_reason`; if a worker's traceback follows, with what was raised."""
+    first, *rest = text.splitlines()
+    frames = [number for number, line in enumerate(rest) if line.startswith("  ")]
+    raised = rest[frames[-1] + 1 :][:1] if frames else []
+    return " ".join([first if first.endswith(":") or not raised else f"{first}:", *raised])

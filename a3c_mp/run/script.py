@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from a3c_mp._bootstrap import IGNORED_AT_START
-from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.errors import ConfigError, NothingToDo, Stopped
 from a3c_mp.processes.console import console, discard_output
 from a3c_mp.processes.spawn import SIGNALS
 
@@ -29,8 +29,8 @@ END_SECONDS = 1.0
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a script's `main` and end the process with its exit code, whatever an environment has left running.
 
-    A ConfigError becomes one line and code 2, a signal that `main` does not handle code 128 + its number, any other
-    error a traceback and code 1.
+    A ConfigError becomes one line and code 2, NothingToDo one line and code 0, a signal that `main` does not handle
+    code 128 + its number, any other error a traceback and code 1.
     """
     threads = threading.enumerate()
     for signum in SIGNALS:
@@ -43,6 +43,10 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         console.drain()
         in_time(partial(print, f"error: {error}", file=sys.stderr))
         code = 2
+    except NothingToDo as reason:
+        console.drain()
+        in_time(partial(print, reason))
+        code = 0
     except SystemExit as error:
         code = error.code
     except BaseException as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wrappers
@@ -34,3 +36,11 @@ def summarize(run: Run) -> dict[str, Any]:
         "exit_reason": run.exit_reason,
         "weights_sha256": sha256_of_weights(run.state.net.state_dict()),
     }
+
+
+def exit_reason_of(folder: Path) -> str | None:
+    """Why the run in a folder has ended, by its `summary.json`; None if that is missing or broken."""
+    try:
+        return json.loads((folder / "summary.json").read_text())["exit_reason"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -142,7 +142,10 @@ FLAGS = {
     "value missing": (["--seed"], "seed: a value is missing"),
     "unknown flag": (["--turbo"], "turbo: there is no such flag; see --help"),
     "mistyped flag": (["--num-env", "2"], "num-env=2: there is no such flag; perhaps you meant --num-envs"),
-    "value without flag": (["CartPole-v1"], "arguments=CartPole-v1: unexpected positional argument"),
+    "value without flag": (
+        ["CartPole-v1"],
+        "arguments=CartPole-v1: a value without a flag; perhaps --env-id CartPole-v1",
+    ),
     "choice": (["--precision", "fp8"], "precision=fp8: must be one of"),
     "resume of nothing": (["--resume", "old/nothing"], "resume=old/nothing: there is no run in this folder"),
     "unknown env": (["--env-id", "Nonesuch-v3"], "env-id=Nonesuch-v3: Environment `Nonesuch` doesn't exist"),

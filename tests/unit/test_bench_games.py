@@ -54,14 +54,16 @@ def test_all_games_have_the_flags_of_one_preset():
 
 def test_games_go_on_where_they_stopped_and_refuse_other_flags(tmp_path, monkeypatch):
     args = games.Args(results=tmp_path, steps=1000)
-    path, result = games.begin_or_continue(args, ["--a=1"])
+    path, result = games.begin_or_continue(args, ["--a=1"], {"a": 1})
     result["runs"].append(run_of("Pong", 1, 3.0))
     common.save(path, result)
-    assert games.begin_or_continue(args, ["--a=1"])[1]["runs"] == result["runs"]
-    with pytest.raises(ConfigError, match=r"has runs of 1,000 steps with --a=1"):
-        games.begin_or_continue(args, ["--a=2"])
+    assert games.begin_or_continue(args, [], {"a": 1})[1]["runs"] == result["runs"], "a default may say the same"
+    with pytest.raises(ConfigError, match=r"has runs with other settings: a is 1 there"):
+        games.begin_or_continue(args, ["--a=1"], {"a": 2})  # by another default
+    with pytest.raises(ConfigError, match=r"steps is 1000 there"):
+        games.begin_or_continue(games.Args(results=tmp_path, steps=2000), ["--a=1"], {"a": 1})
     started = []
-    monkeypatch.setattr(games, "begin_or_continue", lambda args, flags: (path, result))
+    monkeypatch.setattr(games, "begin_or_continue", lambda args, flags, settings: (path, result))
     monkeypatch.setattr(common, "run_script", lambda command: started.append(command) or 130)
     monkeypatch.setattr("sys.argv", ["games.py", "--games", "Pong", "Boxing", "--seeds", "1", "--sticky"])
     assert games.main() == 130, "Ctrl-C ends all"

@@ -17,13 +17,14 @@ from a3c_mp.algorithms import apex, apex_settings
 from a3c_mp.algorithms.actor_critic import PPOArgs
 from a3c_mp.config import CommonArgs, LearningArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError, TrainingError, WorkerError
+from a3c_mp.errors import ConfigError, NothingToDo, TrainingError, WorkerError
 from a3c_mp.processes.console import progress_bar
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import hms
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.run import Run
+from a3c_mp.run.summary import exit_reason_of
 
 
 class Part:
@@ -98,14 +99,27 @@ def test_flags_given_on_resume_count_for_each_group_of_parameters(args, tmp_path
         assert [group["lr"] for group in run.state.optimizer.param_groups] == [0.1, 0.2]
 
 
-def test_a_run_that_had_ended_before_says_how_it_goes_on(args, tmp_path):
-    for total_steps, says in ((100, False), (100, True), (200, False)):
-        resume = (tmp_path / "r") if (tmp_path / "r").exists() else None
-        with a_run(replace(args, total_steps=total_steps, resume=resume)) as run:
-            if not run.should_stop():
-                run.record_rollout(100, [], 0, 0)
-        newest = (run.folder / "run.log").read_text().rpartition(", seed ")[2]
-        assert ("the run had ended before; a higher --total-steps" in newest) == says
+def test_a_run_that_has_ended_stays_as_it_is_unless_it_is_given_more_to_do(args, tmp_path):
+    args = replace(args, total_steps=100)
+    with a_run(args) as run:
+        run.record_rollout(100, [], 0, 0)
+    kept = {path.name: path.read_bytes() for path in run.folder.glob("*.*") if path.name != "run.log"}
+    with pytest.raises(NothingToDo, match="has ended: --total-steps reached after 100 steps; a higher --total-steps"):
+        a_run(replace(args, resume=run.folder))
+    assert {path.name: path.read_bytes() for path in run.folder.glob("*.*") if path.name != "run.log"} == kept
+    with a_run(replace(args, total_steps=200, resume=run.folder)) as more:
+        assert not more.should_stop()
+
+
+def test_a_run_whose_summary_was_not_written_writes_it_on_resume(args):
+    args = replace(args, total_steps=100)
+    with a_run(args) as run:
+        run.record_rollout(100, [], 0, 0)
+    for content in (None, "[]", '{"exit_reason": "SIGTERM"}'):
+        (run.folder / "summary.json").unlink() if content is None else (run.folder / "summary.json").write_text(content)
+        with a_run(replace(args, resume=run.folder)) as again:
+            assert again.should_stop()
+        assert exit_reason_of(run.folder) == "total_steps"
 
 
 def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch):
