@@ -27,7 +27,7 @@ import gymnasium
 from a3c_mp.cli import parse_own
 from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import is_image
+from a3c_mp.nets.images import is_image
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.run.preflight import check_device, check_env
 from a3c_mp.run.script import exit_with

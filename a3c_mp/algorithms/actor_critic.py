@@ -42,7 +42,7 @@ CONTINUOUS: dict[str, Any] = {
 MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
 MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
 VECTORS = {"num_envs": 8, "unroll_length": 128, "batch_size": 64}
-CONTINUOUS_EPOCHS, VECTOR_EPOCHS = 10, 4
+CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
 """passes over each rollout, where it can be learned from several times"""
 
 
@@ -125,6 +125,7 @@ class PPOArgs(ActorCriticArgs):
 
     continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
     vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
+    images: ClassVar = {"net": "paper", "update_epochs": IMAGE_EPOCHS}
 
     update_epochs: Count = 1
     """PPO epochs: times that every sample of a rollout is learned from"""

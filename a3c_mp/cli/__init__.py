@@ -21,6 +21,7 @@ import wrappers
 from a3c_mp.cli.flags import grouped_help, suggestion
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.nets.images import is_image
 
 if TYPE_CHECKING:
     from tyro._arguments import ArgumentDefinition
@@ -110,10 +111,14 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
         is_atari = wrappers.is_atari(env_id)
         if issubclass(args_class, LearningArgs):
             defaults["reward_clip"] = is_atari
-        if (args_class.continuous or args_class.vectors) and preset is None and not is_atari:
+        if is_atari:
+            defaults |= args_class.images
+        elif preset is None and (args_class.continuous or args_class.vectors or args_class.images):
             obs_space, action_space = wrappers.spaces(env_id)
             if isinstance(action_space, Box):
                 defaults |= args_class.continuous
+            elif is_image(obs_space):
+                defaults |= args_class.images
             elif len(obs_space.shape or ()) == 1:
                 defaults |= args_class.vectors
     except Stopped:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import gymnasium
-import numpy as np
 import torch
-from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from a3c_mp.nets.distributions import ActionHead, Distribution
@@ -181,8 +178,3 @@ def init_orthogonal(net: ConvActorCritic | MLPActorCritic | SharedActorCritic) -
                 nn.init.zeros_(module.bias)
     nn.init.orthogonal_(net.policy[-1].weight, gain=0.01)  # type: ignore[arg-type]
     nn.init.orthogonal_(net.value[-1].weight, gain=1.0)  # type: ignore[arg-type]
-
-
-def is_image(space: gymnasium.Space) -> bool:
-    """Whether observations of this space are images for convolutions: uint8 [C, H, W], at least 36 x 36."""
-    return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3 and min(space.shape[1:]) >= 36

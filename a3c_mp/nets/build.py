@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import ActorCritic, ConvActorCritic, MLPActorCritic, SharedActorCritic, is_image
+from a3c_mp.nets.actor_critic import ActorCritic, ConvActorCritic, MLPActorCritic, SharedActorCritic
 from a3c_mp.nets.distributions import ActionHead
+from a3c_mp.nets.images import is_image
 from a3c_mp.nets.layers import a3c_convolutions, nature_convolutions, residual_convolutions
 from a3c_mp.nets.own import make_own_net
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.errors import ConfigError, one_line
-from a3c_mp.nets.actor_critic import ActorCritic, is_image
+from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import ActionHead
+from a3c_mp.nets.images import is_image
 from a3c_mp.nets.obs_norm import ObsNorm
 
 

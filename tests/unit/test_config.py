@@ -122,6 +122,16 @@ def test_chapters_of_rollouts_have_settings_for_vectors_and_for_continuous_actio
     assert parse_args(args_class, {}, "", ["--env-id", "Nowhere-v0"]) == args_class(env_id="Nowhere-v0")
 
 
+@pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_task"])
+def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
+    args_class, passes = importlib.import_module(chapter).Args, 3 if chapter != "train_a3c_grad" else None
+    for env_id in ("PongNoFrameskip-v4", "CarRacing-v3?continuous=false"):
+        args = parse_args(args_class, {"PongNoFrameskip-v4": {"gamma": 0.5}}, "", ["--env-id", env_id])
+        assert args.gamma == (0.5 if "Pong" in env_id else 0.99)
+        assert args.net == ("paper" if passes else "book")
+        assert vars(args).get("update_epochs") == passes
+
+
 def test_keyword_arguments_become_part_of_the_environments_id():
     args = parse("--env-id", "CartPole-v1", "--env-kwargs", "sutton_barto_reward=true", "--seed", "3")
     assert (args.env_id, args.env_kwargs, args.seed) == ("CartPole-v1?sutton_barto_reward=true", (), 3)

@@ -21,7 +21,7 @@ TABLE = {
     "wrappers": set(),
     "maths": set(),
     "config": GROUND,
-    "cli": GROUND | {"config", "wrappers"},
+    "cli": GROUND | {"config", "wrappers", "nets"},
     "nets": GROUND,
     "processes": GROUND | {"_bootstrap"},
     "replay": GROUND | {"processes"},
