@@ -65,7 +65,8 @@ GAMES = {
     "Boxing": Game(0.1, 12.1, 16, 8, 44),
     "Freeway": Game(0.0, 29.6, 2, 28, 21),
 }
-PUBLISHED = ("dqn", "rainbow", "iqn")
+PUBLISHED = {"dqn": "DQN", "rainbow": "Rainbow", "iqn": "IQN"}
+"""fields of `Game` with scores of others -> their names"""
 PONG = "PongNoFrameskip-v4"
 
 
@@ -160,7 +161,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     ]
     lines.append(["median, normalised", "", *ours_median, *(f"{value:.2f}" for value in theirs)])
     marks = [f"{mark / 1e6:g}M" for mark in MARKS]
-    return common.markdown_table(["game", "seeds", *marks, "DQN 1M", "Rainbow 1M", "IQN 1M"], lines)
+    return common.markdown_table(["game", "seeds", *marks, *(f"{name} 1M" for name in PUBLISHED.values())], lines)
 
 
 def cell(game: str, score: float) -> str:

@@ -2,8 +2,9 @@
 
 Of several results for one chapter, game and machine the newest counts. The README gets a row for each chapter; a column
 is from one machine: the one with the most results for that game, or the newest of these. `docs/results.md` gets every
-machine, `docs/curves.png` the learning curves. A table replaces what is between `<!-- results -->` and
-`<!-- /results -->`; a file without these markers stays as it is, and the table is printed.
+machine, `docs/curves.png` the learning curves, `docs/games.png` the scores of eight games. A table replaces what is
+between `<!-- results -->` and `<!-- /results -->`, or between those of `games`; a file without these markers stays as
+it is, and the table is printed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 from a3c_mp.cli import parse_plain
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
-from bench import common
+from bench import common, games
 
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEADER = ["chapter", "game", "machine", "wall time", "steps", "sps", "of the bound", "times SB3's A2C"]
 CHAPTER_HEADER = ["chapter", "what travels", "use it when", "Pong to 18", "CartPole-v1 to 475"]
 CHAPTERS = {
@@ -85,6 +85,8 @@ class Args:
     """file that gets the tables of every chapter, game and machine"""
     curves: Path = common.ROOT / "docs" / "curves.png"
     """picture of the learning curves to write"""
+    scores: Path = common.ROOT / "docs" / "games.png"
+    """picture of the scores of eight games to write"""
 
 
 def has_goal(result: Result) -> bool:
@@ -222,16 +224,16 @@ def machin_table(results: list[Result]) -> str:
     return common.markdown_table(MACHIN_HEADER, rows) if rows else ""
 
 
-def replace_between(text: str, table: str) -> str | None:
-    """`text` with the table between the markers; None if it lacks them."""
-    pattern = re.compile(rf"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
+def replace_between(text: str, table: str, name: str = "results") -> str | None:
+    """`text` with the table between the markers of a name; None if it lacks them."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     replaced, count = pattern.subn(lambda match: f"{match[1]}{table}\n{match[2]}", text)
     return replaced if count else None
 
 
-def put(path: Path, table: str) -> None:
+def put(path: Path, table: str, name: str = "results") -> None:
     """Writes the table between the markers of a file, or prints it if the file has none."""
-    replaced = replace_between(path.read_text() if path.exists() else "", table)
+    replaced = replace_between(path.read_text() if path.exists() else "", table, name)
     if replaced is None:
         print(table)
     else:
@@ -246,9 +248,9 @@ def draw(path: Path, solved: dict[Key, Result]) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    games = sorted({game for _, game, _ in solved})
-    figure, axes = plt.subplots(1, len(games), figsize=(6 * len(games), 4), squeeze=False, layout="constrained")
-    for axis, game in zip(axes[0], games, strict=True):
+    env_ids = sorted({env_id for _, env_id, _ in solved})
+    figure, axes = plt.subplots(1, len(env_ids), figsize=(6 * len(env_ids), 4), squeeze=False, layout="constrained")
+    for axis, game in zip(axes[0], env_ids, strict=True):
         results = [(key, result) for key, result in sorted(solved.items()) if key[1] == game]
         for colour, ((chapter, _, machine), result) in enumerate(results):
             label: str | None = f"{chapter}, {machine}"
@@ -263,9 +265,57 @@ def draw(path: Path, solved: dict[Key, Result]) -> None:
     plt.close(figure)
 
 
+def newest_scores(results: Iterable[Result]) -> list[Result]:
+    """The newest result of `bench/games.py` for each chapter, without sticky actions first."""
+    found: dict[tuple[bool, str], Result] = {}
+    for result in sorted(results, key=lambda result: result["date"]):
+        if result["kind"] == "games":
+            found[result["bench"]["sticky"], result["chapter"]] = result
+    return [found[key] for key in sorted(found)]
+
+
+def games_table(result: Result) -> str:
+    """The table of a result of `bench/games.py`, its machine, file and protocol."""
+    commits = ", ".join(dict.fromkeys(run["commit"][:8] for run in result["runs"]))
+    about = [
+        f"Chapter {result['chapter']}, {result['machine']['name']}, commit {commits}",
+        *result["protocol"],
+        f"[file](../bench/results/{result['file']})",
+    ]
+    return f"{games.table(result['runs'])}\n\n{'; '.join(about)}."
+
+
+def draw_scores(path: Path, result: Result) -> None:
+    """A group of bars for each game: human-normalised scores after 1M steps, ours beside published ones."""
+    plt = common.pyplot()
+    ours = {game: statistics.mean(scores) for game, scores in games.by_game(result["runs"], games.MARKS[-1]).items()}
+    names = [game for game in games.GAMES if game in ours]
+    published = [[getattr(games.GAMES[game], name) for game in names] for name in games.PUBLISHED]
+    rows = {result["chapter"]: [ours[game] for game in names]}
+    rows |= dict(zip(games.PUBLISHED.values(), published, strict=True))
+    figure, axis = plt.subplots(figsize=(11, 4), layout="constrained")
+    width = 0.8 / len(rows)
+    for number, (label, raw) in enumerate(rows.items()):
+        normalised = [games.GAMES[game].normalised(score) for game, score in zip(names, raw, strict=True)]
+        places = [place + (number - (len(rows) - 1) / 2) * width for place in range(len(names))]
+        axis.bar(
+            places, normalised, width, label=label, color=f"C{number}" if number == 0 else f"{0.4 + 0.15 * number}"
+        )
+    axis.axhline(1.0, color="grey", linestyle="--", linewidth=0.8)
+    axis.set(ylabel="score: random play 0, a human 1", title="after 1M agent steps")
+    axis.set_xticks(range(len(names)), names)
+    axis.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def main() -> int:
     args = parse_plain(Args, __doc__ or "")
     results = [json.loads(path.read_text()) | {"file": path.name} for path in sorted(args.results.glob("*.json"))]
+    if scored := newest_scores(results):
+        put(args.page, "\n\n".join(map(games_table, scored)), "games")
+        draw_scores(args.scores, scored[0])
+        print(args.scores)
     results = [result for result in results if result.get("kind") == "throughput" or has_goal(result)]
     if not results:
         raise ConfigError("results", args.results, "no results there", "run bench/throughput.py or bench/solve.py")

@@ -176,8 +176,9 @@ def test_report_takes_each_column_from_the_machine_with_most_results():
 
 
 def test_report_replaces_what_is_between_the_markers():
-    text = f"# Title\n{report.BEGIN}\nold\n{report.END}\nrest\n"
-    assert report.replace_between(text, "| new |") == f"# Title\n{report.BEGIN}\n| new |\n{report.END}\nrest\n"
+    text = "# Title\n<!-- results -->\nold\n<!-- /results -->\n<!-- games -->\nrest\n<!-- /games -->\n"
+    assert report.replace_between(text, "| new |") == text.replace("old", "| new |")
+    assert report.replace_between(text, "| new |", "games") == text.replace("rest", "| new |")
     assert report.replace_between("# Title\n", "| new |") is None
 
 

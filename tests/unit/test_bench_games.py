@@ -8,7 +8,7 @@ import pytest
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow
-from bench import common, games, peers, reproduce
+from bench import common, games, peers, report, reproduce
 
 ROOT = common.ROOT
 
@@ -69,6 +69,23 @@ def test_games_go_on_where_they_stopped_and_refuse_other_flags(tmp_path, monkeyp
     assert games.main() == 130, "Ctrl-C ends all"
     assert "--env-id=ALE/Boxing-v5" in started[0]
     assert len(started) == 1
+
+
+def test_the_page_has_the_newest_scores_of_each_chapter_and_a_picture(tmp_path):
+    def scored(date, score, chapter="a3c_data", sticky=False):
+        about = {"kind": "games", "chapter": chapter, "date": date, "machine": {"name": "A"}, "protocol": ["raw"]}
+        return about | {
+            "bench": {"sticky": sticky},
+            "runs": [run_of("Pong", 1, score) | {"commit": "c0ffee"}],
+            "file": "f",
+        }
+
+    results = [scored("2026-01-02", 14.6), scored("2026-01-01", 3.0), scored("2026-01-03", 2.0, sticky=True)]
+    newest = report.newest_scores([*results, scored("2026-01-01", 4.0, "impala")])
+    assert [report.games.by_game(result["runs"], 10**6)["Pong"] for result in newest] == [[14.6], [4.0], [2.0]]
+    assert "14.6 (1.00)" in report.games_table(newest[0])
+    report.draw_scores(tmp_path / "games.png", newest[0])
+    assert (tmp_path / "games.png").stat().st_size > 5_000
 
 
 # ---- rows that are run again
