@@ -112,8 +112,7 @@ def main() -> int:
     set_up_torch(args, group.rank)
     if group.rank > 0:
         return ranks.follow(train, args, population, group)
-    parts = {"population": population}
-    with Run(args, args.chapter, population.elite, None, parts, is_confirmed=population.is_confirmed) as run:
+    with Run(args, args.chapter, population.elite, None, {"population": population}) as run:
         train(args, run, population, group, Report(run, population, group))
     return run.exit_code
 

@@ -196,10 +196,13 @@ def begin_or_continue(args: Args, flags: Sequence[str], settings: dict[str, Any]
     if not path.exists():
         return path, new
     old = json.loads(path.read_text())
-    saved = {**old.get("settings", {}), "steps": old["steps"]}
+    if "settings" not in old:
+        why = f"{path.name} is of an older version and has no settings"
+        raise ConfigError("results", args.results, why, "choose another folder, or move the file away")
+    saved = {**old["settings"], "steps": old["steps"]}
     if differing := [name for name, value in {**settings, "steps": args.steps}.items() if saved.get(name) != value]:
         name = differing[0]
-        why = f"{path.name} has runs with other settings: {flag_name(name)} is {saved.get(name, 'not known')} there"
+        why = f"{path.name} has runs with other settings: {flag_name(name)} is {saved.get(name)} there"
         raise ConfigError("results", args.results, why, "choose another folder, or move the file away")
     if old["commit"] != new["commit"]:
         print(f"warning: {path.name} has runs of commit {old['commit']}; each run names its own")

@@ -243,11 +243,7 @@ def put(path: Path, table: str, name: str = "results") -> None:
 
 def draw(path: Path, solved: dict[Key, Result]) -> None:
     """A panel for each game: mean return over minutes, a line for each seed, a colour for each chapter and machine."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
+    plt = common.pyplot()
     env_ids = sorted({env_id for _, env_id, _ in solved})
     figure, axes = plt.subplots(1, len(env_ids), figsize=(6 * len(env_ids), 4), squeeze=False, layout="constrained")
     for axis, game in zip(axes[0], env_ids, strict=True):
@@ -265,12 +261,11 @@ def draw(path: Path, solved: dict[Key, Result]) -> None:
     plt.close(figure)
 
 
-def newest_scores(results: Iterable[Result]) -> list[Result]:
-    """The newest result of `bench/games.py` for each chapter, without sticky actions first."""
+def best_scores(results: Iterable[Result]) -> list[Result]:
+    """For each chapter the result of `bench/games.py` with most runs, of several the newest; sticky actions last."""
     found: dict[tuple[bool, str], Result] = {}
-    for result in sorted(results, key=lambda result: result["date"]):
-        if result["kind"] == "games":
-            found[result["bench"]["sticky"], result["chapter"]] = result
+    for result in sorted(results, key=lambda result: (len(result["runs"]), result["date"])):
+        found[result["bench"]["sticky"], result["chapter"]] = result
     return [found[key] for key in sorted(found)]
 
 
@@ -278,15 +273,19 @@ def games_table(result: Result) -> str:
     """The table of a result of `bench/games.py`, its machine, file and protocol."""
     commits = ", ".join(dict.fromkeys(run["commit"][:8] for run in result["runs"]))
     about = [
-        f"Chapter {result['chapter']}, {result['machine']['name']}, commit {commits}",
+        f"`{result['chapter']}` with {' '.join(result['flags'])}, {result['machine']['name']}, commit {commits}",
         *result["protocol"],
         f"[file](../bench/results/{result['file']})",
     ]
     return f"{games.table(result['runs'])}\n\n{'; '.join(about)}."
 
 
-def draw_scores(path: Path, result: Result) -> None:
-    """A group of bars for each game: human-normalised scores after 1M steps, ours beside published ones."""
+def draw_scores(path: Path, result: Result) -> list[list[float]]:
+    """Draw a group of bars for each game: human-normalised scores after 1M steps, ours beside published ones.
+
+    Returns:
+        the heights of the bars, ours first.
+    """
     plt = common.pyplot()
     ours = {game: statistics.mean(scores) for game, scores in games.by_game(result["runs"], games.MARKS[-1]).items()}
     names = [game for game in games.GAMES if game in ours]
@@ -294,25 +293,24 @@ def draw_scores(path: Path, result: Result) -> None:
     rows = {result["chapter"]: [ours[game] for game in names]}
     rows |= dict(zip(games.PUBLISHED.values(), published, strict=True))
     figure, axis = plt.subplots(figsize=(11, 4), layout="constrained")
-    width = 0.8 / len(rows)
+    width, heights = 0.8 / len(rows), []
     for number, (label, raw) in enumerate(rows.items()):
-        normalised = [games.GAMES[game].normalised(score) for game, score in zip(names, raw, strict=True)]
+        heights.append([games.GAMES[game].normalised(score) for game, score in zip(names, raw, strict=True)])
         places = [place + (number - (len(rows) - 1) / 2) * width for place in range(len(names))]
-        axis.bar(
-            places, normalised, width, label=label, color=f"C{number}" if number == 0 else f"{0.4 + 0.15 * number}"
-        )
+        axis.bar(places, heights[-1], width, label=label, color=f"{0.4 + 0.15 * number}" if number else "C0")
     axis.axhline(1.0, color="grey", linestyle="--", linewidth=0.8)
     axis.set(ylabel="score: random play 0, a human 1", title="after 1M agent steps")
     axis.set_xticks(range(len(names)), names)
     axis.legend()
     figure.savefig(path, dpi=120)
     plt.close(figure)
+    return heights
 
 
 def main() -> int:
     args = parse_plain(Args, __doc__ or "")
     results = [json.loads(path.read_text()) | {"file": path.name} for path in sorted(args.results.glob("*.json"))]
-    if scored := newest_scores(results):
+    if scored := best_scores([result for result in results if result.get("kind") == "games"]):
         put(args.page, "\n\n".join(map(games_table, scored)), "games")
         draw_scores(args.scores, scored[0])
         print(args.scores)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import gymnasium
 
 from a3c_mp.cli import parse_own
-from a3c_mp.config import Between, Count
+from a3c_mp.config import Between, Count, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.images import is_image
 from a3c_mp.nets.precision import compute_dtype
@@ -37,6 +37,8 @@ from bench.stages import Setup, bound, learning_threads, measure, measure_on_all
 UNTIL_STOPPED = ["--stop-return", "1e6", "--total-steps", "1_000_000_000"]
 SB3_STEPS = 5
 """what Stable-Baselines3's A2C takes of each environment in one gradient by default"""
+LIKE_SB3 = {"net": "book", "update_epochs": "1"}
+"""settings of chapters for a fair comparison: run_sb3.py has that net, and A2C takes one pass"""
 TRIAL_SECONDS = 15.0
 """how long each way to run Stable-Baselines3's environments is tried (s)"""
 
@@ -52,7 +54,7 @@ class Args:
     repeat: Count = 3
     """repetitions; stages, trainer and comparison take turns, and medians are reported"""
     compare: Literal["none", "sb3"] = "none"
-    """also run Stable-Baselines3's A2C, with as many environments and a net of the same size"""
+    """also run Stable-Baselines3's A2C, with as many environments; both with the book's net and one pass"""
     results: Path = common.RESULTS
     """folder of the result file"""
 
@@ -155,6 +157,10 @@ def main() -> int:
     args, trainer_flags = parse_own(Args, __doc__)
     command = [*common.CHAPTERS[args.chapter], *trainer_flags]
     settings = common.trainer_settings(command)
+    if args.compare == "sb3":
+        alike = {f"--{flag_name(name)}": value for name, value in LIKE_SB3.items() if name in vars(settings)}
+        command += common.defaults_for(trainer_flags, alike)
+        settings = common.trainer_settings(command)
     obs_space, _ = check_env(settings.env_id, gymnasium.Space)
     device = check_device(settings.cuda)
     dtype = compute_dtype(settings.precision, device, is_image(obs_space))

@@ -11,6 +11,7 @@ import inline_ray
 from forked import fork_children
 from harness import CHAPTERS, Chapter, Finished
 
+from a3c_mp.errors import NothingToDo
 from a3c_mp.processes.channel import Token
 from a3c_mp.processes.console import console
 from a3c_mp.processes.prints import prints
@@ -133,7 +134,11 @@ class Inline:
                 inline_ray.install(patch)
                 flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))
             patch.setattr("sys.argv", [script, *named, *flags])
-            code = importlib.import_module(Path(script).stem).main()
+            try:
+                code = importlib.import_module(Path(script).stem).main()
+            except NothingToDo as reason:  # as `exit_with` does
+                print(reason)
+                code = 0
         prints.settle(60)  # a run itself waits less for its output, which a busy machine can delay
         assert console.drain(60)
         return Finished(code, *self.capsys.readouterr(), self.folder(name))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 NAMED_FIRST = ("env-id", "chapter")
 """flags that are easily left out before their value"""
+SWITCH_VALUES = ("yes", "no", "true", "false", "on", "off", "0", "1")
+"""what is easily given to a switch"""
 
 A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
@@ -117,10 +119,10 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
             obs_space, action_space = wrappers.spaces(env_id)
             if isinstance(action_space, Box):
                 defaults |= args_class.continuous
-            elif is_image(obs_space):
-                defaults |= args_class.images
             elif len(obs_space.shape or ()) == 1:
                 defaults |= args_class.vectors
+            if is_image(obs_space):
+                defaults |= args_class.images
     except Stopped:
         raise
     except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `check_env` says what is wrong
@@ -139,7 +141,7 @@ def parse_own(args_class: type[P], description: str) -> tuple[P, list[str]]:
     """Parse a script's own flags of the command line; return (settings, what is left). Raises ConfigError likewise."""
     args, others = _cli(args_class, None, description, sys.argv[1:], return_unknown_args=True)
     if others and not others[0].startswith("-"):
-        raise _no_flag(others[0], sys.argv[1:], [flag_name(name) for name in flags_of(args_class)])
+        raise _no_flag(others[0], [flag_name(name) for name in flags_of(args_class)])
     check_ranges(args)
     return args, others
 
@@ -268,7 +270,7 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             name, _, value = token.partition("=")
             name = name.replace("_", "-")
             if not name.startswith("-"):
-                return _no_flag(token, argv, flags)
+                return _no_flag(token, flags)
             fix = suggestion(name.lstrip("-"), flags)
             return UnknownFlag(name.lstrip("-"), value or _peek(argv, name) or "", "there is no such flag", fix)
         case _errors.MissingArgs(missing_arguments=[missing, *_]):
@@ -284,13 +286,12 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
     return ConfigError("arguments", " ".join(argv), getattr(event, "message", type(event).__name__))
 
 
-def _no_flag(token: str, argv: list[str], flags: list[str]) -> ConfigError:
+def _no_flag(token: str, flags: list[str]) -> ConfigError:
     """The error of a value that belongs to no flag."""
-    before = argv[argv.index(token) - 1] if token in argv[1:] else ""
     fix = "see --help"
-    if before.startswith("--"):
-        fix = f"leave it out: {before} takes no value"
-    elif name := next((name for name in NAMED_FIRST if name in flags and not token[0].isdigit()), None):
+    if token.lower() in SWITCH_VALUES:
+        fix = "leave it out: switches take no value, and --no-NAME turns one off"
+    elif name := next((name for name in NAMED_FIRST if name in flags and token[:1].isalpha()), None):
         fix = f"perhaps --{name} {token}"
     return ConfigError("arguments", token, "a value without a flag", fix)
 

@@ -1,4 +1,4 @@
-"""Which observations are images; everything else is a vector, flattened where it is none."""
+"""Which observations are images; nets treat all others as vectors."""
 
 import gymnasium
 import numpy as np

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +86,6 @@ class Population:
     def __init__(self, args: Args, spaces: Spaces):
         self.args, self.spaces = args, spaces
         self.generation = 0  # the current one, or the next
-        self.confirmed_mean = -math.inf  # of the fittest member in new games, at its last confirmation
         self.elite = EliteNet(spaces, args.genome)
         self.memory = allocate(args, spaces)
         self.rows = np.zeros(self.memory.shards.num_lanes, np.int64)  # that are filled in each lane of the replay
@@ -151,16 +149,11 @@ class Population:
         """SHA-256 of the members as their generation begins, and of where the replay ends."""
         return hashlib.sha256(self.memory.births.arena.numpy().data).digest()
 
-    def is_confirmed(self) -> bool:
-        """Whether the fittest member has shown in new games that it solves the task."""
-        return self.args.stop_return is not None and self.confirmed_mean >= self.args.stop_return
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next generation follows from; between two generations only."""
         used = min(int(self.rows.max()), self.memory.shards.rows)
         return {
             "generation": self.generation,
-            "confirmed_mean": self.confirmed_mean,
             "rows": torch.from_numpy(self.rows),
             "replay": {name: rows[:, :used].clone() for name, rows in self.memory.shards.fields().items()},
             "members": [self._saved(place) for place in range(len(self.members))],
@@ -178,8 +171,7 @@ class Population:
             raise ValueError("its replay has another length (--replay-size, --generation-steps)")
         for name, rows in state["replay"].items():
             self.memory.shards.fields()[name][:, : rows.shape[1]] = rows
-        self.generation, self.confirmed_mean = state["generation"], state["confirmed_mean"]
-        self.rows, self.members = state["rows"].numpy().copy(), []
+        self.generation, self.rows, self.members = state["generation"], state["rows"].numpy().copy(), []
         for place, saved in enumerate(state["members"]):
             genome = Genome.from_json(saved["genome"])
             member = make_state(self.spaces, genome, self.args.adam_eps)

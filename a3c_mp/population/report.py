@@ -220,17 +220,16 @@ class Report:
         """Record what the fittest member did in new games: whether the task is solved."""
         if math.isnan(mean):
             return
-        self.population.confirmed_mean = mean
+        self.run.progress.confirm(mean)
         games = f"mean return {mean:.1f} in {self.args.confirm_episodes} new games"
-        if self.population.is_confirmed():
+        if self.run.progress.is_confirmed:
             self.run.log.info(f"confirmed: {games}")
-            self.run.progress.declare_solved()
         else:
             fitness = self.population.fitness(self.population.fittest)
             self.run.log.info(f"not confirmed: {games}, after a fitness of {fitness:.1f}; training continues")
 
     def _headline(self) -> list[str]:
-        best, confirmed = self.run.progress.evals.best_mean, self.population.confirmed_mean
+        best, confirmed = self.run.progress.evals.best_mean, self.run.progress.confirmed_mean
         words = [f"generation {self.population.generation}"]
         words += [f"best fitness {best:.1f}"] if math.isfinite(best) else []
         return words + ([f"confirmed {confirmed:.1f}"] if math.isfinite(confirmed) else [])

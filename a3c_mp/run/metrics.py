@@ -67,7 +67,8 @@ class MetricsWriter:
         self._rates_since = (time.monotonic(), progress.steps, progress.samples)
         self._steps_at_start = progress.steps
         self._learning_since: float | None = None  # when the first rollout arrived
-        self._stopped_at: float | None = None  # when the run should stop
+        self._round_ended: float | None = None
+        self._stopped_at: float | None = None
 
     def open(self) -> None:
         """Open the event file and the display."""
@@ -90,8 +91,8 @@ class MetricsWriter:
         self.progress.start_budget()
 
     def stop_clock(self) -> None:
-        """Leave out of all rates what follows: actors end, files are written."""
-        self._stopped_at = self._now()
+        """Leave out of all rates what came after the last round: actors that end, files that are written."""
+        self._stopped_at = self._round_ended
 
     def _now(self) -> float:
         return time.monotonic() if self._stopped_at is None else self._stopped_at
@@ -154,8 +155,10 @@ class MetricsWriter:
         """Wait until `episodes.csv` has on disk every game recorded so far."""
         self._episode_log.flush(sync=True)
 
-    def flush_if_due(self) -> None:
-        if time.monotonic() - self._rates_since[0] >= FLUSH_SECONDS:
+    def end_round(self) -> None:
+        """Flush if it is due."""
+        self._round_ended = time.monotonic()
+        if self._round_ended - self._rates_since[0] >= FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:

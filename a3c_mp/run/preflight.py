@@ -215,7 +215,8 @@ def _fix_for(env_id: str) -> str:
     alike = [name for name in known if name.startswith(f"{wanted}-v")][-1:]  # the newest version
     alike = alike or difflib.get_close_matches(wanted, known, n=1, cutoff=0.8)
     if alike:
-        return f"perhaps you meant {module}{':' * bool(module)}{known[alike[0]]}"
+        meant = known[alike[0]]
+        return f"perhaps you meant {f'{module}:{meant}' if module else meant}"
     return "check the spelling, or see gymnasium.pprint_registry()"
 
 

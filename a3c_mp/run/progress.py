@@ -68,6 +68,7 @@ class Progress:
         self.policy_lag = [0, 0]  # sum over rollouts, their number
         self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier processes of a resumed run
         self.budget_since: float | None = None  # when `--max-seconds` began to count: at the first rollout
+        self.confirmed_mean = -math.inf  # of games played to confirm that the task is solved, where a chapter does so
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
 
     def record_rollout(
@@ -128,18 +129,23 @@ class Progress:
 
     def record_solved(self) -> None:
         """Record when a mean return, of training or evaluation, first reaches its goal; called between rounds."""
-        if self._is_solved():
-            self.declare_solved()
-
-    def declare_solved(self) -> None:
-        """Record that the task is solved, where neither training games nor evaluations beside them decide."""
-        if self.solved_at is None:
+        if self.solved_at is None and self._is_solved():
             self.solved_at = (round(self.wall_seconds, 2), self.steps)
+
+    def confirm(self, mean: float) -> None:
+        """Record the mean return of games played to confirm that the task is solved."""
+        self.confirmed_mean = mean
+        self.record_solved()
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether these games have reached `--stop-return`."""
+        return self.args.stop_return is not None and self.confirmed_mean >= self.args.stop_return
 
     def _is_solved(self) -> bool:
         goal = self.args.training_goal
         by_training = goal is not None and self.window.is_representative and self.window.mean >= goal
-        return by_training or self.evals.is_solved
+        return by_training or self.evals.is_solved or self.is_confirmed
 
     @property
     def wall_seconds(self) -> float:
@@ -160,6 +166,7 @@ class Progress:
             "episodes": self.window.episodes,
             "worker_restarts": self.worker_restarts,
             "returns": list(self.window.returns),
+            "confirmed_mean": self.confirmed_mean,
             "best_mean": self.window.mean if self.is_best else self.best_mean,
             "wall_seconds": self.wall_seconds,
             "policy_lag": list(self.policy_lag),
@@ -172,6 +179,7 @@ class Progress:
         self.steps, self.updates = state["steps"], state["updates"]
         self.samples, self.worker_restarts = state.get("samples", 0), state.get("worker_restarts", 0)
         self.best_mean, self.seconds_before = state["best_mean"], state["wall_seconds"]
+        self.confirmed_mean = state.get("confirmed_mean", -math.inf)
         self.policy_lag = list(state.get("policy_lag", [0, 0]))
         self.window.restore(state["returns"], state.get("episodes", 0))
         self.counters.clear()

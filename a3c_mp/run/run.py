@@ -40,13 +40,16 @@ from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_evaluation, check_exploration, check_limits
 from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
-from a3c_mp.run.summary import exit_reason_of, summarize
+from a3c_mp.run.summary import end_of, summarize
 from a3c_mp.run.tracking import check_tracker
 
 ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds reached"}
 """reason why a run has ended -> its name in the last line; others stay as they are"""
-REASONS_TO_END = ("total_steps", "solved")
-"""those after which nothing is left to do"""
+HOW_TO_GO_ON = {
+    "total_steps": "a higher --total-steps",
+    "solved": "a higher --stop-return (or --stop-eval-return, whichever was reached)",
+}
+"""reason after which nothing is left to do -> what lets the run go on"""
 
 
 class Run(HasProgress):
@@ -59,7 +62,6 @@ class Run(HasProgress):
         extra: what else to save, by name; what the newest checkpoint lacks of it starts empty, with a warning.
         make_policy: makes the policy that is evaluated with `--eval-every`; by default that of an actor-critic net.
             None: `evaluate_with` will name an evaluator, and the run starts none.
-        is_confirmed: whether what was restored has solved the task, where neither training games nor evaluations say.
 
     Raises:
         ConfigError: the folder cannot be made, written or resumed, or is in use; or the machine is too small.
@@ -69,7 +71,6 @@ class Run(HasProgress):
     def __init__(
         self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer | None,
         extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = make_policy,
-        is_confirmed: Callable[[], bool] = lambda: False,
     ):  # fmt: skip
         check_evaluation(args)
         check_tracker(args)
@@ -90,8 +91,6 @@ class Run(HasProgress):
                 extra = {**(extra or {}), "evaluation": self.evaluations}
             self.state = TrainingState(net, optimizer, self.progress, extra or {}, self.log)
             self.checkpointer = Checkpointer(self.folder / "checkpoints", self.state, algorithm)
-            if is_confirmed():
-                self.progress.declare_solved()
             self._refuse_ended()
             self.metrics = MetricsWriter(self.folder, self.progress, self.log)
             write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
@@ -101,10 +100,10 @@ class Run(HasProgress):
     def _refuse_ended(self) -> None:
         """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
         reason = self.progress.stop_reason()
-        if self.args.resume is not None and reason in REASONS_TO_END and exit_reason_of(self.folder) == reason:
+        if self.args.resume is not None and reason in HOW_TO_GO_ON and end_of(self.folder) == (reason, self.steps):
             self._cleanup.close()
             what = f"{self.folder} has ended: {ENDINGS.get(reason, reason)} after {self.steps:,} steps"
-            raise NothingToDo(f"{what}; a higher --total-steps, or another --stop-return, lets it go on")
+            raise NothingToDo(f"{what}; {HOW_TO_GO_ON[reason]} lets it go on")
 
     def __enter__(self) -> Run:
         self.metrics.open()
@@ -131,10 +130,7 @@ class Run(HasProgress):
 
     def should_stop(self) -> bool:
         """Whether a signal has arrived, or a stop rule is met."""
-        if self.exit_reason is None and self.progress.stop_reason() is None:
-            return False
-        self.metrics.stop_clock()
-        return True
+        return self.exit_reason is not None or self.progress.stop_reason() is not None
 
     def keep(self, **parts: Stateful) -> None:
         """Add what an exact resume needs to the checkpoints of a deterministic run; on resume, restore it."""
@@ -177,7 +173,7 @@ class Run(HasProgress):
             return
         self.progress.record_solved()
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
-        self.metrics.flush_if_due()
+        self.metrics.end_round()
         if self.checkpointer.is_due():
             self.metrics.flush()  # the files have what the checkpoint counts
             self.save()
@@ -227,7 +223,8 @@ class Run(HasProgress):
         """
         if self._finished:
             return
-        reached_its_end = error is None and self.progress.stop_reason() in REASONS_TO_END
+        self.metrics.stop_clock()
+        reached_its_end = error is None and self.progress.stop_reason() in HOW_TO_GO_ON
         if self.evaluations is not None and reached_its_end and not self.is_interrupted():
             with self.metrics.paused():
                 self.evaluations.finish()
@@ -300,6 +297,6 @@ def describe_error(error: BaseException) -> str:
 def headline(text: str) -> str:
     """First line of an error's text, for `exit_reason`; if a worker's traceback follows, with what was raised."""
     first, *rest = text.splitlines()
-    frames = [number for number, line in enumerate(rest) if line.startswith("  ")]
-    raised = rest[frames[-1] + 1 :][:1] if frames else []
+    frames = [number for number, line in enumerate(rest) if line.startswith('  File "')]
+    raised = [line for line in rest[frames[-1] + 1 :] if not line.startswith(" ")][:1] if frames else []
     return " ".join([first if first.endswith(":") or not raised else f"{first}:", *raised])

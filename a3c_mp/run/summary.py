@@ -38,9 +38,10 @@ def summarize(run: Run) -> dict[str, Any]:
     }
 
 
-def exit_reason_of(folder: Path) -> str | None:
-    """Why the run in a folder has ended, by its `summary.json`; None if that is missing or broken."""
+def end_of(folder: Path) -> tuple[str | None, int] | None:
+    """(why, after how many agent steps) the run in a folder has ended; None without a readable `summary.json`."""
     try:
-        return json.loads((folder / "summary.json").read_text())["exit_reason"]
+        summary = json.loads((folder / "summary.json").read_text())
+        return summary["exit_reason"], summary["steps"]
     except (OSError, ValueError, LookupError, TypeError):
         return None

@@ -326,3 +326,9 @@ def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_pa
     assert study.best_value > study.trials[0].value
     assert any(trial.state == optuna.trial.TrialState.PRUNED for trial in study.trials)
     assert "study: " in capsys.readouterr().out
+
+
+def test_a_chapter_without_its_flag_is_refused_with_a_hint(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["solve.py", "impala"])
+    with pytest.raises(ConfigError, match="arguments=impala: a value without a flag; perhaps --chapter impala"):
+        solve.main()

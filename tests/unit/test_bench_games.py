@@ -60,6 +60,10 @@ def test_games_go_on_where_they_stopped_and_refuse_other_flags(tmp_path, monkeyp
     assert games.begin_or_continue(args, [], {"a": 1})[1]["runs"] == result["runs"], "a default may say the same"
     with pytest.raises(ConfigError, match=r"has runs with other settings: a is 1 there"):
         games.begin_or_continue(args, ["--a=1"], {"a": 2})  # by another default
+    common.save(path, {name: value for name, value in result.items() if name != "settings"})
+    with pytest.raises(ConfigError, match="is of an older version"):
+        games.begin_or_continue(args, ["--a=1"], {"a": 1})
+    common.save(path, result)
     with pytest.raises(ConfigError, match=r"steps is 1000 there"):
         games.begin_or_continue(games.Args(results=tmp_path, steps=2000), ["--a=1"], {"a": 1})
     started = []
@@ -71,21 +75,22 @@ def test_games_go_on_where_they_stopped_and_refuse_other_flags(tmp_path, monkeyp
     assert len(started) == 1
 
 
-def test_the_page_has_the_newest_scores_of_each_chapter_and_a_picture(tmp_path):
-    def scored(date, score, chapter="a3c_data", sticky=False):
-        about = {"kind": "games", "chapter": chapter, "date": date, "machine": {"name": "A"}, "protocol": ["raw"]}
-        return about | {
-            "bench": {"sticky": sticky},
-            "runs": [run_of("Pong", 1, score) | {"commit": "c0ffee"}],
-            "file": "f",
-        }
+def test_the_page_has_the_scores_of_most_runs_of_each_chapter_and_a_picture(tmp_path):
+    def scored(date, *scores, chapter="a3c_data", sticky=False):
+        runs = [run_of("Pong", seed, score) | {"commit": "c0ffee"} for seed, score in enumerate(scores)]
+        about = {"chapter": chapter, "date": date, "machine": {"name": "A"}, "protocol": ["raw"], "flags": ["--x=1"]}
+        return about | {"bench": {"sticky": sticky}, "runs": runs, "file": "f"}
 
-    results = [scored("2026-01-02", 14.6), scored("2026-01-01", 3.0), scored("2026-01-03", 2.0, sticky=True)]
-    newest = report.newest_scores([*results, scored("2026-01-01", 4.0, "impala")])
-    assert [report.games.by_game(result["runs"], 10**6)["Pong"] for result in newest] == [[14.6], [4.0], [2.0]]
-    assert "14.6 (1.00)" in report.games_table(newest[0])
-    report.draw_scores(tmp_path / "games.png", newest[0])
-    assert (tmp_path / "games.png").stat().st_size > 5_000
+    results = [scored("2026-01-02", 14.6, 14.6), scored("2026-01-01", 0.0, 0.0), scored("2026-01-03", 2.0)]
+    results += [scored("2026-01-04", 2.0, sticky=True), scored("2026-01-01", 4.0, chapter="impala")]
+    best = report.best_scores(results)
+    assert [games.by_game(result["runs"], 10**6)["Pong"] for result in best] == [[14.6, 14.6], [4.0], [2.0]]
+    assert "14.6 (1.00)" in (text := report.games_table(best[0]))
+    assert "`a3c_data` with --x=1, A, commit c0ffee" in text
+    (ours,), *theirs = report.draw_scores(tmp_path / "games.png", best[0])
+    assert ours == pytest.approx(1.0)
+    assert theirs == [[games.GAMES["Pong"].normalised(score)] for score in (-13.9, -16.5, -1.8)]
+    assert (tmp_path / "games.png").exists()
 
 
 # ---- rows that are run again

@@ -125,9 +125,10 @@ def test_chapters_of_rollouts_have_settings_for_vectors_and_for_continuous_actio
 @pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_task"])
 def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
     args_class, passes = importlib.import_module(chapter).Args, 3 if chapter != "train_a3c_grad" else None
-    for env_id in ("PongNoFrameskip-v4", "CarRacing-v3?continuous=false"):
+    for env_id in ("PongNoFrameskip-v4", "CarRacing-v3?continuous=false", "CarRacing-v3"):
         args = parse_args(args_class, {"PongNoFrameskip-v4": {"gamma": 0.5}}, "", ["--env-id", env_id])
         assert args.gamma == (0.5 if "Pong" in env_id else 0.99)
+        assert args.num_envs == (args_class.continuous["num_envs"] if env_id == "CarRacing-v3" else 32)
         assert args.net == ("paper" if passes else "book")
         assert vars(args).get("update_epochs") == passes
 
@@ -237,7 +238,7 @@ def test_help_is_printed_and_no_error(capsys):
         (["--fast", "--cuda", "--num-envs", "8"], "fast", "no such flag"),
         (["--fast=yes"], "fast=yes", "no such flag"),
         (["CartPole-v1"], "arguments=CartPole-v1", "perhaps --env-id CartPole-v1"),
-        (["--cuda", "yes"], "arguments=yes", "leave it out: --cuda takes no value"),
+        (["--cuda", "yes"], "arguments=yes", "leave it out: switches take no value"),
     ],
     ids=lambda value: " ".join(value).replace("\n", " ") if isinstance(value, list) else "",
 )
@@ -443,6 +444,8 @@ def test_check_env_gives_the_spaces_of_the_environment():
         ("", "ID"),
         ("two\nlines-v0", "two lines"),
         ("CartPole-v1?size=5", "unexpected keyword argument 'size'"),
+        ("gymnasium:CartPole-v1?size=5", "; choose another, or other --env-kwargs"),
+        ("gymnasium:CartPole", "; perhaps you meant gymnasium:CartPole-v1"),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_one_line(env_id, reason):

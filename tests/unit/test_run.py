@@ -23,8 +23,13 @@ from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import hms
 from a3c_mp.run.mean_return import MIN_EPISODES
-from a3c_mp.run.run import Run
-from a3c_mp.run.summary import exit_reason_of
+from a3c_mp.run.run import Run, headline
+from a3c_mp.run.summary import end_of
+
+TRACEBACK = """Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    raise ValueError("no")
+"""
 
 
 class Part:
@@ -115,11 +120,36 @@ def test_a_run_whose_summary_was_not_written_writes_it_on_resume(args):
     args = replace(args, total_steps=100)
     with a_run(args) as run:
         run.record_rollout(100, [], 0, 0)
-    for content in (None, "[]", '{"exit_reason": "SIGTERM"}'):
+    older = '{"exit_reason": "total_steps", "steps": 50}'
+    for content in (None, "[]", '{"exit_reason": "SIGTERM", "steps": 100}', older):
         (run.folder / "summary.json").unlink() if content is None else (run.folder / "summary.json").write_text(content)
         with a_run(replace(args, resume=run.folder)) as again:
             assert again.should_stop()
-        assert exit_reason_of(run.folder) == "total_steps"
+        assert end_of(run.folder) == ("total_steps", 100)
+
+
+def test_rates_leave_out_what_comes_after_the_last_round(args, monkeypatch):
+    with a_run(args) as run:
+        run.record_rollout(50, [], 0, 0)  # starts the clock
+        start = time.monotonic()
+        run.record_rollout(1000, [], 0, 0)
+        monkeypatch.setattr("time.monotonic", lambda: start + 10.0)
+        run.end_round()
+        monkeypatch.setattr("time.monotonic", lambda: start + 30.0)  # actors end
+    assert run.summary()["sps"] == pytest.approx(100.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("actor 0 is lost", "actor 0 is lost"),
+        (f"actor 0 failed:\n{TRACEBACK}ValueError: no\n(raised by reset())", "actor 0 failed: ValueError: no"),
+        (f"budget spent\n{TRACEBACK}ValueError: no\n  luck", "budget spent: ValueError: no"),
+        ("actor 0 failed:\nof old age", "actor 0 failed:"),
+    ],
+)
+def test_the_reason_names_what_a_worker_raised(text, expected):
+    assert headline(text) == expected
 
 
 def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch):

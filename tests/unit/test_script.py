@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, NothingToDo
 from a3c_mp.run import command
 from a3c_mp.run import script as ending
 from a3c_mp.run.script import exit_with
@@ -89,6 +89,16 @@ def test_output_that_cannot_be_written_does_not_change_the_code(monkeypatch):
     with pytest.raises(SystemExit) as end:
         exit_with(lambda: 0)
     assert end.value.code == 0
+
+
+def test_nothing_to_do_is_one_line_and_code_0(capsys):
+    def main():
+        raise NothingToDo("it has ended")
+
+    with pytest.raises(SystemExit) as end:
+        exit_with(main)
+    assert end.value.code == 0
+    assert capsys.readouterr() == ("it has ended\n", "")
 
 
 def test_an_error_is_a_traceback_and_code_1(capsys):
