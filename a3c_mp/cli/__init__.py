@@ -61,7 +61,10 @@ def parse_args(
     else:
         env_id = env_id or args_class.env_id
         preset = presets.get(wrappers.split_id(env_id)[0])
-        default = args_class(**{**_defaults(args_class, env_id, preset), "env_id": env_id})
+        with_kwargs = env_id
+        with suppress(ValueError):  # `_name_kwargs` says what is wrong
+            with_kwargs = wrappers.with_kwargs(env_id, _peek_all(argv, "--env-kwargs"))
+        default = args_class(**{**_defaults(args_class, with_kwargs, preset), "env_id": env_id})
     args = _cli(args_class, default, description, argv)
     check_ranges(args)
     return _name_kwargs(args)
@@ -119,7 +122,7 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
             obs_space, action_space = wrappers.spaces(env_id)
             if isinstance(action_space, Box):
                 defaults |= args_class.continuous
-            elif len(obs_space.shape or ()) == 1:
+            elif not is_image(obs_space):
                 defaults |= args_class.vectors
             if is_image(obs_space):
                 defaults |= args_class.images
@@ -153,6 +156,21 @@ def _peek(argv: list[str], flag: str) -> str | None:
         if name.replace("_", "-") == flag:
             return value if equals else next(iter(argv[position + 1 :]), None)
     return None
+
+
+def _peek_all(argv: list[str], flag: str) -> list[str]:
+    """Values of a flag that takes several; the last one of its name counts."""
+    found: list[str] = []
+    values: list[str] | None = None  # of the flag that is being read, if it is this one
+    for token in argv:
+        name, equals, value = token.partition("=")
+        if token.startswith("--"):
+            values = None
+            if name.replace("_", "-") == flag:
+                found = values = [value] if equals else []
+        elif values is not None:
+            values.append(token)
+    return found
 
 
 def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
@@ -272,7 +290,9 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             if not name.startswith("-"):
                 return _no_flag(token, flags)
             fix = suggestion(name.lstrip("-"), flags)
-            return UnknownFlag(name.lstrip("-"), value or _peek(argv, name) or "", "there is no such flag", fix)
+            following = _peek(argv, name) or ""
+            value = value or ("" if following.startswith("--") else following)
+            return UnknownFlag(name.lstrip("-"), value, "there is no such flag", fix)
         case _errors.MissingArgs(missing_arguments=[missing, *_]):
             return ConfigError(_name(missing.arg), "", "must be given")
         case _errors.BadValue(argument=argument):
@@ -281,7 +301,9 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             return ConfigError(_name(argument), value, f"must be one of {', '.join(map(repr, choices))}")
         case _errors.InstantiationFailure(argument=argument, message=message) if argument is not None:
             why = "must be a number" if "string to float" in message else message.rpartition(": ")[2]
-            why = "must be whole numbers" if why.startswith("[") else why  # a flag with several
+            why = (
+                "must be whole numbers, with spaces between them" if why.startswith("[") else why
+            )  # a flag with several
             return ConfigError(_name(argument), _peek(argv, f"--{_name(argument)}"), why)
     return ConfigError("arguments", " ".join(argv), getattr(event, "message", type(event).__name__))
 

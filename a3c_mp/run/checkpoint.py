@@ -24,6 +24,8 @@ from a3c_mp.run.files import make_folder, write_atomically
 
 FORMAT = 1
 KEEP = 3
+MOST_WORDS = 40
+"""of the reason why a checkpoint does not fit; torch lists every tensor"""
 OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
 """names of the files that this module writes; it ignores all others"""
 
@@ -208,7 +210,7 @@ def load_newest(
             try:
                 restore(state, path)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                reason = " ".join(str(error).split()[:MOST_WORDS]) or type(error).__name__
                 raise CheckpointError(f"{path} does not fit these settings: {reason}") from error
         except CheckpointError as error:
             skipped.append(str(error))

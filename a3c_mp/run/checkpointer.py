@@ -19,6 +19,7 @@ from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.eval_progress import Evaluation
 from a3c_mp.run.progress import Progress
+from a3c_mp.run.run_dir import changed_settings
 
 
 class TrainingState:
@@ -113,7 +114,10 @@ class Checkpointer:
         try:
             _, path = checkpoint.load_newest(self.folder, **self.origin, warn=warn, restore=self.state.restore)
         except CheckpointError as error:
-            raise ConfigError("resume", args.resume, str(error), "start a new run, or restore the folder") from error
+            fix = "start a new run, or restore the folder"
+            if changed := changed_settings(args, self.folder.parent):
+                fix = f"settings that differ from the run's: {' '.join(changed)}; leave out what does not fit"
+            raise ConfigError("resume", args.resume, str(error), fix) from error
         self.newest, self.saved_steps = path, self.state.progress.steps
         checkpoint.set_aside_newer(path)
         self.state.progress.evals.restore_best(checkpoint.best_evaluation(self.folder))

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import a3c_mp
-from a3c_mp.config import CommonArgs
+from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.files import make_folder
 
@@ -31,6 +31,8 @@ MAX_NAME = 255
 """most bytes in the name of a folder on Linux"""
 LEFT_BY_FAILED_START = {".lock", ".writable", "run.log"}
 """files in a folder whose run failed to start, besides an empty folder for checkpoints"""
+PLACE = ("resume", "run_name", "runs_dir")
+"""settings that say where a run is, not what it does"""
 START = ("commit", "command", "versions", "machine", "args")
 """fields of each start in `config.json`; those of the newest stand at its top level too"""
 
@@ -133,6 +135,15 @@ def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
+
+
+def changed_settings(args: CommonArgs, folder: Path) -> list[str]:
+    """Flags of the settings that differ from those of the newest start of the run in a folder."""
+    starts = earlier_starts(folder / "config.json")
+    saved = (starts[-1].get("args") or {}) if starts else {}
+    own = json.loads(json.dumps(dataclasses.asdict(args), default=str))
+    names = [name for name in saved if name not in PLACE and own.get(name, saved[name]) != saved[name]]
+    return [f"--{flag_name(name)}" for name in names]
 
 
 def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:

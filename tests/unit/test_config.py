@@ -133,6 +133,28 @@ def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
         assert vars(args).get("update_epochs") == passes
 
 
+def test_both_ways_to_give_keyword_arguments_have_the_same_defaults():
+    args_class = importlib.import_module("train_a3c_data").Args
+    for env_id, *pairs in (("CarRacing-v3", "continuous=false"), ("CliffWalking-v1", "is_slippery=true")):
+        long_id = f"{env_id}?{'&'.join(pairs)}"
+        long, short, mixed = (
+            parse_args(args_class, {}, "", flags)
+            for flags in (
+                ["--env-id", long_id],
+                ["--env-id", env_id, "--env-kwargs", *pairs, "--seed", "1"],
+                ["--env_kwargs=x=1", "--env-id", env_id, "--env-kwargs", *pairs],
+            )
+        )
+        assert long == short == mixed
+        assert long.num_envs == (32 if "Racing" in env_id else 8)
+
+
+def test_observations_that_are_flattened_have_the_settings_of_vectors(register):
+    args_class = importlib.import_module("train_a3c_data").Args
+    env_id = register(changes={"observation_space": Box(0, 255, (64, 64), "uint8")})
+    assert parse_args(args_class, {}, "", ["--env-id", env_id]).num_envs == args_class.vectors["num_envs"]
+
+
 def test_keyword_arguments_become_part_of_the_environments_id():
     args = parse("--env-id", "CartPole-v1", "--env-kwargs", "sutton_barto_reward=true", "--seed", "3")
     assert (args.env_id, args.env_kwargs, args.seed) == ("CartPole-v1?sutton_barto_reward=true", (), 3)
@@ -238,6 +260,7 @@ def test_help_is_printed_and_no_error(capsys):
         (["--fast", "--cuda", "--num-envs", "8"], "fast", "no such flag"),
         (["--fast=yes"], "fast=yes", "no such flag"),
         (["CartPole-v1"], "arguments=CartPole-v1", "perhaps --env-id CartPole-v1"),
+        (["--lstm", "--runs-dir", "x"], "lstm", "there is no such flag"),
         (["--cuda", "yes"], "arguments=yes", "leave it out: switches take no value"),
     ],
     ids=lambda value: " ".join(value).replace("\n", " ") if isinstance(value, list) else "",

@@ -128,6 +128,17 @@ def test_a_run_whose_summary_was_not_written_writes_it_on_resume(args):
         assert end_of(run.folder) == ("total_steps", 100)
 
 
+def test_a_resume_with_another_net_names_the_tensor_and_the_flag(tmp_path):
+    args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r")
+    with a_run(args) as run:
+        run.record_rollout(10, [], 0, 0)
+    args = replace(args, resume=run.folder, hidden=(3,), total_steps=5)
+    wrong = nn.Linear(3, 2)
+    message = r"size mismatch for weight: .*differ from the run's: --total-steps --hidden; leave out what does not fit"
+    with pytest.raises(ConfigError, match=message):
+        Run(args, "test", wrong, torch.optim.Adam(wrong.parameters()))
+
+
 def test_rates_leave_out_what_comes_after_the_last_round(args, monkeypatch):
     with a_run(args) as run:
         run.record_rollout(50, [], 0, 0)  # starts the clock
