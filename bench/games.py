@@ -155,13 +155,21 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
         cells = [cell(game, statistics.mean(scores)) if scores else "-" for scores in ours]
         lines.append([game, str(seeds), *cells, *(cell(game, getattr(GAMES[game], name)) for name in PUBLISHED)])
     medians = medians_of(runs)
-    ours_median = ["{:.2f} ({:.2f} to {:.2f})".format(*medians[str(m)]) if str(m) in medians else "-" for m in MARKS]
+    ours_median = [median_cell(medians.get(str(mark))) for mark in MARKS]
     theirs = [
         statistics.median(GAMES[game].normalised(getattr(GAMES[game], name)) for game in played) for name in PUBLISHED
     ]
     lines.append(["median, normalised", "", *ours_median, *(f"{value:.2f}" for value in theirs)])
     marks = [f"{mark / 1e6:g}M" for mark in MARKS]
     return common.markdown_table(["game", "seeds", *marks, *(f"{name} 1M" for name in PUBLISHED.values())], lines)
+
+
+def median_cell(median: Sequence[float] | None) -> str:
+    """A median with its interval, which one seed of each game does not have."""
+    if median is None:
+        return "-"
+    middle, low, high = median
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})" if low < high else f"{middle:.2f}"
 
 
 def cell(game: str, score: float) -> str:

@@ -1,7 +1,7 @@
 """Tables and learning curves made from `bench/results/*.json`: no figure is typed by hand.
 
-Of several results for one chapter, game and machine the newest counts. The README gets a row for each chapter; a column
-is from one machine: the one with the most results for that game, or the newest of these. `docs/results.md` gets every
+Of several results for one chapter, game and machine the newest counts. The README gets a row for each chapter, of its
+newest result on any machine; those of another machine than most of a column name theirs. `docs/results.md` gets every
 machine, `docs/curves.png` the learning curves, `docs/games.png` the scores of eight games. A table replaces what is
 between `<!-- results -->` and `<!-- /results -->`, or between those of `games`; a file without these markers stays as
 it is, and the table is printed.
@@ -141,15 +141,17 @@ def seed_list(runs: list[Result]) -> str:
     return f"seeds {', '.join(map(str, seeds))}"
 
 
-def goal_cell(result: Result | None, in_minutes: bool) -> str:
-    """Wall time and steps until solved (medians) and the seeds; how many seeds were solved if not most were."""
+def goal_cell(result: Result | None, in_minutes: bool, machine: str) -> str:
+    """Wall time and steps until solved (medians), the seeds, and the machine if it is not the one that is given."""
     if result is None:
         return "not run"
     text = goal_text(result, in_minutes)
+    text += f", {result['machine']['name']}" if result["machine"]["name"] != machine else ""
     return f"[{text}](bench/results/{result['file']})" if "file" in result else text
 
 
 def goal_text(result: Result, in_minutes: bool) -> str:
+    """The first part of the same; how many seeds were solved if not most were."""
     runs, medians = result["runs"], result["medians"]
     solved = sum(run["solved"] for run in runs)
     if medians["wall_seconds"] is None:
@@ -160,12 +162,9 @@ def goal_text(result: Result, in_minutes: bool) -> str:
 
 
 def column(results: Iterable[Result], game: str) -> dict[str, Result]:
-    """The result of each chapter on a game, all from one machine: the one with the most, or the newest of these."""
-    machines: dict[tuple[str, str], dict[str, Result]] = {}
-    for (chapter, env_id, _), result in newest(results, "solve", "stop-return").items():
-        if env_id == game and chapter in CHAPTERS:
-            machines.setdefault((result["machine"]["name"], result["machine"]["cpu"]), {})[chapter] = result
-    return max(machines.values(), default={}, key=lambda found: (len(found), max(r["date"] for r in found.values())))
+    """The newest result of each chapter on a game, of any machine."""
+    found = sorted(newest(results, "solve", "stop-return").values(), key=lambda result: result["date"])
+    return {r["chapter"]: r for r in found if r["env_id"] == game and r["chapter"] in CHAPTERS}
 
 
 def chosen(results: Iterable[Result]) -> dict[tuple[str, str], Result]:
@@ -175,10 +174,16 @@ def chosen(results: Iterable[Result]) -> dict[tuple[str, str], Result]:
 
 
 def where_and_when(results: list[Result]) -> str:
-    """Machine and dates of a column: `Intel Xeon 2 cores, 2026-11-21 to 2026-11-22`."""
+    """The machine of most results of a column, and all dates: `Intel Xeon 2 cores, 2026-11-21 to 2026-11-22`."""
     dates = sorted(result["date"][:10] for result in results)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    return f"{results[0]['machine']['name']}, {when}"
+    return f"{main_machine(results)}, {when}"
+
+
+def main_machine(results: Iterable[Result]) -> str:
+    """The machine of most results, "" if there are none."""
+    names = [result["machine"]["name"] for result in results]
+    return statistics.mode(names) if names else ""
 
 
 def chapter_table(results: list[Result]) -> str:
@@ -186,13 +191,16 @@ def chapter_table(results: list[Result]) -> str:
     found = chosen(results)
     if not found:
         return ""
-    rows = [
-        [*text, *(goal_cell(found.get((chapter, game)), in_minutes) for game, in_minutes in GOALS.items())]
-        for chapter, text in CHAPTERS.items()
-    ]
     columns = {game: [result for (_, its_game), result in found.items() if its_game == game] for game in GOALS}
+    rows = []
+    for chapter, text in CHAPTERS.items():
+        cells = [
+            goal_cell(found.get((chapter, game)), in_minutes, main_machine(columns[game]))
+            for game, in_minutes in GOALS.items()
+        ]
+        rows.append([*text, *cells])
     machines = "; ".join(f"{game}: {where_and_when(results)}" for game, results in columns.items() if results)
-    caption = f"Medians over the seeds. {machines}."
+    caption = f"Medians over the seeds. {machines}, where no other machine is named."
     if all("file" in result for result in found.values()):
         caption += " Each links to its file; `python bench/reproduce.py a3c_data CartPole-v1` runs a row again."
     lines = [CHAPTER_HEADER, ["---"] * len(CHAPTER_HEADER), *rows]

@@ -160,17 +160,16 @@ def solved_at(machine, date, *runs, env_id="CartPole-v1"):
     return {**head, "machine": place, "runs": runs, "medians": {"wall_seconds": wall, "steps": wall and 7e4}}
 
 
-def test_report_takes_each_column_from_the_machine_with_most_results():
+def test_report_takes_the_newest_result_of_each_chapter_and_names_machines_that_differ():
     pong = solved_at("old", "2026-01-01 10:00:00", 660.0, 600.0, None, env_id="PongNoFrameskip-v4")
     old, new = solved_at("old", "2026-01-01 11:00:00", 20.0, 19.0), solved_at("new", "2026-01-02 10:00:00", 10.0)
-    grad = solved_at("old", "2026-01-01 12:00:00", 30.0) | {"chapter": "a3c_grad"}
-    table = report.chapter_table([new, pong, old, grad])
-    assert "| 11.0 min, 0.07M steps (2 of seeds 1 to 3) | 20 s, 70k steps (seeds 1 to 2) |" in table
-    assert table.count("not run") == 2 * len(report.CHAPTERS) - 3
-    assert table.endswith("PongNoFrameskip-v4: old, 2026-01-01; CartPole-v1: old, 2026-01-01.")
-    table = report.chapter_table([new, pong, old])
-    assert "(2 of seeds 1 to 3) | 10 s, 70k steps (seed 1) |" in table, "as many results each: the newer one"
-    assert table.endswith("PongNoFrameskip-v4: old, 2026-01-01; CartPole-v1: new, 2026-01-02.")
+    others = [solved_at("old", "2026-01-01 12:00:00", 30.0) | {"chapter": name} for name in ("a3c_grad", "impala")]
+    table = report.chapter_table([new, pong, old, *others])
+    assert "| 11.0 min, 0.07M steps (2 of seeds 1 to 3) | 10 s, 70k steps (seed 1), new |" in table
+    assert table.count("| 30 s, 70k steps (seed 1) |") == 2
+    assert table.count("not run") == 2 * len(report.CHAPTERS) - 4
+    when = "PongNoFrameskip-v4: old, 2026-01-01; CartPole-v1: old, 2026-01-01 to 2026-01-02"
+    assert table.endswith(f"{when}, where no other machine is named.")
     assert "0 of 1 solved (seed 1)" in report.chapter_table([solved_at("box", "2026-01-01 10:00:00", None)])
     assert report.chapter_table([throughput("2026-01-01 10:00:00", 2000.0)]) == ""
 

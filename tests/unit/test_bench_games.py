@@ -41,7 +41,8 @@ def test_the_median_over_games_has_an_interval_that_follows_from_the_seeds():
     text = games.table(human)
     assert "14.6 (1.00)" in text
     assert text.splitlines()[-1].split("|")[1].strip() == "median, normalised"
-    assert "1.00 (1.00 to 1.00)" in text
+    assert games.median_cell([1.0, 0.8, 1.2]) == "1.00 (0.80 to 1.20)"
+    assert "| 1.00 |" in " ".join(text.split()), "seeds that agree have no interval"
 
 
 def test_all_games_have_the_flags_of_one_preset():
