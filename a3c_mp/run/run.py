@@ -275,6 +275,7 @@ class Run(HasProgress):
         if self.metrics.headline is not None:
             mean = ", ".join([*self.metrics.headline(), ""])
         reason = self.exit_reason or "ended"
+        reason = "failed" if reason.startswith("error: ") else reason  # which was told above
         self.log.info(
             f"{ENDINGS.get(reason, reason)} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.metrics.sps:,.0f} sps; in {self.folder}"

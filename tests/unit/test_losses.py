@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import train_a3c_data
+import train_task
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples
 from a3c_mp.maths import losses
@@ -137,7 +138,7 @@ def some_samples(rng):
     )
 
 
-A3C_LOSS = pytest.mark.parametrize("a3c_loss", [train_a3c_data.loss, actor_critic.loss])
+A3C_LOSS = pytest.mark.parametrize("a3c_loss", [train_a3c_data.loss, train_task.loss, actor_critic.loss])
 
 
 @A3C_LOSS
