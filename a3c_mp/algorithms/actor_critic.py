@@ -125,7 +125,7 @@ class PPOArgs(ActorCriticArgs):
 
     continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
     vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
-    images: ClassVar = {"net": "paper", "update_epochs": IMAGE_EPOCHS}
+    images: ClassVar = {"net": "paper", "num_envs": 16, "update_epochs": IMAGE_EPOCHS}
 
     update_epochs: Count = 1
     """PPO epochs: times that every sample of a rollout is learned from"""

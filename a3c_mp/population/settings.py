@@ -107,6 +107,8 @@ class Args(ReplayArgs):
     """Adam epsilon"""
     target_period: Count = 100
     """target network update interval (updates)"""
+    cuda: bool = False
+    """refused: members train on the CPU, where small nets are faster"""
     deterministic: bool = True
     """always on in this chapter: runs with the same seed are bit-identical"""
     # Flags of other chapters that this one does not have: class variables are no fields.
