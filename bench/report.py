@@ -249,21 +249,29 @@ def put(path: Path, table: str, name: str = "results") -> None:
         print(path)
 
 
-def draw(path: Path, solved: dict[Key, Result]) -> None:
-    """A panel for each game: mean return over minutes, a line for each seed, a colour for each chapter and machine."""
+def draw(path: Path, shown: dict[tuple[str, str], Result]) -> None:
+    """Draw the results of the README's table: a panel for each game, a colour for each chapter.
+
+    Each seed is a thin line of mean return over time; the seed of median time, the upper one of two, is a thick one.
+    """
     plt = common.pyplot()
-    env_ids = sorted({env_id for _, env_id, _ in solved})
-    figure, axes = plt.subplots(1, len(env_ids), figsize=(6 * len(env_ids), 4), squeeze=False, layout="constrained")
-    for axis, game in zip(axes[0], env_ids, strict=True):
-        results = [(key, result) for key, result in sorted(solved.items()) if key[1] == game]
-        for colour, ((chapter, _, machine), result) in enumerate(results):
-            label: str | None = f"{chapter}, {machine}"
-            for run in result["runs"]:
-                minutes, means = [point[1] / 60 for point in run["curve"]], [point[2] for point in run["curve"]]
-                axis.plot(minutes, means, color=f"C{colour}", alpha=0.8, label=label)
-                label = None
-        axis.set(title=game, xlabel="minutes", ylabel="mean return of the last 100 games")
-        axis.legend()
+    figure, axes = plt.subplots(1, len(GOALS), figsize=(13, 4.5), squeeze=False, layout="constrained")
+    lines = {}
+    for axis, (game, in_minutes) in zip(axes[0], GOALS.items(), strict=True):
+        for number, chapter in enumerate(CHAPTERS):
+            if (chapter, game) not in shown:
+                continue
+            runs = sorted(shown[chapter, game]["runs"], key=lambda run: run["wall_seconds"])
+            for run in runs:
+                thick = run is runs[len(runs) // 2]
+                _, seconds, means = zip(*run["curve"], strict=True)
+                times = [second / 60 if in_minutes else second for second in seconds]
+                style = {"linewidth": 2.0} if thick else {"linewidth": 0.8, "alpha": 0.4}
+                lines[chapter] = axis.plot(times, means, color=f"C{number}", **style)[0]
+        axis.set(title=game, ylabel="mean return of the last 100 games")
+        axis.set(xlabel="minutes") if in_minutes else axis.set(xlabel="seconds, logarithmic", xscale="log")
+    thick_lines = [plt.Line2D([], [], color=line.get_color(), linewidth=2.0) for line in lines.values()]
+    figure.legend(thick_lines, lines, loc="outside lower center", ncols=len(lines))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -327,8 +335,8 @@ def main() -> int:
         raise ConfigError("results", args.results, "no results there", "run bench/throughput.py or bench/solve.py")
     put(args.readme, chapter_table(results))
     put(args.page, "\n\n".join(filter(None, [main_table(results), machin_table(results)])))
-    if solved := newest(results, "solve", "stop-return"):
-        draw(args.curves, solved)
+    if shown := chosen(results):
+        draw(args.curves, shown)
         print(args.curves)
     return 0
 
