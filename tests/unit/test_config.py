@@ -124,12 +124,14 @@ def test_chapters_of_rollouts_have_settings_for_vectors_and_for_continuous_actio
 
 @pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_task"])
 def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
-    args_class, passes = importlib.import_module(chapter).Args, 3 if chapter != "train_a3c_grad" else None
+    args_class = importlib.import_module(chapter).Args
+    net, num_envs, passes = ("book", 32, None) if chapter == "train_a3c_grad" else ("paper", 16, 3)
+    continuous = {"num_envs": num_envs, **args_class.continuous, **args_class.images}
     for env_id in ("PongNoFrameskip-v4", "CarRacing-v3?continuous=false", "CarRacing-v3"):
         args = parse_args(args_class, {"PongNoFrameskip-v4": {"gamma": 0.5}}, "", ["--env-id", env_id])
         assert args.gamma == (0.5 if "Pong" in env_id else 0.99)
-        assert args.num_envs == (args_class.continuous["num_envs"] if env_id == "CarRacing-v3" else 32)
-        assert args.net == ("paper" if passes else "book")
+        assert args.num_envs == (continuous["num_envs"] if env_id == "CarRacing-v3" else num_envs)
+        assert args.net == net
         assert vars(args).get("update_epochs") == passes
 
 
@@ -146,7 +148,7 @@ def test_both_ways_to_give_keyword_arguments_have_the_same_defaults():
             )
         )
         assert long == short == mixed
-        assert long.num_envs == (32 if "Racing" in env_id else 8)
+        assert long.num_envs == (16 if "Racing" in env_id else 8)
 
 
 def test_observations_that_are_flattened_have_the_settings_of_vectors(register):
