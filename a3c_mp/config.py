@@ -25,7 +25,7 @@ class CommonArgs:
     vectors: ClassVar[Mapping[str, Any]] = {}
     """defaults for other environments without a preset whose observations are vectors"""
     images: ClassVar[Mapping[str, Any]] = {}
-    """defaults for Atari, below those of a preset, and for others without a preset whose observations are images"""
+    """defaults for Atari, which a preset may change, and for others without a preset whose observations are images"""
 
     env_id: str = "PongNoFrameskip-v4"
     """gymnasium environment id; module:Env-v0 imports the module first, also from the current folder"""

@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from a3c_mp.config import Count, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow, read_episodes
 from a3c_mp.run.mean_return import MIN_EPISODES, WINDOW
-from a3c_mp.run.run_dir import git_commit
+from a3c_mp.run.run_dir import as_recorded, git_commit
 from a3c_mp.run.script import exit_with
 from bench import common
 
@@ -185,9 +185,8 @@ def result_path(args: Args, result: dict[str, Any]) -> Path:
 
 def settings_of(command: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
     """What a trainer's runs of all games and seeds share, as a file has it. Raises ConfigError for bad flags."""
-    settings = asdict(common.trainer_settings([*command, f"--env-id={PONG}", *flags]))
-    own = {name: value for name, value in settings.items() if name not in ("env_id", "seed", "runs_dir", "run_name")}
-    return json.loads(json.dumps(own, default=str))
+    settings = as_recorded(common.trainer_settings([*command, f"--env-id={PONG}", *flags]))
+    return {name: value for name, value in settings.items() if name not in ("env_id", "seed", "runs_dir", "run_name")}
 
 
 def begin_or_continue(args: Args, flags: Sequence[str], settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

@@ -1,10 +1,10 @@
 """Tables and learning curves made from `bench/results/*.json`: no figure is typed by hand.
 
-Of several results for one chapter, game and machine the newest counts. The README gets a row for each chapter, of its
-newest result on any machine; those of another machine than most of a column name theirs. `docs/results.md` gets every
-machine, `docs/curves.png` the learning curves, `docs/games.png` the scores of eight games. A table replaces what is
-between `<!-- results -->` and `<!-- /results -->`, or between those of `games`; a file without these markers stays as
-it is, and the table is printed.
+Of several results for one chapter, game, machine and flags the newest counts. The README gets a row for each chapter,
+of its newest result without flags on any machine; those of another machine than most of a column name theirs.
+`docs/results.md` gets every machine, `docs/curves.png` the learning curves, `docs/games.png` the scores of eight games.
+A table replaces what is between `<!-- results -->` and `<!-- /results -->`, or between those of `games`; a file without
+these markers stays as it is, and the table is printed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
+import tyro
 
 from a3c_mp.cli import parse_plain
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
-from bench import common, games
+from bench import common, games, solve, throughput
 
-HEADER = ["chapter", "game", "machine", "wall time", "steps", "sps", "of the bound", "times SB3's A2C"]
+HEADER = ["chapter", "game", "machine", "flags", "wall time", "steps", "sps", "of the bound", "times SB3's A2C"]
 CHAPTER_HEADER = ["chapter", "what travels", "use it when", "Pong to 18", "CartPole-v1 to 475"]
 CHAPTERS = {
     "a3c_data": (
@@ -69,9 +70,9 @@ CHAPTERS = {
 """chapter -> its page, what its actors send, when to use it"""
 GOALS = {"PongNoFrameskip-v4": True, "CartPole-v1": False}
 """games of the README's table -> whether their wall time is given in minutes"""
-MACHIN_HEADER = ["chapter", "game", "machine", "episodes to Machin's rule", "each seed"]
+MACHIN_HEADER = ["chapter", "game", "machine", "flags", "episodes to Machin's rule", "each seed"]
 
-Key = tuple[str, str, str]  # chapter, game, machine
+Key = tuple[str, str, str, str]  # chapter, game, machine, flags
 Result = dict[str, Any]
 
 
@@ -96,12 +97,27 @@ def has_goal(result: Result) -> bool:
     return result.get("kind") == "solve" and (not without or "played_mean" in result["runs"][0])
 
 
+def trainer_flags(result: Result) -> str:
+    """The flags with which a chapter ran, but for its game and where it ends: `--net=book`."""
+    flags = result.get("flags")
+    if flags is None:
+        args_class = {"solve": solve.Args, "throughput": throughput.Args}[result["kind"]]
+        _, flags = tyro.cli(args_class, args=result.get("command", ("",))[1:], return_unknown_args=True)
+    known = {"--env-id", "--stop-return", "--max-seconds"}
+    shown = [
+        flag
+        for before, flag in zip(["", *flags], flags, strict=False)
+        if before not in known and flag.partition("=")[0] not in known
+    ]
+    return " ".join(shown)
+
+
 def newest(results: Iterable[Result], kind: str, rule: str | None = None) -> dict[Key, Result]:
-    """The newest result of a kind for each chapter, game and machine, deterministic runs left out."""
+    """The newest result of a kind for each key, deterministic runs left out."""
     chosen: dict[Key, Result] = {}
     for result in sorted(results, key=lambda result: result["date"]):
         if result["kind"] == kind and result.get("rule") == rule and "--deterministic" not in result.get("command", ()):
-            chosen[result["chapter"], result["env_id"], result["machine"]["name"]] = result
+            chosen[result["chapter"], result["env_id"], result["machine"]["name"], trainer_flags(result)] = result
     return chosen
 
 
@@ -162,8 +178,9 @@ def goal_text(result: Result, in_minutes: bool) -> str:
 
 
 def column(results: Iterable[Result], game: str) -> dict[str, Result]:
-    """The newest result of each chapter on a game, of any machine."""
-    found = sorted(newest(results, "solve", "stop-return").values(), key=lambda result: result["date"])
+    """The newest result of each chapter on a game with its preset, of any machine."""
+    found = [result for (*_, flags), result in newest(results, "solve", "stop-return").items() if not flags]
+    found.sort(key=lambda result: result["date"])
     return {r["chapter"]: r for r in found if r["env_id"] == game and r["chapter"] in CHAPTERS}
 
 
@@ -200,7 +217,7 @@ def chapter_table(results: list[Result]) -> str:
         ]
         rows.append([*text, *cells])
     machines = "; ".join(f"{game}: {where_and_when(results)}" for game, results in columns.items() if results)
-    caption = f"Medians over the seeds. {machines}, where no other machine is named."
+    caption = f"Medians over the seeds. Where a cell names no other machine: {machines}."
     if all("file" in result for result in found.values()):
         caption += " Each links to its file; `python bench/reproduce.py a3c_data CartPole-v1` runs a row again."
     lines = [CHAPTER_HEADER, ["---"] * len(CHAPTER_HEADER), *rows]
@@ -208,22 +225,22 @@ def chapter_table(results: list[Result]) -> str:
 
 
 def main_table(results: list[Result]) -> str:
-    """A row for each chapter, game and machine that was solved on, or whose throughput was measured."""
+    """A row for each key with a result of solving, or of throughput."""
     solved, measured = newest(results, "solve", "stop-return"), newest(results, "throughput")
     rows = []
     for key in sorted(solved.keys() | measured.keys()):
         cells = [*key, *solved_cells(solved.get(key)), "", ""]
         if key in measured:
             medians = measured[key]["medians"]
-            cells[5] = f"{medians['trainer']:,.0f}"  # undisturbed by the end of the run, unlike that of a solved run
-            cells[6] = f"{medians['ratio']:.0%}"
-            cells[7] = f"{medians['times_sb3']:.1f}" if "times_sb3" in medians else ""
+            cells[6] = f"{medians['trainer']:,.0f}"  # undisturbed by the end of the run, unlike that of a solved run
+            cells[7] = f"{medians['ratio']:.0%}"
+            cells[8] = f"{medians['times_sb3']:.1f}" if "times_sb3" in medians else ""
         rows.append(cells)
     return common.markdown_table(HEADER, rows)
 
 
 def machin_table(results: list[Result]) -> str:
-    """A row for each chapter, game and machine judged by Machin's rule; empty if there is none."""
+    """A row for each key judged by Machin's rule; empty if there is none."""
     rows = []
     for key, result in sorted(newest(results, "solve", "machin").items()):
         median = result["medians"]["machin_episodes"]
@@ -264,6 +281,8 @@ def draw(path: Path, shown: dict[tuple[str, str], Result]) -> None:
             runs = sorted(shown[chapter, game]["runs"], key=lambda run: run["wall_seconds"])
             for run in runs:
                 thick = run is runs[len(runs) // 2]
+                if not run["curve"]:
+                    continue
                 _, seconds, means = zip(*run["curve"], strict=True)
                 times = [second / 60 if in_minutes else second for second in seconds]
                 style = {"linewidth": 2.0} if thick else {"linewidth": 0.8, "alpha": 0.4}

@@ -10,7 +10,6 @@ must be solved, in at most twice the steps. Exit code 1 says that they are not.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -26,11 +25,12 @@ import tyro
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
+from a3c_mp.run.run_dir import PLACE, as_recorded
 from a3c_mp.run.script import exit_with
 from bench import common, report, solve
 
-PLACE = {"env_id", "seed", "run_name", "runs_dir", "resume"}
-"""settings that say where a run is, not what it does"""
+SAME = {"env_id", "seed", *PLACE}
+"""settings that are given again anyway, or say where a run is"""
 MORE_STEPS = 2.0
 """a row is reproduced if its median of steps is at most so many times the recorded one"""
 
@@ -70,8 +70,8 @@ def command_of(result: dict[str, Any], seeds: int) -> list[str]:
         return flags
     _, trainer_flags = tyro.cli(solve.Args, args=flags, return_unknown_args=True)
     settings = common.trainer_settings([*common.CHAPTERS[result["chapter"]], *trainer_flags])
-    today = json.loads(json.dumps(dataclasses.asdict(settings), default=str))
-    changed = {name for name in recorded.keys() & today.keys() - PLACE if recorded[name] != today[name]}
+    today = as_recorded(settings)
+    changed = {name for name in recorded.keys() & today.keys() - SAME if recorded[name] != today[name]}
     return [*flags, *(word for name in sorted(changed) for word in flag_of(name, recorded[name]))]
 
 

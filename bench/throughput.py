@@ -159,7 +159,8 @@ def main() -> int:
     settings = common.trainer_settings(command)
     if args.compare == "sb3":
         alike = {f"--{flag_name(name)}": value for name, value in LIKE_SB3.items() if name in vars(settings)}
-        command += common.defaults_for(trainer_flags, alike)
+        trainer_flags += common.defaults_for(trainer_flags, alike)
+        command = [*common.CHAPTERS[args.chapter], *trainer_flags]
         settings = common.trainer_settings(command)
     obs_space, _ = check_env(settings.env_id, gymnasium.Space)
     device = check_device(settings.cuda)
@@ -167,7 +168,7 @@ def main() -> int:
     cores = common.usable_cores()
     comparison = sb3_flags(settings, cores) if args.compare == "sb3" else []
     result = common.begin("throughput", args, settings.env_id)
-    result |= {"settings": dataclasses.asdict(settings), "dtype": str(dtype)}
+    result |= {"flags": trainer_flags, "settings": dataclasses.asdict(settings), "dtype": str(dtype)}
 
     if comparison:
         comparison, trials = faster_sb3(comparison, args.seconds)

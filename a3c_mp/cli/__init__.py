@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import signal
 import sys
 import textwrap
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from tyro._arguments import ArgumentDefinition
     from tyro._errors import ParseErrorEvent
 
-NAMED_FIRST = ("env-id", "chapter")
-"""flags that are easily left out before their value"""
+OFTEN_LEFT_OUT = {"env-id": r".+-v\d+(\?.*)?|\w+:.+", "chapter": r"[a-z0-9_]+"}
+"""flags that are easily left out before their value, and what such values look like"""
 SWITCH_VALUES = ("yes", "no", "true", "false", "on", "off", "0", "1")
 """what is easily given to a switch"""
 
@@ -142,9 +143,10 @@ def parse_plain(args_class: type[P], description: str, argv: Sequence[str] | Non
 
 def parse_own(args_class: type[P], description: str) -> tuple[P, list[str]]:
     """Parse a script's own flags of the command line; return (settings, what is left). Raises ConfigError likewise."""
-    args, others = _cli(args_class, None, description, sys.argv[1:], return_unknown_args=True)
+    argv = sys.argv[1:]
+    args, others = _cli(args_class, None, description, argv, return_unknown_args=True)
     if others and not others[0].startswith("-"):
-        raise _no_flag(others[0], [flag_name(name) for name in flags_of(args_class)])
+        raise _no_flag(others[0], argv, [flag_name(name) for name in flags_of(args_class)])
     check_ranges(args)
     return args, others
 
@@ -288,7 +290,7 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             name, _, value = token.partition("=")
             name = name.replace("_", "-")
             if not name.startswith("-"):
-                return _no_flag(token, flags)
+                return _no_flag(token, argv, flags)
             fix = suggestion(name.lstrip("-"), flags)
             following = _peek(argv, name) or ""
             value = value or ("" if following.startswith("--") else following)
@@ -301,19 +303,21 @@ def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> 
             return ConfigError(_name(argument), value, f"must be one of {', '.join(map(repr, choices))}")
         case _errors.InstantiationFailure(argument=argument, message=message) if argument is not None:
             why = "must be a number" if "string to float" in message else message.rpartition(": ")[2]
-            why = (
-                "must be whole numbers, with spaces between them" if why.startswith("[") else why
-            )  # a flag with several
+            if why.startswith("["):  # a flag with several values
+                why = "must be whole numbers, with spaces between them"
             return ConfigError(_name(argument), _peek(argv, f"--{_name(argument)}"), why)
     return ConfigError("arguments", " ".join(argv), getattr(event, "message", type(event).__name__))
 
 
-def _no_flag(token: str, flags: list[str]) -> ConfigError:
+def _no_flag(token: str, argv: list[str], flags: list[str]) -> ConfigError:
     """The error of a value that belongs to no flag."""
+    before = argv[argv.index(token) - 1] if token in argv[1:] else ""
     fix = "see --help"
-    if token.lower() in SWITCH_VALUES:
+    if token.lower() in SWITCH_VALUES and before.startswith("--"):
         fix = "leave it out: switches take no value, and --no-NAME turns one off"
-    elif name := next((name for name in NAMED_FIRST if name in flags and token[:1].isalpha()), None):
+    elif "resume" in flags and (Path(token) / "config.json").exists():
+        fix = f"perhaps --resume {token}"
+    elif name := next((n for n, form in OFTEN_LEFT_OUT.items() if n in flags and re.fullmatch(form, token)), None):
         fix = f"perhaps --{name} {token}"
     return ConfigError("arguments", token, "a value without a flag", fix)
 

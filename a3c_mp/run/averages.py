@@ -16,19 +16,21 @@ class Timings:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.since = time.perf_counter()
+        self.since = time.monotonic()
+        self.ended = 0.0  # when the last section ended
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start = time.monotonic()
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - start
+            self.ended = time.monotonic()
+            self.seconds[name] += self.ended - start
 
     def shares(self) -> dict[str, float]:
         """The share of each section in the time since the last call."""
-        now = time.perf_counter()
+        now = time.monotonic()
         shares = {name: seconds / (now - self.since) for name, seconds in self.seconds.items()}
         self.seconds.clear()
         self.since = now

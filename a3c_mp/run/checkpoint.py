@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -19,13 +20,13 @@ from typing import Any, BinaryIO
 
 import torch
 
-from a3c_mp.errors import CheckpointError
+from a3c_mp.errors import CheckpointError, DoesNotFit
 from a3c_mp.run.files import make_folder, write_atomically
 
 FORMAT = 1
 KEEP = 3
-MOST_WORDS = 40
-"""of the reason why a checkpoint does not fit; torch lists every tensor"""
+LONGEST = 300
+"""characters of the reason why a checkpoint does not fit; torch lists every tensor"""
 OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
 """names of the files that this module writes; it ignores all others"""
 
@@ -201,26 +202,27 @@ def load_newest(
         restore: called with the state and the path; raises if the state does not fit.
 
     Raises:
+        DoesNotFit: the newest does not, and no older one does.
         CheckpointError: there is none. Never a silent fresh start.
     """
-    paths, skipped = list_checkpoints(folder), []
+    paths, skipped = list_checkpoints(folder), list[CheckpointError]()
     for path in paths:
         try:
             state = load(path, algorithm=algorithm, env_id=env_id)
             try:
                 restore(state, path)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-                reason = " ".join(str(error).split()[:MOST_WORDS]) or type(error).__name__
-                raise CheckpointError(f"{path} does not fit these settings: {reason}") from error
+                reason = textwrap.shorten(str(error), LONGEST, placeholder=" ...") or type(error).__name__
+                raise DoesNotFit(f"{path} does not fit these settings: {reason}") from error
         except CheckpointError as error:
-            skipped.append(str(error))
+            skipped.append(error)
             continue
-        for reason in skipped:
-            warn(f"checkpoint skipped: {reason}")
+        for why in skipped:
+            warn(f"checkpoint skipped: {why}")
         return state, path
     if skipped:
         older = f"; {len(skipped) - 1} older skipped too" if len(skipped) > 1 else ""
-        raise CheckpointError(skipped[0] + older)
+        raise type(skipped[0])(f"{skipped[0]}{older}")
     raise CheckpointError(f"{folder} holds no checkpoint")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from a3c_mp.config import CommonArgs
-from a3c_mp.errors import CheckpointError, ConfigError
+from a3c_mp.errors import CheckpointError, ConfigError, DoesNotFit
 from a3c_mp.maths.schedules import Every
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
@@ -115,13 +115,12 @@ class Checkpointer:
             _, path = checkpoint.load_newest(self.folder, **self.origin, warn=warn, restore=self.state.restore)
         except CheckpointError as error:
             fix = "start a new run, or restore the folder"
-            if changed := changed_settings(args, self.folder.parent):
+            if isinstance(error, DoesNotFit) and (changed := changed_settings(args, self.folder.parent)):
                 fix = f"settings that differ from the run's: {' '.join(changed)}; leave out what does not fit"
             raise ConfigError("resume", args.resume, str(error), fix) from error
         self.newest, self.saved_steps = path, self.state.progress.steps
         checkpoint.set_aside_newer(path)
         self.state.progress.evals.restore_best(checkpoint.best_evaluation(self.folder))
-        self.state.log.info(f"resumed from {path} at {self.saved_steps:,} steps")
 
     def is_due(self) -> bool:
         """Whether `--checkpoint-steps` or `--checkpoint-seconds` have passed; to be called once a round."""

@@ -6,9 +6,7 @@ import dataclasses
 import logging
 import math
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -23,13 +21,12 @@ from a3c_mp.run.episode_log import EpisodeLog
 from a3c_mp.run.eval_progress import Evaluation
 from a3c_mp.run.mean_return import CountedEpisode, short_return
 from a3c_mp.run.progress import Progress
+from a3c_mp.run.rates import RateClock
 from a3c_mp.run.tensorboard import EventFile, episode_points
 from a3c_mp.run.tracking import Tracker
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve, each a mean over that time; a point before a checkpoint can come sooner"""
-MIN_RATE_SECONDS = 0.1
-"""shortest time over which a rate says something"""
 MOST_UPDATES = 100
 """updates a second whose metrics enter that mean; with small nets there are a thousand, and statistics of all of them
 would take a tenth of the learner's time"""
@@ -56,6 +53,7 @@ class MetricsWriter:
     def __init__(self, folder: Path, progress: Progress, log: logging.Logger):
         self.folder, self.progress, self.log = folder, progress, log
         self.timing = Timings()
+        self.clock = RateClock(progress, self.timing)
         self.gauges: dict[str, Callable[[], float]] = {}  # read once at each flush
         self.phase: Callable[[], str] = lambda: ""  # for the progress line, while nothing is learned yet
         self.headline: Callable[[], list[str]] | None = None  # for the progress line instead of mean return and lag
@@ -64,11 +62,6 @@ class MetricsWriter:
         self._rng = random.Random(0)  # an update is drawn: every k-th would often be the same minibatch of a rollout
         self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
         self._games: list[tuple[int, Episode]] = []  # since the last flush, each with the steps when it was counted
-        self._rates_since = (time.monotonic(), progress.steps, progress.samples)
-        self._steps_at_start = progress.steps
-        self._learning_since: float | None = None  # when the first rollout arrived
-        self._round_ended: float | None = None
-        self._stopped_at: float | None = None
 
     def open(self) -> None:
         """Open the event file and the display."""
@@ -87,20 +80,8 @@ class MetricsWriter:
 
     def start_clock(self) -> None:
         """Count agent steps a second, and `--max-seconds`, from now on, instead of from the first rollout."""
-        self._start_rates()
+        self.clock.start()
         self.progress.start_budget()
-
-    def stop_clock(self) -> None:
-        """Leave out of all rates what came after the last round: actors that end, files that are written."""
-        self._stopped_at = self._round_ended
-
-    def _now(self) -> float:
-        return time.monotonic() if self._stopped_at is None else self._stopped_at
-
-    def _start_rates(self) -> None:
-        now = self._learning_since = time.monotonic()
-        self._rates_since = (now, self.progress.steps, self.progress.samples)
-        self._steps_at_start = self.progress.steps
 
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Add values to the means that the next flush writes."""
@@ -114,8 +95,8 @@ class MetricsWriter:
 
     def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
-        if self._learning_since is None:  # neither starting up nor the first rollout is in a rate
-            self._start_rates()
+        if not self.clock.is_started:  # neither starting up nor the first rollout is in a rate
+            self.clock.start()
         self._means.add({"charts/policy_lag": float(policy_lag)})
         self.record_games(games)
 
@@ -139,26 +120,16 @@ class MetricsWriter:
     @property
     def sps(self) -> float:
         """Agent steps a second consumed by the learner since the first rollout arrived."""
-        return self._rate(0)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time inside out of the agent steps a second: nothing is learned in it."""
-        start = self._now()
-        yield
-        seconds, (then, steps, samples) = self._now() - start, self._rates_since
-        self._rates_since = (then + seconds, steps, samples)
-        if self._learning_since is not None:
-            self._learning_since += seconds
+        return self.clock.sps()
 
     def sync_episodes(self) -> None:
         """Wait until `episodes.csv` has on disk every game recorded so far."""
         self._episode_log.flush(sync=True)
 
     def end_round(self) -> None:
-        """Flush if it is due."""
-        self._round_ended = time.monotonic()
-        if self._round_ended - self._rates_since[0] >= FLUSH_SECONDS:
+        """Note the time, and flush if it is due."""
+        self.clock.end_round()
+        if self.clock.seconds >= FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -175,7 +146,11 @@ class MetricsWriter:
                 f"the loss became {loss} before step {self.progress.steps:,}; "
                 f"lower --learning-rate, or look for NaN or inf in rewards and observations"
             )
-        means |= self._take_rates()
+        if (seconds := self.clock.seconds) >= FLUSH_SECONDS:  # a point that came early says nothing about a second
+            self._share = min(1.0, MOST_UPDATES * seconds / max(self._updates, 1))
+        if rates := self.clock.take_point():
+            self._updates = 0
+        means |= rates
         values = means | self._read_values()
         points = [(name, value, self.progress.steps) for name, value in values.items()]
         self._write(episode_points(self._games) + points)
@@ -184,32 +159,11 @@ class MetricsWriter:
         line = self._progress_line(values.get("charts/policy_lag", math.nan), self.sps)
         self.display.show(self.progress.steps, line, self._seconds_left(self.progress.steps, self.sps))
 
-    def _take_rates(self) -> dict[str, float]:
-        """Return the rates since the last call; none, and the next call covers this time too, if it is too short."""
-        now, (then, steps, samples) = self._now(), self._rates_since
-        if (seconds := now - then) < MIN_RATE_SECONDS:
-            return {}
-        self._rates_since = (now, self.progress.steps, self.progress.samples)
-        if seconds >= FLUSH_SECONDS:  # one that came early, because an actor was restarted, says nothing about a second
-            self._share = min(1.0, MOST_UPDATES * seconds / max(self._updates, 1))
-        self._updates = 0
-        rates = {"charts/sps": (self.progress.steps - steps) / seconds}
-        if self.progress.samples:
-            rates["charts/samples_per_second"] = (self.progress.samples - samples) / seconds
-        return rates
-
     def show_pending(self, steps: int, text: str) -> None:
         """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
-        sps, steps_done = self._rate(steps), self.progress.steps + steps
+        sps, steps_done = self.clock.sps(steps), self.progress.steps + steps
         line = "  ".join(filter(None, (self._progress_line(math.nan, sps), text)))
         self.display.show(steps_done, line, self._seconds_left(steps_done, sps))
-
-    def _rate(self, pending: int) -> float:
-        """Agent steps a second since the clock started, with those that are not recorded yet."""
-        if self._learning_since is None:
-            return 0.0
-        steps, seconds = self.progress.steps + pending - self._steps_at_start, self._now() - self._learning_since
-        return steps / seconds if seconds >= MIN_RATE_SECONDS else 0.0
 
     def _read_values(self) -> dict[str, float]:
         """Values that are read at a flush rather than averaged since the last one."""

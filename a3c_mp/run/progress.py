@@ -139,7 +139,7 @@ class Progress:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether these games have reached `--stop-return`."""
+        """Whether the games of `confirm` reached `--stop-return`."""
         return self.args.stop_return is not None and self.confirmed_mean >= self.args.stop_return
 
     def _is_solved(self) -> bool:

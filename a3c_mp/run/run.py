@@ -104,6 +104,8 @@ class Run(HasProgress):
             self._cleanup.close()
             what = f"{self.folder} has ended: {ENDINGS.get(reason, reason)} after {self.steps:,} steps"
             raise NothingToDo(f"{what}; {HOW_TO_GO_ON[reason]} lets it go on")
+        if self.args.resume is not None:
+            self.log.info(f"resumed from {self.checkpointer.newest} at {self.steps:,} steps")
 
     def __enter__(self) -> Run:
         self.metrics.open()
@@ -223,11 +225,10 @@ class Run(HasProgress):
         """
         if self._finished:
             return
-        self.metrics.stop_clock()
+        self.metrics.clock.stop()
         reached_its_end = error is None and self.progress.stop_reason() in HOW_TO_GO_ON
         if self.evaluations is not None and reached_its_end and not self.is_interrupted():
-            with self.metrics.paused():
-                self.evaluations.finish()
+            self.evaluations.finish()
         self._finished = True
         self.progress.record_solved()
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
@@ -275,7 +276,7 @@ class Run(HasProgress):
         if self.metrics.headline is not None:
             mean = ", ".join([*self.metrics.headline(), ""])
         reason = self.exit_reason or "ended"
-        reason = "failed" if reason.startswith("error: ") else reason  # which was told above
+        reason = "failed" if reason.startswith("error: ") else reason  # its text is a line of its own
         self.log.info(
             f"{ENDINGS.get(reason, reason)} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.metrics.sps:,.0f} sps; in {self.folder}"

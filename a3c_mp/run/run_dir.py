@@ -141,9 +141,14 @@ def changed_settings(args: CommonArgs, folder: Path) -> list[str]:
     """Flags of the settings that differ from those of the newest start of the run in a folder."""
     starts = earlier_starts(folder / "config.json")
     saved = (starts[-1].get("args") or {}) if starts else {}
-    own = json.loads(json.dumps(dataclasses.asdict(args), default=str))
+    own = as_recorded(args)
     names = [name for name in saved if name not in PLACE and own.get(name, saved[name]) != saved[name]]
     return [f"--{flag_name(name)}" for name in names]
+
+
+def as_recorded(args: CommonArgs) -> dict[str, Any]:
+    """Settings as files hold them: with lists and strings."""
+    return json.loads(json.dumps(dataclasses.asdict(args), default=str))
 
 
 def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:
@@ -155,9 +160,8 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
         folder: of the run; earlier starts are copied from its `config.json`.
         steps: agent steps of the run at this start.
     """
-    settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
     start = {
-        "args": {**settings, "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)},
+        "args": {**as_recorded(args), "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)},
         "versions": {
             "a3c_mp": a3c_mp.__version__,
             "python": platform.python_version(),

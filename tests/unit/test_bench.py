@@ -146,7 +146,7 @@ def throughput(date, sps):
 def test_report_shows_the_newest_result():
     table = report.main_table([throughput("2026-01-02 10:00:00", 3000.0), throughput("2026-01-01 10:00:00", 2000.0)])
     row = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
-    assert row == ["a3c_data", "Pong", "box", "", "", "3,000", "75%", ""]
+    assert row == ["a3c_data", "Pong", "box", "", "", "", "3,000", "75%", ""]
 
 
 def solved_at(machine, date, *runs, env_id="CartPole-v1"):
@@ -169,9 +169,26 @@ def test_report_takes_the_newest_result_of_each_chapter_and_names_machines_that_
     assert table.count("| 30 s, 70k steps (seed 1) |") == 2
     assert table.count("not run") == 2 * len(report.CHAPTERS) - 4
     when = "PongNoFrameskip-v4: old, 2026-01-01; CartPole-v1: old, 2026-01-01 to 2026-01-02"
-    assert table.endswith(f"{when}, where no other machine is named.")
+    assert table.endswith(f"Where a cell names no other machine: {when}.")
     assert "0 of 1 solved (seed 1)" in report.chapter_table([solved_at("box", "2026-01-01 10:00:00", None)])
     assert report.chapter_table([throughput("2026-01-01 10:00:00", 2000.0)]) == ""
+
+
+def test_report_keeps_results_with_other_flags_apart_and_out_of_the_readme(tmp_path):
+    preset = solved_at("box", "2026-01-01 10:00:00", 20.0) | {"command": ["solve.py", "--env-id", "CartPole-v1"]}
+    flags = ["--chapter=a3c_data", "--seeds", "1", "--net", "book", "--env-id=CartPole-v1", "--lr=1e-3"]
+    other = solved_at("box", "2026-01-02 10:00:00", 10.0) | {"command": ["solve.py", *flags]}
+    assert report.trainer_flags(other) == "--net book --lr=1e-3"
+    assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}
+    assert len(report.newest([preset, other], "solve", "stop-return")) == 2
+    alike = throughput("2026-01-03 10:00:00", 3000.0) | {"flags": ["--net=book"]}
+    assert report.trainer_flags(alike) == "--net=book"
+
+
+def test_report_draws_what_has_curves(tmp_path):
+    runs = [{"wall_seconds": 10.0, "curve": [(100, 1.0, 20.0), (200, 2.0, 30.0)]}, {"wall_seconds": 1.0, "curve": []}]
+    report.draw(tmp_path / "a" / "curves.png", {("a3c_data", "CartPole-v1"): {"runs": runs}})
+    assert (tmp_path / "a" / "curves.png").stat().st_size > 10_000
 
 
 def test_report_replaces_what_is_between_the_markers():
@@ -327,7 +344,11 @@ def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_pa
     assert "study: " in capsys.readouterr().out
 
 
-def test_a_chapter_without_its_flag_is_refused_with_a_hint(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["solve.py", "impala"])
-    with pytest.raises(ConfigError, match="arguments=impala: a value without a flag; perhaps --chapter impala"):
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [("impala", "perhaps --chapter impala"), ("Breakout", "see --help"), ("CartPole-v1", "see --help")],
+)
+def test_a_chapter_without_its_flag_is_refused_with_a_hint(monkeypatch, value, hint):
+    monkeypatch.setattr("sys.argv", ["solve.py", value])
+    with pytest.raises(ConfigError, match=f"arguments={value}: a value without a flag; {hint}"):
         solve.main()

@@ -221,7 +221,7 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is(run_
 
     for path in done.checkpoints:
         flip_a_bit(path)
-    with pytest.raises(ConfigError, match=r"resume=runs/r: .* is damaged"):
+    with pytest.raises(ConfigError, match=r"resume=runs/r: .* is damaged: .*; start a new run, or restore the folder"):
         run_inline.resume(chapter)
 
 

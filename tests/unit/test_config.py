@@ -262,6 +262,8 @@ def test_help_is_printed_and_no_error(capsys):
         (["--fast", "--cuda", "--num-envs", "8"], "fast", "no such flag"),
         (["--fast=yes"], "fast=yes", "no such flag"),
         (["CartPole-v1"], "arguments=CartPole-v1", "perhaps --env-id CartPole-v1"),
+        (["my_module:My-v0"], "arguments=my_module:My-v0", "perhaps --env-id my_module:My-v0"),
+        (["--seed", "3", "1"], "arguments=1", "a value without a flag; see --help"),
         (["--lstm", "--runs-dir", "x"], "lstm", "there is no such flag"),
         (["--cuda", "yes"], "arguments=yes", "leave it out: switches take no value"),
     ],

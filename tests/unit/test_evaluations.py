@@ -208,6 +208,7 @@ def test_the_wait_at_the_end_does_not_lower_the_steps_a_second(tmp_path, monkeyp
         run.record_rollout(0, [], 0, 0)  # the first starts the clock
         run.record_rollout(1000, [], 0, 0)
         now[0] += 10.0
+        run.metrics.end_round()
     assert run.summary()["sps"] == 100.0
 
 

@@ -104,16 +104,26 @@ def test_flags_given_on_resume_count_for_each_group_of_parameters(args, tmp_path
         assert [group["lr"] for group in run.state.optimizer.param_groups] == [0.1, 0.2]
 
 
-def test_a_run_that_has_ended_stays_as_it_is_unless_it_is_given_more_to_do(args, tmp_path):
-    args = replace(args, total_steps=100)
+@pytest.mark.parametrize(
+    ("settings", "end", "more"),
+    [
+        ({"total_steps": 100}, "--total-steps reached after 100 steps; a higher --total-steps", {"total_steps": 200}),
+        ({"stop_return": 5.0}, r"solved.* after 100 steps; a higher --stop-return", {"stop_return": 7.0}),
+    ],
+)
+def test_a_run_that_has_ended_stays_as_it_is_unless_it_is_given_more_to_do(args, settings, end, more):
+    args = replace(args, num_actors=1, num_envs=1, **settings)
     with a_run(args) as run:
-        run.record_rollout(100, [], 0, 0)
+        run.record_rollout(100, [Episode(6.0, 5)] * MIN_EPISODES, 0, 0)
+        assert run.should_stop()
     kept = {path.name: path.read_bytes() for path in run.folder.glob("*.*") if path.name != "run.log"}
-    with pytest.raises(NothingToDo, match="has ended: --total-steps reached after 100 steps; a higher --total-steps"):
+    with pytest.raises(NothingToDo, match=f"has ended: {end}"):
         a_run(replace(args, resume=run.folder))
     assert {path.name: path.read_bytes() for path in run.folder.glob("*.*") if path.name != "run.log"} == kept
-    with a_run(replace(args, total_steps=200, resume=run.folder)) as more:
-        assert not more.should_stop()
+    assert "resumed" not in (run.folder / "run.log").read_text()
+    with a_run(replace(args, resume=run.folder, **more)) as again:
+        assert not again.should_stop()
+    assert f"resumed from {again.checkpointer.newest} at 100 steps" in (run.folder / "run.log").read_text()
 
 
 def test_a_run_whose_summary_was_not_written_writes_it_on_resume(args):
@@ -137,17 +147,6 @@ def test_a_resume_with_another_net_names_the_tensor_and_the_flag(tmp_path):
     message = r"size mismatch for weight: .*differ from the run's: --total-steps --hidden; leave out what does not fit"
     with pytest.raises(ConfigError, match=message):
         Run(args, "test", wrong, torch.optim.Adam(wrong.parameters()))
-
-
-def test_rates_leave_out_what_comes_after_the_last_round(args, monkeypatch):
-    with a_run(args) as run:
-        run.record_rollout(50, [], 0, 0)  # starts the clock
-        start = time.monotonic()
-        run.record_rollout(1000, [], 0, 0)
-        monkeypatch.setattr("time.monotonic", lambda: start + 10.0)
-        run.end_round()
-        monkeypatch.setattr("time.monotonic", lambda: start + 30.0)  # actors end
-    assert run.summary()["sps"] == pytest.approx(100.0, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +213,21 @@ def test_rates_begin_with_the_first_rollout_and_count_what_came_after_it(args, m
             run.metrics.flush()
         assert [point.get("charts/sps") for point in written] == [None, None, pytest.approx(1000 / 5.0625), 200]
         assert run.metrics.sps == pytest.approx(2000 / 10.0625)
+
+
+@pytest.mark.parametrize("stall", [0.0, 300.0])
+def test_rates_have_the_wait_in_which_a_run_ends_but_not_what_comes_after_its_loop(args, monkeypatch, stall):
+    now = [float(math.ceil(time.monotonic()) + 1)]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with a_run(args) as run:
+        run.record_rollout(0, [], 0, policy_lag=0)  # the first starts the clock
+        run.record_rollout(1000, [], 0, policy_lag=0)
+        now[0] += 10.0
+        run.end_round()
+        with run.timing("waiting"):  # for an actor that hangs, until a signal comes
+            now[0] += stall
+        now[0] += 50.0  # actors end
+    assert run.summary()["sps"] == pytest.approx(1000 / (10.0 + stall), abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Agent steps and samples a second: of the whole run, and since the last point of its curves."""
+
+from __future__ import annotations
+
+import time
+
+from a3c_mp.run.averages import Timings
+from a3c_mp.run.progress import Progress
+
+MIN_RATE_SECONDS = 0.1
+"""shortest time over which a rate says something"""
+
+
+class RateClock:
+    """Measures the rates of a run, from its first rollout until its training loop is left.
+
+    Starting up is in no rate, and neither is what comes after the loop: actors that end, files that are written.
+
+    Args:
+        progress: of the run, where it starts.
+        timing: of the training loop's sections; the last that ended tells when the loop was left.
+    """
+
+    def __init__(self, progress: Progress, timing: Timings):
+        self.progress, self.timing = progress, timing
+        self.is_started = False
+        self._round_ended = 0.0
+        self._stopped: float | None = None
+        self._start = self._point = self._reading()
+
+    def _reading(self) -> tuple[float, int, int]:
+        return self._now(), self.progress.steps, self.progress.samples
+
+    def _now(self) -> float:
+        return time.monotonic() if self._stopped is None else self._stopped
+
+    def start(self) -> None:
+        """Count from now on."""
+        self.is_started = True
+        self._start = self._point = self._reading()
+
+    def end_round(self) -> None:
+        """Note that the training loop has come this far."""
+        self._round_ended = time.monotonic()
+
+    def stop(self) -> None:
+        """Stop where the training loop was left: after its last round, or in what it did or waited for then."""
+        self._stopped = max(self._round_ended, self.timing.ended) or None
+
+    def sps(self, pending: int = 0) -> float:
+        """Agent steps a second since the start; `pending` more are done that `progress` does not count yet."""
+        start, steps_then, _ = self._start
+        seconds = self._now() - start
+        if not self.is_started or seconds < MIN_RATE_SECONDS:
+            return 0.0
+        return (self.progress.steps + pending - steps_then) / seconds
+
+    @property
+    def seconds(self) -> float:
+        """Since the last point of the curves."""
+        return self._now() - self._point[0]
+
+    def take_point(self) -> dict[str, float]:
+        """Return the rates since the last call; none, and the next call covers this time too, if it is too short."""
+        if (seconds := self.seconds) < MIN_RATE_SECONDS:
+            return {}
+        (_, steps_then, samples_then), self._point = self._point, self._reading()
+        rates = {"charts/sps": (self.progress.steps - steps_then) / seconds}
+        if self.progress.samples:
+            rates["charts/samples_per_second"] = (self.progress.samples - samples_then) / seconds
+        return rates
