@@ -235,7 +235,7 @@ class Run(HasProgress):
         if error is not None:  # what was due before it happened; time may have run out because of it
             self.exit_reason = self.exit_reason or self._reason_to_stop
         if error is not None and self._is_failure(error):
-            self.exit_code, self.exit_reason = 1, f"error: {headline(describe_error(error))}"
+            self.exit_code, self.exit_reason = 1, f"error: {in_one_line(describe_error(error))}"
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
@@ -296,7 +296,7 @@ def describe_error(error: BaseException) -> str:
     return str(error) if isinstance(error, A3CError) and str(error) else f"{type(error).__name__}: {error}"
 
 
-def headline(text: str) -> str:
+def in_one_line(text: str) -> str:
     """First line of an error's text, for `exit_reason`; if a worker's traceback follows, with what was raised."""
     first, *rest = text.splitlines()
     frames = [number for number, line in enumerate(rest) if line.startswith('  File "')]

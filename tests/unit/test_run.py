@@ -23,7 +23,7 @@ from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import hms
 from a3c_mp.run.mean_return import MIN_EPISODES
-from a3c_mp.run.run import Run, headline
+from a3c_mp.run.run import Run, in_one_line
 from a3c_mp.run.summary import end_of
 
 TRACEBACK = """Traceback (most recent call last):
@@ -159,7 +159,7 @@ def test_a_resume_with_another_net_names_the_tensor_and_the_flag(tmp_path):
     ],
 )
 def test_the_reason_names_what_a_worker_raised(text, expected):
-    assert headline(text) == expected
+    assert in_one_line(text) == expected
 
 
 def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch):
