@@ -1,5 +1,6 @@
 """Benchmarks of games, of rows that are run again, and of other libraries: what they read, count and compare."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def test_a_row_is_run_again_with_the_settings_that_were_recorded():
     command = ("solve.py", "--chapter", "a3c_data", "--env-id", "CartPole-v1", "--runs-dir", "/x", "--seeds", "5")
     flags = reproduce.command_of(solved(command=command), seeds=2)
     assert flags == ["--chapter", "a3c_data", "--env-id", "CartPole-v1", "--seeds", "5", "--seeds=2"]
-    today = reproduce.dataclasses.asdict(common.trainer_settings(["train_a3c_data.py", "--env-id=CartPole-v1"]))
+    today = dataclasses.asdict(common.trainer_settings(["train_a3c_data.py", "--env-id=CartPole-v1"]))
     same = json.loads(json.dumps(today, default=str))  # tuples are lists in a file
     assert reproduce.command_of(solved(command=command, settings={"default": same}), seeds=5)[-1] == "--seeds=5"
     recorded = same | {"gamma": 0.5, "reward_clip": not today["reward_clip"], "no_such_flag_today": 3, "seed": 7}
