@@ -2,6 +2,7 @@
 
 import importlib
 import queue
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -123,6 +124,8 @@ class Inline:
     def __call__(self, script: str, *flags: str, name: str = "r", workers=InlineWorkers) -> Finished:
         """Run a script, with processes if `workers` is None or `Workers`. The run of a chapter is called `name`."""
         trains = script.startswith("train_")
+        assert console.drain(60)  # of what a test before left
+        stdout, console.error = sys.stdout, None
         named = ["--run-name", name] if trains and "--resume" not in flags else []
         with self.monkeypatch.context() as patch:
             if workers is not InlineWorkers:
@@ -141,6 +144,8 @@ class Inline:
                 code = 0
         prints.settle(60)  # a run itself waits less for its output, which a busy machine can delay
         assert console.drain(60)
+        assert console.error is None, f"output is lost: {console.error!r}"
+        assert sys.stdout is stdout, "something else has replaced it"
         return Finished(code, *self.capsys.readouterr(), self.folder(name))
 
     def folder(self, name: str = "r") -> Path:

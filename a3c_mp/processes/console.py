@@ -49,9 +49,13 @@ class ConsoleThread:
     """Writes lines in order, and a progress bar below them, without delaying the caller.
 
     Only the thread, started by the first line, writes to stdout; an error there loses output, and the run continues.
+
+    Attributes:
+        error: the newest that lost output.
     """
 
     def __init__(self, output: Console):
+        self.error: Exception | None = None
         self._output = output
         self._changed = threading.Condition()  # reentrant, as a signal handler may run while it is held
         self._waiting: deque[Text | Status] = deque()
@@ -113,6 +117,10 @@ class ConsoleThread:
             elif self._bar is not None:
                 self._bar.refresh()
         except Exception as error:
+            self.error = error
+            self._output.begin_capture()
+            with suppress(Exception):
+                self._output.end_capture()  # discards what failed, or rich would write it again before each later line
             if isinstance(error, OSError) and error.errno in GONE:
                 discard_output(sys.stdout)
 

@@ -80,10 +80,9 @@ class Run(HasProgress):
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self._finished = self._unsaved = False
-        self._cleanup = ExitStack()
         self.folder, lock = claim_folder(args, algorithm)
-        self._cleanup.callback(lock.close)
-        with refuse_unwritable(args, self.folder):
+        with ExitStack() as cleanup, refuse_unwritable(args, self.folder):
+            cleanup.callback(lock.close)  # here if there is an error
             self.log = open_log(self.folder)
             self.progress = Progress(args)
             self.evaluations = evaluations_of(self, net, make_policy) if args.eval_every else None
@@ -94,6 +93,7 @@ class Run(HasProgress):
             self._refuse_ended()
             self.metrics = MetricsWriter(self.folder, self.progress, self.log)
             write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
+            self._cleanup = cleanup.pop_all()
         # At the end of the last round: in the middle of one, no state is exact.
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
 
@@ -101,7 +101,6 @@ class Run(HasProgress):
         """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
         reason = self.progress.stop_reason()
         if self.args.resume is not None and reason in HOW_TO_GO_ON and end_of(self.folder) == (reason, self.steps):
-            self._cleanup.close()
             what = f"{self.folder} has ended: {ENDINGS.get(reason, reason)} after {self.steps:,} steps"
             raise NothingToDo(f"{what}; {HOW_TO_GO_ON[reason]} lets it go on")
         if self.args.resume is not None:

@@ -104,6 +104,18 @@ def test_an_error_of_the_terminal_costs_output_only(number):
     console.print(Text("seen"))
     assert console.drain(10)
     assert "seen" in stream.getvalue()
+    if number != errno.EPIPE:  # where stdout becomes the null device
+        assert "lost" not in stream.getvalue()
+
+
+def test_text_that_cannot_be_encoded_costs_no_other_line():
+    bytes_written = io.BytesIO()
+    console = ConsoleThread(module.Stdout(file=io.TextIOWrapper(bytes_written, encoding="utf-8")))
+    for line in ("before", "broken \udcff", "after"):
+        console.print(Text(line))
+        assert console.drain(10)
+    assert bytes_written.getvalue() == b"before\nafter\n"
+    assert isinstance(console.error, UnicodeEncodeError)
 
 
 def screen(text):

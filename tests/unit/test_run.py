@@ -147,6 +147,8 @@ def test_a_resume_with_another_net_names_the_tensor_and_the_flag(tmp_path):
     message = r"size mismatch for weight: .*differ from the run's: --total-steps --hidden; leave out what does not fit"
     with pytest.raises(ConfigError, match=message):
         Run(args, "test", wrong, torch.optim.Adam(wrong.parameters()))
+    with a_run(replace(args, total_steps=20)) as run:
+        assert run.steps == 10, "the folder is free again"
 
 
 @pytest.mark.parametrize(
