@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,10 @@ MARKERS = {
     "hyperparameters": "D",
 }
 """kind of mutation, or of survival -> its marker in a family tree"""
+LABEL_WIDTH, LINE_INCHES = 70, 0.16
+"""characters of a line in a legend, and the height that it adds to the figure"""
+MOST_INSIDE = 4
+"""curves whose legend has room inside the axes"""
 NO_FITNESS = "lightgrey"
 """colour of a member whose fitness is not finite"""
 
@@ -141,7 +146,12 @@ def read_all(folders: tuple[Path, ...], read: Callable[[Path], T]) -> list[T]:
 
 def draw(axis: Any, groups: list[Group], x_name: str) -> None:
     """Draw each group: the mean over its runs, dotted where some runs have ended unsolved, and the range as a band."""
+    import matplotlib as mpl
+
+    if len(groups) > len(mpl.rcParams["axes.prop_cycle"]):
+        axis.set_prop_cycle(color=mpl.colormaps["tab20"](range(20)))
     for label, runs in groups:
+        label = textwrap.fill(label, LABEL_WIDTH)
         band = band_of(runs, x_name)
         whole = band.number == len(runs)
         marker = "o" if np.ptp(band.x) == 0 else None  # a line from a point to itself would be invisible
@@ -234,7 +244,9 @@ def plot_curves(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
     for message in skipped:
         print(f"skipped: {message}", file=sys.stderr)
     games = grouped(runs)
-    size = {"figsize": (11, 4 * len(games)), "squeeze": False, "sharey": "row", "layout": "constrained"}
+    lines = [len(textwrap.wrap(label, LABEL_WIDTH)) for groups in games.values() for label, _ in groups]
+    height = 4 * len(games) + LINE_INCHES * sum(lines)
+    size = {"figsize": (11, height), "squeeze": False, "sharey": "row", "layout": "constrained"}
     figure, rows = plt.subplots(len(games), len(AXES), **size)
     for axes, (env_id, groups) in zip(rows, games.items(), strict=True):
         for axis, x_name in zip(axes, AXES, strict=True):
@@ -242,7 +254,10 @@ def plot_curves(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
             draw_goal(axis, groups, args.goal)
             axis.set_title(env_id)
         axes[0].set_ylabel("mean episode return")
-        axes[0].legend(fontsize="small")
+        if len(groups) > MOST_INSIDE:
+            axes[0].legend(fontsize="small", loc="upper left", bbox_to_anchor=(0.0, -0.15))
+        else:
+            axes[0].legend(fontsize="small")
     print_table(games, args)
     return figure, {"run": len(runs), "curve": sum(map(len, games.values())), "game": len(games)}
 

@@ -34,7 +34,6 @@ from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, minibatches, rollout_spec
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype, autocast
@@ -97,11 +96,11 @@ def learn(
     if args.normalize_advantages:
         advantages = losses.normalize(advantages)
     samples = Samples.flat(rollout, advantages, value_targets)
+    parameters = list(net.parameters())
     for indices in minibatches(len(samples.obs), args.batch_size, args.update_epochs, run.rng, samples.obs.device):
         total, metrics = loss(args, net, samples.select(indices))
         optimizer.zero_grad(set_to_none=True)
         total.backward()
-        parameters = optimizer.param_groups[0]["params"]
         metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(parameters, args.clip_grad)
         if guard.check(norm + total.detach(), "the learner", f"gradient {run.updates + 1}"):
             optimizer.step()
@@ -126,7 +125,7 @@ def main() -> int:
             for filled in actors.rounds():
                 for worker, slot, version in filled:
                     rollout, source = Rollout(**slots[slot]), f"actor {worker}"
-                    optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
+                    actor_critic.set_learning_rate(optimizer, args, run.steps)
                     run.record_rollout(
                         rollout.num_steps, finished_episodes(rollout), worker, policy_lag=weights.version - version
                     )

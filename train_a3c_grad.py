@@ -27,7 +27,6 @@ from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec
-from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import WorkerChannel
@@ -132,7 +131,7 @@ def main() -> int:
                             run.record_metrics(report.metrics)
                 if mean.count >= (1 if args.sync else args.grads_per_step):
                     with run.timing("learning"):
-                        optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
+                        actor_critic.set_learning_rate(optimizer, args, run.steps)
                         grad_norm = mean.finish(args.clip_grad)
                         optimizer.step()
                         run.record_update({"losses/grad_norm": grad_norm})

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms import impala
-from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts, rollout_layout
+from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts, rollout_layout, set_learning_rate
 from a3c_mp.algorithms.impala import PRESETS, Args, DelayLine, LearnerState
 from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates
@@ -28,7 +28,6 @@ from a3c_mp.data.rollout import Rollout, episode_starts, finished_episodes, is_f
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.returns import vtrace
-from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic, unroll
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype, autocast
@@ -84,7 +83,7 @@ def learn(
 ) -> None:
     """Take a gradient step on every batch of new unrolls, filled up with replayed ones."""
     net, optimizer = learner.net, learner.optimizer
-    optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
+    set_learning_rate(optimizer, args, run.steps)
     if args.normalize_obs:
         update_norm(run, net.norm, group.all_gather(obs_for_stats(unrolls.obs, net.norm.image)), "new unrolls")
     for batch in impala.batches(args, unrolls, learner.replay, run.rng):

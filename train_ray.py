@@ -13,7 +13,7 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: it sets the number of thread
 from torch import Tensor, zeros_like
 
 from a3c_mp.algorithms import apex, dqn, impala, ray_trainer
-from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts
+from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts, set_learning_rate
 from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.algorithms.ray_settings import SETTINGS, DqnArgs, ImpalaArgs
 from a3c_mp.algorithms.ray_trainer import DqnLearner, RayTrainer
@@ -108,7 +108,7 @@ def train_impala(args: ImpalaArgs, run: Run, trainer: RayTrainer, learner: impal
             rollouts, stats = trainer.read_rollouts(filled, actors.weights.version)
             if actors.sync_counters(filled, stats, trainer.data_guard)[0]:
                 unrolls = join([rollout.to(trainer.device) for rollout in rollouts])
-                learner.optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
+                set_learning_rate(learner.optimizer, args, run.steps)
                 trainer.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image))
                 for batch in impala.batches(args, unrolls, learner.replay, run.rng):
                     trainer.step(*impala_loss(args, learner.net, batch))

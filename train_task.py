@@ -22,7 +22,6 @@ from a3c_mp.algorithms.roles import Cluster, Learner, Memory, RoleArgs
 from a3c_mp.cli import parse_args
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
 from a3c_mp.maths import losses
-from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import autocast
@@ -94,7 +93,7 @@ def learn(args: Args, memory: Memory, learner: Learner) -> Middleware:
     def _learn(ctx: Context) -> None:
         for worker, slot, version in ctx.filled:
             rollout, source, lag = Rollout(**memory.slots[slot]), f"collector {worker}", weights.version - version
-            optimizer.param_groups[0]["lr"] = linear(*args.learning_rates, run.steps, args.total_steps)
+            actor_critic.set_learning_rate(optimizer, args, run.steps)
             run.record_rollout(rollout.num_steps, finished_episodes(rollout), worker, policy_lag=lag)
             if guard.check(is_finite(rollout), source, f"rollout from {source}"):
                 with run.timing("learning"):

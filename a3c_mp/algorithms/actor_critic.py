@@ -17,6 +17,7 @@ from a3c_mp.data.collector import acting_state_spec
 from a3c_mp.data.rollout import Rollout, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
+from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec
 from a3c_mp.nets.precision import autocast
@@ -183,10 +184,16 @@ def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cp
 
 
 def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer that the settings name; chapters anneal its learning rate."""
+    """Make the optimizer that the settings name; `set_learning_rate` anneals its learning rate."""
     if args.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
     return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.99, eps=args.rmsprop_eps)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps: int) -> None:
+    """Set the learning rate of all parameters: from `--learning-rate` to its end, linear over `--total-steps`."""
+    for group in optimizer.param_groups:
+        group["lr"] = linear(*args.learning_rates, steps, args.total_steps)
 
 
 def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:

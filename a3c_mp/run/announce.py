@@ -24,6 +24,7 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
         steps: agent steps of the run so far.
     """
     lines = [" \u00b7 ".join(part for part in (*env_parts(args), net_text(net), *settings_parts(args)) if part)]
+    lines.append(end_text(args))
     if args.env_id in FOUND and (layout := FOUND[args.env_id].layout):
         lines.append(f"observations are flattened: {layout}")
     if note := note_on_inputs(net):
@@ -36,6 +37,18 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
         environments += f", of which {args.explorers} explore" if args.explorers else ""
         lines.append(f"starting {plural(args.num_actors, args.actor_name)}, {each} {environments}")
     return lines
+
+
+def end_text(args: CommonArgs) -> str:
+    """When the run ends: `until the mean return is 475, at most 1,000,000 steps`."""
+    by_evaluation = args.stop_eval_return if args.training_goal == args.stop_return else args.stop_return
+    goals = [f"the mean return is {args.training_goal:g}"] if args.training_goal is not None else []
+    goals += [f"an evaluation returns {by_evaluation:g}"] if by_evaluation is not None else []
+    limits = [f"{args.total_steps:,} steps"]
+    limits += [f"{args.max_seconds:g} s"] if args.max_seconds is not None else []
+    if goals:
+        return f"until {' or '.join(goals)}, at most {' or '.join(limits)}"
+    return f"{' or '.join(limits)}, without a goal (--stop-return)"
 
 
 def plural(number: int, noun: str) -> str:

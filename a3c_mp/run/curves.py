@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -18,8 +19,13 @@ from a3c_mp.run.mean_return import short_return
 
 GRID = 200
 """points at which the curves of a group are compared"""
-NOT_SETTINGS = {"seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps", "track"}
-"""settings in which the runs of a group may differ"""
+NOT_SETTINGS = {
+    "seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps", "track", "max_seconds",
+    "max_restarts", "hang_seconds", "stop_eval_return", "eval_every", "eval_episodes",
+}  # fmt: skip
+"""settings in which the runs of a group may differ, besides the goal: they do not change what is learned"""
+MANY = 5
+"""groups of one chapter from which on labels leave out the usual value of a setting"""
 
 
 class Curve(NamedTuple):
@@ -30,6 +36,7 @@ class Curve(NamedTuple):
     env_id: str
     seed: int
     settings: dict[str, Any]  # without what runs of a group may differ in; with the commit
+    goal: float | None  # `--stop-return`
     solved: bool
     steps: np.ndarray
     minutes: np.ndarray
@@ -64,6 +71,7 @@ def read_curve(folder: Path, window: int) -> Curve:
         config = json.loads((folder / "config.json").read_text())
         settings = {name: value for name, value in config["args"].items() if name not in NOT_SETTINGS}
         algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
+        goal = settings.pop("stop_return", None)
         seed, settings["commit"] = int(config["args"].get("seed", 0)), config.get("commit")
         episodes = read_episodes(folder / "episodes.csv")
     except FileNotFoundError as error:
@@ -82,12 +90,13 @@ def read_curve(folder: Path, window: int) -> Curve:
     solved = False
     with suppress(OSError, ValueError, AttributeError):  # a run that still goes on, or was killed, has no summary
         solved = bool(json.loads((folder / "summary.json").read_text()).get("solved"))
-    return Curve(folder.name, algorithm, env_id, seed, settings, solved, steps[last], seconds[last] / 60, means[last])
+    minutes = seconds / 60
+    return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved, steps[last], minutes[last], means[last])
 
 
 def goal_of(run: Curve, goal: float | None) -> float | None:
     """The return that counts as solved: `goal`, or the `--stop-return` of the run."""
-    return run.settings.get("stop_return") if goal is None else goal
+    return run.goal if goal is None else goal
 
 
 def one_for_each_seed(runs: Iterable[Curve]) -> tuple[list[Curve], list[str]]:
@@ -113,15 +122,16 @@ def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
 
 
 def labelled(groups: list[list[Curve]]) -> Iterable[tuple[str, list[Curve]]]:
-    """(label, runs) of each group of one environment."""
+    """(label, runs) of each group of one environment: what differs, among many groups only what is not usual."""
     for runs in groups:
         settings, algorithm = runs[0].settings, runs[0].algorithm
         alike = [other[0].settings for other in groups if other[0].algorithm == algorithm]
-        parts = [
-            describe(name, value)
-            for name, value in settings.items()
-            if any(other.get(name, value) != value for other in alike)
-        ]
+        parts = []
+        for name, value in settings.items():
+            values = [str(other.get(name, value)) for other in alike]
+            is_usual = len(alike) >= MANY and str(value) == statistics.mode(values)
+            if len(set(values)) > 1 and not is_usual:
+                parts.append(describe(name, value))
         label = ", ".join([algorithm, *parts])
         yield label if len(runs) == 1 else f"{label} ({len(runs)} seeds)", runs
 

@@ -65,22 +65,28 @@ class EvalProgress:
         return self.started
 
     def record(self, evaluation: Evaluation) -> bool:
-        """Count a result. Returns whether its mean return is the best so far; NaN never is."""
+        """Count a result. Returns whether its mean return is the best so far, or as good; NaN never is."""
         self.finished, self.last = self.finished + 1, evaluation
-        is_best = evaluation.return_mean > self.best_mean
+        mean = evaluation.return_mean
+        is_best = math.isfinite(mean) and mean >= self.best_mean  # of equals the newest: it has learned for longer
         if is_best:
             self.restore_best(evaluation.description)
         return is_best
 
     def restore_best(self, best: Mapping[str, Any] | None) -> None:
         """Take the description of an evaluation, if there is one, as that of the best, unless a better one is known."""
-        if best and best["return_mean"] > self.best_mean:
+        if best and best["return_mean"] >= self.best_mean:
             self.best, self.best_mean = dict(best), best["return_mean"]
 
     @property
     def is_solved(self) -> bool:
         """Whether an evaluation has reached `--stop-eval-return`; the best checkpoint then has its weights."""
         return self.every > 0 and self.goal is not None and self.best_mean >= self.goal
+
+    @property
+    def best_text(self) -> str:
+        """The best evaluation: `return 191.6, weights of 2,048 steps`."""
+        return f"return {self.best_mean:.1f}, weights of {self.best['steps']:,} steps"
 
     def summary(self) -> dict[str, Any]:
         """Entries of `summary.json`; none where nothing is evaluated."""

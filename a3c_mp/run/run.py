@@ -113,6 +113,8 @@ class Run(HasProgress):
                 old = signal.signal(signum, self._on_signal)
                 self._cleanup.callback(signal.signal, signum, signal.SIG_DFL if old is None else old)
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
+        if signal.SIGINT in IGNORED_AT_START:
+            self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")
         for line in first_lines(self.args, self.state.net, self.folder, self.steps):
             self.log.info(line)
         if self.evaluations is not None:
@@ -269,13 +271,15 @@ class Run(HasProgress):
         if self._unsaved:
             self.log.error(f"error: the state at {self.steps:,} steps was not saved; see the warning above")
         newest = self.checkpointer.newest
-        if self.exit_code == 1 and newest is not None and self.steps:
+        if self.exit_code == 1 and newest is not None and newest.exists() and self.steps:
             self.log.error(f"the last checkpoint is {newest}; continue with --resume {self.folder}")
         mean = f"mean return {short_return(self.progress.window.mean)}, " if self.progress.window.returns else ""
         if self.metrics.headline is not None:
             mean = ", ".join([*self.metrics.headline(), ""])
         reason = self.exit_reason or "ended"
         reason = "failed" if reason.startswith("error: ") else reason  # its text is a line of its own
+        if reason == "solved" and self.progress.evals.is_solved:
+            reason = f"solved by evaluation ({self.progress.evals.best_text})"
         self.log.info(
             f"{ENDINGS.get(reason, reason)} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "
             f"{self.metrics.sps:,.0f} sps; in {self.folder}"

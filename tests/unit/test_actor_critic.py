@@ -13,6 +13,7 @@ from a3c_mp.algorithms.actor_critic import (
     loss,
     make_optimizer,
     obs_for_stats,
+    set_learning_rate,
     targets,
 )
 from a3c_mp.config import check_ranges
@@ -139,3 +140,10 @@ def test_moments_take_in_every_new_vector_but_not_every_image():
         "row 0 came with the rollout before"
     )
     assert obs_for_stats(obs, image=True).flatten().tolist() == list(range(9, 15))
+
+
+def test_every_group_of_parameters_has_the_annealed_learning_rate():
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW([{"params": [net.weight], "lr": 1.0}, {"params": [net.bias], "weight_decay": 0.0}])
+    set_learning_rate(optimizer, ActorCriticArgs(learning_rate=4e-4, total_steps=100), steps=75)
+    assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(1e-4)] * 2

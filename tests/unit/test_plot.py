@@ -1,5 +1,7 @@
 """plot.py: groups, means and table of learning curves; with --lineage what it reads, draws and refuses."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -65,10 +67,9 @@ def test_plot_writes_several_lineages(tmp_path, run_inline):
 def curve(name="a", env_id="CartPole-v1", seed=1, solved=False, end=100.0, slope=1.0, **settings):
     """A run whose return is the number of steps, times `slope`."""
     steps = np.linspace(0, end, 11)
-    settings = {"stop_return": 50.0, "learning_rate": 1e-3, "commit": "0123456789", **settings}
-    return Curve(
-        name, settings.pop("algorithm", "impala"), env_id, seed, settings, solved, steps, steps / 60, slope * steps
-    )
+    settings = {"learning_rate": 1e-3, "commit": "0123456789", **settings}
+    algorithm, goal = settings.pop("algorithm", "impala"), settings.pop("stop_return", 50.0)
+    return Curve(name, algorithm, env_id, seed, settings, goal, solved, steps, steps / 60, slope * steps)
 
 
 def test_a_curve_whose_games_all_ended_at_one_step_is_visible(tmp_path):
@@ -88,6 +89,27 @@ def test_a_curve_has_one_point_for_games_that_ended_at_the_same_step(tmp_path):
     found = read_curve(tmp_path, window=100)
     assert found.steps.tolist() == [10, 30]
     assert found.mean_return.tolist() == [2.0, 3.0], "of all games so far"
+
+
+def test_what_only_ends_or_evaluates_a_run_makes_no_curve_of_its_own(tmp_path):
+    ended = [("r1", 1, {"stop_return": 3.0}), ("r2", 2, {"max_seconds": 5.0}), ("r3", 3, {"eval_every": 100})]
+    for name, seed, settings in ended:
+        (tmp_path / name).mkdir()
+        config = {"algorithm": "a", "args": {"env_id": "E", "seed": seed, **settings}}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        (tmp_path / name / "episodes.csv").write_text(f"{','.join(EpisodeRow._fields)}\n10,1.0,0,1.0,5\n")
+    runs = [read_curve(tmp_path / name, window=100) for name, *_ in ended]
+    assert [run.goal for run in runs] == [3.0, None, None]
+    assert [label for label, _ in curves.grouped(runs)["E"]] == ["a (3 seeds)"]
+
+
+def test_labels_of_many_groups_leave_out_what_is_usual():
+    rates = [1e-3] * 4 + [2e-3]
+    runs = [curve(str(i), learning_rate=rate, num_envs=8 if i else 16, n=i) for i, rate in enumerate(rates)]
+    labels = [label for label, _ in curves.grouped(runs)["CartPole-v1"]]
+    assert labels[0].startswith("impala, num-envs 16")
+    assert labels[-1] == "impala, learning-rate 0.002, n 4"
+    assert not any("num-envs 8" in label or "0.001" in label for label in labels)
 
 
 def test_the_goal_is_a_line_where_all_runs_have_the_same(tmp_path):

@@ -18,8 +18,11 @@ from a3c_mp.algorithms.actor_critic import PPOArgs
 from a3c_mp.config import CommonArgs, LearningArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, NothingToDo, TrainingError, WorkerError
+from a3c_mp.population import settings as population_settings
 from a3c_mp.processes.console import progress_bar
 from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.run import run as run_module
+from a3c_mp.run.announce import end_text
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import hms
 from a3c_mp.run.mean_return import MIN_EPISODES
@@ -94,6 +97,31 @@ def test_the_log_says_where_rewards_are_clipped(clipped, tmp_path):
         log = (run.folder / "run.log").read_text()
     assert ("rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)" in log) == clipped
     assert ("rewards as they are" in log) != clipped
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "10,000,000 steps, without a goal (--stop-return)"),
+        ({"total_steps": 50, "max_seconds": 9.0}, "50 steps or 9 s, without a goal (--stop-return)"),
+        ({"stop_return": 475.0, "total_steps": 50}, "until the mean return is 475, at most 50 steps"),
+        (
+            {"stop_return": 1.5, "stop_eval_return": 2.0, "total_steps": 50},
+            "until the mean return is 1.5 or an evaluation returns 2, at most 50 steps",
+        ),
+    ],
+)
+def test_the_log_says_at_the_start_when_a_run_ends(args, settings, text):
+    assert end_text(replace(args, **settings)) == text
+    population = population_settings.Args(stop_return=475.0, total_steps=50)
+    assert end_text(population) == "until an evaluation returns 475, at most 50 steps"
+
+
+def test_sigint_that_is_ignored_is_told(args, monkeypatch):
+    monkeypatch.setattr(run_module, "IGNORED_AT_START", frozenset({signal.SIGINT}))
+    with a_run(args) as run:
+        run.record_rollout(10, [], 0, 0)
+    assert "SIGINT is ignored" in (run.folder / "run.log").read_text()
 
 
 def test_flags_given_on_resume_count_for_each_group_of_parameters(args, tmp_path):
