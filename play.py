@@ -1,8 +1,10 @@
 """Evaluate a trained run: raw scores of whole games, and a video. Or export its policy.
 
 
-python play.py runs/<name> --episodes 30 --video game.mp4
-python play.py runs/<name> --export policy.onnx
+    python play.py runs/<name> --episodes 30 --video game.mp4
+    python play.py runs/<name> --export policy.onnx
+
+Games are played greedily, unless `--sampled` is given.
 """
 
 from __future__ import annotations
