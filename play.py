@@ -24,7 +24,7 @@ import tyro
 from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
-from a3c_mp.cli import parse_plain
+from a3c_mp.cli import hint_of_runs, parse_plain
 from a3c_mp.config import Between, Count, Fraction
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic
@@ -92,7 +92,7 @@ def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     paths = best or checkpoint.list_checkpoints(folder)
     if not paths:
         why = "there is no checkpoint in this folder" if run.exists() else "there is no such folder"
-        raise ConfigError("run", run, why, "name a run folder, runs/<name>")
+        raise ConfigError("run", run, why, hint_of_runs(run))
     return run, paths[0]
 
 

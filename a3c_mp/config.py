@@ -40,7 +40,7 @@ class CommonArgs:
     total_steps: Count = 10_000_000
     """total timesteps: stop after this many agent steps, over all actors"""
     stop_return: float | None = None
-    """early stopping: solved when the mean episode return of the last 100 games (at least 20) reaches this"""
+    """early stopping: solved when the mean return of the last 100 games reaches this; None: run to the end"""
     eval_every: Annotated[int, Between(0)] = 0
     """evaluation interval (agent steps): a process beside the training plays whole games, greedily; 0: no evaluation"""
     eval_episodes: Annotated[int, Between(1, 10_000)] = 20

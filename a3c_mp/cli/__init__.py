@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import gymnasium
 from gymnasium.spaces import Box
 
 import a3c_mp
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 OFTEN_LEFT_OUT = {"env-id": r".+-v\d+(\?.*)?|\w+:.+", "chapter": r"[a-z0-9_]+"}
 """flags that are easily left out before their value, and what such values look like"""
+UNITS = {"k": 1_000, "m": 1_000_000}
+"""last letter of a number -> what it is multiplied by"""
 SWITCH_VALUES = ("yes", "no", "true", "false", "on", "off", "0", "1")
 """what is easily given to a switch"""
 
@@ -111,12 +114,15 @@ def parse_algo(
 
 
 def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Defaults that depend on the environment: Atari or not, and its preset or else its spaces."""
+    """Defaults that depend on the environment: Atari or not, and its preset or else its goal and its spaces."""
     defaults: dict[str, Any] = {}
     try:
         is_atari = wrappers.is_atari(env_id)
         if issubclass(args_class, LearningArgs):
             defaults["reward_clip"] = is_atari
+        if preset is None:
+            goal = gymnasium.spec(wrappers.split_id(env_id)[0]).reward_threshold
+            defaults["stop_return"] = None if goal is None else float(goal)
         if is_atari:
             defaults |= args_class.images
         elif preset is None and (args_class.continuous or args_class.vectors or args_class.images):
@@ -178,13 +184,14 @@ def _peek_all(argv: list[str], flag: str) -> list[str]:
 def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
     """Settings from a run's config.json, parsed and checked like flags; those that `argv` overrides take defaults."""
     path = folder / "config.json"
+    if folder.suffix == ".pt" and folder.is_file():
+        fix = f"name its run folder, --resume {folder.parent.parent}: it goes on from the newest"
+        raise ConfigError("resume", folder, "it is a checkpoint", fix)
     try:
         content = json.loads(path.read_text())
         saved = dict(content["args"])
     except FileNotFoundError:
-        raise ConfigError(
-            "resume", folder, "there is no run in this folder", "name a run folder, runs/<name>"
-        ) from None
+        raise ConfigError("resume", folder, "there is no run in this folder", hint_of_runs(folder)) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
     hints = typing.get_type_hints(args_class)
@@ -195,6 +202,8 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
         why = f"{path} has {min(map(str, foreign))}, which this version does not know; written by a newer version?"
         raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
     given = {token.partition("=")[0].replace("_", "-").replace("--no-", "--") for token in argv}
+    if (name := _peek(argv, "--run-name")) not in (None, folder.name):
+        raise ConfigError("run-name", name, f"--resume goes on in {folder}", "leave it out")
     try:
         flags = [
             token
@@ -208,6 +217,16 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
         why = f"{path} has {error.given}: {error.why}"
         raise ConfigError("resume", folder, why, f"correct it there, or give --{error.what} now") from None
     return args
+
+
+def hint_of_runs(folder: Path) -> str:
+    """What to name instead of a folder that holds no run: the newest of the runs in it."""
+    runs = sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    return (
+        f"name one of its runs, for instance the newest, {runs[-1].parent}"
+        if runs
+        else "name a run folder, runs/<name>"
+    )
 
 
 def _saved_flag(name: str, value: object, hint: object) -> list[str]:
@@ -247,6 +266,18 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
             instance_from_str=lambda tokens: parse_int(tokens[0]),
             is_instance=lambda value: isinstance(value, int),
             str_from_instance=lambda value: [str(value)],
+        )
+
+    @registry.primitive_rule
+    def none_in_any_case(info: tyro.constructors.PrimitiveTypeInfo):
+        if info.type is not type(None):
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="None",
+            instance_from_str=lambda tokens: parse_none(tokens[0]),
+            is_instance=lambda value: value is None,
+            str_from_instance=lambda value: ["None"],
         )
 
     def refuse(event: ParseErrorEvent) -> None:
@@ -327,15 +358,22 @@ def _name(argument: ArgumentDefinition) -> str:
 
 
 def parse_int(text: str) -> int:
-    """Whole numbers, also as 1e6 or 1_000_000. Raises ValueError for anything else."""
+    """Whole numbers, also as 1_000_000, 1e6 or 1M. Raises ValueError for anything else."""
     try:
         return int(text)
     except ValueError:
         pass
+    unit = UNITS.get(text[-1:].lower(), 1)
     try:
-        number = float(text)
+        number = float(text if unit == 1 else text[:-1]) * unit
     except ValueError:
         number = math.nan
     if not number.is_integer():
         raise ValueError("must be a whole number")
     return int(number)
+
+
+def parse_none(text: str) -> None:
+    """None for the word none, in any case. Raises ValueError for anything else."""
+    if text.lower() != "none":
+        raise ValueError("must be None")

@@ -61,6 +61,21 @@ OTHER_NAMES = {
     "reward-clip": "clip-rewards clip-reward",
 }
 """flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others"""
+SCRIPTS_WITH = {
+    "update-epochs": "train_a3c_data train_task",
+    "sync max-lag grads-per-step": "train_a3c_grad",
+    "returns gae-lambda clip-ratio": "train_a3c_data train_a3c_grad train_task",
+    "lstm vtrace clip-rho clip-c clip-pg-rho replay-proportion batch-unrolls": "train_impala train_ray",
+    "num-learners": "train_apex train_impala train_ray",
+    "unroll-length entropy-cost value-cost net": "train_a3c_data train_a3c_grad train_impala train_ray train_task",
+    "algo replay-ratio priority-exponent importance-exponent save-replay": "train_apex train_ray",
+    "replay-size": "train_apex train_impala train_population train_ray",
+    "learning-starts epsilon target-period target-rate": "train_apex train_population train_ray",
+    "standalone async-mode transport listen attach-to role key-file remote-actors": "train_task",
+    "address token-file num-shards": "train_ray",
+    "population generation-steps tournament-size elitism mutate-parameters evolve": "train_population",
+}
+"""flags -> the scripts that have them, for the error message of one that has not"""
 VIDEO_FLAGS = "capture-video record-video video render"
 """flags of other libraries for what `play.py --video` does here"""
 
@@ -76,6 +91,9 @@ def suggestion(name: str, flags: Collection[str]) -> str:
     for here, others in OTHER_NAMES.items():
         if here in flags and negative in others.split():
             return f"here it is --{here}"
+    for names, scripts in SCRIPTS_WITH.items():
+        if negative in names.split():
+            return f"a flag of {scripts.replace(' ', ', ')}"
     close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
     if close:
         return f"perhaps you meant --{close[0]}"

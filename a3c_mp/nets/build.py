@@ -66,7 +66,9 @@ def _check(spec: NetSpec, name: str, obs_space: gymnasium.Space) -> None:
     if own and spec.lstm:
         raise ConfigError("lstm", True, f"--net {name} has no place for it", "leave one of them out")
     hidden = " ".join(map(str, spec.hidden))
-    if min(spec.hidden, default=1) < 1:
+    if not spec.hidden:
+        raise ConfigError("hidden", "", "the units of a layer are missing", "for instance --hidden 64 64")
+    if min(spec.hidden) < 1:
         raise ConfigError("hidden", hidden, "a layer has 1 or more units")
     if spec.hidden != DEFAULT_NET.hidden and (image or own or spec.lstm):
         why = "it is for vectors, without --lstm or a net of your own; other nets have sizes of their own"

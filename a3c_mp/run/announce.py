@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -13,6 +14,7 @@ from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.nets.own import OwnActorCritic
 from a3c_mp.run.preflight import FOUND
+from a3c_mp.run.run_dir import changed_settings, settings_of_starts
 
 
 def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> list[str]:
@@ -29,8 +31,9 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
         lines.append(f"observations are flattened: {layout}")
     if note := note_on_inputs(net):
         lines.append(note)
-    if note := note_on_schedule(args, folder, steps):
-        lines.append(note)
+    saved, settings = [{}, {}, *settings_of_starts(folder)][-2:]
+    lines += [text] if (text := changes_text(settings, saved)) else []
+    lines += [note] if (note := note_on_schedule(args, saved, steps)) else []
     if args.num_actors:  # else others join
         each = "with" if args.num_actors == 1 else "each with"
         environments = plural(args.num_envs, "environment")
@@ -106,12 +109,16 @@ def short(number: float) -> str:
     return np.format_float_scientific(number, precision=3, trim="-", exp_digits=1) if small else f"{number:g}"
 
 
-def note_on_schedule(args: CommonArgs, folder: Path, steps: int) -> str:
+def changes_text(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """The settings that a resumed run has changed: `changed: --batch-size 32 (64 before)`; empty without any."""
+    changed = changed_settings(now, before)
+    changed.pop("--total-steps", None)  # `note_on_schedule` has it
+    texts = [f"{flag} {new} ({old} before)" for flag, (old, new) in changed.items()]
+    return f"changed: {', '.join(texts)}" if texts else ""
+
+
+def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> str:
     """What another --total-steps does to the schedules of a resumed run; empty if it is the same."""
-    starts = json.loads((folder / "config.json").read_text())["starts"]
-    if len(starts) < 2:
-        return ""
-    saved = starts[-2].get("args") or {}
     before = saved.get("total_steps", args.total_steps)
     if before == args.total_steps:
         return ""

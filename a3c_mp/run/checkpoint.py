@@ -26,7 +26,7 @@ from a3c_mp.run.files import make_folder, write_atomically
 FORMAT = 1
 KEEP = 3
 LONGEST = 300
-"""characters of the reason why a checkpoint does not fit; torch lists every tensor"""
+"""characters of the reason why a checkpoint does not fit"""
 OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
 """names of the files that this module writes; it ignores all others"""
 
@@ -212,8 +212,7 @@ def load_newest(
             try:
                 restore(state, path)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-                reason = textwrap.shorten(str(error), LONGEST, placeholder=" ...") or type(error).__name__
-                raise DoesNotFit(f"{path} does not fit these settings: {reason}") from error
+                raise DoesNotFit(f"{path} does not fit these settings: {misfit(error)}") from error
         except CheckpointError as error:
             skipped.append(error)
             continue
@@ -224,6 +223,13 @@ def load_newest(
         older = f"; {len(skipped) - 1} older skipped too" if len(skipped) > 1 else ""
         raise type(skipped[0])(f"{skipped[0]}{older}")
     raise CheckpointError(f"{folder} holds no checkpoint")
+
+
+def misfit(error: Exception) -> str:
+    """Why a state does not fit what it is loaded into; where torch lists the tensors of a net, without the list."""
+    if str(error).startswith("Error(s) in loading state_dict"):
+        return "it holds another net"
+    return textwrap.shorten(str(error), LONGEST, placeholder=" ...") or type(error).__name__
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

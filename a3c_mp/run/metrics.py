@@ -156,14 +156,16 @@ class MetricsWriter:
         self._write(episode_points(self._games) + points)
         self._games = []
         self._episode_log.flush()
-        line = self._progress_line(values.get("charts/policy_lag", math.nan), self.sps)
-        self.display.show(self.progress.steps, line, self._seconds_left(self.progress.steps, self.sps))
+        self.clock.note()
+        line = self._progress_line(values.get("charts/policy_lag", math.nan))
+        self.display.show(self.progress.steps, line, self._seconds_left(self.progress.steps))
 
     def show_pending(self, steps: int, text: str) -> None:
         """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
-        sps, steps_done = self.clock.sps(steps), self.progress.steps + steps
-        line = "  ".join(filter(None, (self._progress_line(math.nan, sps), text)))
-        self.display.show(steps_done, line, self._seconds_left(steps_done, sps))
+        self.clock.note(steps)
+        steps_done = self.progress.steps + steps
+        line = "  ".join(filter(None, (self._progress_line(math.nan), text)))
+        self.display.show(steps_done, line, self._seconds_left(steps_done))
 
     def _read_values(self) -> dict[str, float]:
         """Values that are read at a flush rather than averaged since the last one."""
@@ -177,16 +179,17 @@ class MetricsWriter:
             **{f"time/{name}": share for name, share in self.timing.shares().items()},
         }
 
-    def _progress_line(self, lag: float, sps: float) -> str:
+    def _progress_line(self, lag: float) -> str:
+        rate = f"{sps:,.0f} sps" if (sps := self.clock.recent_sps) else "- sps"
         counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
         if self.headline is not None:
-            return "  ".join([*self.headline(), f"{sps:,.0f} sps", *counts])
+            return "  ".join([*self.headline(), rate, *counts])
         mean = short_return(self.progress.window.mean) if self.progress.window.returns else "-"
         phase = [text] if (text := self.phase()) else []
-        return "  ".join([*phase, f"return {mean}", f"{sps:,.0f} sps", f"lag {lag:.1f}", *counts])
+        return "  ".join([*phase, f"return {mean}", rate, f"lag {lag:.1f}", *counts])
 
-    def _seconds_left(self, steps: int, sps: float) -> float:
+    def _seconds_left(self, steps: int) -> float:
         """Until the budget of steps or seconds is spent."""
-        args, progress = self.progress.args, self.progress
+        args, progress, sps = self.progress.args, self.progress, self.clock.recent_sps
         left = (args.total_steps - steps) / sps if sps else math.inf
         return min(left, progress.seconds_left)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from a3c_mp.run.averages import Timings
 from a3c_mp.run.progress import Progress
 
 MIN_RATE_SECONDS = 0.1
 """shortest time over which a rate says something"""
+RECENT_SECONDS = 30.0
+"""time over which the rate of the progress line is taken"""
 
 
 class RateClock:
@@ -27,6 +30,7 @@ class RateClock:
         self._round_ended = 0.0
         self._stopped: float | None = None
         self._start = self._point = self._reading()
+        self._recent = deque([self._start[:2]])  # times and agent steps of the last RECENT_SECONDS
 
     def _reading(self) -> tuple[float, int, int]:
         return self._now(), self.progress.steps, self.progress.samples
@@ -38,6 +42,7 @@ class RateClock:
         """Count from now on."""
         self.is_started = True
         self._start = self._point = self._reading()
+        self._recent = deque([self._start[:2]])
 
     def end_round(self) -> None:
         """Note that the training loop has come this far."""
@@ -54,6 +59,21 @@ class RateClock:
         if not self.is_started or seconds < MIN_RATE_SECONDS:
             return 0.0
         return (self.progress.steps + pending - steps_then) / seconds
+
+    def note(self, pending: int = 0) -> None:
+        """Note the agent steps so far, for `recent_sps`; `pending` as for `sps`."""
+        now = self._now()
+        self._recent.append((now, self.progress.steps + pending))
+        while len(self._recent) > 2 and self._recent[1][0] <= now - RECENT_SECONDS:
+            self._recent.popleft()
+
+    @property
+    def recent_sps(self) -> float:
+        """Agent steps a second over the last `RECENT_SECONDS` before the newest `note`; 0 if that is too short."""
+        (then, steps_then), (now, steps_now) = self._recent[0], self._recent[-1]
+        if not self.is_started or now - then < MIN_RATE_SECONDS:
+            return 0.0
+        return max(steps_now - steps_then, 0) / (now - then)
 
     @property
     def seconds(self) -> float:

@@ -7,9 +7,12 @@ However the block is left, a checkpoint and `summary.json` are written.
 from __future__ import annotations
 
 import logging
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -272,7 +275,7 @@ class Run(HasProgress):
             self.log.error(f"error: the state at {self.steps:,} steps was not saved; see the warning above")
         newest = self.checkpointer.newest
         if self.exit_code == 1 and newest is not None and newest.exists() and self.steps:
-            self.log.error(f"the last checkpoint is {newest}; continue with --resume {self.folder}")
+            self.log.error(f"the last checkpoint is {newest}; continue with {resume_command(self.folder)}")
         mean = f"mean return {short_return(self.progress.window.mean)}, " if self.progress.window.returns else ""
         if self.metrics.headline is not None:
             mean = ", ".join([*self.metrics.headline(), ""])
@@ -286,12 +289,19 @@ class Run(HasProgress):
         )
         if self.exit_code > 128 or (self.exit_code == 0 and self.exit_reason == "max_seconds"):
             limit = "" if self.exit_code else f", which has another {self.args.max_seconds:g} s (or --max-seconds None)"
-            hint = f"continue with --resume {self.folder}{limit}"
+            hint = f"continue with {resume_command(self.folder)}{limit}"
             self.log.info(hint if newest is not None else "nothing to resume: no checkpoint was due yet")
 
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
         return summarize(self)
+
+
+def resume_command(folder: Path) -> str:
+    """The command that goes on with the run in a folder, as this process was started."""
+    script = sys.argv[0]
+    start = f"python {shlex.quote(script)}" if script.endswith(".py") else script
+    return f"{start} --resume {shlex.quote(str(folder))}"
 
 
 def describe_error(error: BaseException) -> str:

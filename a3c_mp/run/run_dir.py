@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -137,13 +137,14 @@ def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
     lock.flush()
 
 
-def changed_settings(args: CommonArgs, folder: Path) -> list[str]:
-    """Flags of the settings that differ from those of the newest start of the run in a folder."""
-    starts = earlier_starts(folder / "config.json")
-    saved = (starts[-1].get("args") or {}) if starts else {}
-    own = as_recorded(args)
-    names = [name for name in saved if name not in PLACE and own.get(name, saved[name]) != saved[name]]
-    return [f"--{flag_name(name)}" for name in names]
+def changed_settings(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Flags of settings that two starts of a run do not share -> (value before, value now).
+
+    Args:
+        now, before: the settings of each, as files hold them.
+    """
+    names = [name for name in before if name not in PLACE and now.get(name, before[name]) != before[name]]
+    return {f"--{flag_name(name)}": (before[name], now[name]) for name in names}
 
 
 def as_recorded(args: CommonArgs) -> dict[str, Any]:
@@ -186,6 +187,11 @@ def earlier_starts(path: Path) -> list[Any]:
         return starts if isinstance(starts, list) else [{"time": None, **{name: content.get(name) for name in START}}]
     except (OSError, ValueError, AttributeError, RecursionError):
         return []
+
+
+def settings_of_starts(folder: Path) -> list[dict[str, Any]]:
+    """The settings of each start of the run in a folder, the newest last; empty ones where none are recorded."""
+    return [start.get("args") or {} for start in earlier_starts(folder / "config.json")]
 
 
 def git_commit() -> str | None:

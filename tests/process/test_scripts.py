@@ -112,9 +112,7 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(run_inl
     assert done.code == 1
     assert f"learner 1 (pid {pid}) was killed by SIGKILL" in done.out
     newest = done.checkpoints[0]
-    assert (
-        f"the last checkpoint is {newest.relative_to(run_inline.runs_dir)}; continue with --resume runs/r" in done.out
-    )
+    assert f"the last checkpoint is {newest.relative_to(run_inline.runs_dir)}; continue with python " in done.out
     assert len(orphans) == 1
     assert not still_alive(orphans)
     assert done.state["steps"] == done.summary["steps"]

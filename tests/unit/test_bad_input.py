@@ -231,8 +231,8 @@ SPECIAL = {
     "a switch of IMPALA": (RAY_DQN, ["--no-vtrace"], "no-vtrace: only --algo impala has this flag; add --algo impala"),
     "no token to join with": (
         RAY_IMPALA,
-        ["--address", "127.0.0.1:1", "--token-file", "none"],
-        "token-file=none: it cannot be read (No such file or directory); copy it",
+        ["--address", "127.0.0.1:1", "--token-file", "nowhere"],
+        "token-file=nowhere: it cannot be read (No such file or directory); copy it",
     ),
     "half a replay": (
         APEX_DQN,

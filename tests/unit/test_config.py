@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from harness import ALL_CHAPTERS
 from a3c_mp.algorithms import apex_settings
 from a3c_mp.algorithms.actor_critic import PPOArgs
 from a3c_mp.cli import parse_args, parse_int, parse_plain
-from a3c_mp.cli.flags import GROUPS, OTHER_NAMES
+from a3c_mp.cli.flags import GROUPS, OTHER_NAMES, SCRIPTS_WITH
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.preflight import check_device, check_env
@@ -96,7 +97,16 @@ def test_any_flag_overrides_the_preset():
 
 
 def test_an_environment_without_a_preset_has_the_chapters_defaults():
-    assert parse("--env-id", "Acrobot-v1") == Args(env_id="Acrobot-v1")
+    assert parse("--env-id", "FrozenLake-v1", "--stop-return", "none") == Args(env_id="FrozenLake-v1")
+    assert parse("--env-id", "Nowhere-v0") == Args(env_id="Nowhere-v0")
+
+
+def test_without_a_preset_the_environment_has_the_goal():
+    assert parse("--env-id", "Acrobot-v1").stop_return == -100.0
+    assert parse("--env-id", "Taxi-v4?is_rainy=true").stop_return == 8.0
+    assert parse("--env-id", "CartPole-v0").stop_return == 195.0
+    assert parse("--env-id", "CliffWalking-v1").stop_return is None
+    assert parse_args(Args, {"CartPole-v0": {"gamma": 0.5}}, "", ["--env-id", "CartPole-v0"]).stop_return is None
 
 
 def test_an_environment_without_a_preset_has_settings_for_its_kind_of_actions():
@@ -186,16 +196,37 @@ def test_names_of_other_libraries_lead_to_flags_that_there_are():
     assert not set(other) & flags
 
 
+def test_flags_of_other_chapters_name_their_scripts():
+    scripts: dict[str, set[str]] = {}  # flag -> those that have it
+    for chapter in ALL_CHAPTERS:
+        for field in dataclasses.fields(chapter.args_class):
+            scripts.setdefault(flag_name(field.name), set()).add(Path(chapter.script).stem)
+    for flags, told in SCRIPTS_WITH.items():
+        for flag in flags.split():
+            assert set(told.split()) == scripts[flag], flag
+    assert refused("--lstm") == "lstm: there is no such flag; a flag of train_impala, train_ray"
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1000000", 10**6), ("1e6", 10**6), ("1_000_000", 10**6), ("2.5e3", 2500), ("-3", -3), ("4.0", 4), (" 7 ", 7)],
+    [
+        *(
+            ("1000000", 10**6),
+            ("1e6", 10**6),
+            ("1_000_000", 10**6),
+            ("1M", 10**6),
+            ("2.5k", 2500),
+            ("2_000K", 2 * 10**6),
+        ),
+        *(("2.5e3", 2500), ("-3", -3), ("4.0", 4), (" 7 ", 7)),
+    ],
 )
 def test_whole_numbers_in_every_notation(text, number):
     assert parse_int(text) == number
     assert isinstance(parse_int(text), int)
 
 
-@pytest.mark.parametrize("text", ["1.5", "1e-3", "many", "", "nan", "inf", "-inf", "1e400"])
+@pytest.mark.parametrize("text", ["1.5", "1e-3", "many", "", "nan", "inf", "-inf", "1e400", "M", "1G", "1kk"])
 def test_what_is_no_whole_number_is_a_value_error(text):
     with pytest.raises(ValueError, match="must be a whole number"):
         parse_int(text)
@@ -251,6 +282,7 @@ def test_help_is_printed_and_no_error(capsys):
         (["--total-steps", "nan"], "total-steps=nan", "must be a whole number"),
         (["--gamma", "high"], "gamma=high", "must be a number"),
         (["--stop-return", "high"], "stop-return=high", "must be a number"),
+        (["--total-steps", "none"], "total-steps=none", "must be a whole number"),
         (["--precision", "fp8"], "precision=fp8", "'auto', 'fp32', 'bf16'"),
         (["--num-envs"], "num-envs: ", "missing"),
         (["--env-id"], "env-id: ", "missing"),
@@ -355,6 +387,28 @@ def test_settings_that_are_newer_than_the_run_take_their_defaults(saved_run):
     assert parse("--resume", str(saved_run(passes="left out", gamma=0.5))) == Args(
         gamma=0.5, resume=saved_run(), runs_dir=Path("somewhere")
     )
+
+
+def test_a_checkpoint_and_a_folder_of_runs_lead_to_a_run(tmp_path):
+    for name, time in (("first", 10), ("newest", 30), ("second", 20)):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "config.json").touch()
+        os.utime(tmp_path / name / "config.json", (time, time))
+    newest = tmp_path / "newest"
+    assert refused("--resume", str(tmp_path)) == (
+        f"resume={tmp_path}: there is no run in this folder; name one of its runs, for instance the newest, {newest}"
+    )
+    (checkpoint := newest / "checkpoints" / "step_000000000010.pt").touch()
+    assert refused("--resume", str(checkpoint)) == (
+        f"resume={checkpoint}: it is a checkpoint; name its run folder, --resume {newest}: it goes on from the newest"
+    )
+
+
+def test_a_resumed_run_keeps_its_name(saved_run):
+    folder = saved_run()
+    assert parse("--resume", str(folder), "--run-name", folder.name).run_name == folder.name
+    line = refused("--resume", str(folder), "--run-name", "other")
+    assert line == f"run-name=other: --resume goes on in {folder}; leave it out"
 
 
 def test_the_settings_of_another_chapter_are_refused(saved_run):

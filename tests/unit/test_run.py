@@ -166,13 +166,13 @@ def test_a_run_whose_summary_was_not_written_writes_it_on_resume(args):
         assert end_of(run.folder) == ("total_steps", 100)
 
 
-def test_a_resume_with_another_net_names_the_tensor_and_the_flag(tmp_path):
+def test_a_resume_with_another_net_says_so_and_names_the_flag(tmp_path):
     args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r")
     with a_run(args) as run:
         run.record_rollout(10, [], 0, 0)
     args = replace(args, resume=run.folder, hidden=(3,), total_steps=5)
     wrong = nn.Linear(3, 2)
-    message = r"size mismatch for weight: .*differ from the run's: --total-steps --hidden; leave out what does not fit"
+    message = "it holds another net; settings that differ from the run's: --total-steps --hidden; leave out what"
     with pytest.raises(ConfigError, match=message):
         Run(args, "test", wrong, torch.optim.Adam(wrong.parameters()))
     with a_run(replace(args, total_steps=20)) as run:
@@ -307,7 +307,8 @@ def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, monkeypatch):
     with a_run(args) as run:
         run.record_rollout(9_876_543, [Episode(-20.9, 800)], 0, 0)
         monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + 1000.0: now)
-        line = run.metrics._progress_line(lag=12.3, sps=run.metrics.sps)
+        run.metrics.clock.note()
+        line = run.metrics._progress_line(lag=12.3)
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     bar = progress_bar(console)
     bar.add_task("", completed=run.steps, total=args.total_steps, eta=hms(3600), line=line)
@@ -473,10 +474,41 @@ def test_a_resume_with_another_budget_says_what_becomes_of_the_schedule(tmp_path
         with a_run(replace(args, resume=tmp_path / "r", total_steps=total)) as run:
             log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
         assert ("total-steps is 400 now, 100 before: the learning rate goes from 0 to 7.5e-4 at once" in log) == said
+        assert "changed:" not in log
+
+
+def test_a_resume_lists_the_settings_that_have_changed(tmp_path):
+    args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", hidden=(8, 8))
+    with a_run(args) as run:
+        assert "changed:" not in (run.folder / "run.log").read_text()
+    now = replace(args, resume=tmp_path / "r", runs_dir=tmp_path / "x", batch_size=32, normalize_obs=False)
+    for change in ("changed: --normalize-obs False (True before), --batch-size 32 (128 before)", None):
+        with a_run(now) as run:
+            log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
+        assert [line.split("INFO ")[1] for line in log.splitlines() if "changed:" in line] == (
+            [change] if change else []
+        )
+
+
+def test_the_rate_of_the_progress_line_is_that_of_the_last_half_minute(args, monkeypatch):
+    with a_run(args) as run:
+        clock, start = run.metrics.clock, run.progress.started
+        monkeypatch.setattr("time.monotonic", lambda: start)
+        assert "  - sps  " in run.metrics._progress_line(0.0)
+        run.record_rollout(10, [], 0, 0)
+        for second in range(1, 101):
+            monkeypatch.setattr("time.monotonic", lambda now=start + second: now)
+            run.record_rollout(1000 if second <= 50 else 100, [], 0, 0)
+            clock.note()
+            if second in (50, 100):
+                assert clock.recent_sps == (1000 if second == 50 else 100)
+        assert clock.sps() == 550, "the mean of the run"
+        clock.note(-5_000)  # an interrupted generation takes its steps back
+        assert clock.recent_sps == 0.0
 
 
 def test_progress_lines_say_how_full_the_replay_is_until_learning_starts(args):
     with a_run(args) as run:
         for held, said in ((7_040, "collecting 7,040/20,000  return -"), (20_000, "return -")):
             apex.show_collecting(run, apex_settings.Args(), lambda held=held: held)
-            assert run.metrics._progress_line(0.0, 1.0).startswith(said)
+            assert run.metrics._progress_line(0.0).startswith(said)

@@ -133,9 +133,7 @@ def test_a_run_whose_last_state_is_not_saved_has_failed_and_names_the_last_check
     log = (run.folder / "run.log").read_text()
     assert "ERROR error: the state at 20 steps was not saved" in log
     assert ("bias holds NaN or infinity" in log) == (spoilt == "weights")
-    newest = (
-        f"the last checkpoint is {run.checkpointer.folder / 'step_'}{10:012d}.pt; continue with --resume {run.folder}"
-    )
+    newest = f"the last checkpoint is {run.checkpointer.folder / 'step_'}{10:012d}.pt; continue with python "
     assert (newest in log) == (spoilt == "weights"), "where it still exists"
 
 
