@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import signal
 import sys
 import textwrap
@@ -20,28 +19,20 @@ from gymnasium.spaces import Box
 
 import a3c_mp
 import wrappers
-from a3c_mp.cli.flags import grouped_help, suggestion
+from a3c_mp.cli.flags import grouped_help
+from a3c_mp.cli.refusals import UnknownFlag, config_error, no_flag, peek
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.images import is_image
 
 if TYPE_CHECKING:
-    from tyro._arguments import ArgumentDefinition
     from tyro._errors import ParseErrorEvent
 
-OFTEN_LEFT_OUT = {"env-id": r".+-v\d+(\?.*)?|\w+:.+", "chapter": r"[a-z0-9_]+"}
-"""flags that are easily left out before their value, and what such values look like"""
 UNITS = {"k": 1_000, "m": 1_000_000}
 """last letter of a number -> what it is multiplied by"""
-SWITCH_VALUES = ("yes", "no", "true", "false", "on", "off", "0", "1")
-"""what is easily given to a switch"""
 
 A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
-
-
-class UnknownFlag(ConfigError):
-    """A flag that a script does not have."""
 
 
 def parse_args(
@@ -58,7 +49,7 @@ def parse_args(
         ConfigError: anything unknown, malformed or out of range.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    resume, env_id = _peek(argv, "--resume"), _peek(argv, "--env-id")
+    resume, env_id = peek(argv, "--resume"), peek(argv, "--env-id")
     description = f"{description}\nDefaults depend on --env-id; there are presets for {', '.join(presets)}."
     if resume is not None:
         default = _saved_args(args_class, Path(resume), argv)
@@ -97,7 +88,7 @@ def parse_algo(
         ConfigError: as `parse_args` does.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    algo, resume = _peek(argv, "--algo"), _peek(argv, "--resume")
+    algo, resume = peek(argv, "--algo"), peek(argv, "--resume")
     if resume is not None:
         with suppress(OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
             algo = json.loads((Path(resume) / "config.json").read_text())["args"]["algo"]
@@ -152,18 +143,9 @@ def parse_own(args_class: type[P], description: str) -> tuple[P, list[str]]:
     argv = sys.argv[1:]
     args, others = _cli(args_class, None, description, argv, return_unknown_args=True)
     if others and not others[0].startswith("-"):
-        raise _no_flag(others[0], argv, [flag_name(name) for name in flags_of(args_class)])
+        raise no_flag(others[0], argv, [flag_name(name) for name in flags_of(args_class)])
     check_ranges(args)
     return args, others
-
-
-def _peek(argv: list[str], flag: str) -> str | None:
-    """Value of a flag in `argv`, before the parser runs; the last one counts."""
-    for position, token in reversed(list(enumerate(argv))):
-        name, equals, value = token.partition("=")
-        if name.replace("_", "-") == flag:
-            return value if equals else next(iter(argv[position + 1 :]), None)
-    return None
 
 
 def _peek_all(argv: list[str], flag: str) -> list[str]:
@@ -202,7 +184,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
         why = f"{path} has {min(map(str, foreign))}, which this version does not know; written by a newer version?"
         raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
     given = {token.partition("=")[0].replace("_", "-").replace("--no-", "--") for token in argv}
-    if (name := _peek(argv, "--run-name")) not in (None, folder.name):
+    if (name := peek(argv, "--run-name")) not in (None, folder.name):
         raise ConfigError("run-name", name, f"--resume goes on in {folder}", "leave it out")
     try:
         flags = [
@@ -281,7 +263,7 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
         )
 
     def refuse(event: ParseErrorEvent) -> None:
-        raise _config_error(event, argv, [flag_name(name) for name in flags_of(args_class)])
+        raise config_error(event, argv, [flag_name(name) for name in flags_of(args_class)])
 
     if "--version" in argv:
         print(f"a3c-mp {a3c_mp.__version__}")
@@ -310,51 +292,6 @@ def _default_sigpipe() -> Iterator[None]:
     finally:
         sys.stdout.flush()
         signal.signal(signal.SIGPIPE, before)
-
-
-def _config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> ConfigError:
-    """One line for an error event of tyro's parser. The events are private to tyro, so its version is pinned."""
-    from tyro import _errors
-
-    match event:
-        case _errors.UnrecognizedArgs(tokens=[token, *_]) | _errors.MissingArgs(unrecognized_tokens=[token, *_]):
-            name, _, value = token.partition("=")
-            name = name.replace("_", "-")
-            if not name.startswith("-"):
-                return _no_flag(token, argv, flags)
-            fix = suggestion(name.lstrip("-"), flags)
-            following = _peek(argv, name) or ""
-            value = value or ("" if following.startswith("--") else following)
-            return UnknownFlag(name.lstrip("-"), value, "there is no such flag", fix)
-        case _errors.MissingArgs(missing_arguments=[missing, *_]):
-            return ConfigError(_name(missing.arg), "", "must be given")
-        case _errors.BadValue(argument=argument):
-            return ConfigError(_name(argument), "", "a value is missing")
-        case _errors.InvalidChoice(argument=argument, value=value, choices=choices):
-            return ConfigError(_name(argument), value, f"must be one of {', '.join(map(repr, choices))}")
-        case _errors.InstantiationFailure(argument=argument, message=message) if argument is not None:
-            why = "must be a number" if "string to float" in message else message.rpartition(": ")[2]
-            if why.startswith("["):  # a flag with several values
-                why = "must be whole numbers, with spaces between them"
-            return ConfigError(_name(argument), _peek(argv, f"--{_name(argument)}"), why)
-    return ConfigError("arguments", " ".join(argv), getattr(event, "message", type(event).__name__))
-
-
-def _no_flag(token: str, argv: list[str], flags: list[str]) -> ConfigError:
-    """The error of a value that belongs to no flag."""
-    before = argv[argv.index(token) - 1] if token in argv[1:] else ""
-    fix = "see --help"
-    if token.lower() in SWITCH_VALUES and before.startswith("--"):
-        fix = "leave it out: switches take no value, and --no-NAME turns one off"
-    elif "resume" in flags and (Path(token) / "config.json").exists():
-        fix = f"perhaps --resume {token}"
-    elif name := next((n for n, form in OFTEN_LEFT_OUT.items() if n in flags and re.fullmatch(form, token)), None):
-        fix = f"perhaps --{name} {token}"
-    return ConfigError("arguments", token, "a value without a flag", fix)
-
-
-def _name(argument: ArgumentDefinition) -> str:
-    return argument.display_name().lstrip("-")
 
 
 def parse_int(text: str) -> int:
