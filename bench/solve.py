@@ -95,12 +95,15 @@ def curve(episodes: Sequence[EpisodeRow], points: int = POINTS) -> list[tuple[in
     return [(row.steps, row.seconds, round(float(mean), 3)) for row, mean in zip(last, means, strict=True)]
 
 
-def outcome(folder: Path, seed: int, rule: str) -> dict[str, Any]:
-    """Summary of a finished run."""
+def outcome(folder: Path, seed: int, rule: str, steps: float = math.inf) -> dict[str, Any]:
+    """Summary of a finished run; where it was stopped after `steps`, returns of the games that had ended by then."""
     summary = json.loads((folder / "summary.json").read_text())
-    episodes = read_episodes(folder / "episodes.csv")
+    episodes = [episode for episode in read_episodes(folder / "episodes.csv") if episode.steps <= steps]
     names = ("exit_reason", "solved", "wall_seconds", "steps", "sps", "mean_return_100", "episodes", "weights_sha256")
     run = {"seed": seed, **{name: summary[name] for name in names}, "late_return": late_return(episodes)}
+    if summary["steps"] > steps:  # the rows of a comparison run on for different times
+        last = [episode.episode_return for episode in episodes[-WINDOW:]]
+        run |= {"episodes": len(episodes), "mean_return_100": statistics.mean(last) if last else None}
     if rule == "machin":
         run["machin_episodes"] = machin_episodes((e.actor, e.episode_return) for e in episodes)
     return {**run, "curve": curve(episodes)}
@@ -254,7 +257,7 @@ def main() -> int:
             more = [f"--seed={seed}", f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
             if (code := train([*command, *more], folder, args.steps or math.inf)) not in (0, 1):
                 return code
-            result["runs"].append({"row": row} | outcome(folder, seed, args.rule))
+            result["runs"].append({"row": row} | outcome(folder, seed, args.rule, args.steps or math.inf))
             if args.games:
                 scores = scores_of(folder, args.games)
                 result["runs"][-1] |= {"played": scores, "played_mean": statistics.mean(scores)}

@@ -1,13 +1,15 @@
 import importlib.util
 import json
+import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.episode_log import EpisodeRow, read_episodes
+from a3c_mp.run.episode_log import EpisodeLog, EpisodeRow, read_episodes
 from bench import alternate, common, population, report, solve
 from bench.stages import bound
 from bench.throughput import sb3_flags, steady_sps
@@ -104,6 +106,21 @@ def test_sb3_gets_as_many_environments_and_no_smaller_a_batch(monkeypatch):
 
 def episodes(returns):
     return [EpisodeRow(10 * i, 0.5 * i, 0, float(value), 10) for i, value in enumerate(returns, start=1)]
+
+
+def test_rows_that_were_stopped_at_different_steps_are_compared_after_the_same(tmp_path):
+    log = EpisodeLog(tmp_path / "episodes.csv", 0, logging.getLogger("test"))
+    for number in range(1, 301):
+        log.add(10 * number, float(number), 0, Episode(float(number), 10))
+    log.close()
+    names = ("exit_reason", "solved", "wall_seconds", "sps", "weights_sha256")
+    summary = {**dict.fromkeys(names), "steps": 3_000, "episodes": 300, "mean_return_100": 250.5}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    stopped, whole = solve.outcome(tmp_path, 1, "stop-return", 2_000), solve.outcome(tmp_path, 1, "stop-return")
+    assert (stopped["mean_return_100"], stopped["episodes"], stopped["late_return"]) == (150.5, 200, 150.5)
+    assert (whole["mean_return_100"], whole["episodes"], whole["late_return"]) == (250.5, 300, 225.5)
+    assert stopped["curve"][-1][0] == 2_000
+    assert solve.outcome(tmp_path, 1, "stop-return", 5)["mean_return_100"] is None, "no game had ended by then"
 
 
 def test_curve_is_the_mean_of_the_last_100_games():
