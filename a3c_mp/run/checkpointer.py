@@ -137,7 +137,7 @@ class Checkpointer:
             )
             self.saved_steps, progress.best_mean = progress.steps, state["best_mean"]
         except (OSError, CheckpointError) as error:
-            self.state.log.warning(f"checkpoint at {progress.steps:,} steps not written: {error}")
+            self.state.log.warning(f"checkpoint at {progress.steps:,} steps not written to {self.folder}: {error}")
         self._saved_at = time.monotonic()
 
     def save_best(self, net: nn.Module, evaluation: Evaluation) -> None:
@@ -145,7 +145,8 @@ class Checkpointer:
         try:
             checkpoint.save_best(self.folder, net.state_dict(), evaluation.description, **self.origin)
         except (OSError, CheckpointError) as error:
-            self.state.log.warning(f"best checkpoint, of {evaluation.steps:,} steps, not written: {error}")
+            what = f"best checkpoint, of {evaluation.steps:,} steps,"
+            self.state.log.warning(f"{what} not written to {self.folder}: {error}")
 
     @property
     def is_saved(self) -> bool:

@@ -21,7 +21,7 @@ mkdir runs out && mount -t tmpfs -o size=4m tmpfs runs
 "$@" > out/told 2>&1 & trainer=$!
 until ls runs/r/checkpoints/step_*.json > out/found 2>&1; do sleep 0.1; kill -0 $trainer; done
 cat /dev/zero > runs/filler 2> out/full || true
-until grep -q 'not written' out/told && grep -q 'TensorBoard cannot' out/told; do sleep 0.1; kill -0 $trainer; done
+until grep -q 'not written to' out/told && grep -q 'TensorBoard cannot' out/told; do sleep 0.1; kill -0 $trainer; done
 cp -r runs/r/checkpoints out/during
 rm runs/filler
 checkpoints() { ls runs/r/checkpoints/step_*.json; }

@@ -154,7 +154,8 @@ def test_a_run_folder_that_is_deleted_is_missed_and_not_made_again(args, capsys)
     assert not run.folder.exists()
     assert run.exit_code == 1
     told = capsys.readouterr().out
-    assert f"checkpoint at 10 steps not written: the run folder {run.folder} was deleted" in told
+    place = run.checkpointer.folder
+    assert f"checkpoint at 10 steps not written to {place}: the run folder {run.folder} was deleted" in told
     assert "the state at 20 steps was not saved" in told
 
 
