@@ -130,8 +130,8 @@ class Between:
 
     def __str__(self) -> str:
         if self.high == math.inf:
-            return f"{self.low:g} or more"
-        return f"between {self.low:g} and {self.high:g}"
+            return f"{self.low:.10g} or more"
+        return f"between {self.low:.10g} and {self.high:.10g}"
 
 
 Count = Annotated[int, Between(1)]

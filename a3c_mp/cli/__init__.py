@@ -14,13 +14,12 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import gymnasium
 from gymnasium.spaces import Box
 
 import a3c_mp
 import wrappers
 from a3c_mp.cli.flags import grouped_help
-from a3c_mp.cli.refusals import UnknownFlag, config_error, no_flag, peek
+from a3c_mp.cli.messages import UnknownFlag, parse_error, peek, stray_value
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.images import is_image
@@ -28,8 +27,8 @@ from a3c_mp.nets.images import is_image
 if TYPE_CHECKING:
     from tyro._errors import ParseErrorEvent
 
-UNITS = {"k": 1_000, "m": 1_000_000}
-"""last letter of a number -> what it is multiplied by"""
+EXPONENTS = {"k": "e3", "m": "e6"}
+"""last letter of a number -> what it stands for"""
 
 A = TypeVar("A", bound="CommonArgs")
 P = TypeVar("P")
@@ -112,7 +111,7 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
         if issubclass(args_class, LearningArgs):
             defaults["reward_clip"] = is_atari
         if preset is None:
-            goal = gymnasium.spec(wrappers.split_id(env_id)[0]).reward_threshold
+            goal = wrappers.find_spec(env_id).reward_threshold
             defaults["stop_return"] = None if goal is None else float(goal)
         if is_atari:
             defaults |= args_class.images
@@ -143,7 +142,7 @@ def parse_own(args_class: type[P], description: str) -> tuple[P, list[str]]:
     argv = sys.argv[1:]
     args, others = _cli(args_class, None, description, argv, return_unknown_args=True)
     if others and not others[0].startswith("-"):
-        raise no_flag(others[0], argv, [flag_name(name) for name in flags_of(args_class)])
+        raise stray_value(others[0], argv, [flag_name(name) for name in flags_of(args_class)])
     check_ranges(args)
     return args, others
 
@@ -167,7 +166,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
     """Settings from a run's config.json, parsed and checked like flags; those that `argv` overrides take defaults."""
     path = folder / "config.json"
     if folder.suffix == ".pt" and folder.is_file():
-        fix = f"name its run folder, --resume {folder.parent.parent}: it goes on from the newest"
+        fix = f"name its run folder, --resume {folder.absolute().parent.parent}: it goes on from the newest"
         raise ConfigError("resume", folder, "it is a checkpoint", fix)
     try:
         content = json.loads(path.read_text())
@@ -184,7 +183,7 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
         why = f"{path} has {min(map(str, foreign))}, which this version does not know; written by a newer version?"
         raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
     given = {token.partition("=")[0].replace("_", "-").replace("--no-", "--") for token in argv}
-    if (name := peek(argv, "--run-name")) not in (None, folder.name):
+    if (name := peek(argv, "--run-name")) not in (None, folder.resolve().name):
         raise ConfigError("run-name", name, f"--resume goes on in {folder}", "leave it out")
     try:
         flags = [
@@ -202,7 +201,9 @@ def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:
 
 
 def hint_of_runs(folder: Path) -> str:
-    """What to name instead of a folder that holds no run: the newest of the runs in it."""
+    """What to name instead of a folder that holds no run: the run that it is part of, or the newest of those in it."""
+    if (folder.parent / "config.json").exists():
+        return f"name the run folder, {folder.parent}"
     runs = sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
     return (
         f"name one of its runs, for instance the newest, {runs[-1].parent}"
@@ -263,7 +264,7 @@ def _cli(args_class: type[P], default: P | None, description: str, argv: list[st
         )
 
     def refuse(event: ParseErrorEvent) -> None:
-        raise config_error(event, argv, [flag_name(name) for name in flags_of(args_class)])
+        raise parse_error(event, argv, [flag_name(name) for name in flags_of(args_class)])
 
     if "--version" in argv:
         print(f"a3c-mp {a3c_mp.__version__}")
@@ -300,13 +301,13 @@ def parse_int(text: str) -> int:
         return int(text)
     except ValueError:
         pass
-    unit = UNITS.get(text[-1:].lower(), 1)
+    exponent = EXPONENTS.get(text[-1:].lower())
     try:
-        number = float(text if unit == 1 else text[:-1]) * unit
+        number = float(text if exponent is None else text[:-1] + exponent)
     except ValueError:
         number = math.nan
     if not number.is_integer():
-        raise ValueError("must be a whole number")
+        raise ValueError("must be a whole number, for instance 500000, 1e6 or 2M")
     return int(number)
 
 

@@ -61,21 +61,30 @@ OTHER_NAMES = {
     "reward-clip": "clip-rewards clip-reward",
 }
 """flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others"""
-SCRIPTS_WITH = {
-    "update-epochs": "train_a3c_data train_task",
-    "sync max-lag grads-per-step": "train_a3c_grad",
-    "returns gae-lambda clip-ratio": "train_a3c_data train_a3c_grad train_task",
-    "lstm vtrace clip-rho clip-c clip-pg-rho replay-proportion batch-unrolls": "train_impala train_ray",
-    "num-learners": "train_apex train_impala train_ray",
-    "unroll-length entropy-cost value-cost net": "train_a3c_data train_a3c_grad train_impala train_ray train_task",
-    "algo replay-ratio priority-exponent importance-exponent save-replay": "train_apex train_ray",
-    "replay-size": "train_apex train_impala train_population train_ray",
-    "learning-starts epsilon target-period target-rate": "train_apex train_population train_ray",
-    "standalone async-mode transport listen attach-to role key-file remote-actors": "train_task",
-    "address token-file num-shards": "train_ray",
-    "population generation-steps tournament-size elitism mutate-parameters evolve": "train_population",
+ONLY_IN = {
+    "a3c_data a3c_grad apex impala ray task": "num-actors eval-every stop-eval-return optimizer",
+    "a3c_data a3c_grad impala population ray task": "hidden",
+    "a3c_data a3c_grad apex population ray task": "batch-size",
+    "a3c_data a3c_grad impala ray task": "unroll-length slots-per-actor learning-rate-end rmsprop-eps entropy-cost "
+    "value-cost normalize-advantages net log-std-init noise-steps explore-envs explore-steps",
+    "a3c_data a3c_grad apex ray task": "n-step",
+    "a3c_data a3c_grad task": "returns gae-lambda clip-ratio",
+    "a3c_data task": "update-epochs",
+    "a3c_grad": "grads-per-step max-lag sync",
+    "apex impala population ray": "replay-size",
+    "apex population ray": "learning-starts epsilon ladder-exponent target-period target-rate",
+    "apex impala ray": "num-learners",
+    "apex ray": "algo block-length blocks-per-actor replay-ratio prefetch priority-exponent importance-exponent noise "
+    "noise-exponent noise-memory policy-learning-rate save-replay",
+    "impala ray": "batch-unrolls lstm vtrace clip-rho clip-c clip-pg-rho replay-proportion force-lag",
+    "task": "standalone async-mode print-per-step transport listen remote-actors attach-to role key-file",
+    "ray": "address token-file insecure-cluster num-shards",
+    "population": "population generation-steps eval-max-steps confirm-episodes init evolve keep-default "
+    "tournament-size elitism mutate-none mutate-architecture mutate-parameters mutate-activation "
+    "mutate-hyperparameters parameter-noise grow-factor shrink-factor resample touch new-layer learning-rate-range "
+    "batch-size-range learn-every learn-every-range units-range layers-range activation",
 }
-"""flags -> the scripts that have them, for the error message of one that has not"""
+"""chapters, as their scripts are called without `train_` -> flags that the others do not have"""
 VIDEO_FLAGS = "capture-video record-video video render"
 """flags of other libraries for what `play.py --video` does here"""
 
@@ -88,12 +97,13 @@ def suggestion(name: str, flags: Collection[str]) -> str:
         flags: those that there are, without dashes.
     """
     negative = name.removeprefix("no-")
-    for here, others in OTHER_NAMES.items():
-        if here in flags and negative in others.split():
-            return f"here it is --{here}"
-    for names, scripts in SCRIPTS_WITH.items():
-        if negative in names.split():
-            return f"a flag of {scripts.replace(' ', ', ')}"
+    here = next((flag for flag, others in OTHER_NAMES.items() if negative in others.split()), negative)
+    if here in flags and here != negative:
+        return f"here it is --{here}"
+    if chapters := next((chapters for chapters, names in ONLY_IN.items() if here in names.split()), ""):
+        *others, last = [f"train_{chapter}" for chapter in chapters.split()]
+        scripts = f"{', '.join(others)} and {last} have" if others else f"{last} has"
+        return f"only {scripts} it" if here == negative else f"here it is --{here}, which only {scripts}"
     close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
     if close:
         return f"perhaps you meant --{close[0]}"

@@ -67,7 +67,7 @@ def _check(spec: NetSpec, name: str, obs_space: gymnasium.Space) -> None:
         raise ConfigError("lstm", True, f"--net {name} has no place for it", "leave one of them out")
     hidden = " ".join(map(str, spec.hidden))
     if not spec.hidden:
-        raise ConfigError("hidden", "", "the units of a layer are missing", "for instance --hidden 64 64")
+        raise ConfigError("hidden", "", "it needs the units of one layer at least", "for instance --hidden 64 64")
     if min(spec.hidden) < 1:
         raise ConfigError("hidden", hidden, "a layer has 1 or more units")
     if spec.hidden != DEFAULT_NET.hidden and (image or own or spec.lstm):

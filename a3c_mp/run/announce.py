@@ -14,7 +14,7 @@ from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.nets.own import OwnActorCritic
 from a3c_mp.run.preflight import FOUND
-from a3c_mp.run.run_dir import changed_settings, settings_of_starts
+from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
 
 
 def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> list[str]:
@@ -31,13 +31,14 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
         lines.append(f"observations are flattened: {layout}")
     if note := note_on_inputs(net):
         lines.append(note)
-    saved, settings = [{}, {}, *settings_of_starts(folder)][-2:]
-    lines += [text] if (text := changes_text(settings, saved)) else []
+    saved = settings_before(folder, 1)
+    lines += [text] if (text := changes_text(as_recorded(args), saved)) else []
     lines += [note] if (note := note_on_schedule(args, saved, steps)) else []
     if args.num_actors:  # else others join
         each = "with" if args.num_actors == 1 else "each with"
         environments = plural(args.num_envs, "environment")
-        environments += f", of which {args.explorers} explore" if args.explorers else ""
+        if args.explorers:
+            environments += f", of which {args.explorers} explore{'s' if args.explorers == 1 else ''}"
         lines.append(f"starting {plural(args.num_actors, args.actor_name)}, {each} {environments}")
     return lines
 
@@ -110,11 +111,18 @@ def short(number: float) -> str:
 
 
 def changes_text(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """The settings that a resumed run has changed: `changed: --batch-size 32 (64 before)`; empty without any."""
+    """The settings that a resumed run has changed: `changed: batch-size 32 (64 before)`; empty without any."""
     changed = changed_settings(now, before)
     changed.pop("--total-steps", None)  # `note_on_schedule` has it
-    texts = [f"{flag} {new} ({old} before)" for flag, (old, new) in changed.items()]
+    texts = [f"{flag.lstrip('-')} {plain(new)} ({plain(old)} before)" for flag, (old, new) in changed.items()]
     return f"changed: {', '.join(texts)}" if texts else ""
+
+
+def plain(value: object) -> str:
+    """A recorded setting as people write it: on, off, `8 8`."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> str:

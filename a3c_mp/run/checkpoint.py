@@ -226,9 +226,10 @@ def load_newest(
 
 
 def misfit(error: Exception) -> str:
-    """Why a state does not fit what it is loaded into; where torch lists the tensors of a net, without the list."""
+    """Why a state does not fit what it is loaded into; where torch lists all tensors of a net, the first of them."""
     if str(error).startswith("Error(s) in loading state_dict"):
-        return "it holds another net"
+        sizes = re.search(r"size mismatch for (\S+): .*?Size\((.*?)\).*Size\((.*?)\)", str(error))
+        return f"{sizes[1]} is {sizes[2]} there and {sizes[3]} here" if sizes else "its net has other layers"
     return textwrap.shorten(str(error), LONGEST, placeholder=" ...") or type(error).__name__
 
 

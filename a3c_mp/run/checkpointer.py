@@ -19,7 +19,7 @@ from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.eval_progress import Evaluation
 from a3c_mp.run.progress import Progress
-from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_of_starts
+from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
 
 
 class TrainingState:
@@ -115,7 +115,7 @@ class Checkpointer:
             _, path = checkpoint.load_newest(self.folder, **self.origin, warn=warn, restore=self.state.restore)
         except CheckpointError as error:
             fix = "start a new run, or restore the folder"
-            saved = [{}, *settings_of_starts(self.folder.parent)][-1]
+            saved = settings_before(self.folder.parent, 0)
             if isinstance(error, DoesNotFit) and (changed := changed_settings(as_recorded(args), saved)):
                 fix = f"settings that differ from the run's: {' '.join(changed)}; leave out what does not fit"
             raise ConfigError("resume", args.resume, str(error), fix) from error

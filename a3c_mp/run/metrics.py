@@ -157,15 +157,18 @@ class MetricsWriter:
         self._games = []
         self._episode_log.flush()
         self.clock.note()
-        line = self._progress_line(values.get("charts/policy_lag", math.nan))
-        self.display.show(self.progress.steps, line, self._seconds_left(self.progress.steps))
+        sps = self.clock.recent_sps
+        line = self._progress_line(values.get("charts/policy_lag", math.nan), sps)
+        self.display.show(self.progress.steps, line, self._seconds_left(self.progress.steps, sps))
 
     def show_pending(self, steps: int, text: str) -> None:
-        """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
-        self.clock.note(steps)
-        steps_done = self.progress.steps + steps
-        line = "  ".join(filter(None, (self._progress_line(math.nan), text)))
-        self.display.show(steps_done, line, self._seconds_left(steps_done))
+        """Show agent steps that are done but not recorded yet, as in a generation under way, and a text.
+
+        The rate is that of the whole run: generations have parts without steps, which a shorter time would miss or hit.
+        """
+        sps, steps_done = self.clock.sps(steps), self.progress.steps + steps
+        line = "  ".join(filter(None, (self._progress_line(math.nan, sps), text)))
+        self.display.show(steps_done, line, self._seconds_left(steps_done, sps))
 
     def _read_values(self) -> dict[str, float]:
         """Values that are read at a flush rather than averaged since the last one."""
@@ -179,8 +182,8 @@ class MetricsWriter:
             **{f"time/{name}": share for name, share in self.timing.shares().items()},
         }
 
-    def _progress_line(self, lag: float) -> str:
-        rate = f"{sps:,.0f} sps" if (sps := self.clock.recent_sps) else "- sps"
+    def _progress_line(self, lag: float, sps: float) -> str:
+        rate = f"{sps:,.0f} sps" if sps else "- sps"
         counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
         if self.headline is not None:
             return "  ".join([*self.headline(), rate, *counts])
@@ -188,8 +191,8 @@ class MetricsWriter:
         phase = [text] if (text := self.phase()) else []
         return "  ".join([*phase, f"return {mean}", rate, f"lag {lag:.1f}", *counts])
 
-    def _seconds_left(self, steps: int) -> float:
+    def _seconds_left(self, steps: int, sps: float) -> float:
         """Until the budget of steps or seconds is spent."""
-        args, progress, sps = self.progress.args, self.progress, self.clock.recent_sps
+        args, progress = self.progress.args, self.progress
         left = (args.total_steps - steps) / sps if sps else math.inf
         return min(left, progress.seconds_left)

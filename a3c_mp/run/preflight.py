@@ -15,6 +15,7 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
@@ -154,7 +155,8 @@ def check_env(
         raise
     except BaseException as error:  # an environment of the user's own can raise anything
         why = _one_line(error).split(" Did you mean:")[0].rstrip(".")  # gymnasium's guess leaves out the version
-        raise ConfigError("env-id", env_id, why, _fix_for(env_id)) from error
+        fix = "install it, or choose another" if isinstance(error, DependencyNotInstalled) else _fix_for(env_id)
+        raise ConfigError("env-id", env_id, why, fix) from error
     try:
         spaces = env.observation_space, env.action_space
         layout = wrappers.layout(env)

@@ -60,10 +60,10 @@ class RateClock:
             return 0.0
         return (self.progress.steps + pending - steps_then) / seconds
 
-    def note(self, pending: int = 0) -> None:
-        """Note the agent steps so far, for `recent_sps`; `pending` as for `sps`."""
+    def note(self) -> None:
+        """Note the agent steps so far, for `recent_sps`."""
         now = self._now()
-        self._recent.append((now, self.progress.steps + pending))
+        self._recent.append((now, self.progress.steps))
         while len(self._recent) > 2 and self._recent[1][0] <= now - RECENT_SECONDS:
             self._recent.popleft()
 
@@ -73,7 +73,7 @@ class RateClock:
         (then, steps_then), (now, steps_now) = self._recent[0], self._recent[-1]
         if not self.is_started or now - then < MIN_RATE_SECONDS:
             return 0.0
-        return max(steps_now - steps_then, 0) / (now - then)
+        return (steps_now - steps_then) / (now - then)
 
     @property
     def seconds(self) -> float:

@@ -7,6 +7,7 @@ However the block is left, a checkpoint and `summary.json` are written.
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -42,7 +43,7 @@ from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_evaluation, check_exploration, check_limits
 from a3c_mp.run.progress import HasProgress, Progress
-from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
+from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable, settings_before
 from a3c_mp.run.summary import end_of, summarize
 from a3c_mp.run.tracking import check_tracker
 
@@ -101,8 +102,16 @@ class Run(HasProgress):
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
 
     def _refuse_ended(self) -> None:
-        """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
-        reason = self.progress.stop_reason()
+        """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start.
+
+        ConfigError for a new budget that is spent already.
+        """
+        reason, budget = self.progress.stop_reason(), self.args.total_steps
+        if self.args.resume is not None and budget < min(
+            self.steps, settings_before(self.folder, 0).get("total_steps", 0)
+        ):
+            why = f"{self.folder} is at {self.steps:,} steps already"
+            raise ConfigError("total-steps", budget, why, "raise it, or leave it out")
         if self.args.resume is not None and reason in HOW_TO_GO_ON and end_of(self.folder) == (reason, self.steps):
             what = f"{self.folder} has ended: {ENDINGS.get(reason, reason)} after {self.steps:,} steps"
             raise NothingToDo(f"{what}; {HOW_TO_GO_ON[reason]} lets it go on")
@@ -288,8 +297,8 @@ class Run(HasProgress):
             f"{self.metrics.sps:,.0f} sps; in {self.folder}"
         )
         if self.exit_code > 128 or (self.exit_code == 0 and self.exit_reason == "max_seconds"):
-            limit = "" if self.exit_code else f", which has another {self.args.max_seconds:g} s (or --max-seconds None)"
-            hint = f"continue with {resume_command(self.folder)}{limit}"
+            limit = "" if self.exit_code else f" for another {self.args.max_seconds:g} s (or --max-seconds none)"
+            hint = f"continue{limit} with {resume_command(self.folder)}"
             self.log.info(hint if newest is not None else "nothing to resume: no checkpoint was due yet")
 
     def summary(self) -> dict[str, Any]:
@@ -298,10 +307,11 @@ class Run(HasProgress):
 
 
 def resume_command(folder: Path) -> str:
-    """The command that goes on with the run in a folder, as this process was started."""
-    script = sys.argv[0]
-    start = f"python {shlex.quote(script)}" if script.endswith(".py") else script
-    return f"{start} --resume {shlex.quote(str(folder))}"
+    """The command that goes on with the run in a folder; for one of several ranks, what to add to their launcher's."""
+    script, flag = sys.argv[0], f"--resume {shlex.quote(str(folder))}"
+    if "WORLD_SIZE" in os.environ:
+        return flag
+    return f"python {shlex.quote(script)} {flag}" if script.endswith(".py") else f"{script} {flag}"
 
 
 def describe_error(error: BaseException) -> str:

@@ -189,9 +189,11 @@ def earlier_starts(path: Path) -> list[Any]:
         return []
 
 
-def settings_of_starts(folder: Path) -> list[dict[str, Any]]:
-    """The settings of each start of the run in a folder, the newest last; empty ones where none are recorded."""
-    return [start.get("args") or {} for start in earlier_starts(folder / "config.json")]
+def settings_before(folder: Path, starts_since: int) -> dict[str, Any]:
+    """The settings of the newest start of the run in a folder before the last `starts_since`; empty without one."""
+    starts = earlier_starts(folder / "config.json")
+    starts = starts[: len(starts) - starts_since]
+    return (starts[-1].get("args") or {}) if starts else {}
 
 
 def git_commit() -> str | None:

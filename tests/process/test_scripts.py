@@ -1,7 +1,9 @@
 """The scripts as a user runs them, in processes of their own: what they leave, resume, refusals, several learners."""
 
 import json
+import math
 import multiprocessing
+import re
 import signal
 import time
 
@@ -12,6 +14,7 @@ from harness import (
     APEX_DQN,
     IMPALA,
     RAY_IMPALA,
+    ROOT,
     TASK,
     actors_of,
     episode_steps,
@@ -112,7 +115,8 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(run_inl
     assert done.code == 1
     assert f"learner 1 (pid {pid}) was killed by SIGKILL" in done.out
     newest = done.checkpoints[0]
-    assert f"the last checkpoint is {newest.relative_to(run_inline.runs_dir)}; continue with python " in done.out
+    command = "python train_impala.py --resume runs/r"
+    assert f"the last checkpoint is {newest.relative_to(run_inline.runs_dir)}; continue with {command}\n" in done.out
     assert len(orphans) == 1
     assert not still_alive(orphans)
     assert done.state["steps"] == done.summary["steps"]
@@ -189,3 +193,28 @@ def test_help_into_a_pipe_that_closes_ends_without_a_word(scripts):
     helper.stdout.close()
     assert helper.stderr.read() == ""
     assert helper.wait(60) == -signal.SIGPIPE
+
+
+def test_the_example_of_an_algorithm_can_be_trained_and_resumed(scripts, tmp_path):
+    """That of docs/algorithm.md, whose changes are made to chapter 1."""
+    page = (ROOT / "docs" / "algorithm.md").read_text()
+    script = (ROOT / A3C_DATA.script).read_text()
+    for hunk in re.search(r"```diff\n@@\n(.*?)\n```", page, re.DOTALL)[1].split("\n@@\n"):
+        lines = [(line[:1], line[1:]) for line in hunk.split("\n")]
+        old, new = ("\n".join(text for sign, text in lines if sign in ("", " ", own)) for own in "-+")
+        assert script.count(old) == 1, old
+        script = script.replace(old, new)
+    (tmp_path / "train_reward.py").write_text(script)
+    few = ["--num-envs", "2", "--num-actors", "1", "--batch-size", "32", "--total-steps", "200"]
+    started = scripts.start(str(tmp_path / "train_reward.py"), "--run-name", "r", "--prediction-cost", "0.3", *few)
+    done = scripts.finish(started, "r")
+    assert done.code == 0, done.err
+    assert (done.config["algorithm"], done.config["args"]["prediction_cost"]) == ("reward", 0.3)
+    losses = [event.value for event in scalars(done.folder)["losses/prediction"]]
+    assert all(math.isfinite(loss) and loss > 0 for loss in losses)
+    before = done.state["extra"]["predict"]["weight"]
+    again = scripts.start(str(tmp_path / "train_reward.py"), "--resume", "runs/r", "--total-steps", "400")
+    done = scripts.finish(again, "r")
+    assert done.code == 0, done.err
+    assert "it starts empty" not in done.log
+    assert (done.state["extra"]["predict"]["weight"] - before).abs().max() > 0, "it is trained"

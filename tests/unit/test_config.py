@@ -11,12 +11,12 @@ from typing import Annotated
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from harness import ALL_CHAPTERS
+from harness import ALL_CHAPTERS, CONTINUOUS
 
 from a3c_mp.algorithms import apex_settings
 from a3c_mp.algorithms.actor_critic import PPOArgs
 from a3c_mp.cli import parse_args, parse_int, parse_plain
-from a3c_mp.cli.flags import GROUPS, OTHER_NAMES, SCRIPTS_WITH
+from a3c_mp.cli.flags import GROUPS, ONLY_IN, OTHER_NAMES
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.preflight import check_device, check_env
@@ -109,6 +109,17 @@ def test_without_a_preset_the_environment_has_the_goal():
     assert parse_args(Args, {"CartPole-v0": {"gamma": 0.5}}, "", ["--env-id", "CartPole-v0"]).stop_return is None
 
 
+def test_the_module_of_an_environment_is_imported_for_its_goal_and_its_spaces(tmp_path, monkeypatch):
+    entry = "gymnasium.envs.classic_control:PendulumEnv"
+    code = f'import gymnasium\ngymnasium.register("Swing-v0", entry_point="{entry}", reward_threshold=12.5)\n'
+    (tmp_path / "module_with_a_goal.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    args_class = importlib.import_module("train_a3c_data").Args
+    args = parse_args(args_class, {}, "", ["--env-id", "module_with_a_goal:Swing-v0"])
+    assert args.stop_return == 12.5
+    assert args.unroll_length == args_class.continuous["unroll_length"] != args_class.unroll_length
+
+
 def test_an_environment_without_a_preset_has_settings_for_its_kind_of_actions():
     found = {env_id: parse_args(apex_settings.Args, apex_settings.PRESETS, "", ["--env-id", env_id]) for env_id in
              ("MountainCarContinuous-v0", "Acrobot-v1", "Nowhere-v0")}  # fmt: skip
@@ -180,7 +191,7 @@ def test_keyword_arguments_become_part_of_the_environments_id():
         ("total-timesteps", "here it is --total-steps"),
         ("device", "here it is --cuda"),
         ("no-torch-deterministic", "here it is --deterministic"),
-        ("ent-coef", "see --help"),  # only chapters with that setting name it
+        ("address-family", "see --help"),
         ("capture-video", "play.py --video records one"),
     ],
 )
@@ -198,27 +209,35 @@ def test_names_of_other_libraries_lead_to_flags_that_there_are():
 
 def test_flags_of_other_chapters_name_their_scripts():
     scripts: dict[str, set[str]] = {}  # flag -> those that have it
-    for chapter in ALL_CHAPTERS:
+    for chapter in (*ALL_CHAPTERS, *CONTINUOUS):
         for field in dataclasses.fields(chapter.args_class):
             scripts.setdefault(flag_name(field.name), set()).add(Path(chapter.script).stem)
-    for flags, told in SCRIPTS_WITH.items():
-        for flag in flags.split():
-            assert set(told.split()) == scripts[flag], flag
-    assert refused("--lstm") == "lstm: there is no such flag; a flag of train_impala, train_ray"
+    every = {Path(chapter.script).stem for chapter in ALL_CHAPTERS}
+    listed = {
+        flag: {f"train_{name}" for name in names.split()} for names, flags in ONLY_IN.items() for flag in flags.split()
+    }
+    assert listed == {flag: found for flag, found in scripts.items() if found != every}
+    assert refused("--lstm") == "lstm: there is no such flag; only train_impala and train_ray have it"
+    assert refused("--no-sync") == "no-sync: there is no such flag; only train_a3c_grad has it"
+    assert refused("--n-epochs=3").endswith(
+        "; here it is --update-epochs, which only train_a3c_data and train_task have"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        *(
-            ("1000000", 10**6),
-            ("1e6", 10**6),
-            ("1_000_000", 10**6),
-            ("1M", 10**6),
-            ("2.5k", 2500),
-            ("2_000K", 2 * 10**6),
-        ),
-        *(("2.5e3", 2500), ("-3", -3), ("4.0", 4), (" 7 ", 7)),
+        ("1000000", 10**6),
+        ("1e6", 10**6),
+        ("1_000_000", 10**6),
+        ("1M", 10**6),
+        ("4.1M", 4_100_000),
+        ("2.01k", 2010),
+        ("2_000K", 2 * 10**6),
+        ("2.5e3", 2500),
+        ("-3", -3),
+        ("4.0", 4),
+        (" 7 ", 7),
     ],
 )
 def test_whole_numbers_in_every_notation(text, number):
@@ -395,6 +414,7 @@ def test_a_checkpoint_and_a_folder_of_runs_lead_to_a_run(tmp_path):
         (tmp_path / name / "config.json").touch()
         os.utime(tmp_path / name / "config.json", (time, time))
     newest = tmp_path / "newest"
+    assert refused("--resume", str(newest / "checkpoints")).endswith(f"; name the run folder, {newest}")
     assert refused("--resume", str(tmp_path)) == (
         f"resume={tmp_path}: there is no run in this folder; name one of its runs, for instance the newest, {newest}"
     )
@@ -404,9 +424,11 @@ def test_a_checkpoint_and_a_folder_of_runs_lead_to_a_run(tmp_path):
     )
 
 
-def test_a_resumed_run_keeps_its_name(saved_run):
+def test_a_resumed_run_keeps_its_name(saved_run, monkeypatch):
     folder = saved_run()
     assert parse("--resume", str(folder), "--run-name", folder.name).run_name == folder.name
+    monkeypatch.chdir(folder)
+    assert parse("--resume", ".", "--run-name", folder.name).run_name == folder.name
     line = refused("--resume", str(folder), "--run-name", "other")
     assert line == f"run-name=other: --resume goes on in {folder}; leave it out"
 

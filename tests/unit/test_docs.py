@@ -1,12 +1,11 @@
 """Examples and links in the docs: functions that are named are there, and code runs."""
 
 import ast
-import math
 import re
 from pathlib import Path
 
 import pytest
-from harness import A3C_DATA, scalars
+from harness import A3C_DATA
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[`([\w.]+)`\]\(([\w./]+\.py)\)")
@@ -42,27 +41,3 @@ def test_the_example_of_an_environment_can_be_trained_on(run_inline, tmp_path):
     played = run_inline("play.py", "runs/r", "--episodes", "3")
     assert played.code == 0, played.err
     assert "training's mean return at this checkpoint" in played.out
-
-
-def test_the_example_of_an_algorithm_can_be_trained_and_resumed(scripts, tmp_path):
-    page = (ROOT / "docs" / "algorithm.md").read_text()
-    script = (ROOT / A3C_DATA.script).read_text()
-    for hunk in re.search(r"```diff\n@@\n(.*?)\n```", page, re.DOTALL)[1].split("\n@@\n"):
-        lines = [(line[:1], line[1:]) for line in hunk.split("\n")]
-        old, new = ("\n".join(text for sign, text in lines if sign in ("", " ", own)) for own in "-+")
-        assert script.count(old) == 1, old
-        script = script.replace(old, new)
-    (tmp_path / "train_reward.py").write_text(script)
-    few = ["--num-envs", "2", "--num-actors", "1", "--batch-size", "32", "--total-steps", "200"]
-    started = scripts.start(str(tmp_path / "train_reward.py"), "--run-name", "r", "--prediction-cost", "0.3", *few)
-    done = scripts.finish(started, "r")
-    assert done.code == 0, done.err
-    assert (done.config["algorithm"], done.config["args"]["prediction_cost"]) == ("reward", 0.3)
-    losses = [event.value for event in scalars(done.folder)["losses/prediction"]]
-    assert all(math.isfinite(loss) and loss > 0 for loss in losses)
-    before = done.state["extra"]["predict"]["weight"]
-    again = scripts.start(str(tmp_path / "train_reward.py"), "--resume", "runs/r", "--total-steps", "400")
-    done = scripts.finish(again, "r")
-    assert done.code == 0, done.err
-    assert "it starts empty" not in done.log
-    assert (done.state["extra"]["predict"]["weight"] - before).abs().max() > 0, "it is trained"

@@ -401,6 +401,7 @@ BAD_SPECS = {
     "no function": (NetSpec("math:pi"), "net=math:pi: pi is a float, must be a function"),
     "an LSTM": (NetSpec("math:sqrt", lstm=True), "lstm=True: --net math:sqrt has no place for it"),
     "no units": (NetSpec(hidden=(64, 0)), "hidden=64 0: a layer has 1 or more units"),
+    "no layers": (NetSpec(hidden=()), "hidden: it needs the units of one layer at least"),
     "sizes and an LSTM": (NetSpec(lstm=True, hidden=(8,)), "hidden=8: it is for vectors"),
 }
 

@@ -7,6 +7,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from a3c_mp.run.announce import end_text
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import hms
 from a3c_mp.run.mean_return import MIN_EPISODES
-from a3c_mp.run.run import Run, in_one_line
+from a3c_mp.run.run import Run, in_one_line, resume_command
 from a3c_mp.run.summary import end_of
 
 TRACEBACK = """Traceback (most recent call last):
@@ -166,13 +167,13 @@ def test_a_run_whose_summary_was_not_written_writes_it_on_resume(args):
         assert end_of(run.folder) == ("total_steps", 100)
 
 
-def test_a_resume_with_another_net_says_so_and_names_the_flag(tmp_path):
+def test_a_resume_with_another_net_names_the_tensor_and_the_flag(tmp_path):
     args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r")
     with a_run(args) as run:
         run.record_rollout(10, [], 0, 0)
     args = replace(args, resume=run.folder, hidden=(3,), total_steps=5)
     wrong = nn.Linear(3, 2)
-    message = "it holds another net; settings that differ from the run's: --total-steps --hidden; leave out what"
+    message = r"weight is \[.*\] there and \[2, 3\] here; settings that differ from the run's: --total-steps --hidden"
     with pytest.raises(ConfigError, match=message):
         Run(args, "test", wrong, torch.optim.Adam(wrong.parameters()))
     with a_run(replace(args, total_steps=20)) as run:
@@ -307,8 +308,7 @@ def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, monkeypatch):
     with a_run(args) as run:
         run.record_rollout(9_876_543, [Episode(-20.9, 800)], 0, 0)
         monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + 1000.0: now)
-        run.metrics.clock.note()
-        line = run.metrics._progress_line(lag=12.3)
+        line = run.metrics._progress_line(lag=12.3, sps=run.metrics.sps)
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     bar = progress_bar(console)
     bar.add_task("", completed=run.steps, total=args.total_steps, eta=hms(3600), line=line)
@@ -317,6 +317,23 @@ def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, monkeypatch):
 
 
 # ---- the end
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks", "command"),
+    [
+        ("train_a3c_data.py", None, "python train_a3c_data.py --resume 'runs/a run'"),
+        ("/my scripts/train.py", None, "python '/my scripts/train.py' --resume 'runs/a run'"),
+        ("a3c-mp train a3c_data", None, "a3c-mp train a3c_data --resume 'runs/a run'"),
+        ("train_population.py", "2", "--resume 'runs/a run'"),  # accelerate and torchrun have flags of their own
+    ],
+)
+def test_the_command_that_goes_on_is_as_the_run_was_started(script, ranks, command, monkeypatch):
+    monkeypatch.setattr("sys.argv", [script, "--seed", "3"])
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("WORLD_SIZE", ranks)
+    assert resume_command(Path("runs/a run")) == command
 
 
 def test_a_run_is_solved_in_the_round_in_which_that_is_first_seen_and_stays_so(args):
@@ -477,12 +494,24 @@ def test_a_resume_with_another_budget_says_what_becomes_of_the_schedule(tmp_path
         assert "changed:" not in log
 
 
+def test_a_resume_with_a_budget_that_is_spent_already_is_refused(tmp_path):
+    args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", total_steps=100)
+    with a_run(args) as run:
+        run.record_rollout(60, [], 0, 0)
+    before = (run.folder / "config.json").read_text()
+    with pytest.raises(ConfigError, match=r"^total-steps=50: .* is at 60 steps already; raise it, or leave it out$"):
+        a_run(replace(args, resume=tmp_path / "r", total_steps=50))
+    assert (run.folder / "config.json").read_text() == before
+    with a_run(replace(args, resume=tmp_path / "r", total_steps=60)) as run:
+        assert run.should_stop()
+
+
 def test_a_resume_lists_the_settings_that_have_changed(tmp_path):
     args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", hidden=(8, 8))
     with a_run(args) as run:
         assert "changed:" not in (run.folder / "run.log").read_text()
-    now = replace(args, resume=tmp_path / "r", runs_dir=tmp_path / "x", batch_size=32, normalize_obs=False)
-    for change in ("changed: --normalize-obs False (True before), --batch-size 32 (128 before)", None):
+    now = replace(args, resume=tmp_path / "r", runs_dir=tmp_path / "x", batch_size=32, normalize_obs=False, hidden=(8,))
+    for change in ("changed: normalize-obs off (on before), hidden 8 (8 8 before), batch-size 32 (128 before)", None):
         with a_run(now) as run:
             log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
         assert [line.split("INFO ")[1] for line in log.splitlines() if "changed:" in line] == (
@@ -494,7 +523,7 @@ def test_the_rate_of_the_progress_line_is_that_of_the_last_half_minute(args, mon
     with a_run(args) as run:
         clock, start = run.metrics.clock, run.progress.started
         monkeypatch.setattr("time.monotonic", lambda: start)
-        assert "  - sps  " in run.metrics._progress_line(0.0)
+        assert "  - sps  " in run.metrics._progress_line(0.0, clock.recent_sps)
         run.record_rollout(10, [], 0, 0)
         for second in range(1, 101):
             monkeypatch.setattr("time.monotonic", lambda now=start + second: now)
@@ -503,12 +532,11 @@ def test_the_rate_of_the_progress_line_is_that_of_the_last_half_minute(args, mon
             if second in (50, 100):
                 assert clock.recent_sps == (1000 if second == 50 else 100)
         assert clock.sps() == 550, "the mean of the run"
-        clock.note(-5_000)  # an interrupted generation takes its steps back
-        assert clock.recent_sps == 0.0
+        assert run.metrics._seconds_left(run.steps, clock.recent_sps) == (args.total_steps - run.steps) / 100
 
 
 def test_progress_lines_say_how_full_the_replay_is_until_learning_starts(args):
     with a_run(args) as run:
         for held, said in ((7_040, "collecting 7,040/20,000  return -"), (20_000, "return -")):
             apex.show_collecting(run, apex_settings.Args(), lambda held=held: held)
-            assert run.metrics._progress_line(0.0).startswith(said)
+            assert run.metrics._progress_line(0.0, 1.0).startswith(said)

@@ -117,7 +117,10 @@ def test_what_cannot_be_written_in_a_folder_left_by_a_refused_start_is_named(nam
 
 
 @pytest.mark.parametrize("spoilt", ["folder", "weights"])
-def test_a_run_whose_last_state_is_not_saved_has_failed_and_names_the_last_checkpoint_if_it_is_there(spoilt, args):
+def test_a_run_whose_last_state_is_not_saved_has_failed_and_names_the_last_checkpoint_if_it_is_there(
+    spoilt, args, monkeypatch
+):
+    monkeypatch.setattr("sys.argv", ["train_x.py"])
     run = a_run(args)
     with run:
         run.record_rollout(10, [], 0, 0)
@@ -133,7 +136,8 @@ def test_a_run_whose_last_state_is_not_saved_has_failed_and_names_the_last_check
     log = (run.folder / "run.log").read_text()
     assert "ERROR error: the state at 20 steps was not saved" in log
     assert ("bias holds NaN or infinity" in log) == (spoilt == "weights")
-    newest = f"the last checkpoint is {run.checkpointer.folder / 'step_'}{10:012d}.pt; continue with python "
+    command = f"python train_x.py --resume {run.folder}\n"
+    newest = f"the last checkpoint is {run.checkpointer.folder / 'step_'}{10:012d}.pt; continue with {command}"
     assert (newest in log) == (spoilt == "weights"), "where it still exists"
 
 

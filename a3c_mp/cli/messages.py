@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in one line for each error of the parser."""
+"""Error messages of the command line: one line for each error of the parser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def peek(argv: list[str], flag: str) -> str | None:
     return None
 
 
-def config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> ConfigError:
+def parse_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> ConfigError:
     """One line for an error event of tyro's parser. The events are private to tyro, so its version is pinned."""
     from tyro import _errors
 
@@ -41,7 +41,7 @@ def config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> C
             name, _, value = token.partition("=")
             name = name.replace("_", "-")
             if not name.startswith("-"):
-                return no_flag(token, argv, flags)
+                return stray_value(token, argv, flags)
             fix = suggestion(name.lstrip("-"), flags)
             following = peek(argv, name) or ""
             value = value or ("" if following.startswith("--") else following)
@@ -60,7 +60,7 @@ def config_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> C
     return ConfigError("arguments", " ".join(argv), getattr(event, "message", type(event).__name__))
 
 
-def no_flag(token: str, argv: list[str], flags: list[str]) -> ConfigError:
+def stray_value(token: str, argv: list[str], flags: list[str]) -> ConfigError:
     """The error of a value that belongs to no flag."""
     before = argv[argv.index(token) - 1] if token in argv[1:] else ""
     fix = "see --help"
