@@ -16,8 +16,8 @@ GROUPS = {
     "remote-actors address token-file insecure-cluster",
     "environment": "env-id env-kwargs reward-clip reward-scale life-loss-terminal normalize-obs",
     "collection": "num-actors population num-envs unroll-length slots-per-actor block-length blocks-per-actor "
-    "replay-size learning-starts num-shards generation-steps explore-envs explore-steps epsilon ladder-exponent "
-    "noise noise-exponent noise-memory max-restarts hang-seconds",
+    "replay-size learning-starts num-shards generation-steps explore-envs explore-steps explore-until epsilon "
+    "ladder-exponent noise noise-exponent noise-memory max-restarts hang-seconds",
 }
 """title of a group in `--help` -> its flags; all others are in the last group, `learning`"""
 
@@ -66,7 +66,7 @@ ONLY_IN = {
     "a3c_data a3c_grad impala population ray task": "hidden",
     "a3c_data a3c_grad apex population ray task": "batch-size",
     "a3c_data a3c_grad impala ray task": "unroll-length slots-per-actor learning-rate-end rmsprop-eps entropy-cost "
-    "value-cost normalize-advantages net log-std-init noise-steps explore-envs explore-steps",
+    "value-cost normalize-advantages net log-std-init noise-steps explore-envs explore-steps explore-until",
     "a3c_data a3c_grad apex ray task": "n-step",
     "a3c_data a3c_grad task": "returns gae-lambda clip-ratio",
     "a3c_data task": "update-epochs",

@@ -47,6 +47,8 @@ class CollectorArgs(Protocol):
     def explorers(self) -> int: ...
     @property
     def explore_steps(self) -> int: ...
+    @property
+    def explore_rollouts(self) -> float: ...
 
 
 class RolloutCollector:
@@ -66,6 +68,7 @@ class RolloutCollector:
         self.noise_steps, self.rng = args.noise_steps, torch.Generator(next(net.parameters()).device)
         sizes = category_sizes(self.action_space)  # none of continuous actions, which have no bursts
         self.bursts = Bursts(env.num_envs, args.explorers, args.explore_steps, sizes) if args.explorers else None
+        self.explore_rollouts = args.explore_rollouts
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
@@ -100,13 +103,14 @@ class RolloutCollector:
             write_step(rollout, 0, core_state=state)
         rollout.final_baseline.zero_()
         noise = self.rng.get_state()
-        if self.bursts is not None:
-            self.bursts.draw(self.bursts_seed(), len(rollout.action))
+        bursts = self.bursts if self.rollouts < self.explore_rollouts else None
+        if bursts is not None:
+            bursts.draw(self.bursts_seed(), len(rollout.action))
         for t in range(len(rollout.action)):
             if self.noise_steps > 1:  # so many steps draw the same random numbers
                 noise = self.rng.get_state() if t % self.noise_steps == 0 else noise
                 self.rng.set_state(noise)
-            logits = self.logits if self.bursts is None else self.bursts.acting_logits(t, self.logits)
+            logits = self.logits if bursts is None else bursts.acting_logits(t, self.logits)
             action = self.distribution(logits).sample(self.rng).cpu()
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)

@@ -87,6 +87,21 @@ def test_a_rollout_holds_the_policies_that_acted():
     assert log_probs[~bursting].max() < -0.1
 
 
+def test_exploration_ends_after_its_share_of_the_budget():
+    env = make_vec_env("envs:Count-v0", 4, seed=0)
+    spaces = env.single_observation_space, env.single_action_space
+    args = RolloutArgs(
+        num_envs=4, unroll_length=50, num_actors=2, explore_envs=0.5, explore_until=0.1, total_steps=8_000
+    )
+    collector = RolloutCollector(args, env, make_actor_critic(*spaces, NetSpec()), unconnected_channel())
+    rollout = empty_rollout(rollout_spec(50, 4, *spaces))
+    certain = []
+    for _ in range(4):  # of 400 steps with those of the other actor
+        collector.collect(rollout)
+        certain.append(bool((Categorical(rollout.behaviour_logits).entropy() < 1e-6).any()))
+    assert certain == [True, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("share", "num_envs", "explorers"), [(0, 8, 0), (0.25, 32, 8), (0.25, 2, 1), (0.25, 1, 0), (1, 4, 3)]
 )
