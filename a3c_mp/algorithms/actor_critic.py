@@ -85,8 +85,8 @@ class RolloutArgs(LearningArgs):
     """share of environments that repeat a random (discrete) action now and then; the mean return omits them"""
     explore_steps: Count = 20
     """longest time that they repeat an action (agent steps); the end of a rollout ends it too"""
-    explore_until: Fraction = 1.0
-    """share of total-steps during which they do so"""
+    explore_until: Count | None = None
+    """agent steps of the run after which they no longer do; None: never"""
     lstm = False  # a flag of IMPALA only
 
     @property
@@ -100,7 +100,9 @@ class RolloutArgs(LearningArgs):
     @property
     def explore_rollouts(self) -> float:
         """Rollouts of each actor in which environments explore."""
-        return self.explore_until * self.total_steps / (self.unroll_length * self.num_envs * max(self.num_actors, 1))
+        if self.explore_until is None:
+            return math.inf
+        return self.explore_until / (self.unroll_length * self.num_envs * max(self.num_actors, 1))
 
     @property
     def learning_rates(self) -> tuple[float, float]:
