@@ -87,12 +87,10 @@ def test_a_rollout_holds_the_policies_that_acted():
     assert log_probs[~bursting].max() < -0.1
 
 
-def test_exploration_ends_after_its_share_of_the_budget():
+def test_exploration_ends_after_its_steps():
     env = make_vec_env("envs:Count-v0", 4, seed=0)
     spaces = env.single_observation_space, env.single_action_space
-    args = RolloutArgs(
-        num_envs=4, unroll_length=50, num_actors=2, explore_envs=0.5, explore_until=0.1, total_steps=8_000
-    )
+    args = RolloutArgs(num_envs=4, unroll_length=50, num_actors=2, explore_envs=0.5, explore_until=800)
     collector = RolloutCollector(args, env, make_actor_critic(*spaces, NetSpec()), unconnected_channel())
     rollout = empty_rollout(rollout_spec(50, 4, *spaces))
     certain = []
