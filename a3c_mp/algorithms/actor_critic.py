@@ -84,7 +84,7 @@ class RolloutArgs(LearningArgs):
     explore_envs: Fraction = 0.0
     """share of environments that repeat a random (discrete) action now and then; the mean return omits them"""
     explore_steps: Count = 20
-    """longest time that they repeat an action (agent steps); the end of a rollout ends it too"""
+    """longest time that they repeat an action (agent steps)"""
     explore_until: Count | None = None
     """agent steps of the run after which they no longer do; None: never"""
     lstm = False  # a flag of IMPALA only

@@ -105,7 +105,7 @@ class RolloutCollector:
         noise = self.rng.get_state()
         bursts = self.bursts if self.rollouts < self.explore_rollouts else None
         if bursts is not None:
-            bursts.draw(self.bursts_seed(), len(rollout.action))
+            bursts.draw(self.bursts_seed, self.rollouts, len(rollout.action))
         for t in range(len(rollout.action)):
             if self.noise_steps > 1:  # so many steps draw the same random numbers
                 noise = self.rng.get_state() if t % self.noise_steps == 0 else noise
@@ -134,9 +134,9 @@ class RolloutCollector:
         """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
         return derive_seeds(self.seed, *self.channel.entropy, self.rollouts)
 
-    def bursts_seed(self) -> int:
-        """Return the seed of the next rollout's bursts."""
-        return derive_seeds(self.seed, *self.channel.entropy, self.rollouts, BURSTS)[0]
+    def bursts_seed(self, stretch: int) -> int:
+        """Return the seed of the bursts in a stretch of rollouts."""
+        return derive_seeds(self.seed, *self.channel.entropy, stretch, BURSTS)[0]
 
     def state_fields(self, rollout: Rollout) -> dict[str, Any]:
         """Return the state after a rollout, for `ActorStates.write`."""

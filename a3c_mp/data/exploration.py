@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from a3c_mp.nets.distributions import MASKED, is_masked
 
+STRETCH = 1_000
+"""steps for which bursts are drawn at once, at least"""
 FREQUENCY = 1 / 60
 """probability that a burst begins, in each step of an environment that is not in one"""
 IMPOSSIBLE = -30.0
@@ -29,7 +32,7 @@ class Bursts:
     Args:
         num_envs: environments (B).
         explorers: how many of them have bursts: the first ones.
-        longest: steps of a burst, from 1 to this, uniformly. The end of a rollout ends it too, the end of a game does
+        longest: steps of a burst, from 1 to this, uniformly. The end of a stretch ends it too, the end of a game does
             not.
         sizes: number of choices in each of the D parts of an action.
     """
@@ -40,17 +43,27 @@ class Bursts:
         self.first_logits = torch.tensor([0, *sizes[:-1]]).cumsum(0)  # of each part, among all logits
         self.repeated = torch.empty(0)  # int64 [T, B, D]: the action of each step, -1 where the policy acts
 
-    def draw(self, seed: int, unroll_length: int) -> None:
-        """Draw the bursts of the next rollout."""
-        rng = np.random.default_rng(seed)
-        repeated = np.full((unroll_length, self.num_envs, len(self.sizes)), -1)
+    def draw(self, seed_of: Callable[[int], int], rollout: int, unroll_length: int) -> None:
+        """Draw the bursts of a rollout.
+
+        They are drawn for a stretch of whole rollouts, `STRETCH` steps or more, and this rollout takes its part. So a
+        burst may outlast a rollout, and yet nothing has to be carried from one to the next.
+
+        Args:
+            seed_of: number of the stretch -> its seed.
+            rollout, unroll_length: number of the rollout, and its steps T.
+        """
+        num_rollouts = math.ceil(STRETCH / unroll_length)
+        stretch, place = divmod(rollout, num_rollouts)
+        rng, steps = np.random.default_rng(seed_of(stretch)), num_rollouts * unroll_length
+        repeated = np.full((steps, self.num_envs, len(self.sizes)), -1)
         for env in range(self.explorers):
             t = rng.geometric(FREQUENCY) - 1
-            while t < unroll_length:
+            while t < steps:
                 end = t + int(rng.integers(1, self.longest, endpoint=True))
                 repeated[t:end, env] = rng.integers(self.sizes)
                 t = end + rng.geometric(FREQUENCY) - 1
-        self.repeated = torch.from_numpy(repeated)
+        self.repeated = torch.from_numpy(repeated[place * unroll_length :][:unroll_length])
 
     def acting_logits(self, t: int, logits: Tensor) -> Tensor:
         """Return the logits [B, P] of the policy that acts in step t; an action that is masked is not repeated.

@@ -26,7 +26,7 @@ def runs_of(column):
 
 def bursts_of(num_envs, explorers, longest, sizes, seed=0, unroll_length=200):
     bursts = Bursts(num_envs, explorers, longest, sizes)
-    bursts.draw(seed, unroll_length)
+    bursts.draw(lambda stretch: seed, 0, unroll_length)
     return bursts
 
 
@@ -46,6 +46,18 @@ def test_the_same_seed_draws_the_same_bursts():
     first, second, other = (bursts_of(4, 4, 5, [3, 2], seed).repeated for seed in (1, 1, 2))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
+
+
+def test_a_burst_goes_on_in_the_next_rollout_and_ends_with_its_stretch():
+    bursts, parts = Bursts(2, 2, 80, [100]), []
+    for rollout in range(64):
+        bursts.draw(lambda stretch: stretch, rollout, 32)
+        parts.append(bursts.repeated[:, 0, 0])
+    per_stretch = 32 * 32  # 1,000 or more in whole rollouts
+    found = runs_of(torch.cat(parts).numpy())
+    assert max(length for _, length in found) > 64
+    whole = bursts_of(2, 2, 80, [100], seed=1, unroll_length=per_stretch).repeated[:, 0, 0]
+    assert torch.equal(torch.cat(parts)[per_stretch:], whole), "the second stretch is that of its seed"
 
 
 def test_the_policy_of_a_burst_is_certain_of_its_action():
