@@ -213,6 +213,8 @@ SPECIAL = {
         ["--env-id", "Pendulum-v1", "--explore-envs", "0.5"],
         "explore-envs=0.5: it repeats discrete actions, those of Pendulum-v1 are continuous; set it to 0",
     ),
+    "n of other returns": (A3C_DATA, ["--n-step", "8"], "n-step=8: --returns gae does not use it; add --returns nstep"),
+    "lambda of other returns": (A3C_GRAD, ["--returns", "nstep", "--gae-lambda", "0.9"], "gae-lambda=0.9: --returns "),
     "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
     "a replay too small": (APEX_DQN, ["--replay-size", "100", "--learning-starts", "9"], "replay-size=100: each of "),
     "a start too late": (APEX_DQN, ["--learning-starts", "1e6"], "learning-starts=1000000: the replay has room for"),
