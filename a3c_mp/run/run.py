@@ -43,7 +43,7 @@ from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_evaluation, check_exploration, check_limits, check_returns
 from a3c_mp.run.progress import HasProgress, Progress
-from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable, settings_before
+from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
 from a3c_mp.run.summary import end_of, summarize
 from a3c_mp.run.tracking import check_tracker
 
@@ -103,16 +103,8 @@ class Run(HasProgress):
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
 
     def _refuse_ended(self) -> None:
-        """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start.
-
-        ConfigError for a new budget that is spent already.
-        """
-        reason, budget = self.progress.stop_reason(), self.args.total_steps
-        if self.args.resume is not None and budget < min(
-            self.steps, settings_before(self.folder, 0).get("total_steps", 0)
-        ):
-            why = f"{self.folder} is at {self.steps:,} steps already"
-            raise ConfigError("total-steps", budget, why, "raise it, or leave it out")
+        """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
+        reason = self.progress.stop_reason()
         if self.args.resume is not None and reason in HOW_TO_GO_ON and end_of(self.folder) == (reason, self.steps):
             what = f"{self.folder} has ended: {ENDINGS.get(reason, reason)} after {self.steps:,} steps"
             raise NothingToDo(f"{what}; {HOW_TO_GO_ON[reason]} lets it go on")

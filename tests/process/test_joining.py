@@ -292,7 +292,7 @@ def test_an_evaluator_for_a_task_without_evaluations_is_refused(refused_by):
     ("flags", "why"),
     [
         (["--role", "collector"], "attach-to=tcp://127.0.0.1:9: TCP needs a key"),
-        (["--role", "collector", "--key-file", "none"], "key-file=none: there is no such file"),
+        (["--role", "collector", "--key-file", "nowhere"], "key-file=nowhere: there is no such file"),
         (["--key-file", "k"], "role=learner"),
         (["--role", "collector", "--key-file", "k", "--standalone"], "attach-to="),
         (["--role", "collector", "--key-file", "k", "--listen", "tcp://127.0.0.1:0"], "attach-to="),
