@@ -97,12 +97,10 @@ class RolloutArgs(LearningArgs):
     def explorers(self) -> int:
         return min(math.ceil(self.explore_envs * self.num_envs), self.num_envs - 1)
 
-    @property
-    def explore_rollouts(self) -> float:
-        """Rollouts of each actor in which environments explore."""
-        if self.explore_until is None:
-            return math.inf
-        return self.explore_until / (self.unroll_length * self.num_envs * max(self.num_actors, 1))
+    def still_explores(self, start: int, rollouts: int) -> bool:
+        """Whether an actor's environments explore after so many rollouts since agent step `start` of the run."""
+        steps = start + rollouts * self.unroll_length * self.num_envs * max(self.num_actors, 1)
+        return self.explore_until is None or steps < self.explore_until
 
     @property
     def learning_rates(self) -> tuple[float, float]:

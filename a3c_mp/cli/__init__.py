@@ -205,11 +205,9 @@ def hint_of_runs(folder: Path) -> str:
     if (folder.parent / "config.json").exists():
         return f"name the run folder, {folder.parent}"
     runs = sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-    return (
-        f"name one of its runs, for instance the newest, {runs[-1].parent}"
-        if runs
-        else "name a run folder, runs/<name>"
-    )
+    if runs:
+        return f"name one of its runs, for instance the newest, {runs[-1].parent}"
+    return "name a run folder, runs/<name>"
 
 
 def _saved_flag(name: str, value: object, hint: object) -> list[str]:

@@ -110,6 +110,7 @@ def test_exploration_ends_after_its_steps():
         collector.collect(rollout)
         certain.append(bool((Categorical(rollout.behaviour_logits).entropy() < 1e-6).any()))
     assert certain == [True, True, False, False]
+    assert [args.still_explores(start, 0) for start in (0, 799, 800)] == [True, True, False], "a resumed run goes on"
 
 
 @pytest.mark.parametrize(
