@@ -45,6 +45,8 @@ MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
 VECTORS = {"num_envs": 8, "unroll_length": 128, "batch_size": 64}
 CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
 """passes over each rollout, where it can be learned from several times"""
+SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_after": 2_048}
+"""exploration where no rewards come by chance, as in Freeway: one of 16 environments"""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class RolloutArgs(LearningArgs):
     """share of environments that repeat a random (discrete) action now and then; the mean return omits them"""
     explore_steps: Count = 20
     """longest time that they repeat an action (agent steps)"""
-    explore_until: Count | None = None
-    """agent steps of the run after which they no longer do; None: never"""
+    explore_after: Annotated[int, Between(0)] = 0
+    """only while the games of an actor's other environments hold so many steps and no reward; 0: always"""
     lstm = False  # a flag of IMPALA only
 
     @property
@@ -96,11 +98,6 @@ class RolloutArgs(LearningArgs):
     @property
     def explorers(self) -> int:
         return min(math.ceil(self.explore_envs * self.num_envs), self.num_envs - 1)
-
-    def still_explores(self, start: int, rollouts: int) -> bool:
-        """Whether an actor's environments explore after so many rollouts since agent step `start` of the run."""
-        steps = start + rollouts * self.unroll_length * self.num_envs * max(self.num_actors, 1)
-        return self.explore_until is None or steps < self.explore_until
 
     @property
     def learning_rates(self) -> tuple[float, float]:
@@ -133,7 +130,7 @@ class PPOArgs(ActorCriticArgs):
 
     continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
     vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
-    images: ClassVar = {"net": "paper", "num_envs": 16, "update_epochs": IMAGE_EPOCHS}
+    images: ClassVar = {"net": "paper", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
 
     update_epochs: Count = 1
     """PPO epochs: times that every sample of a rollout is learned from"""

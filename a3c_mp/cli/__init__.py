@@ -18,8 +18,8 @@ from gymnasium.spaces import Box
 
 import a3c_mp
 import wrappers
-from a3c_mp.cli.flags import grouped_help
-from a3c_mp.cli.messages import UnknownFlag, parse_error, peek, stray_value
+from a3c_mp.cli.flags import grouped_help, peek, peek_all
+from a3c_mp.cli.messages import UnknownFlag, parse_error, stray_value
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.images import is_image
@@ -57,7 +57,7 @@ def parse_args(
         preset = presets.get(wrappers.split_id(env_id)[0])
         with_kwargs = env_id
         with suppress(ValueError):  # `_name_kwargs` says what is wrong
-            with_kwargs = wrappers.with_kwargs(env_id, _peek_all(argv, "--env-kwargs"))
+            with_kwargs = wrappers.with_kwargs(env_id, peek_all(argv, "--env-kwargs"))
         default = args_class(**{**_defaults(args_class, with_kwargs, preset), "env_id": env_id})
     args = _cli(args_class, default, description, argv)
     check_ranges(args)
@@ -123,6 +123,8 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
                 defaults |= args_class.vectors
             if is_image(obs_space):
                 defaults |= args_class.images
+            if isinstance(action_space, Box):
+                defaults.pop("explore_envs", None)  # it repeats discrete actions
     except Stopped:
         raise
     except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `check_env` says what is wrong
@@ -145,21 +147,6 @@ def parse_own(args_class: type[P], description: str) -> tuple[P, list[str]]:
         raise stray_value(others[0], argv, [flag_name(name) for name in flags_of(args_class)])
     check_ranges(args)
     return args, others
-
-
-def _peek_all(argv: list[str], flag: str) -> list[str]:
-    """Values of a flag that takes several; the last one of its name counts."""
-    found: list[str] = []
-    values: list[str] | None = None  # of the flag that is being read, if it is this one
-    for token in argv:
-        name, equals, value = token.partition("=")
-        if token.startswith("--"):
-            values = None
-            if name.replace("_", "-") == flag:
-                found = values = [value] if equals else []
-        elif values is not None:
-            values.append(token)
-    return found
 
 
 def _saved_args(args_class: type[A], folder: Path, argv: list[str]) -> A:

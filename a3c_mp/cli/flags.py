@@ -16,7 +16,7 @@ GROUPS = {
     "remote-actors address token-file insecure-cluster",
     "environment": "env-id env-kwargs reward-clip reward-scale life-loss-terminal normalize-obs",
     "collection": "num-actors population num-envs unroll-length slots-per-actor block-length blocks-per-actor "
-    "replay-size learning-starts num-shards generation-steps explore-envs explore-steps explore-until epsilon "
+    "replay-size learning-starts num-shards generation-steps explore-envs explore-steps explore-after epsilon "
     "ladder-exponent noise noise-exponent noise-memory max-restarts hang-seconds",
 }
 """title of a group in `--help` -> its flags; all others are in the last group, `learning`"""
@@ -66,7 +66,7 @@ ONLY_IN = {
     "a3c_data a3c_grad impala population ray task": "hidden",
     "a3c_data a3c_grad apex population ray task": "batch-size",
     "a3c_data a3c_grad impala ray task": "unroll-length slots-per-actor learning-rate-end rmsprop-eps entropy-cost "
-    "value-cost normalize-advantages net log-std-init noise-steps explore-envs explore-steps explore-until",
+    "value-cost normalize-advantages net log-std-init noise-steps explore-envs explore-steps explore-after",
     "a3c_data a3c_grad apex ray task": "n-step",
     "a3c_data a3c_grad task": "returns gae-lambda clip-ratio",
     "a3c_data task": "update-epochs",
@@ -87,6 +87,30 @@ ONLY_IN = {
 """chapters, as their scripts are called without `train_` -> flags that the others do not have"""
 VIDEO_FLAGS = "capture-video record-video video render"
 """flags of other libraries for what `play.py --video` does here"""
+
+
+def peek(argv: list[str], flag: str) -> str | None:
+    """Value of a flag in `argv`, read before the parser runs; the last one counts."""
+    for position, token in reversed(list(enumerate(argv))):
+        name, equals, value = token.partition("=")
+        if name.replace("_", "-") == flag:
+            return value if equals else next(iter(argv[position + 1 :]), None)
+    return None
+
+
+def peek_all(argv: list[str], flag: str) -> list[str]:
+    """Values of a flag that takes several; the last one of its name counts."""
+    found: list[str] = []
+    values: list[str] | None = None  # of the flag that is being read, if it is this one
+    for token in argv:
+        name, equals, value = token.partition("=")
+        if token.startswith("--"):
+            values = None
+            if name.replace("_", "-") == flag:
+                found = values = [value] if equals else []
+        elif values is not None:
+            values.append(token)
+    return found
 
 
 def suggestion(name: str, flags: Collection[str]) -> str:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from a3c_mp.cli.flags import suggestion
+from a3c_mp.cli.flags import peek, suggestion
 from a3c_mp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,15 +21,6 @@ SWITCH_VALUES = ("yes", "no", "true", "false", "on", "off", "0", "1")
 
 class UnknownFlag(ConfigError):
     """A flag that a script does not have."""
-
-
-def peek(argv: list[str], flag: str) -> str | None:
-    """Value of a flag in `argv`, before the parser runs; the last one counts."""
-    for position, token in reversed(list(enumerate(argv))):
-        name, equals, value = token.partition("=")
-        if name.replace("_", "-") == flag:
-            return value if equals else next(iter(argv[position + 1 :]), None)
-    return None
 
 
 def parse_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> ConfigError:

@@ -47,7 +47,8 @@ class CollectorArgs(Protocol):
     def explorers(self) -> int: ...
     @property
     def explore_steps(self) -> int: ...
-    def still_explores(self, start: int, rollouts: int) -> bool: ...
+    @property
+    def explore_after(self) -> int: ...
 
 
 class RolloutCollector:
@@ -66,8 +67,8 @@ class RolloutCollector:
         self.action_space, self.distribution = env.single_action_space, net.distribution
         self.noise_steps, self.rng = args.noise_steps, torch.Generator(next(net.parameters()).device)
         sizes = category_sizes(self.action_space)  # none of continuous actions, which have no bursts
-        self.bursts = Bursts(env.num_envs, args.explorers, args.explore_steps, sizes) if args.explorers else None
-        self.still_explores = args.still_explores
+        bursts = (env.num_envs, args.explorers, args.explore_steps, args.explore_after, sizes)
+        self.bursts = Bursts(*bursts) if args.explorers else None
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
@@ -102,7 +103,7 @@ class RolloutCollector:
             write_step(rollout, 0, core_state=state)
         rollout.final_baseline.zero_()
         noise = self.rng.get_state()
-        bursts = self.bursts if self.still_explores(self.channel.entropy[0], self.rollouts) else None
+        bursts = self.bursts if self.bursts and self.bursts.wanted(self.stats.returns, self.stats.lengths) else None
         if bursts is not None:
             bursts.draw(self.bursts_seed, self.rollouts, len(rollout.action))
         for t in range(len(rollout.action)):

@@ -39,6 +39,7 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
         environments = plural(args.num_envs, "environment")
         if args.explorers:
             environments += f", of which {args.explorers} explore{'s' if args.explorers == 1 else ''}"
+            environments += " while there are no rewards" if vars(args)["explore_after"] else ""
         lines.append(f"starting {plural(args.num_actors, args.actor_name)}, {each} {environments}")
     return lines
 

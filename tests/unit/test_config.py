@@ -154,6 +154,7 @@ def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
         assert args.num_envs == (continuous["num_envs"] if env_id == "CarRacing-v3" else num_envs)
         assert args.net == net
         assert vars(args).get("update_epochs") == passes
+        assert bool(args.explorers) == (passes is not None and env_id != "CarRacing-v3"), "it repeats discrete actions"
 
 
 def test_both_ways_to_give_keyword_arguments_have_the_same_defaults():

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from envs import CountEnv, Env
 from harness import A3C_DATA, A3C_GRAD, IMPALA, row_id
 from inline import unconnected_channel
 
@@ -25,7 +26,7 @@ def runs_of(column):
 
 
 def bursts_of(num_envs, explorers, longest, sizes, seed=0, unroll_length=200):
-    bursts = Bursts(num_envs, explorers, longest, sizes)
+    bursts = Bursts(num_envs, explorers, longest, 0, sizes)
     bursts.draw(lambda stretch: seed, 0, unroll_length)
     return bursts
 
@@ -49,7 +50,7 @@ def test_the_same_seed_draws_the_same_bursts():
 
 
 def test_a_burst_goes_on_in_the_next_rollout_and_ends_with_its_stretch():
-    bursts, parts = Bursts(2, 2, 80, [100]), []
+    bursts, parts = Bursts(2, 2, 80, 0, [100]), []
     for rollout in range(64):
         bursts.draw(lambda stretch: stretch, rollout, 32)
         parts.append(bursts.repeated[:, 0, 0])
@@ -61,7 +62,7 @@ def test_a_burst_goes_on_in_the_next_rollout_and_ends_with_its_stretch():
 
 
 def test_the_policy_of_a_burst_is_certain_of_its_action():
-    bursts = Bursts(num_envs=3, explorers=3, longest=5, sizes=[3])
+    bursts = Bursts(num_envs=3, explorers=3, longest=5, after=0, sizes=[3])
     bursts.repeated = torch.tensor([[[2], [-1], [0]]])
     logits = torch.tensor([[0.3, 1.0, -2.0], [0.1, 0.2, 0.3], [1.0, MASKED, 2.0]])
     acting = Categorical(bursts.acting_logits(0, logits))
@@ -72,7 +73,7 @@ def test_the_policy_of_a_burst_is_certain_of_its_action():
 
 
 def test_an_action_that_is_masked_is_not_repeated():
-    bursts = Bursts(num_envs=2, explorers=2, longest=5, sizes=[2, 3])
+    bursts = Bursts(num_envs=2, explorers=2, longest=5, after=0, sizes=[2, 3])
     bursts.repeated = torch.tensor([[[1, 2], [0, 1]]])
     logits = torch.zeros(2, 5)
     logits[0, 4] = MASKED  # the third choice of the second part
@@ -99,18 +100,26 @@ def test_a_rollout_holds_the_policies_that_acted():
     assert log_probs[~bursting].max() < -0.1
 
 
-def test_exploration_ends_after_its_steps():
-    env = make_vec_env("envs:Count-v0", 4, seed=0)
+@pytest.mark.parametrize("entry_point", [Env, CountEnv])
+def test_exploration_begins_after_steps_without_a_reward(register, entry_point):
+    env = make_vec_env(register(entry_point=entry_point), 4, seed=0)
     spaces = env.single_observation_space, env.single_action_space
-    args = RolloutArgs(num_envs=4, unroll_length=50, num_actors=2, explore_envs=0.5, explore_until=800)
+    args = RolloutArgs(num_envs=4, explore_envs=0.5, explore_after=300)
     collector = RolloutCollector(args, env, make_actor_critic(*spaces, NetSpec()), unconnected_channel())
-    rollout = empty_rollout(rollout_spec(50, 4, *spaces))
+    rollout = empty_rollout(rollout_spec(100, 4, *spaces))
     certain = []
-    for _ in range(4):  # of 400 steps with those of the other actor
+    for _ in range(4):  # of 200 steps in the environments that do not explore
         collector.collect(rollout)
         certain.append(bool((Categorical(rollout.behaviour_logits).entropy() < 1e-6).any()))
-    assert certain == [True, True, False, False]
-    assert [args.still_explores(start, 0) for start in (0, 799, 800)] == [True, True, False], "a resumed run goes on"
+    assert certain == [False, False, True, True] if entry_point is Env else not any(certain)
+
+
+def test_rewards_of_environments_that_explore_do_not_end_it():
+    bursts = Bursts(num_envs=3, explorers=1, longest=5, after=20, sizes=[3])
+    lengths = np.array([500, 10, 10])
+    assert bursts.wanted(np.array([4.0, 0, 0]), lengths)
+    assert not bursts.wanted(np.array([0, 0, -1.0]), lengths)
+    assert not bursts.wanted(np.zeros(3), np.array([500, 10, 9])), "their steps do not count either"
 
 
 @pytest.mark.parametrize(
