@@ -297,20 +297,36 @@ def draw(path: Path, shown: dict[tuple[str, str], Result]) -> None:
 
 
 def best_scores(results: Iterable[Result]) -> list[Result]:
-    """For each chapter the result of `bench/games.py` with most runs, of several the newest; sticky actions last."""
-    found: dict[tuple[bool, str], Result] = {}
-    for result in sorted(results, key=lambda result: (len(result["runs"]), result["date"])):
-        found[result["bench"]["sticky"], result["chapter"]] = result
-    return [found[key] for key in sorted(found)]
+    """For each chapter one result of `bench/games.py`; those with sticky actions last.
+
+    Of each game it has the runs of the file with most of them, of several the newest. So a game that is run again with
+    other settings, in a file of its own, takes the place of its old runs. Each run has its "file" and "machine".
+    """
+    runs: dict[tuple[bool, str], dict[str, list[dict[str, Any]]]] = {}
+    newest: dict[tuple[bool, str], Result] = {}
+    for result in sorted(results, key=lambda result: result["date"]):
+        key = result["bench"]["sticky"], result["chapter"]
+        newest[key], games_of = result, runs.setdefault(key, {})
+        for game in games.GAMES:
+            origin = {"file": result["file"], "machine": result["machine"]["name"]}
+            found = [run | origin for run in result["runs"] if run["game"] == game]
+            if found and len(found) >= len(games_of.get(game, [])):
+                games_of[game] = found
+    return [newest[key] | {"runs": [run for found in runs[key].values() for run in found]} for key in sorted(newest)]
 
 
 def games_table(result: Result) -> str:
-    """The table of a result of `bench/games.py`, its machine, file and protocol."""
+    """The table of a result of `best_scores`, its machines, files and protocol."""
     commits = ", ".join(dict.fromkeys(run["commit"][:8] for run in result["runs"]))
+    machines = ", ".join(dict.fromkeys(run["machine"] for run in result["runs"]))
+    played: dict[str, dict[str, None]] = {}  # file -> its games
+    for run in result["runs"]:
+        played.setdefault(run["file"], {})[run["game"]] = None
+    files = [f"[file](../bench/results/{name}) of {', '.join(names)}" for name, names in played.items()]
     about = [
-        f"`{result['chapter']}` with {' '.join(result['flags'])}, {result['machine']['name']}, commit {commits}",
+        f"`{result['chapter']}` with {' '.join(result['flags'])}, {machines}, commit {commits}",
         *result["protocol"],
-        f"[file](../bench/results/{result['file']})",
+        *(files if len(files) > 1 else [f"[file](../bench/results/{next(iter(played))})"]),
     ]
     return f"{games.table(result['runs'])}\n\n{'; '.join(about)}."
 

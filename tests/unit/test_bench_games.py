@@ -78,20 +78,23 @@ def test_games_go_on_where_they_stopped_and_refuse_other_flags(tmp_path, monkeyp
 
 
 def test_the_page_has_the_scores_of_most_runs_of_each_chapter_and_a_picture(tmp_path):
-    def scored(date, *scores, chapter="a3c_data", sticky=False):
-        runs = [run_of("Pong", seed, score) | {"commit": "c0ffee"} for seed, score in enumerate(scores)]
+    def scored(date, *scores, chapter="a3c_data", sticky=False, game="Pong", file="f"):
+        runs = [run_of(game, seed, score) | {"commit": "c0ffee"} for seed, score in enumerate(scores)]
         about = {"chapter": chapter, "date": date, "machine": {"name": "A"}, "protocol": ["raw"], "flags": ["--x=1"]}
-        return about | {"bench": {"sticky": sticky}, "runs": runs, "file": "f"}
+        return about | {"bench": {"sticky": sticky}, "runs": runs, "file": file}
 
     results = [scored("2026-01-02", 14.6, 14.6), scored("2026-01-01", 0.0, 0.0), scored("2026-01-03", 2.0)]
     results += [scored("2026-01-04", 2.0, sticky=True), scored("2026-01-01", 4.0, chapter="impala")]
+    results += [scored("2026-01-01", 5.0, game="Boxing"), scored("2026-01-05", 12.1, game="Boxing", file="again")]
     best = report.best_scores(results)
     assert [games.by_game(result["runs"], 10**6)["Pong"] for result in best] == [[14.6, 14.6], [4.0], [2.0]]
     assert "14.6 (1.00)" in (text := report.games_table(best[0]))
     assert "`a3c_data` with --x=1, A, commit c0ffee" in text
-    (ours,), *theirs = report.draw_scores(tmp_path / "games.png", best[0])
-    assert ours == pytest.approx(1.0)
-    assert theirs == [[games.GAMES["Pong"].normalised(score)] for score in (-13.9, -16.5, -1.8)]
+    assert "12.1 (1.00)" in text, "of as many runs of a game the newest"
+    assert "[file](../bench/results/f) of Pong; [file](../bench/results/again) of Boxing" in text
+    ours, *theirs = report.draw_scores(tmp_path / "games.png", best[0])
+    assert ours == pytest.approx([1.0, 1.0])
+    assert [heights[0] for heights in theirs] == [games.GAMES["Pong"].normalised(s) for s in (-13.9, -16.5, -1.8)]
     assert (tmp_path / "games.png").exists()
 
 
