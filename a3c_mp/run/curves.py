@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
 from a3c_mp.run.mean_return import short_return
+from a3c_mp.run.run_dir import changed_settings, earlier_starts
 
 GRID = 200
 """points at which the curves of a group are compared"""
@@ -24,6 +26,8 @@ NOT_SETTINGS = {
     "max_restarts", "hang_seconds", "stop_eval_return", "eval_every", "eval_episodes",
 }  # fmt: skip
 """settings in which the runs of a group may differ, besides the goal: they do not change what is learned"""
+RESUMED = "resumed"
+"""key, beside the settings, of the flags that a resume changed"""
 MANY = 5
 """groups of one chapter from which on labels leave out the usual value of a setting"""
 
@@ -35,7 +39,7 @@ class Curve(NamedTuple):
     algorithm: str
     env_id: str
     seed: int
-    settings: dict[str, Any]  # without what runs of a group may differ in; with the commit
+    settings: dict[str, Any]  # without what runs of a group may differ in; with the commit, and what a resume changed
     goal: float | None  # `--stop-return`
     solved: bool
     steps: np.ndarray
@@ -73,6 +77,7 @@ def read_curve(folder: Path, window: int) -> Curve:
         algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
         goal = settings.pop("stop_return", None)
         seed, settings["commit"] = int(config["args"].get("seed", 0)), config.get("commit")
+        settings[RESUMED] = changed_on_resume(folder, config["args"])
         episodes = read_episodes(folder / "episodes.csv")
     except FileNotFoundError as error:
         why = f"not a run folder, {Path(error.filename).name} is missing"
@@ -92,6 +97,15 @@ def read_curve(folder: Path, window: int) -> Curve:
         solved = bool(json.loads((folder / "summary.json").read_text()).get("solved"))
     minutes = seconds / 60
     return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved, steps[last], minutes[last], means[last])
+
+
+def changed_on_resume(folder: Path, newest: dict[str, Any]) -> list[str]:
+    """Flags in which an earlier start of the run in a folder differs from the settings of the newest."""
+    changed: set[str] = set()
+    for start in earlier_starts(folder / "config.json"):
+        changed |= changed_settings(newest, start.get("args") or {}).keys()
+    lengths = {f"--{flag_name(name)}" for name in (*NOT_SETTINGS, "total_steps", "stop_return")}
+    return sorted(changed - lengths)
 
 
 def goal_of(run: Curve, goal: float | None) -> float | None:
@@ -130,7 +144,9 @@ def labelled(groups: list[list[Curve]]) -> Iterable[tuple[str, list[Curve]]]:
         for name, value in settings.items():
             values = [str(other.get(name, value)) for other in alike]
             is_usual = len(alike) >= MANY and str(value) == statistics.mode(values)
-            if len(set(values)) > 1 and not is_usual:
+            if name == RESUMED:
+                parts += [f"resumed with other {' '.join(value)}"] if value else []
+            elif len(set(values)) > 1 and not is_usual:
                 parts.append(describe(name, value))
         label = ", ".join([algorithm, *parts])
         yield label if len(runs) == 1 else f"{label} ({len(runs)} seeds)", runs

@@ -103,6 +103,16 @@ def test_what_only_ends_or_evaluates_a_run_makes_no_curve_of_its_own(tmp_path):
     assert [label for label, _ in curves.grouped(runs)["E"]] == ["a (3 seeds)"]
 
 
+def test_a_label_names_what_a_resume_changed(tmp_path):
+    args = {"env_id": "E", "seed": 1, "learning_rate": 1e-3, "total_steps": 10}
+    newest = {**args, "learning_rate": 1e-4, "total_steps": 20}
+    config = {"algorithm": "a", "args": newest, "starts": [{"args": args}, {"args": newest}]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "episodes.csv").write_text(f"{','.join(EpisodeRow._fields)}\n10,1.0,0,1.0,5\n")
+    (group,) = curves.grouped([read_curve(tmp_path, window=100)])["E"]
+    assert group.label == "a, resumed with other --learning-rate"
+
+
 def test_labels_of_many_groups_leave_out_what_is_usual():
     rates = [1e-3] * 4 + [2e-3]
     runs = [curve(str(i), learning_rate=rate, num_envs=8 if i else 16, n=i) for i, rate in enumerate(rates)]
