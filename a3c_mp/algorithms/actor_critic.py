@@ -88,7 +88,7 @@ class RolloutArgs(LearningArgs):
     explore_steps: Count = 20
     """longest time that they repeat an action (agent steps)"""
     explore_after: Annotated[int, Between(0)] = 0
-    """only while the games of an actor's other environments hold so many steps and no reward; 0: always"""
+    """only while an actor's other environments have had no reward for so many steps, together; 0: always"""
     lstm = False  # a flag of IMPALA only
 
     @property

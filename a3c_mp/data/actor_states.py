@@ -162,5 +162,6 @@ def _spec(num_envs: int, layout: ActorLayout) -> Spec:
         "episode_return": ((num_envs,), torch.float32),
         "episode_length": ((num_envs,), torch.int32),
         "episode_done": ((num_envs,), torch.bool),
+        "dry_steps": ((num_envs,), torch.int32),
         **layout.carried,
     }

@@ -103,7 +103,7 @@ class RolloutCollector:
             write_step(rollout, 0, core_state=state)
         rollout.final_baseline.zero_()
         noise = self.rng.get_state()
-        bursts = self.bursts if self.bursts and self.bursts.wanted(self.stats.returns, self.stats.lengths) else None
+        bursts = self.bursts if self.bursts and self.bursts.wanted(self.stats.dry) else None
         if bursts is not None:
             bursts.draw(self.bursts_seed, self.rollouts, len(rollout.action))
         for t in range(len(rollout.action)):

@@ -34,7 +34,8 @@ class Bursts:
         explorers: how many of them have bursts: the first ones.
         longest: steps of a burst, from 1 to this, uniformly. The end of a stretch ends it too, the end of a game does
             not.
-        after: steps without a reward before there are bursts (see `wanted`); 0: there always are.
+        after: steps of the other environments together, since the last reward of any of them, from which on there are
+            bursts; 0: there always are.
         sizes: number of choices in each of the D parts of an action.
     """
 
@@ -45,19 +46,18 @@ class Bursts:
         self.first_logits = torch.tensor([0, *sizes[:-1]]).cumsum(0)  # of each part, among all logits
         self.repeated = torch.empty(0)  # int64 [T, B, D]: the action of each step, -1 where the policy acts
 
-    def wanted(self, returns: np.ndarray, lengths: np.ndarray) -> bool:
+    def wanted(self, dry: np.ndarray) -> bool:
         """Whether there are bursts in the next rollout.
 
         Without rewards, advantages are the value net's errors alone, and the policy takes a random walk: bursts are
         worth their cost then. Where rewards come, the policy learns by itself.
 
         Args:
-            returns, lengths: [B] of the games in progress: sums of raw rewards so far, and steps. Those of the
-                environments that explore do not count: what a burst finds, the policy has not learned yet.
+            dry: int [B], steps of each environment since its last reward. The environments that explore do not count:
+                what a burst finds, the policy has not learned yet.
         """
-        if not self.after:
-            return True
-        return not returns[self.explorers :].any() and int(lengths[self.explorers :].sum()) >= self.after
+        others = dry[self.explorers :]
+        return len(others) * int(others.min(initial=self.after)) >= self.after
 
     def draw(self, seed_of: Callable[[int], int], rollout: int, unroll_length: int) -> None:
         """Draw the bursts of a rollout.

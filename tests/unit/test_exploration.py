@@ -116,10 +116,10 @@ def test_exploration_begins_after_steps_without_a_reward(register, entry_point):
 
 def test_rewards_of_environments_that_explore_do_not_end_it():
     bursts = Bursts(num_envs=3, explorers=1, longest=5, after=20, sizes=[3])
-    lengths = np.array([500, 10, 10])
-    assert bursts.wanted(np.array([4.0, 0, 0]), lengths)
-    assert not bursts.wanted(np.array([0, 0, -1.0]), lengths)
-    assert not bursts.wanted(np.zeros(3), np.array([500, 10, 9])), "their steps do not count either"
+    assert bursts.wanted(np.array([0, 10, 400]))
+    assert not bursts.wanted(np.array([0, 9, 400])), "20 steps ago one of them had a reward"
+    assert not bursts.wanted(np.array([500, 0, 0])), "their steps do not count either"
+    assert Bursts(num_envs=3, explorers=1, longest=5, after=0, sizes=[3]).wanted(np.zeros(3, int))
 
 
 @pytest.mark.parametrize(
