@@ -136,6 +136,7 @@ class Between:
 
 Count = Annotated[int, Between(1)]
 NonNegative = Annotated[float, Between(0)]
+Positive = Annotated[float, Between(1e-9)]
 Fraction = Annotated[float, Between(0, 1)]
 
 

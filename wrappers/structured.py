@@ -30,10 +30,10 @@ class Float32Observation(gymnasium.ObservationWrapper):
 
 
 def flatten(env: gymnasium.Env, env_id: str) -> gymnasium.Env:
-    """Flatten observations that are no Box. Raises ValueError for a part that is an image, or of no fixed size."""
+    """Flatten observations that are no Box, or a single number. Raises ValueError for a part without a fixed size."""
     space = env.observation_space
     if isinstance(space, Box):
-        return env
+        return env if space.shape else FlattenObservation(env)
     for name, part in leaves(space):
         at = f" under {name!r}" if name else ""
         if not isinstance(part, Box | Discrete | MultiBinary | MultiDiscrete):
@@ -62,6 +62,8 @@ def layout(env: gymnasium.Env) -> str:
         if not isinstance(env, gymnasium.Wrapper):
             return ""
         env = env.env
+    if isinstance(env.env.observation_space, Box):
+        return ""
     parts = list(leaves(env.env.observation_space))
     ends = accumulate((gymnasium.spaces.flatdim(part) for _, part in parts), initial=0)
     return ", ".join(

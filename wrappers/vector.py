@@ -53,7 +53,8 @@ class CheckedEnv(gymnasium.Wrapper):
     """Checks each result of an environment and adds its id, seed and number of steps to its errors.
 
     Without the check, a wrong shape or type raises an error in the vector environment that names none of them.
-    Final observations are copied: the environment may write to its own arrays later. Masks become boolean arrays.
+    Final observations are copied: the environment may write to its own arrays later. Masks become boolean arrays. What
+    others than Atari games call "life_lost" is left out: here the word has a meaning (see `wrappers.atari.LostLife`).
     """
 
     def __init__(self, env: gymnasium.Env, env_id: str, seed: int | None):
@@ -62,13 +63,14 @@ class CheckedEnv(gymnasium.Wrapper):
         # Cached: gymnasium's properties go through all wrappers.
         self.space, self.actions = env.observation_space, env.action_space
         self.masked: bool | None = None  # whether it gives action masks; known from the first reset on
+        self.has_lives = is_atari(env_id)
 
     def reset(self, **kwargs: Any):
         if kwargs.get("seed") is not None:
             self.seed, self.steps = kwargs["seed"], 0
         try:
             obs, info = check_reset(self.env.reset(**kwargs), self.space)
-            return obs, self._with_mask("reset()", info)
+            return obs, self._checked("reset()", info)
         except Exception as error:
             add_place(error, "reset()", self.env_id, self.seed, self.steps)
             raise
@@ -76,7 +78,7 @@ class CheckedEnv(gymnasium.Wrapper):
     def step(self, action):
         try:
             obs, reward, terminated, truncated, info = check_step(self.env.step(action), self.space)
-            info = self._with_mask("step()", info, ended=bool(terminated or truncated))
+            info = self._checked("step()", info, ended=bool(terminated or truncated))
         except Exception as error:
             add_place(error, "step()", self.env_id, self.seed, self.steps)
             raise
@@ -85,8 +87,10 @@ class CheckedEnv(gymnasium.Wrapper):
             obs = np.array(obs)  # SyncVectorEnv returns it after the reset, which may write to the same array
         return obs, reward, terminated, truncated, info
 
-    def _with_mask(self, call: str, info: dict[str, Any], *, ended: bool = False) -> dict[str, Any]:
-        """The info with its mask checked; most environments have none."""
+    def _checked(self, call: str, info: dict[str, Any], *, ended: bool = False) -> dict[str, Any]:
+        """The info with its mask checked, which most environments do not have."""
+        if "life_lost" in info and not self.has_lives:
+            info = {name: value for name, value in info.items() if name != "life_lost"}
         if self.masked is False and "action_mask" not in info:
             return info
         mask = check_mask(call, info, self.actions, self.masked, ended=ended)

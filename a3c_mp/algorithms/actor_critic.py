@@ -11,7 +11,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
+from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative, Positive
 from a3c_mp.data.actor_states import ActorLayout
 from a3c_mp.data.collector import acting_state_spec
 from a3c_mp.data.rollout import Rollout, minibatches
@@ -67,8 +67,8 @@ class RolloutArgs(LearningArgs):
     """Adam epsilon"""
     rmsprop_eps: Annotated[float, Between(1e-12)] = 1e-5
     """RMSProp epsilon (decay 0.99); the papers' 0.01 and 0.1 are for summed losses, here losses are means"""
-    clip_grad: NonNegative = 1.0
-    """max gradient norm: gradients are clipped to it"""
+    clip_grad: Positive = 1.0
+    """max gradient norm: gradients are clipped to it; 1e9: not at all"""
     entropy_cost: NonNegative = 0.01
     """entropy coefficient: weight of the entropy bonus in the loss"""
     value_cost: NonNegative = 2.0

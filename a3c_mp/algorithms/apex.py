@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +17,7 @@ from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.q_values import ReplayNet
-from a3c_mp.processes.free_memory import free_memory
+from a3c_mp.processes.free_memory import GIB, free_memory
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.workers import Filled, RestartMessage
@@ -28,11 +27,10 @@ from a3c_mp.run import evaluate
 from a3c_mp.run.actors import MessageStats
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW
-from a3c_mp.run.preflight import check_env, check_learners
+from a3c_mp.run.preflight import check_env, check_learners, check_replay_memory
 from a3c_mp.run.run import Run
 from wrappers import is_atari
 
-GIB = 2**30
 NORM_SAMPLES = 8
 """transitions of a batch that update the observation statistics: enough samples, at low cost"""
 FRAMES = 4
@@ -148,21 +146,13 @@ def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space) -
     stack = FRAMES if is_atari(args.env_id) else 1
     num_actors = args.num_actors // args.num_learners
     sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
-    check_replay_memory(args, args.num_learners * Shards.bytes_needed(*sizes))
+    check_replay_memory(args.replay_size, args.num_learners * Shards.bytes_needed(*sizes))
     try:
         return Shards(*sizes), Slots(
             episode_stats_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args)
         )
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
-
-
-def check_replay_memory(args: Args, needed: int) -> None:
-    """Raise ConfigError if a replay of so many bytes does not fit into memory."""
-    if needed > (free := free_memory()):
-        rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
-        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
-        raise ConfigError("replay-size", args.replay_size, why, "lower --replay-size")
 
 
 def blocks_under_way(args: Args) -> int:
@@ -263,7 +253,7 @@ def add_replay_metrics(run: Run, args: Args, replay: Replay) -> None:
         run.log.info(f"the replay is empty: learning starts once it holds {args.learning_starts:,} transitions")
         if args.deterministic:
             run.log.warning("without --save-replay a resumed run differs from one that was never interrupted")
-    show_collecting(run, args, lambda: replay.size)
+    show_collecting(run, args, lambda: args.num_learners * replay.size)  # the others have about as much
     shards = replay.shards
     capacity = shards.num_lanes * shards.rows
     run.metrics.gauges |= {

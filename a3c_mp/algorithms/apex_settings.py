@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative
+from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative, Positive
 
 CONTINUOUS: dict[str, Any] = {
     "algo": "ddpg",
@@ -42,8 +42,8 @@ class ReplayArgs(LearningArgs):
     """dqn: environment i of all N (of one member, in a population) has epsilon ** (1 + this * i / (N - 1))"""
     adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
     """Adam or RMSProp epsilon"""
-    clip_grad: NonNegative = 10.0
-    """max gradient norm: gradients are clipped to it"""
+    clip_grad: Positive = 10.0
+    """max gradient norm: gradients are clipped to it; 1e9: not at all"""
     target_period: Count = 2_000
     """target network update interval (updates)"""
     target_rate: Fraction = 1.0

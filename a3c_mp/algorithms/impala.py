@@ -18,9 +18,9 @@ from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.processes.slots import Slots, Spec, layout
 from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.preflight import check_env, check_learners
+from a3c_mp.run.preflight import check_env, check_learners, check_replay_memory
 from a3c_mp.run.progress import RunState
 
 CARTPOLE: dict[str, Any] = {
@@ -115,6 +115,9 @@ def rollouts_per_batch(args: Args) -> int:
         ConfigError: a learner's actors collect too few new unrolls for a batch, or too many for the replay.
     """
     num_actors = args.num_actors // args.num_learners
+    if args.replay_proportion and args.fresh_unrolls == args.batch_unrolls:
+        why = f"rounded, it leaves no replayed unroll among {args.batch_unrolls}"
+        raise ConfigError("replay-proportion", args.replay_proportion, why, "raise --batch-unrolls, or set it to 0")
     if args.fresh_unrolls > num_actors * args.num_envs:
         why = f"{args.fresh_unrolls} new unrolls are needed, a learner's actors have {num_actors} * {args.num_envs}"
         raise ConfigError("batch-unrolls", args.batch_unrolls, why, "lower it, or raise --num-envs")
@@ -242,5 +245,8 @@ def build_learner(args: Args, rank: int = 0) -> LearnerState:
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)
     slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
-    replay = UnrollReplay(spec, args.replay_size if args.replay_proportion else 0, device)
+    capacity = args.replay_size if args.replay_proportion else 0
+    if device.type == "cpu":
+        check_replay_memory(capacity, args.num_learners * capacity * layout(spec)[1] // args.num_envs)
+    replay = UnrollReplay(spec, capacity, device)
     return LearnerState(net, make_optimizer(args, net), slots, replay, action_space)

@@ -37,7 +37,7 @@ from a3c_mp.replay import writer_state_spec
 from a3c_mp.run.actors import Actors, MessageStats
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import FiniteGuard, update_norm
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.preflight import check_env, check_replay_memory
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 from wrappers import is_atari
@@ -82,7 +82,7 @@ def _build_learner(args: RayRunArgs) -> Any:
     rows = apex.rows_per_lane(args)
     spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack_of(args))
     if args.address is None:
-        apex.check_replay_memory(args, spec.bytes_needed(args.num_actors, rows))
+        check_replay_memory(args.replay_size, spec.bytes_needed(args.num_actors, rows))
     device = set_up_torch(args)
     net = dqn.make_net(obs_space, action_space).to(device)
     target_net = copy.deepcopy(net).requires_grad_(False)

@@ -110,9 +110,12 @@ def is_finite(rollout: Rollout) -> bool:
 def minibatches(
     num_samples: int, batch_size: int, passes: int, rng: torch.Generator, device: torch.device
 ) -> Iterator[Tensor]:
-    """Yield indices of shuffled minibatches: in each of `passes` epochs, every sample once. The last may be smaller."""
+    """Yield indices of shuffled minibatches: in each of `passes` epochs, every sample once.
+
+    They are of nearly one size, `batch_size` at most: a small last one would weigh as much as the others.
+    """
     for _ in range(passes):
-        yield from torch.randperm(num_samples, generator=rng).to(device).split(batch_size)
+        yield from torch.randperm(num_samples, generator=rng).to(device).tensor_split(-(-num_samples // batch_size))
 
 
 def finished_episodes(rollout: Rollout) -> list[Episode]:

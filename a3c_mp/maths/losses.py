@@ -68,6 +68,8 @@ def normalize(
         weights: the same shape, not negative; None: all 1.
         all_reduce_mean: replaces tensors by their means over all learners.
     """
+    if advantages.numel() == 1:
+        return advantages  # minus its mean, nothing would be left
     weights = torch.ones_like(advantages) if weights is None else weights
     mean, total = (weights * advantages).mean(), weights.mean()
     all_reduce_mean([mean, total])

@@ -99,7 +99,9 @@ class DDPGNet(nn.Module):
 
     def q(self, obs: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) [B] for obs [B, ...] and actions [B, *action_shape] in [-1, 1]."""
-        inputs = torch.cat([self.norm.convert(obs).flatten(1), action.flatten(1).to(self.norm.shift.dtype)], dim=1)
+        inputs = torch.cat(
+            [self.norm.convert(obs).flatten(1), action.reshape(len(action), -1).to(self.norm.shift.dtype)], dim=1
+        )
         return self.critic(inputs).squeeze(-1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import platform
 import resource
 import socket
@@ -23,7 +24,7 @@ import wrappers
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
-from a3c_mp.processes.free_memory import MIB, free_memory
+from a3c_mp.processes.free_memory import GIB, MIB, free_memory
 from a3c_mp.processes.slots import check_shared_memory
 from a3c_mp.replay import MaskedDiscrete
 
@@ -120,6 +121,14 @@ def check_memory(num_actors: int, num_learners: int, cuda: bool, evaluators: int
     if needed > (free := torch.cuda.mem_get_info()[0]):
         why = f"that takes {needed // MIB:,} MiB of a GPU's memory at least, {free // MIB:,} MiB is free"
         raise ConfigError(flag, num_actors, why, "lower it, or leave --cuda out")
+
+
+def check_replay_memory(replay_size: int, needed: int) -> None:
+    """Raise ConfigError if a replay of `needed` bytes, of all learners together, does not fit into memory."""
+    if needed > (free := free_memory()):
+        rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
+        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
+        raise ConfigError("replay-size", replay_size, why, "lower --replay-size")
 
 
 def check_open_files(num_actors: int, flag: str = "num-actors") -> None:

@@ -27,6 +27,7 @@ from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.maths import losses
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch
+from a3c_mp.run import preflight
 from a3c_mp.run.guard import FiniteGuard
 
 N = 7
@@ -361,14 +362,14 @@ REFUSED = {
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_replay_that_cannot_be_is_refused_with_figures(changes, message, monkeypatch):
-    monkeypatch.setattr(apex, "free_memory", lambda: 5 * 2**30)
+    monkeypatch.setattr(preflight, "free_memory", lambda: 5 * 2**30)
     args = replace(ARGS, env_id="CartPole-v1", **changes)
     with pytest.raises(ConfigError, match=message):
         apex.allocate(args, VECTOR, Discrete(2))
 
 
 def test_a_small_replay_does_not_need_nothing(monkeypatch):
-    monkeypatch.setattr(apex, "free_memory", lambda: 0)
+    monkeypatch.setattr(preflight, "free_memory", lambda: 0)
     args = replace(ARGS, env_id="CartPole-v1", replay_size=1000, learning_starts=100)
     with pytest.raises(ConfigError, match=r"the replay needs 0\.1 GiB, 0\.0 GiB is free"):
         apex.allocate(args, VECTOR, Discrete(2))
@@ -377,7 +378,7 @@ def test_a_small_replay_does_not_need_nothing(monkeypatch):
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
     env = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     args = Args(env_id="PongNoFrameskip-v4", replay_size=1_000_000)
-    monkeypatch.setattr(apex, "free_memory", lambda: 0)
+    monkeypatch.setattr(preflight, "free_memory", lambda: 0)
     with pytest.raises(ConfigError, match=r"the replay needs 6\.6 GiB, 0\.0 GiB is free"):  # 84 * 84 + some = 7.1 KB
         apex.allocate(args, env, Discrete(6))
 

@@ -244,6 +244,17 @@ SPECIAL = {
     "another optimizer for ddpg": (APEX_DDPG, ["--optimizer", "rmsprop"], "optimizer=rmsprop: ddpg supports only"),
     "an unknown algorithm": (APEX_DQN, ["--algo", "sac"], "algo=sac: must be one of"),
     "actors that cannot be shared out": (IMPALA, ["--num-learners", "3"], "num-learners=3: 2 actors cannot"),
+    "unrolls that do not fit": (
+        IMPALA,
+        ["--replay-proportion", "0.5", "--replay-size", "1e9"],
+        "GiB is free; lower --replay-size",
+    ),
+    "a share of less than one unroll": (
+        IMPALA,
+        ["--replay-proportion", "0.02", "--batch-unrolls", "16"],
+        "replay-proportion=0.02: rounded, it leaves no replayed unroll among 16; raise --batch-unrolls, or set it to 0",
+    ),
+    "gradients clipped to nothing": (A3C_DATA, ["--clip-grad", "0"], "clip-grad=0.0: must be 1e-09 or more"),
     "replayed unrolls": (IMPALA, ["--replay-proportion", "0.5", "--replay-size", "3"], "replay-size=3: a learner's "),
     "no learner": (TASK, ["--role", "collector"], "role=collector: the task would have no learner; add --attach-to"),
     "a second learner": (TASK, [*ATTACHED, "--key-file", "k"], "role=learner: the task to join has its learner; "),
