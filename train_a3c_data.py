@@ -102,6 +102,7 @@ def learn(
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(parameters, args.clip_grad)
+        # The sum is finite if both are.
         if guard.check(norm + total.detach(), "the learner", f"gradient {run.updates + 1}"):
             optimizer.step()
             run.record_update(metrics)
@@ -117,6 +118,7 @@ def main() -> int:
 
     with Run(args, args.chapter, net, optimizer) as run:
         weights = Weights(net, acting_dtype(args.precision, net))
+        # What deterministic runs rebuild actors from, bit for bit; in others nothing is written to it.
         states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
         run.keep(actors=states, weights=weights)
         rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")

@@ -118,7 +118,7 @@ class LearningArgs(CommonArgs):
     life_loss_terminal: bool = True
     """treat a lost life as terminal for learning (episodic life); the game goes on"""
     normalize_obs: bool = True
-    """normalize observations by running mean and standard deviation"""
+    """normalize observations by running mean and standard deviation; vectors are clipped to +-5 with and without it"""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ CHAPTERS = {
     "a3c_grad": (
         "[2 A3C by gradients](docs/a3c_grad.md)",
         "gradients, one flat vector each",
-        "there are many CPU cores, or you want exact synchronous A2C",
+        "there are many CPU cores, or you want synchronous A2C",
     ),
     "apex_dqn": (
         "[3 Ape-X DQN, DDPG](docs/apex.md)",

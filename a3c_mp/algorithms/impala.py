@@ -51,7 +51,7 @@ CONTINUOUS: dict[str, Any] = {
     "normalize_advantages": False,  # small batches have too few for a mean and a deviation
 }
 PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
-VECTORS = {"num_envs": 8, "replay_proportion": 0.875}
+VECTORS = {"num_envs": 8, "replay_proportion": 0.875, "reward_scale": 0.1}
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class LearnerState(NamedTuple):
     net: ActorCritic
     optimizer: torch.optim.Optimizer
     slots: Slots
-    replay: UnrollReplay  # of unrolls that have been learned from
+    replay: UnrollReplay  # of the newest unrolls
     action_space: gymnasium.Space
 
 
