@@ -328,7 +328,8 @@ def games_table(result: Result) -> str:
         *result["protocol"],
         *(files if len(files) > 1 else [f"[file](../bench/results/{next(iter(played))})"]),
     ]
-    return f"{games.table(result['runs'])}\n\n{'; '.join(about)}."
+    title = f"**{result['chapter']}{', sticky actions' * result['bench']['sticky']}**"
+    return f"{title}\n\n{games.table(result['runs'])}\n\n{'; '.join(about)}."
 
 
 def draw_scores(path: Path, result: Result) -> list[list[float]]:
