@@ -86,17 +86,15 @@ class ObsNorm(nn.Module):
         """Merge moments of 1 or more observations into the running mean and variance (Chan, Golub & LeVeque 1979).
 
         Returns:
-            whether the result is finite; values of an observation whose mean or variance is not keep their old ones.
+            whether the result is finite; if not, nothing changes.
         """
         count, mean, variance = moments
         total = self.count + count
         delta = mean - self.mean
         squares = self.variance * self.count + variance * count + delta.square() * self.count * count / total
         mean, variance = self.mean + delta * count / total, squares / total
-        finite = mean.isfinite() & variance.isfinite()
-        is_finite = self.image or bool(finite.all())  # uint8 ones always are
-        if not is_finite:
-            mean, variance = torch.where(finite, mean, self.mean), torch.where(finite, variance, self.variance)
+        if not (self.image or bool((mean.isfinite() & variance.isfinite()).all())):  # uint8 ones always are
+            return False
         self.mean.copy_(mean)
         self.variance.copy_(variance)
         self.count.copy_(total)
@@ -104,7 +102,7 @@ class ObsNorm(nn.Module):
         # grey level is added to the deviation, so that pixels that hardly ever change do not dominate the input.
         self.shift.copy_(self.mean.round() if self.image else self.mean)
         self.scale.copy_(1 / (self.variance.sqrt() + (1.0 if self.image else 1e-2)))
-        return is_finite
+        return True
 
     def forward(self, obs: Tensor) -> Tensor:
         """Normalize floating-point observations [N, *shape] in place."""

@@ -51,7 +51,7 @@ def test_batches_take_every_new_unroll_once_with_all_its_fields():
     unrolls = some_unrolls(7)
     no_replay = UnrollReplay(rollout_spec(6, 4, *SPACES), 0, CPU)
     found = list(batches(replace(ARGS, batch_unrolls=3), unrolls, no_replay, generator()))
-    assert [batch.action.shape[1] for batch in found] == [3, 3, 1]
+    assert [batch.action.shape[1] for batch in found] == [3, 2, 2]
     together = join(found)
     assert sorted(numbers(together)) == list(range(7))
     for b, number in enumerate(numbers(together)):

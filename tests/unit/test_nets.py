@@ -168,16 +168,12 @@ def test_where_nothing_is_clipped_the_moments_are_those_of_the_observations_bit_
 @pytest.mark.parametrize("huge", [FLT_MAX, 1e20, math.inf, math.nan])
 @pytest.mark.parametrize("trained", [True, False])
 def test_moments_that_are_not_finite_are_never_merged(huge, trained):
-    """Those of an actor that has no moments to clip to yet, say. The other values are normalized all the same."""
+    """Those of an actor that has no moments to clip to yet, say."""
     norm, obs = deviates(256) if trained else (ObsNorm((3,), image=False), deviates(256)[1])
-    before, others = copy.deepcopy(norm.state_dict()), copy.deepcopy(norm)
-    assert others.merge(Moments.of(obs))
     obs[17, 1] = huge
+    before = copy.deepcopy(norm.state_dict())
     assert not norm.merge(Moments.of(obs))
-    for name in ("mean", "variance"):
-        found, expected = norm.state_dict()[name], others.state_dict()[name]
-        assert torch.equal(found[:, [0, 2]], expected[:, [0, 2]])
-        assert torch.equal(found[:, 1], before[name][:, 1])
+    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.state_dict().items())
 
 
 def test_images_are_bytes_and_nothing_of_them_is_clipped():
