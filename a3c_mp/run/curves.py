@@ -104,8 +104,8 @@ def changed_on_resume(folder: Path, newest: dict[str, Any]) -> list[str]:
     changed: set[str] = set()
     for start in earlier_starts(folder / "config.json"):
         changed |= changed_settings(newest, start.get("args") or {}).keys()
-    lengths = {f"--{flag_name(name)}" for name in (*NOT_SETTINGS, "total_steps", "stop_return")}
-    return sorted(changed - lengths)
+    told_elsewhere = {f"--{flag_name(name)}" for name in (*NOT_SETTINGS, "total_steps", "stop_return")}
+    return sorted(changed - told_elsewhere)
 
 
 def goal_of(run: Curve, goal: float | None) -> float | None:
