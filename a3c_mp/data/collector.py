@@ -67,8 +67,9 @@ class RolloutCollector:
         self.action_space, self.distribution = env.single_action_space, net.distribution
         self.noise_steps, self.rng = args.noise_steps, torch.Generator(next(net.parameters()).device)
         sizes = category_sizes(self.action_space)  # none of continuous actions, which have no bursts
-        bursts = (env.num_envs, args.explorers, args.explore_steps, args.explore_after, sizes)
-        self.bursts = Bursts(*bursts) if args.explorers else None
+        self.bursts: Bursts | None = None
+        if args.explorers:
+            self.bursts = Bursts(env.num_envs, args.explorers, args.explore_steps, args.explore_after, sizes)
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
