@@ -6,6 +6,7 @@ episode, and `infos["final_obs"]` has the last one of the ended episode.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,8 @@ from wrappers.atari import FRAME_SKIP, MAX_FRAMES, atari_settings, game_variant,
 from wrappers.contract import check_mask, check_reset, check_step
 from wrappers.rebuild import Rebuildable, seeding_of
 from wrappers.seeds import env_seed, reset_envs
+
+LOG = logging.getLogger(__name__)
 
 
 class LostLives(VectorWrapper):
@@ -49,6 +52,33 @@ class DenseFinalObs(VectorWrapper):
         return obs, rewards, terminated, truncated, infos
 
 
+class WarnNotFinite(VectorWrapper):
+    """Logs the first NaN or infinity in rewards and observations, with the environment's seed and step.
+
+    Wraps a `SyncVectorEnv` of `CheckedEnv`s. What is not finite is not learned from (see `a3c_mp.run.guard`).
+    """
+
+    warned = False
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        if not self.warned:
+            self._check("the reward", rewards)
+            if "final_obs" in infos:
+                self._check("the last observation", infos["final_obs"])
+            self._check("the observation", obs)
+        return obs, rewards, terminated, truncated, infos
+
+    def _check(self, name: str, values: np.ndarray) -> None:
+        """Check values [N, ...] of all environments at once, which takes two microseconds."""
+        if self.warned or values.dtype.kind != "f" or np.isfinite(values).all():
+            return
+        self.warned = True
+        env, *index = np.argwhere(~np.isfinite(values))[0].tolist()
+        what = f"{name}{index or ''} is {values[env, *index]}"
+        LOG.warning(f"{what} in {self.unwrapped.envs[env].place()}; further ones are not shown")
+
+
 class CheckedEnv(gymnasium.Wrapper):
     """Checks each result of an environment and adds its id, seed and number of steps to its errors.
 
@@ -72,7 +102,7 @@ class CheckedEnv(gymnasium.Wrapper):
             obs, info = check_reset(self.env.reset(**kwargs), self.space)
             return obs, self._checked("reset()", info)
         except Exception as error:
-            add_place(error, "reset()", self.env_id, self.seed, self.steps)
+            error.add_note(f"(raised by reset() of {self.place()})")
             raise
 
     def step(self, action):
@@ -80,12 +110,16 @@ class CheckedEnv(gymnasium.Wrapper):
             obs, reward, terminated, truncated, info = check_step(self.env.step(action), self.space)
             info = self._checked("step()", info, ended=bool(terminated or truncated))
         except Exception as error:
-            add_place(error, "step()", self.env_id, self.seed, self.steps)
+            error.add_note(f"(raised by step() of {self.place()})")
             raise
         self.steps += 1
         if terminated or truncated:
             obs = np.array(obs)  # SyncVectorEnv returns it after the reset, which may write to the same array
         return obs, reward, terminated, truncated, info
+
+    def place(self) -> str:
+        """Which environment this is, and how far it is, for errors and warnings."""
+        return f"{self.env_id}, seed {self.seed}, after {self.steps} steps"
 
     def _checked(self, call: str, info: dict[str, Any], *, ended: bool = False) -> dict[str, Any]:
         """The info with its mask checked, which most environments do not have."""
@@ -99,17 +133,12 @@ class CheckedEnv(gymnasium.Wrapper):
         return others if mask is None else {**others, "action_mask": mask}
 
 
-def add_place(error: Exception, call: str, env_id: str, seed: int | None, steps: int) -> None:
-    """Add a note to an error: which environment raised it, in which call, after how many steps."""
-    error.add_note(f"(raised by {call} of {env_id}, seed {seed}, after {steps} steps)")
-
-
 def make_checked_env(env_id: str, seed: int | None, **limits: Any) -> gymnasium.Env:
     """`make_env` in a `CheckedEnv`."""
     try:
         env = make_env(env_id, **limits)
     except Exception as error:
-        add_place(error, "the constructor", env_id, seed, 0)
+        error.add_note(f"(raised by the constructor of {env_id}, seed {seed})")
         raise
     return CheckedEnv(env, env_id, seed)
 
@@ -149,7 +178,7 @@ def make_vec_env(
     else:  # also Atari in another mode or difficulty: the C++ environment (ale-py 0.12) has neither
         seeds = [None if seed is None else env_seed(seed, i) for i in range(num_envs)]
         makers = [partial(make_checked_env, env_id, s, **limits) for s in seeds]
-        env = DenseFinalObs(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
+        env = WarnNotFinite(DenseFinalObs(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)))
     if not isinstance(env.single_action_space, ACTIONS):
         kind = type(env.single_action_space).__name__
         raise ValueError(

@@ -241,6 +241,7 @@ def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, chapter):
     done = scripts.run(chapter, "--env-id", "envs:NanReward-v0", *flags)
     assert done.code == 0, done.out + done.err
     assert done.not_finite >= 2, "it happens to the actors of both learners"
+    assert "the reward is nan in envs:NanReward-v0" in done.out
     assert "contains NaN or inf; skipped" in done.out
     assert done.summary["updates"] > 10
 

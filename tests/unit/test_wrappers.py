@@ -328,3 +328,31 @@ def test_a_late_reset_that_breaks_the_contract_says_so_too(register):
     with pytest.raises(BrokenContract, match=re.escape("observation of shape (2, 2)")) as caught:
         play(env, 100)
     assert caught.value.__notes__ == ["(raised by reset() of BadReset-v0, seed 2147483647, after 4 steps)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("NanReward", "the reward is nan"),
+        ("InfiniteReward", "the reward is inf"),
+        ("NanObsForEver", "the observation[0] is nan"),
+    ],
+)
+def test_the_first_value_that_is_not_finite_is_logged(caplog, name, what):
+    env = make_vec_env(f"envs:{name}-v0", 2, seed=7)
+    env.reset()
+    play(env, 149)
+    assert not caplog.messages
+    play(env, 30)
+    assert caplog.messages == [f"{what} in envs:{name}-v0, seed 7, after 150 steps; further ones are not shown"]
+
+
+@pytest.mark.parametrize("obs", [np.full(2, np.inf, np.float32), np.array([0.0, np.nan], np.float32)])
+def test_so_is_one_in_the_last_observation_of_a_game(register, caplog, obs):
+    register("BadStep-v0", entry_point=BadStep, result=(obs, 0.0, True, False, {}))
+    env = make_vec_env("BadStep-v0", 2, seed=7)
+    env.reset()
+    play(env, 101)
+    index = int(np.flatnonzero(~np.isfinite(obs))[0])
+    where = "BadStep-v0, seed 7, after 100 steps; further ones are not shown"
+    assert caplog.messages == [f"the last observation[{index}] is {obs[index]} in {where}"]
