@@ -75,8 +75,9 @@ class WarnNotFinite(VectorWrapper):
             return
         self.warned = True
         env, *index = np.argwhere(~np.isfinite(values))[0].tolist()
-        what = f"{name}{index or ''} is {values[env, *index]}"
-        LOG.warning(f"{what} in {self.unwrapped.envs[env].place()}; further ones are not shown")
+        assert isinstance(self.unwrapped, SyncVectorEnv)
+        place = self.unwrapped.envs[env].get_wrapper_attr("place")()
+        LOG.warning(f"{name}{index or ''} is {values[env, *index]} in {place}; further ones are not shown")
 
 
 class CheckedEnv(gymnasium.Wrapper):
