@@ -72,11 +72,20 @@ class Args:
 
 
 def searched(settings: Any, flags: list[str]) -> dict[str, tuple[Any, ...]]:
-    """The part of `SPACE` that a chapter with these settings and flags has."""
+    """The part of `SPACE` that a chapter with these settings and flags has, with its own values in it.
+
+    What is 0 in the chapter, as the entropy bonus of continuous actions, stays switched off.
+    """
     fixed = {flag.partition("=")[0].removeprefix("--").replace("-", "_") for flag in flags}
     if getattr(settings, "returns", "") == "gae":
         fixed.add("n_step")
-    return {name: kind for name, kind in SPACE.items() if hasattr(settings, name) and name not in fixed}
+    space: dict[str, tuple[Any, ...]] = {}
+    for name, (kind, *ends) in SPACE.items():
+        own = getattr(settings, name, 0)
+        if own and name not in fixed:
+            values = sorted({*ends, own})
+            space[name] = (kind, *values) if kind == "choice" else (kind, values[0], values[-1])
+    return space
 
 
 def suggest(trial: optuna.Trial, space: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
@@ -90,16 +99,6 @@ def suggest(trial: optuna.Trial, space: dict[str, tuple[Any, ...]]) -> dict[str,
         else:
             chosen[name] = trial.suggest_float(name, *ends, log=True)
     return chosen
-
-
-def own_values(settings: Any, space: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """The chapter's own values of what is searched, as far as they lie in the space: a new study's first trial."""
-    values = {name: getattr(settings, name) for name in space}
-    return {
-        name: value
-        for name, value in values.items()
-        if (value in space[name][1:] if space[name][0] == "choice" else space[name][1] <= value <= space[name][2])
-    }
 
 
 def mean_return(folder: Path, steps: float) -> float | None:
@@ -197,7 +196,8 @@ def main() -> int:
     if command:
         settings = common.trainer_settings(command)  # bad flags end the search here
         if not study.trials:
-            study.enqueue_trial(own_values(settings, searched(settings, command[1:])))
+            own = {name: getattr(settings, name) for name in searched(settings, command[1:])}
+            study.enqueue_trial(own)  # the first trial
         study.set_user_attr("command", shlex.join(command))
         study.optimize(lambda trial: run_trial(trial, args, command), n_trials=args.trials, callbacks=[announce])
     show(study)
