@@ -77,7 +77,7 @@ def learn(args: Args, sampler: MemberSampler, state: MemberState, batch: Batch) 
     torch.nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
     optimizer.step()
     sampler.means.add(metrics)
-    if sampler.updates % args.target_period == 0:
+    if state.updates % args.target_period == 0:
         move_target(target_net, net, args.target_rate)
 
 

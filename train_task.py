@@ -113,8 +113,8 @@ def evaluate(evaluator: roles.Evaluator) -> Middleware:
     """Middleware: play whole games with each snapshot of the weights that the learner hands out."""
 
     def _evaluate(ctx: Context) -> None:
-        if (net := evaluator.take()) is not None:
-            evaluator.send(evaluator.play(net))
+        if (net := evaluator.take()) is not None and (played := evaluator.play(net)) is not None:
+            evaluator.send(played)
 
     return _evaluate
 

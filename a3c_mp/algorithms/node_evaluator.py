@@ -6,7 +6,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,8 +17,9 @@ from a3c_mp.run.evaluate import make_policy
 from a3c_mp.run.evaluations import PlayedGames
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.run import Run
+from a3c_mp.task.events import JOINED, LEFT
 from a3c_mp.task.joining import REPORT_NAME, REPORT_RESULT
-from a3c_mp.task.node import JOINED, LEFT, FirstNode, Node
+from a3c_mp.task.node import FirstNode, Node
 from a3c_mp.task.wire import WireError
 
 EVALUATOR_READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
@@ -162,10 +163,11 @@ class InlineEvaluator:
     Args:
         node: of this process.
         games: that it plays.
+        is_interrupted: whether the run is to end, so that no game is to be waited for.
     """
 
-    def __init__(self, node: Node, games: EvaluationGames):
-        self.node, self.games = node, games
+    def __init__(self, node: Node, games: EvaluationGames, is_interrupted: Callable[[], bool]):
+        self.node, self.games, self.is_interrupted = node, games, is_interrupted
         self._net: Any = None  # of a snapshot, until its result is there
         self._result: PlayedGames | None = None
 
@@ -176,9 +178,18 @@ class InlineEvaluator:
         """Return the net of a snapshot that has not been evaluated; None if there is none."""
         return self._net
 
-    def play(self, net: ActorCritic) -> PlayedGames:
-        """Play all games, each time the same ones."""
-        return _play(self.node, self.games, net)
+    def play(self, net: ActorCritic, seconds: float = math.inf) -> PlayedGames | None:
+        """Play all games, each time the same ones; None if that takes longer, or if the run is to end meanwhile."""
+        deadline = time.monotonic() + seconds
+
+        def on_step() -> None:
+            if self.is_interrupted() or time.monotonic() > deadline:
+                raise _Interrupted
+
+        try:
+            return _play(self.node, self.games, net, on_step)
+        except _Interrupted:
+            return None
 
     def send(self, played: PlayedGames) -> None:
         """Keep the result for the learner."""
@@ -190,8 +201,9 @@ class InlineEvaluator:
         return result
 
     def wait(self, seconds: float) -> PlayedGames | None:
-        if self._net is not None:  # its middleware has not had its turn since
-            self.send(self.play(self._net))
+        # Without a result, its middleware has not had its turn since.
+        if self._net is not None and (played := self.play(self._net, seconds)) is not None:
+            self.send(played)
         return self.poll()
 
     def close(self) -> None:
@@ -202,8 +214,27 @@ Evaluator = EvaluatorChannel | InlineEvaluator
 """an evaluator as its middleware sees it"""
 
 
-def _play(node: Node, games: EvaluationGames, net: ActorCritic) -> PlayedGames:
-    played = games.play(net, make_policy, node)
-    node.close()  # each evaluation makes new environments, so that all of them play the same games
+class _Interrupted(Exception):
+    """The games are not waited for."""
+
+
+class _Upkeep(NamedTuple):
+    """An `Upkeep` of a node, which does more in each step."""
+
+    closing: Callable[[Any], Any]
+    beat: Callable[[], None]
+
+
+def _play(
+    node: Node, games: EvaluationGames, net: ActorCritic, on_step: Callable[[], None] = lambda: None
+) -> PlayedGames:
+    def beat() -> None:
+        node.beat()
+        on_step()
+
+    try:
+        played = games.play(net, make_policy, _Upkeep(node.closing, beat))
+    finally:
+        node.close()  # each evaluation makes new environments, so that all of them play the same games
     returns, lengths = [game.episode_return for game in played], [game.length for game in played]
     return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()) or "")

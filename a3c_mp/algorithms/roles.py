@@ -277,7 +277,7 @@ class Cluster:
             own = node_name(self.args.num_actors + 1)
             self.run.evaluate_with(NodeEvaluator(self.node, own, self.run, lambda: self._evaluator_error))
         else:
-            self.run.evaluate_with(InlineEvaluator(self.node, EvaluationGames.of(self.args)))
+            self.run.evaluate_with(InlineEvaluator(self.node, EvaluationGames.of(self.args), self.run.is_interrupted))
         if self.args.listen is not None:
             address, places = next(filter(is_tcp, self.node.router.addresses)), self.args.remote_actors
             self.run.log.info(f"listening at {address}, for at most {places} collectors")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from a3c_mp.cluster.access import (
     find_cluster,
     has_live_address,
     make_token,
-    save_address,
+    saved_address,
 )
 from a3c_mp.cluster.environment import LOCAL_HOSTS, ClusterAddress, check_installed, environment, foreign, versions
 from a3c_mp.cluster.guardian import Guardian, command_line, descendants, end_processes, remove_folder
@@ -98,13 +98,10 @@ def head(args: argparse.Namespace) -> int:
         options = ["--head", f"--port={args.port}", f"--temp-dir={folder / TEMP_FOLDER}", "--include-dashboard=false"]
         with Node(options, host, args.num_cpus, environment(address, token), folder) as node:
             _publish_versions(address, node)
-            saved = save_address(ClusterAddress(address, token))
-            print(f"head of a cluster at {address}; its token is in {token}", flush=True)
-            print(f"on other machines: python -m a3c_mp.cluster join {address} --token-file FILE", flush=True)
-            try:
+            with saved_address(ClusterAddress(address, token)):
+                print(f"head of a cluster at {address}; its token is in {token}", flush=True)
+                print(f"on other machines: python -m a3c_mp.cluster join {address} --token-file FILE", flush=True)
                 return node.wait()
-            finally:
-                saved.unlink(missing_ok=True)
     finally:
         remove_folder(folder)
 
@@ -116,19 +113,15 @@ def join(args: argparse.Namespace) -> int:
     found = find_cluster(args.address, args.token_file)
     check_cluster(found)
     host = args.host or _own_address(args.address)
-    folder, saved = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)), None
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     try:
         options = [f"--address={args.address}", f"--temp-dir={folder / TEMP_FOLDER}"]
         settings = environment(args.address, found.token_file)
-        with Node(options, host, args.num_cpus, settings, folder) as node:
+        with Node(options, host, args.num_cpus, settings, folder) as node, ExitStack() as stack:
             if not has_live_address():
-                saved = save_address(found)
+                stack.enter_context(saved_address(found))
             print(f"joined the cluster at {args.address} as {host}", flush=True)
-            try:
-                return node.wait()
-            finally:
-                if saved is not None:
-                    saved.unlink(missing_ok=True)
+            return node.wait()
     finally:
         remove_folder(folder)
 

@@ -8,7 +8,8 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,11 +84,17 @@ def check_token(path: Path | None) -> Path:
     return path.absolute()
 
 
-def save_address(cluster: ClusterAddress) -> Path:
-    """Write the file in which `--address auto` finds the cluster of this machine's node; returns its path."""
-    path = home() / "ray_cluster.json"
-    write_private(path, json.dumps(cluster._asdict()))
-    return path
+@contextmanager
+def saved_address(cluster: ClusterAddress) -> Iterator[None]:
+    """Keep a file in which `--address auto` finds the cluster of this machine's node; a later node may overwrite it."""
+    path, content = home() / "ray_cluster.json", json.dumps(cluster._asdict())
+    write_private(path, content)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if path.read_text() == content:
+                path.unlink()
 
 
 def _saved_address() -> ClusterAddress:

@@ -114,9 +114,13 @@ class Fleet:
             self._end(actor)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
-        """Wait for a round of filled slots, as `Workers.take` does."""
+        """Wait for a round of filled slots, as `Workers.take` does; a smaller one where actors have no place.
+
+        Those of a deterministic run are waited for.
+        """
         while not should_stop():
-            if found := self._ledger.take(size):
+            able = self.options.slots_per_worker * sum(not actor.is_waiting for actor in self.actors)
+            if found := self._ledger.take(min(size, max(able, 1))):
                 return found
             self._watch(should_stop, WAIT_SECONDS)
         return []

@@ -29,6 +29,12 @@ class MemberState(NamedTuple):
     target_net: DuelingQ
     optimizer: torch.optim.Adam
 
+    @property
+    def updates(self) -> int:
+        """Gradient steps of the member and its ancestors: those of the output layer, which no mutation replaces."""
+        *_, output_bias = self.net.parameters()
+        return int(self.optimizer.state[output_bias]["step"]) if output_bias in self.optimizer.state else 0
+
 
 def breed(parent: MemberState, old: Genome, birth: Birth, noise: float = 0.1) -> MemberState:
     """Return the state of a newborn member: a copy of its parent's with its mutation, or an exact one if it survives.

@@ -107,8 +107,8 @@ class Report:
         elite = rows[population.fittest]
         fittest = f"the fittest is member {elite['id']}, at place {elite['place']}"
         run.log.info(f"generation {population.generation}: {fittest}\n{table(rows)}")
-        self._evaluate()
         self._record_confirmation(confirmed_mean)
+        self._evaluate()
         return True
 
     def _write_lineage(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -186,13 +186,16 @@ class Report:
         }
 
     def _evaluate(self) -> None:
-        """Record the games of the fittest member as the run's evaluation, and save its net if it is the best so far."""
+        """Record the games of the fittest member as the run's evaluation, and save its net if it is the best so far.
+
+        The best is the one that new games have confirmed, also where another one was luckier in an earlier generation.
+        """
         run, population = self.run, self.population
         result, sha256 = population.memory.results[population.fittest], sha256_of_weights(population.elite.state_dict())
         finite = result["eval_returns"].isfinite()
         returns, lengths = result["eval_returns"][finite].tolist(), result["eval_lengths"][finite].tolist()
         evaluation = Evaluation(population.generation + 1, run.steps, returns, lengths, sha256 or "")
-        is_best = run.progress.evals.record(evaluation)
+        is_best = run.progress.evals.record(evaluation, confirmed=run.progress.is_confirmed)
         run.record_evaluation(evaluation, population.elite if is_best else None)
 
     def _confirm(self) -> float:

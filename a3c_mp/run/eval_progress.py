@@ -64,13 +64,19 @@ class EvalProgress:
         self.started += 1
         return self.started
 
-    def record(self, evaluation: Evaluation) -> bool:
-        """Count a result. Returns whether its mean return is the best so far, or as good; NaN never is."""
+    def record(self, evaluation: Evaluation, confirmed: bool = False) -> bool:
+        """Count a result. Returns whether its mean return is the best so far, or as good; NaN never is.
+
+        Args:
+            evaluation: the result.
+            confirmed: new games have shown more than those of any evaluation can, so that it is the best.
+        """
         self.finished, self.last = self.finished + 1, evaluation
         mean = evaluation.return_mean
-        is_best = math.isfinite(mean) and mean >= self.best_mean  # of equals the newest: it has learned for longer
+        # Of equals the newest: it has learned for longer.
+        is_best = confirmed or (math.isfinite(mean) and mean >= self.best_mean)
         if is_best:
-            self.restore_best(evaluation.description)
+            self.best, self.best_mean = evaluation.description, mean
         return is_best
 
     def restore_best(self, best: Mapping[str, Any] | None) -> None:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from a3c_mp.task.wire import Message
 
+JOINED, LEFT = "node.joined", "node.left"
+"""events of the nodes themselves, for `Node.handle`: a node is connected, or no longer"""
 LOOK_SECONDS = 0.1
 """longest wait of the task's thread for messages: with each look, a node sends a heartbeat, or looks after others"""
 
@@ -29,6 +31,7 @@ class RouterLike(Protocol):
     def send(self, event: str, *args: Any, to: str = "*") -> None: ...
     def receive(self) -> Sequence[Message]: ...
     def on_arrival(self, callback: Callable[[], None]) -> None: ...
+    def handle(self, event: str, handler: Callable[..., None]) -> None: ...
 
 
 Listener = Callable[..., Any]

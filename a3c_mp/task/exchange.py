@@ -16,7 +16,8 @@ from a3c_mp.processes.channel import ActorChannel, Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
 from a3c_mp.task.endpoint import node_name
-from a3c_mp.task.node import JOINED, LEFT, FirstNode, Node
+from a3c_mp.task.events import JOINED, LEFT
+from a3c_mp.task.node import FirstNode, Node
 from a3c_mp.task.parallel import Callbacks
 from a3c_mp.task.wire import WireError
 

@@ -13,13 +13,12 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.processes.channel import Closing
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import check_tcp, node_name
+from a3c_mp.task.events import JOINED, LEFT
 from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.router import Message, Router
 from a3c_mp.task.task import FINISH
 from a3c_mp.task.wire import WireError
 
-JOINED, LEFT = "node.joined", "node.left"
-"""events of the nodes themselves, for `Node.handle`: a node is connected, or no longer"""
 GONE_SECONDS = 5.0
 """a node that has joined ends when node 0's machine has refused connections for so long: node 0 is gone"""
 PROBE_SECONDS = 1.0
@@ -104,9 +103,7 @@ class Node(Closing):
             for message in self.router.receive():
                 if message.event == FINISH:
                     if not self.may_finish(message.sender):
-                        self.log.warning(
-                            f"end of the task by {message.sender} refused", "it is no node of this machine"
-                        )
+                        self.log.warning(f"end of the task by {message.sender} refused", "it has joined from elsewhere")
                         continue
                     self.finishing = True
                 if message.event in self._handlers:
@@ -115,8 +112,8 @@ class Node(Closing):
                     self._pending.append(message)
 
     def may_finish(self, sender: str) -> bool:
-        """Whether another node may end the task."""
-        return True
+        """Whether a node may end the task: one that has joined may leave, no more."""
+        return int(sender.removeprefix("node.")) < self.router.num_nodes
 
     def _call_handlers(self, message: Message) -> None:
         args = message.args
@@ -223,10 +220,6 @@ class FirstNode(Node):
         """A node has produced something: it can work."""
         if (child := self.child(name)) is not None:
             child.record_result()
-
-    def may_finish(self, sender: str) -> bool:
-        """A node that has joined may leave, but not end the task."""
-        return self.child(sender) is not None
 
     def receive(self) -> list[Message]:
         if threading.current_thread() is threading.main_thread() and time.monotonic() - self._looked > WAIT_SECONDS:

@@ -58,7 +58,7 @@ class PeerTable:
     def __init__(self, endpoint: Endpoint, hooks: Hooks, log: RateLimitedLog):
         self.endpoint, self.hooks, self.log = endpoint, hooks, log
         self.number = endpoint.number
-        self.greeting = endpoint.greeting
+        self.greeting, self.num_nodes = endpoint.greeting, endpoint.num_nodes
         self.links: dict[bytes, Link] = {}
         self.peers: dict[str, Peer] = {}
         self.ended: set[bytes] = set()
@@ -128,7 +128,8 @@ class PeerTable:
         if (older := self._link(peer.name)) is not None:  # a process that was killed, or lost its connection
             self.end(older.token)
         others = list(self.peers.values()) if self.is_hub else []
-        welcome = {"number": number, "node": self.own, "peers": others, "greeting": self.endpoint.greeting}
+        own = {"node": self.own, "greeting": self.endpoint.greeting, "num_nodes": self.endpoint.num_nodes}
+        welcome = {"number": number, "peers": others, **own}
         transmit(self.frames(WELCOME, welcome))
         announced = list(self.links.values()) if self.is_hub else []
         self.links[token] = Link(peer, token, transmit, instance)
@@ -144,7 +145,7 @@ class PeerTable:
             self.end(older.token)
         if peer.name == node_name(0):
             self.number = _number(welcome["number"])
-            self.greeting = dict(welcome["greeting"])
+            self.greeting, self.num_nodes = dict(welcome["greeting"]), _number(welcome["num_nodes"])
         self.links[token] = Link(peer, token, partial(port.send, token))
         for one in (peer, *others):
             self._add(one)

@@ -103,6 +103,11 @@ class Router:
         return self.endpoint.greeting if self._switch is None else self._switch.table.greeting
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes that were started together with node 0; those that have joined have numbers from here on."""
+        return self.endpoint.num_nodes if self._switch is None else self._switch.table.num_nodes
+
+    @property
     def addresses(self) -> list[str]:
         """Bound addresses; for TCP port 0 the port that was chosen."""
         ports = [] if self._switch is None else self._switch.ports

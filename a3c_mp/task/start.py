@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from a3c_mp.task.endpoint import node_name
-from a3c_mp.task.node import JOINED, LEFT, Node
+from a3c_mp.task.events import JOINED, LEFT
+from a3c_mp.task.node import Node
 
 HERE, COMPLETE, START = "start.here", "start.complete", "start.go"
 """events: to a node, its sender sees it; to node 0, the sender is seen by all others; from node 0, begin"""

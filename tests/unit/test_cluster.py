@@ -1,5 +1,6 @@
 """Parts of chapter 7 without Ray, or with Ray as threads of this process."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -209,6 +210,32 @@ def test_three_shards_are_sampled_as_one(session):
     assert chi_square < used.sum() + 4 * np.sqrt(2 * used.sum())
 
 
+def test_a_batch_with_a_part_of_a_shard_that_was_replaced_is_not_used(session):
+    def start_shard(number):
+        shard, outbox = ReplayShard(SPEC, 1, 40, 1.0, seed=number), Outbox(SPEC, 30, 3)
+        Acting(outbox.ring, number).steps(9)
+        shard.insert(0, outbox.take())
+        return session.start_actor(lambda: shard, ())
+
+    replay = RemoteReplay(
+        session, start_shard, 2, batch_size=50, ahead=0, seed=1, max_restarts=1,
+        should_stop=lambda: False, device=torch.device("cpu"),
+    )  # fmt: skip
+    replay.totals[:] = 1.0
+    first, second = replay._request()
+    assert replay._gather([first, second]) is not None
+    first, second = replay._request()
+    wait, waits = replay._wait, iter([False, True])
+
+    def replaced_meanwhile(call):
+        if next(waits):
+            replay._replace(0, "killed")
+        return wait(call)
+
+    replay._wait = replaced_meanwhile
+    assert replay._gather([first, second]) is None
+
+
 def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_second_server(session, tape):
     net, copy = nn.Linear(2, 3), nn.Linear(2, 3)
     publisher = Publisher(session, net)
@@ -396,6 +423,17 @@ def test_a_fleet_gives_rounds_as_workers_do(fleets):
     assert not fleets.said
 
 
+def test_a_round_is_smaller_while_an_actor_has_no_place(fleets):
+    with fleets([]) as fleet:
+        fleet.release(fleet.take(lambda: False, 2), 1)
+        fleet.actors[1].is_waiting = True
+        filled = fleet.take(lambda: False, 2)
+        assert len(filled) == 1
+        fleet.release(filled, 2)
+        fleet.actors[1].is_waiting = False
+        assert len(fleet.take(lambda: False, 2)) == 2
+
+
 @pytest.mark.parametrize(
     ("mishap", "said"),
     [
@@ -476,16 +514,25 @@ def test_tokens_and_addresses_are_for_their_owner_only(home):
     assert token.stat().st_mode & 0o777 == 0o600
     assert home.stat().st_mode & 0o777 == 0o700
     assert access.make_token(None).read_text() == token.read_text()
-    access.save_address(ClusterAddress("host:1", str(token)))
-    assert access.find_cluster("auto", None) == ("host:1", str(token))
+    with access.saved_address(ClusterAddress("host:1", str(token))):
+        assert access.find_cluster("auto", None) == ("host:1", str(token))
+    assert list(home.iterdir()) == [token]
+
+
+def test_a_head_that_ends_leaves_the_address_of_a_later_one(home):
+    with contextlib.ExitStack() as later:
+        with access.saved_address(ClusterAddress("host:1", "token")):
+            later.enter_context(access.saved_address(ClusterAddress("host:2", "token")))
+        assert access._saved_address().address == "host:2"
 
 
 def test_the_address_that_a_killed_head_has_left_is_not_live(home):
     assert not access.has_live_address()
-    with access.socket.create_server(("127.0.0.1", 0)) as server:
-        access.save_address(ClusterAddress(f"127.0.0.1:{server.getsockname()[1]}", "secret"))
+    server = access.socket.create_server(("127.0.0.1", 0))
+    with access.saved_address(ClusterAddress(f"127.0.0.1:{server.getsockname()[1]}", "secret")):
         assert access.has_live_address()
-    assert not access.has_live_address()
+        server.close()
+        assert not access.has_live_address()
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,14 @@ def test_progress_goes_on_where_it_was_and_an_older_checkpoint_holds_none():
     assert (older.next_steps, older.started, older.best, older.last) == (300, 0, {}, None)
 
 
+def test_a_confirmed_evaluation_is_the_best_also_after_a_luckier_one():
+    evals = EvalProgress(ARGS)
+    assert evals.record(Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
+    assert not evals.record(Evaluation(2, 140, [1.0, 2.0], [5, 7], "abd"))
+    assert evals.record(Evaluation(3, 150, [1.0, 2.0], [5, 7], "abe"), confirmed=True)
+    assert (evals.best["steps"], evals.best_mean) == (150, 1.5)
+
+
 def test_the_figures_are_those_of_play():
     evaluation = Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc")
     assert evaluation.figures == {"return_mean": 2.0, "return_std": 1.0, "length_mean": 6.0}

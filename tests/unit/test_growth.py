@@ -98,6 +98,7 @@ def test_a_wider_net_has_the_same_outputs(hidden, activation, data):
     assert [len(layer[0].bias) for layer in grown.net.layers()] == [*new.hidden, 1]
     assert_same_outputs(grown, before)
     assert not torch.equal(before[0], before[1]), "the target net was not synchronised"
+    assert grown.updates == member.updates == 2
 
 
 @settings(deadline=None, max_examples=60)

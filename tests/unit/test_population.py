@@ -103,6 +103,16 @@ def test_each_gene_acts(updates, learn_every):
         assert update.learning_steps - 4 < update.number * learn_every <= update.learning_steps
 
 
+def test_the_target_net_of_a_member_that_learns_rarely_moves_too(updates, monkeypatch):
+    moved = []
+    monkeypatch.setattr(train_population, "move_target", lambda *args: moved.append(len(updates)))
+    rarely, never = dataclasses.replace(START, learn_every=40), dataclasses.replace(START, learn_every=1000)
+    generations_later(6, genomes=(rarely, never), target_period=6)
+    assert [update.number for update in updates[-5:]] == [1, 2, 3, 4, 5], "a generation has fewer than six"
+    assert [first - second for first, second in zip(moved[1:], moved, strict=False)] == [6] * (len(moved) - 1)
+    assert len(moved) == len(updates) // 6 > 2
+
+
 # ---- the shared replay
 
 
@@ -250,6 +260,7 @@ def test_a_record_holds_every_bit_of_a_member(hidden, activation, learning_rate,
     sha256 = sha256_of_member(record)
     found, restored = read_member(record, SPACES, 1e-5)
     assert found == genome
+    assert restored.updates == steps
     for part, original in zip(restored, state, strict=True):
         assert equal(part.state_dict(), original.state_dict())
     assert not any(parameter.requires_grad for parameter in restored.target_net.parameters())

@@ -1,7 +1,9 @@
 """Messages between the learner and nodes that join: slots, weights, snapshots for evaluators."""
 
 import contextlib
+import itertools
 import logging
+import math
 import select
 import socket
 import threading
@@ -16,7 +18,7 @@ from torch import nn
 import train_task
 from a3c_mp.algorithms import attach, roles
 from a3c_mp.algorithms.actor_critic import make_optimizer
-from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorChannel, NodeEvaluator
+from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, WorkerError
@@ -25,6 +27,7 @@ from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import RestartMessage, WorkerOptions
 from a3c_mp.run import evaluator
+from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.progress import Progress
 from a3c_mp.task import joining
 from a3c_mp.task import node as node_module
@@ -36,6 +39,7 @@ from a3c_mp.task.parallel import Role
 from a3c_mp.task.remote import RemoteChannel, RemoteWeights, serve_weights
 from a3c_mp.task.router import Router
 from a3c_mp.task.start import StartBarrier
+from a3c_mp.task.task import FINISH
 
 SPEC = {"obs": ((2, 3), torch.float32), "done": ((2,), torch.bool)}
 
@@ -292,6 +296,28 @@ def test_a_node_waits_while_the_link_is_down(joined, monkeypatch):
     assert lines == [f"{address} does not answer (timed out); waiting until it does", f"{address} answers again"]
 
 
+def test_a_node_that_has_joined_ends_neither_the_task_nor_other_nodes(tmp_path, log):
+    with ipc_folder() as folder, contextlib.ExitStack() as stack:
+        key = {"key_file": tmp_path / "key"}
+        ends = local_endpoints(folder, "star", [(), ()], listen="tcp://127.0.0.1:0", **key)
+        routers = [stack.enter_context(Router(end, log)) for end in ends]
+        address = next(address for address in routers[0].addresses if address.startswith("tcp"))
+        attached = Endpoint(None, "star", dials=(address,), **key)
+        routers += [stack.enter_context(Router(attached, log)) for _ in range(2)]
+        for router in routers:
+            wait_for_peers(router, 3, 10)
+        hub, own, *joined = nodes = list(map(Node, routers))
+        seen = []
+        for node in nodes:
+            node.handle("after", lambda sender: seen.append(sender))
+        joined[0].send(FINISH)
+        joined[0].send("after")
+        run_until(lambda: len(seen) == 3, *nodes)
+        assert not any(node.finishing for node in nodes)
+        own.send(FINISH)
+        run_until(lambda: all(node.finishing for node in (hub, *joined)), *nodes)
+
+
 def test_events_for_tasks_are_not_kept_where_nodes_are_only_looked_after(nodes, monkeypatch):
     hub, spoke, _ = nodes
     child = SimpleNamespace(is_done=False)
@@ -393,6 +419,19 @@ def test_a_malformed_result_is_dropped(nodes, evaluators, tape, args):
     assert "malformed message evaluator.played from node.2 dropped" in tape.messages[0]
     remote.send(PLAYED, 1, [1.0, 1.0], [1, 1], "x", to="node.0")
     run_until(lambda: learner._result, hub)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 0.3])
+def test_the_games_of_a_standalone_evaluator_end_with_the_run_and_with_the_time(seconds):
+    settings = train_task.Args(env_id="CartPole-v1", eval_episodes=1_000_000)
+    closed, looks = [], itertools.count()
+    node = SimpleNamespace(beat=lambda: None, closing=lambda env: env, close=lambda: closed.append(True))
+    interrupted = seconds == math.inf
+    end = InlineEvaluator(node, EvaluationGames.of(settings), lambda: interrupted and next(looks) > 50)
+    end.start(roles.make_net(settings))
+    assert end.wait(seconds) is None
+    assert closed
+    assert end.take() is not None, "it has no result yet"
 
 
 # ---- what is counted

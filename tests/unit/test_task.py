@@ -1,5 +1,6 @@
 """Tasks in one process: order, errors, the end of a run, threads, events, labels."""
 
+import copy
 import os
 import random
 import signal
@@ -7,11 +8,13 @@ import threading
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.context import Context
-from a3c_mp.task.events import Cancelled
+from a3c_mp.task.events import JOINED, Cancelled
+from a3c_mp.task.sharing import SHARE
 from a3c_mp.task.task import FINISH, Task
 from a3c_mp.task.timing import StepTimer
 from a3c_mp.task.wire import Message
@@ -262,10 +265,14 @@ class RecordingRouter:
     is_active, finishing, name = True, False, "node.1"
 
     def __init__(self, *arrived):
-        self.arrived, self.sent = list(arrived), []
+        self.arrived, self.sent, self.values, self.handlers = list(arrived), [], [], {}
 
     def send(self, event, *args, to="*"):
         self.sent.append(event)
+        self.values.append(copy.deepcopy(args))
+
+    def handle(self, event, handler):
+        self.handlers[event] = handler
 
     def receive(self):
         found, self.arrived = self.arrived, []
@@ -282,6 +289,24 @@ def test_only_the_node_that_ends_a_task_tells_the_others(arrived):
     assert ctx.finish
     assert ctx.total_step == (0 if arrived else 2)
     assert router.sent == ([] if arrived else [FINISH])
+
+
+def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
+    router, notes = RecordingRouter(), []
+
+    def note(ctx):
+        ctx.notes, ctx.weights = notes, np.full(2, len(notes))
+        if ctx.total_step in (0, 2):
+            notes.append(ctx.total_step)
+        if ctx.total_step == 4:
+            router.handlers[JOINED]("node.2")
+
+    with Task(router=router) as task:
+        task.share("notes", "weights")
+        task.use(note).run(max_step=6)
+    values = [args[0] for event, args in zip(router.sent, router.values, strict=True) if event == SHARE]
+    assert [value.get("notes") for value in values] == [[0], None, [0, 2], None, [0, 2]]
+    assert [value["weights"].tolist() for value in values if "weights" in value] == [[0, 0], [1, 1], [2, 2], [2, 2]]
 
 
 def ends_itself(task, ctx):
