@@ -113,6 +113,7 @@ class Args(ReplayArgs):
     """always on in this chapter: runs with the same seed are bit-identical"""
     # Flags of other chapters that this one does not have: class variables are no fields.
     num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
+    learner_threads: ClassVar = 1  # type: ignore[misc]
     eval_every: ClassVar = 0  # type: ignore[misc]
     stop_eval_return: ClassVar = None  # type: ignore[misc]
 

@@ -66,7 +66,8 @@ class JoinedNodes:
         """Look after the nodes until the task has ended.
 
         Raises:
-            ConfigError: the task has no place for one of them.
+            ConfigError: the task has no place for one of them. One that has lost its place while the link was down ends
+                alone, as long as there are others.
             WorkerError: the task was killed, a node failed before its first result, or the restart budget is spent.
         """
         node, children = self._node, self._supervisor.children
@@ -85,7 +86,10 @@ class JoinedNodes:
         kind, *content = message
         child = self._supervisor.children[number]
         if kind == REPORT_REFUSAL:
-            raise ConfigError(*content)
+            others = [other for other in self._supervisor.children if other is not child and not other.is_done]
+            if not (child.had_result and others):
+                raise ConfigError(*content)
+            self.log.warning(f"{child} has lost its place and ends: {ConfigError(*content)}")
         if kind == REPORT_RESULT:
             child.record_result()
         elif kind == REPORT_NAME:

@@ -335,6 +335,21 @@ def test_events_for_tasks_are_not_kept_where_nodes_are_only_looked_after(nodes, 
         assert joined._node._pending == []
 
 
+def test_a_collector_that_has_lost_its_place_ends_alone(nodes, monkeypatch, tape):
+    children = [SimpleNamespace(is_done=False, had_result=True), SimpleNamespace(is_done=False, had_result=False)]
+    supervisor = SimpleNamespace(children=children, start=bool, stop=bool)
+    monkeypatch.setattr(joining, "Supervisor", lambda *args, **settings: supervisor)
+    refusal = (joining.REPORT_REFUSAL, "attach-to", "tcp://hub:1", "its 2 places are taken", "attach fewer")
+    with JoinedNodes(None, (), [Role(), Role()], nodes[1].router, nodes[1].router.log) as joined:
+        joined._on_report(0, refusal)
+        assert "has lost its place and ends: attach-to=tcp://hub:1: its 2 places are taken" in tape.messages[-1]
+        with pytest.raises(ConfigError, match="places are taken"):
+            joined._on_report(1, refusal)  # it never had one
+        children[1].is_done = True
+        with pytest.raises(ConfigError, match="places are taken"):
+            joined._on_report(0, refusal)  # there is no other
+
+
 # ---- evaluators
 
 
