@@ -60,6 +60,11 @@ class WarnNotFinite(VectorWrapper):
 
     warned = False
 
+    def reset(self, **kwargs: Any):
+        obs, infos = self.env.reset(**kwargs)
+        self._check("the observation", obs)
+        return obs, infos
+
     def step(self, actions):
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         if not self.warned:

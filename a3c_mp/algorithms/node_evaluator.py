@@ -175,8 +175,8 @@ class InlineEvaluator:
         self._net = net
 
     def take(self) -> ActorCritic | None:
-        """Return the net of a snapshot that has not been evaluated; None if there is none."""
-        return self._net
+        """Return the net of a snapshot that has not been evaluated; None if there is none, or the run is to end."""
+        return None if self.is_interrupted() else self._net
 
     def play(self, net: ActorCritic, seconds: float = math.inf) -> PlayedGames | None:
         """Play all games, each time the same ones; None if that takes longer, or if the run is to end meanwhile."""

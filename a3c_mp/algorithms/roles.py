@@ -140,12 +140,12 @@ def check_roles(args: R) -> R:
         raise ConfigError("num-actors", 0, "there would be no collector", "use 1 or more, or --listen for others")
     if args.transport == "tcp" and args.standalone:
         raise ConfigError("transport", "tcp", "a standalone task is one process", "leave --standalone out")
-    if args.key_file is not None and args.transport != "tcp" and args.listen is None and args.attach_to is None:
-        raise ConfigError(
-            "key-file", args.key_file, "nothing is on TCP", "add --listen or --attach-to, or leave it out"
-        )
-    if args.remote_actors != RoleArgs.remote_actors and args.listen is None:
-        raise ConfigError("remote-actors", args.remote_actors, "nobody can join", "add --listen, or leave it out")
+    if args.resume is None and args.listen is None:  # a resumed run may have listened before
+        if args.key_file is not None and args.transport != "tcp" and args.attach_to is None:
+            fix = "leave it out" if args.standalone else "add --listen or --attach-to, or leave it out"
+            raise ConfigError("key-file", args.key_file, "nothing is on TCP", fix)
+        if args.remote_actors != RoleArgs.remote_actors:
+            raise ConfigError("remote-actors", args.remote_actors, "nobody can join", "add --listen, or leave it out")
     if args.async_mode and not args.standalone:
         raise ConfigError("async-mode", True, "nodes run beside each other anyway", "add --standalone")
     if args.deterministic and args.async_mode:

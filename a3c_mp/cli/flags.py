@@ -62,7 +62,7 @@ OTHER_NAMES = {
 }
 """flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others"""
 ONLY_IN = {
-    "a3c_data a3c_grad apex impala ray task": "num-actors eval-every stop-eval-return optimizer learner-threads",
+    "a3c_data a3c_grad apex impala ray task": "num-actors eval-every stop-eval-return optimizer",
     "a3c_data a3c_grad impala population ray task": "hidden",
     "a3c_data a3c_grad apex population ray task": "batch-size",
     "a3c_data a3c_grad impala ray task": "unroll-length slots-per-actor learning-rate-end rmsprop-eps entropy-cost "

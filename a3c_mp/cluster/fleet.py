@@ -116,7 +116,7 @@ class Fleet:
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does; a smaller one where actors have no place.
 
-        Those of a deterministic run are waited for.
+        A deterministic run waits for all of its actors.
         """
         while not should_stop():
             able = self.options.slots_per_worker * sum(not actor.is_waiting for actor in self.actors)

@@ -113,7 +113,6 @@ class Args(ReplayArgs):
     """always on in this chapter: runs with the same seed are bit-identical"""
     # Flags of other chapters that this one does not have: class variables are no fields.
     num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
-    learner_threads: ClassVar = 1  # type: ignore[misc]
     eval_every: ClassVar = 0  # type: ignore[misc]
     stop_eval_return: ClassVar = None  # type: ignore[misc]
 
@@ -164,6 +163,9 @@ def check_settings(args: Args) -> None:
         raise ConfigError("tournament-size", args.tournament_size, why, "lower it, or raise --population")
     if not args.deterministic:
         raise ConfigError("deterministic", False, "a population is always deterministic", "leave it out")
+    if args.learner_threads > 1:
+        why = "each member is a process with one thread"
+        raise ConfigError("learner-threads", args.learner_threads, why, "leave it out, or raise --population")
     if args.cuda:
         raise ConfigError("cuda", True, "members train on the CPU, where small nets are faster", "leave it out")
     if args.layers_range[1] > MAX_LAYERS:

@@ -69,7 +69,7 @@ class EvalProgress:
 
         Args:
             evaluation: the result.
-            confirmed: new games have shown more than those of any evaluation can, so that it is the best.
+            confirmed: its weights have reached the goal in new games: it is the best, whatever its mean return.
         """
         self.finished, self.last = self.finished + 1, evaluation
         mean = evaluation.return_mean

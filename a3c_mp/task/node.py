@@ -112,7 +112,7 @@ class Node(Closing):
                     self._pending.append(message)
 
     def may_finish(self, sender: str) -> bool:
-        """Whether a node may end the task: one that has joined may leave, no more."""
+        """Whether a node may end the task. One that has joined may not: it leaves."""
         return int(sender.removeprefix("node.")) < self.router.num_nodes
 
     def _call_handlers(self, message: Message) -> None:

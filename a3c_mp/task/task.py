@@ -104,7 +104,7 @@ class Task:
         return self
 
     def share(self, *names: str) -> None:
-        """Send these attributes of the context to the other tasks, each time they have changed: plain values."""
+        """Send these attributes of the context to the other tasks, each time they have changed: small, plain values."""
         self._sharing.declare(names)
 
     @property

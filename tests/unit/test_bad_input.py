@@ -296,6 +296,11 @@ SPECIAL = {
         ["--transport", "tcp"],
         "transport=tcp: TCP needs a key; add --key-file FILE",
     ),
+    "threads of members": (
+        POPULATION,
+        ["--learner-threads", "2"],
+        "learner-threads=2: each member is a process with one",
+    ),
     "a key without TCP": (TASK, ["--key-file", "k"], "key-file=k: nothing is on TCP; add --listen or --attach-to, or"),
     "places that nobody can take": (TASK, ["--remote-actors", "8"], "remote-actors=8: nobody can join; add --listen"),
     "threads of nodes": (TASK, ["--async-mode"], "async-mode=True: nodes run beside each other anyway; add --stand"),

@@ -331,6 +331,17 @@ def test_rows_differ_and_machins_flags_yield_to_given_ones():
         solve.commands_of(solve.Args(rows=("default", "default")), [])
 
 
+def test_what_is_searched_includes_the_chapters_own_values():
+    from bench import tune
+
+    own = SimpleNamespace(update_epochs=10, learning_rate=3e-2, entropy_cost=0.0, batch_size=64, unroll_length=20)
+    assert tune.searched(own, ["--batch-size=64"]) == {
+        "learning_rate": ("log", 1e-4, 3e-2),
+        "unroll_length": ("choice", 8, 16, 20, 32, 64, 128),
+        "update_epochs": ("choice", 1, 2, 4, 8, 10),
+    }
+
+
 def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_path, monkeypatch, capsys):
     """A trial's return is the higher, the closer the learning rate is to 3e-3."""
     optuna = pytest.importorskip("optuna")

@@ -114,7 +114,9 @@ def test_a_deeper_relu_net_has_the_same_outputs(hidden, data):
         grown = reshape(*member, old, replace(old, hidden=new_hidden), np.random.default_rng(0))
         assert [len(layer[0].bias) for layer in grown.net.layers()] == [*new_hidden, 1]
         assert_same_outputs(grown, before)
+        assert grown.updates == 2
         update_once(grown)
+        assert grown.updates == 3
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -196,7 +198,9 @@ def test_to_shrink_undoes_what_growing_did_bit_by_bit(activation, small, large):
     old, new = genome_with(small, activation), genome_with(large, activation)
     member = a_member(old)
     grown = reshape(*member, old, new, np.random.default_rng(0))
-    assert equal(state(reshape(*grown, new, old, np.random.default_rng(1))), state(member))
+    shrunk = reshape(*grown, new, old, np.random.default_rng(1))
+    assert equal(state(shrunk), state(member))
+    assert shrunk.updates == member.updates
 
 
 def test_the_units_with_the_smallest_outgoing_norm_in_the_online_net_go_from_both_nets():
@@ -261,6 +265,7 @@ def test_nets_that_have_not_learned_yet_grow_too():
 def test_noise_is_relative_reaches_a_tenth_of_the_weights_and_is_the_same_in_the_target_net():
     member = a_member(genome_with((200, 100)))
     noisy = perturb(*member, 0.1, np.random.default_rng(0))
+    assert noisy.updates == member.updates
     before, after = state(member), state(noisy)
     relative = []
     for name, tensor in before.items():

@@ -446,6 +446,7 @@ def test_the_games_of_a_standalone_evaluator_end_with_the_run_and_with_the_time(
     end.start(roles.make_net(settings))
     assert end.wait(seconds) is None
     assert closed
+    interrupted = False
     assert end.take() is not None, "it has no result yet"
 
 
