@@ -145,7 +145,7 @@ def check_roles(args: R) -> R:
             fix = "leave it out" if args.standalone else "add --listen or --attach-to, or leave it out"
             raise ConfigError("key-file", args.key_file, "nothing is on TCP", fix)
         if args.remote_actors != RoleArgs.remote_actors:
-            raise ConfigError("remote-actors", args.remote_actors, "nobody can join", "add --listen, or leave it out")
+            raise ConfigError("remote-actors", args.remote_actors, "no node can join", "add --listen, or leave it out")
     if args.async_mode and not args.standalone:
         raise ConfigError("async-mode", True, "nodes run beside each other anyway", "add --standalone")
     if args.deterministic and args.async_mode:

@@ -302,7 +302,7 @@ SPECIAL = {
         "learner-threads=2: each member is a process with one",
     ),
     "a key without TCP": (TASK, ["--key-file", "k"], "key-file=k: nothing is on TCP; add --listen or --attach-to, or"),
-    "places that nobody can take": (TASK, ["--remote-actors", "8"], "remote-actors=8: nobody can join; add --listen"),
+    "places without a listener": (TASK, ["--remote-actors", "8"], "remote-actors=8: no node can join; add --listen"),
     "threads of nodes": (TASK, ["--async-mode"], "async-mode=True: nodes run beside each other anyway; add --stand"),
     "threads in a fixed order": (
         TASK,
