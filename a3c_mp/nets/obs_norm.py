@@ -66,19 +66,19 @@ class ObsNorm(nn.Module):
     def clipped_moments(self, obs: Tensor) -> tuple[Moments, int]:
         """Compute moments of observations [N, *shape] with outliers clipped; return (moments, values clipped).
 
-        As soon as there is a running mean, values of vectors farther than `OUTLIER` deviations from it count as `CLIP`
-        deviations, as in the net's input. Otherwise a single huge value, such as the FLT_MAX of a sensor without a
-        reading, would dominate the variance for good. Clipped to `OUTLIER` deviations instead, one such value in ten
-        thousand (1 / OUTLIER^2) would be enough for the variance to grow without bound.
+        Values of vectors farther than `OUTLIER` deviations from the mean (in the first observations, from the median)
+        count as `CLIP` deviations, as in the net's input. Otherwise a single huge value, such as the FLT_MAX of a
+        sensor without a reading, would dominate the variance for good. Clipped to `OUTLIER` deviations instead, one
+        such value in ten thousand (1 / OUTLIER^2) would be enough for the variance to grow without bound.
         """
-        if self.image or self.count == 0:
+        if self.image:
             return Moments.of(obs), 0
         obs = obs.to(torch.float32)
-        deviation = self.variance.sqrt() + 1e-2
-        outliers = (obs - self.mean).abs() > OUTLIER * deviation  # false for NaN
+        centre, deviation = (self.mean, self.variance.sqrt() + 1e-2) if self.count else median_and_deviation(obs)
+        outliers = (obs - centre).abs() > OUTLIER * deviation  # false for NaN
         clipped = int(outliers.sum())
         if clipped:
-            obs = torch.where(outliers, obs.clamp(self.mean - CLIP * deviation, self.mean + CLIP * deviation), obs)
+            obs = torch.where(outliers, obs.clamp(centre - CLIP * deviation, centre + CLIP * deviation), obs)
         return Moments.of(obs), clipped
 
     @torch.no_grad()
@@ -86,15 +86,18 @@ class ObsNorm(nn.Module):
         """Merge moments of 1 or more observations into the running mean and variance (Chan, Golub & LeVeque 1979).
 
         Returns:
-            whether the result is finite; if not, nothing changes.
+            whether all of the result is finite; where it is not, mean and variance stay as they were.
         """
         count, mean, variance = moments
         total = self.count + count
         delta = mean - self.mean
         squares = self.variance * self.count + variance * count + delta.square() * self.count * count / total
         mean, variance = self.mean + delta * count / total, squares / total
-        if not (self.image or bool((mean.isfinite() & variance.isfinite()).all())):  # uint8 ones always are
-            return False
+        all_finite = True
+        if not self.image:  # bytes are always finite
+            finite = mean.isfinite() & variance.isfinite()
+            mean, variance = mean.where(finite, self.mean), variance.where(finite, self.variance)
+            all_finite = bool(finite.all())
         self.mean.copy_(mean)
         self.variance.copy_(variance)
         self.count.copy_(total)
@@ -102,7 +105,7 @@ class ObsNorm(nn.Module):
         # grey level is added to the deviation, so that pixels that hardly ever change do not dominate the input.
         self.shift.copy_(self.mean.round() if self.image else self.mean)
         self.scale.copy_(1 / (self.variance.sqrt() + (1.0 if self.image else 1e-2)))
-        return True
+        return all_finite
 
     def forward(self, obs: Tensor) -> Tensor:
         """Normalize floating-point observations [N, *shape] in place."""
@@ -115,6 +118,17 @@ class ObsNorm(nn.Module):
         device = obs.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.shift.dtype
         return self(channels_last(obs).to(dtype))
+
+
+def median_and_deviation(obs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what outliers do not move: the median of observations [N, *shape] and their deviation, [1, *shape] each.
+
+    The deviation is that of a normal distribution with the same median distance from the median. Where more than half
+    of the values are equal it is infinite, as nothing tells how far the others may lie.
+    """
+    median = obs.median(dim=0, keepdim=True).values
+    deviation = 1.4826 * (obs - median).abs().median(dim=0, keepdim=True).values
+    return median, deviation.where(deviation > 0, torch.inf)
 
 
 def channels_last(images: Tensor) -> Tensor:

@@ -135,6 +135,24 @@ def test_one_huge_value_enters_the_moments_as_the_net_sees_it(huge):
         torch.testing.assert_close(buffer, expected.state_dict()[name])
 
 
+@pytest.mark.parametrize("huge", [FLT_MAX, -1e12, 1e5])
+def test_a_huge_value_among_the_first_observations_enters_their_moments_clipped(huge):
+    obs = deviates(256)[1]
+    norm, without = ObsNorm((3,), image=False), ObsNorm((3,), image=False)
+    without.update(obs)
+    obs[17, 1] = huge
+    assert norm.update(obs) == (True, 1)
+    torch.testing.assert_close(norm.mean, without.mean, atol=0.3, rtol=0)
+    torch.testing.assert_close(norm.variance, without.variance, atol=0, rtol=0.2)
+
+
+def test_rare_values_of_an_input_that_is_mostly_constant_are_no_outliers_among_the_first():
+    norm, obs = ObsNorm((1,), image=False), torch.zeros(100, 1)
+    obs[::10] = 300
+    assert norm.update(obs) == (True, 0)
+    assert norm.mean == 30
+
+
 def test_a_huge_value_in_every_hundred_does_not_drive_the_moments_away():
     norm, obs = deviates(100)
     deviation = norm.variance[0, 1].sqrt().item()
@@ -167,13 +185,26 @@ def test_where_nothing_is_clipped_the_moments_are_those_of_the_observations_bit_
 
 @pytest.mark.parametrize("huge", [FLT_MAX, 1e20, math.inf, math.nan])
 @pytest.mark.parametrize("trained", [True, False])
-def test_moments_that_are_not_finite_are_never_merged(huge, trained):
+def test_a_value_whose_moments_are_not_finite_keeps_its_own_and_the_others_are_merged(huge, trained):
     """Those of an actor that has no moments to clip to yet, say."""
     norm, obs = deviates(256) if trained else (ObsNorm((3,), image=False), deviates(256)[1])
+    before, expected = copy.deepcopy(norm), copy.deepcopy(norm)
+    expected.merge(Moments.of(obs))
     obs[17, 1] = huge
-    before = copy.deepcopy(norm.state_dict())
     assert not norm.merge(Moments.of(obs))
-    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.state_dict().items())
+    for name in ("mean", "variance"):
+        after = norm.state_dict()[name][0]
+        assert after[1] == before.state_dict()[name][0, 1]
+        assert torch.equal(after[[0, 2]], expected.state_dict()[name][0, [0, 2]])
+
+
+def test_a_sentinel_in_every_observation_does_not_keep_the_others_from_being_normalized():
+    norm, (_, obs) = ObsNorm((3,), image=False), deviates(256)
+    obs[:, 1] = FLT_MAX
+    for _ in range(5):
+        norm.update(obs)
+    torch.testing.assert_close(norm.mean[0, [0, 2]], obs[:, [0, 2]].mean(dim=0))
+    assert norm(obs.clone()).abs().max() <= CLIP
 
 
 def test_images_are_bytes_and_nothing_of_them_is_clipped():
