@@ -40,7 +40,7 @@ from a3c_mp.nets.precision import acting_dtype, autocast
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run.actors import Actors
+from a3c_mp.run.actors import Actors, processes
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import FiniteGuard
 from a3c_mp.run.preflight import check_env
@@ -122,7 +122,7 @@ def main() -> int:
         states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
         run.keep(actors=states, weights=weights)
         rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
-        with Actors(actor, (slots, weights), weights, states, run) as actors:
+        with Actors(processes(actor, args, slots, weights, states), weights, states, run) as actors:
             # A round is one rollout, or with --deterministic one of every actor. Its slots go back after the loop body.
             for filled in actors.rounds():
                 for worker, slot, version in filled:

@@ -32,7 +32,7 @@ from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run.actors import Actors
+from a3c_mp.run.actors import Actors, processes
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import merge_moments
 from a3c_mp.run.preflight import check_env
@@ -118,8 +118,10 @@ def main() -> int:
         states = ActorStates(args, rollout_layout(args, action_space, messages=grads_per_rollout), start=run.steps)
         run.keep(actors=states, weights=weights, acting_weights=acting_weights)
         mean, gradient_filter = MeanGradient(net), GradientFilter(run, args.max_lag, grads_per_rollout)
-        with Actors(actor, (slots, weights, acting_weights), weights, states, run) as actors:
+        start = processes(actor, args, slots, weights, acting_weights, states)
+        with Actors(start, weights, states, run) as actors:
             for filled in actors.rounds():  # one gradient, or with --sync one of every actor, in order
+                actor_critic.set_learning_rate(optimizer, args, run.steps)
                 for worker, slot, report in filled:
                     gradient, lag = Gradient(**slots[slot]), weights.version - report.version
                     run.record_rollout(report.steps, gradient.finished_episodes(report), worker, lag)
@@ -131,7 +133,6 @@ def main() -> int:
                             run.record_metrics(report.metrics)
                 if mean.count >= (1 if args.sync else args.grads_per_step):
                     with run.timing("learning"):
-                        actor_critic.set_learning_rate(optimizer, args, run.steps)
                         grad_norm = mean.finish(args.clip_grad)
                         optimizer.step()
                         run.record_update({"losses/grad_norm": grad_norm})

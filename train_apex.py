@@ -34,7 +34,7 @@ from a3c_mp.processes.learners import Learners
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.replay import Batch, Prefetch, Shards, importance_weights
-from a3c_mp.run.actors import Actors
+from a3c_mp.run.actors import Actors, processes
 from a3c_mp.run.guard import FiniteGuard, update_norm
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.replica import ReplicaRun
@@ -112,11 +112,12 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
     apex.make_room(args, replay)  # a restored replay may be full
     prepare = apex.prepare_successor(args, replay, states.own)
-    with batches, Actors(actor, (*learner.memory, weights), weights, states, run, prepare) as actors:
+    start = processes(actor, args, *learner.memory, weights, states)
+    with batches, Actors(start, weights, states, run, prepare) as actors:
         for filled in actors.rounds():  # one block, or in a deterministic run one of every actor, in order
             stats = apex.ingest_blocks(args, learner, filled, weights.version)
-            _, sizes = actors.sync_counters(filled, stats, block_guard, replay.size)
-            limiter.insert(sum(block.steps for block in stats), sizes)
+            recorded = actors.record_round(filled, stats, block_guard, replay.size)
+            limiter.insert(sum(block.steps for block in stats), recorded.extras)
             updates_before = run.updates
             for batch in limiter.allowed(batches, run):
                 with run.timing("learning"):

@@ -36,7 +36,7 @@ from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.learners import Learners
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run.actors import Actors, MessageStats
+from a3c_mp.run.actors import Actors, MessageStats, processes
 from a3c_mp.run.guard import FiniteGuard, update_norm
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.replica import ReplicaRun
@@ -83,7 +83,6 @@ def learn(
 ) -> None:
     """Take a gradient step on every batch of new unrolls, filled up with replayed ones."""
     net, optimizer = learner.net, learner.optimizer
-    set_learning_rate(optimizer, args, run.steps)
     if args.normalize_obs:
         update_norm(run, net.norm, group.all_gather(obs_for_stats(unrolls.obs, net.norm.image)), "new unrolls")
     for batch in impala.batches(args, unrolls, learner.replay, run.rng):
@@ -108,7 +107,7 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
     impala.warn_of_lost_unrolls(args, run)
     group.broadcast_state(net, optimizer, states, weights, delayed)
     rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
-    with Actors(actor, (slots, weights), weights, states, run) as actors:
+    with Actors(processes(actor, args, slots, weights, states), weights, states, run) as actors:
         for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]
             # What --force-lag delays was that old already when it was published.
@@ -117,8 +116,8 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
                 MessageStats(rollout.num_steps, finished_episodes(rollout), lag, is_finite(rollout))
                 for rollout, lag in zip(rollouts, lags, strict=True)
             ]
-            finite, _ = actors.sync_counters(filled, stats, rollout_guard)
-            if finite:  # in all learners, which take every step together
+            set_learning_rate(optimizer, args, run.steps)
+            if actors.record_round(filled, stats, rollout_guard).finite:  # in all learners, which take steps together
                 with run.timing("learning"):
                     unrolls = join([rollout.to(device) for rollout in rollouts])
                     learn(args, run, group, learner, unrolls, grad_guard)

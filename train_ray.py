@@ -106,9 +106,9 @@ def train_impala(args: ImpalaArgs, run: Run, trainer: RayTrainer, learner: impal
     with trainer.start_actors(ImpalaActor, replay=learner.replay) as actors:
         for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
             rollouts, stats = trainer.read_rollouts(filled, actors.weights.version)
-            if actors.sync_counters(filled, stats, trainer.data_guard)[0]:
+            set_learning_rate(learner.optimizer, args, run.steps)
+            if actors.record_round(filled, stats, trainer.data_guard).finite:
                 unrolls = join([rollout.to(trainer.device) for rollout in rollouts])
-                set_learning_rate(learner.optimizer, args, run.steps)
                 trainer.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image))
                 for batch in impala.batches(args, unrolls, learner.replay, run.rng):
                     trainer.step(*impala_loss(args, learner.net, batch))
@@ -122,7 +122,7 @@ def train_dqn(args: DqnArgs, run: Run, trainer: RayTrainer, learner: DqnLearner)
     with trainer.start_actors(DqnActor, learner.spec) as actors:
         for filled in actors.rounds():
             updates, stats = run.updates, trainer.insert_blocks(replay, filled, actors.weights.version)
-            actors.sync_counters(filled, stats, trainer.data_guard)
+            actors.record_round(filled, stats, trainer.data_guard)
             limiter.insert(sum(block.steps for block in stats), [replay.size])
             for batch in limiter.allowed(replay, run):
                 trainer.update_norm(apex.obs_for_stats(batch))

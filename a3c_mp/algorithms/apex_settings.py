@@ -23,7 +23,11 @@ CONTINUOUS: dict[str, Any] = {
 VECTORS: dict[str, Any] = {
     "replay_size": 100_000,
     "learning_starts": 1_000,
+    "replay_ratio": 16.0,
+    "batch_size": 64,
+    "reward_scale": 0.05,
     "learning_rate": 5e-4,
+    "adam_eps": 1e-5,
     "target_period": 200,
 }
 

@@ -214,7 +214,7 @@ class RayTrainer:
         self.inbox = Inbox(self.packer, self.learner.slots, states.slots)
         reader = Reader(weights.buffers.dtype, weights.untrained)
         fleet = partial(Fleet, self.session, target, (self.args, self.packer, reader, *args), self.inbox)
-        actors = Actors(None, (), weights, states, run, start=fleet)
+        actors = Actors(fleet, weights, states, run)
         workers = actors.workers
         assert isinstance(workers, Fleet)
         run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)

@@ -272,7 +272,7 @@ class Cluster:
         start: Callable[..., WorkerPool] = LocalPool
         if not args.standalone:
             start = partial(NodePool, callbacks, range(1, args.num_actors + 1), memory.slots)
-        self.actors = Actors(None, (), memory.weights, memory.states, run, start=start)
+        self.actors = Actors(start, memory.weights, memory.states, run)
 
     def __enter__(self) -> Cluster:
         self.node = self.nodes.__enter__()

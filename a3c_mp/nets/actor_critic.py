@@ -143,9 +143,8 @@ class SharedActorCritic(ActorCritic):
 
 
 def initial_state(net: ActorCritic, num_envs: int) -> list[Tensor]:
-    """Return the LSTM state at the start of B episodes, [zeros [B, S]]; an empty list for nets without an LSTM."""
-    like = net.norm.shift
-    return [torch.zeros(num_envs, net.core_size, dtype=like.dtype, device=like.device)] if net.core_size else []
+    """Return the LSTM state at the start of B episodes, [zeros [B, S] float32]; [] for nets without an LSTM."""
+    return [torch.zeros(num_envs, net.core_size, device=net.norm.shift.device)] if net.core_size else []
 
 
 def unroll(net: ActorCritic, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:

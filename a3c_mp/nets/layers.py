@@ -70,7 +70,11 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
 
 
 class LSTMCore(nn.Module):
-    """LSTM (Hochreiter & Schmidhuber 1997), forget gates open at first; its state [B, 2 * hidden] is (output, cell)."""
+    """LSTM (Hochreiter & Schmidhuber 1997), forget gates open at first; its state [B, 2 * hidden] is (output, cell).
+
+    The state is float32 in every compute dtype: rounded at each step, it would drift away from the learner's within an
+    unroll, and V-trace would take the difference for policy lag.
+    """
 
     def __init__(self, inputs: int, hidden: int):
         super().__init__()
@@ -83,12 +87,12 @@ class LSTMCore(nn.Module):
         outputs = []
         for t in range(len(inputs)):
             output, cell = reset_state(state, starts[t]).chunk(2, dim=-1)
-            i, f, g, o = (from_input[t] + self.from_output(output)).chunk(4, dim=-1)
+            i, f, g, o = (from_input[t] + self.from_output(output.to(inputs.dtype))).float().chunk(4, dim=-1)
             cell = (f + 1).sigmoid() * cell + i.sigmoid() * g.tanh()
             output = o.sigmoid() * cell.tanh()
             outputs.append(output)
             state = torch.cat([output, cell], dim=-1)
-        return torch.stack(outputs), state
+        return torch.stack(outputs).to(inputs.dtype), state
 
 
 def reset_state(state: Tensor, starts: Tensor | np.ndarray) -> Tensor:

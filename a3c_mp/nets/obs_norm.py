@@ -12,6 +12,8 @@ CLIP = 5.0
 """largest absolute value of a normalized input"""
 OUTLIER = 100.0
 """distance from the mean (standard deviations) beyond which the moments count a vector's value as `CLIP` deviations"""
+LARGEST = 1e15
+"""largest absolute value of a vector in the first moments: sums of squares of larger ones overflow"""
 
 
 class Moments(NamedTuple):
@@ -66,16 +68,25 @@ class ObsNorm(nn.Module):
     def clipped_moments(self, obs: Tensor) -> tuple[Moments, int]:
         """Compute moments of observations [N, *shape] with outliers clipped; return (moments, values clipped).
 
-        Values of vectors farther than `OUTLIER` deviations from the mean (in the first observations, from the median)
-        count as `CLIP` deviations, as in the net's input. Otherwise a single huge value, such as the FLT_MAX of a
-        sensor without a reading, would dominate the variance for good. Clipped to `OUTLIER` deviations instead, one
-        such value in ten thousand (1 / OUTLIER^2) would be enough for the variance to grow without bound.
+        Values of vectors farther than `OUTLIER` deviations from the mean count as `CLIP` deviations, as in the net's
+        input. Otherwise a single huge value, such as the FLT_MAX of a sensor without a reading, would dominate the
+        variance for good. Clipped to `OUTLIER` deviations instead, one such value in ten thousand (1 / OUTLIER^2)
+        would be enough for the variance to grow without bound.
+
+        There is no mean yet for the first observations; their median is used. Where more than half of them are equal,
+        they do not tell how far the others may lie: only values beyond `LARGEST` are outliers then, and count as the
+        median.
         """
         if self.image:
             return Moments.of(obs), 0
         obs = obs.to(torch.float32)
-        centre, deviation = (self.mean, self.variance.sqrt() + 1e-2) if self.count else median_and_deviation(obs)
-        outliers = (obs - centre).abs() > OUTLIER * deviation  # false for NaN
+        if self.count:
+            centre, deviation = self.mean, self.variance.sqrt() + 1e-2
+            farthest = OUTLIER * deviation
+        else:
+            centre, deviation = median_and_deviation(obs := obs.clamp(-LARGEST, LARGEST))
+            farthest = torch.where(deviation > 0, OUTLIER * deviation, LARGEST / 2)
+        outliers = (obs - centre).abs() > farthest  # false for NaN
         clipped = int(outliers.sum())
         if clipped:
             obs = torch.where(outliers, obs.clamp(centre - CLIP * deviation, centre + CLIP * deviation), obs)
@@ -86,18 +97,15 @@ class ObsNorm(nn.Module):
         """Merge moments of 1 or more observations into the running mean and variance (Chan, Golub & LeVeque 1979).
 
         Returns:
-            whether all of the result is finite; where it is not, mean and variance stay as they were.
+            whether the result is finite; if not, nothing changes.
         """
         count, mean, variance = moments
         total = self.count + count
         delta = mean - self.mean
         squares = self.variance * self.count + variance * count + delta.square() * self.count * count / total
         mean, variance = self.mean + delta * count / total, squares / total
-        all_finite = True
-        if not self.image:  # bytes are always finite
-            finite = mean.isfinite() & variance.isfinite()
-            mean, variance = mean.where(finite, self.mean), variance.where(finite, self.variance)
-            all_finite = bool(finite.all())
+        if not (self.image or bool((mean.isfinite() & variance.isfinite()).all())):  # uint8 ones always are
+            return False
         self.mean.copy_(mean)
         self.variance.copy_(variance)
         self.count.copy_(total)
@@ -105,7 +113,7 @@ class ObsNorm(nn.Module):
         # grey level is added to the deviation, so that pixels that hardly ever change do not dominate the input.
         self.shift.copy_(self.mean.round() if self.image else self.mean)
         self.scale.copy_(1 / (self.variance.sqrt() + (1.0 if self.image else 1e-2)))
-        return all_finite
+        return True
 
     def forward(self, obs: Tensor) -> Tensor:
         """Normalize floating-point observations [N, *shape] in place."""
@@ -123,12 +131,13 @@ class ObsNorm(nn.Module):
 def median_and_deviation(obs: Tensor) -> tuple[Tensor, Tensor]:
     """Return what outliers do not move: the median of observations [N, *shape] and their deviation, [1, *shape] each.
 
-    The deviation is that of a normal distribution with the same median distance from the median. Where more than half
-    of the values are equal it is infinite, as nothing tells how far the others may lie.
+    The deviation is that of a normal distribution with the same median distance from the median, and 1e-2 more, as in
+    the net's input; 0 where more than half of the values are equal.
     """
-    median = obs.median(dim=0, keepdim=True).values
-    deviation = 1.4826 * (obs - median).abs().median(dim=0, keepdim=True).values
-    return median, deviation.where(deviation > 0, torch.inf)
+    middle = slice((len(obs) - 1) // 2, (len(obs) + 1) // 2)
+    median = obs.sort(dim=0).values[middle]  # `Tensor.median` is not deterministic on a GPU
+    distance = (obs - median).abs().sort(dim=0).values[middle]
+    return median, torch.where(distance > 0, 1.4826 * distance + 1e-2, 0)
 
 
 def channels_last(images: Tensor) -> Tensor:

@@ -23,33 +23,39 @@ class MessageStats(NamedTuple):
     finite: bool | None  # whether all of it can be learned from; None if it held nothing new
 
 
+class Round(NamedTuple):
+    """A round of all learners, as `Actors.record_round` recorded it."""
+
+    finite: bool  # whether all of its messages can be learned from
+    extras: list[Any]  # one more thing of every learner, in the order of their ranks
+
+
+def processes(target: Callable[..., None], *args: Any) -> Callable[..., WorkerPool]:
+    """Make `start` of `Actors`: spawned processes that run the module-level function `target(channel, *args)`."""
+    return partial(Workers, target, args=args)
+
+
 class Actors:
-    """Supervised actor processes that run `target(channel, args, *shared, states)`, used in a `with` block.
+    """Supervised actors of a learner, used in a `with` block.
 
     Args:
-        target: the chapter's actor, a module-level function.
-        shared: memory shared with the actors: slots, weights, ...
-        weights: of these, the ones whose versions actors are given with their slots.
+        start: makes what starts the actors, called as `Workers` is; see `processes`.
+        weights: the ones whose versions actors are given with their slots.
         states: what actors are rebuilt from, and which of them belong to this learner.
         run: counts restarts, says when to stop.
         on_restart: called in addition before an actor is replaced.
-        start: makes what starts the actors, called as `Workers` is; default: `Workers` that run `target`.
     """
 
     def __init__(
-        self, target: Callable[..., None] | None, shared: tuple, weights: Weights, states: ActorStates, run: RunState,
+        self, start: Callable[..., WorkerPool], weights: Weights, states: ActorStates, run: RunState,
         on_restart: Callable[[RestartMessage], None] = lambda message: None,
-        start: Callable[..., WorkerPool] | None = None,
     ):  # fmt: skip
         self.weights, self.states, self.run = weights, states, run
         self.group, self.own = states.group, states.own
-        self.restart_messages: list[RestartMessage] = []  # of a group of learners, until the next `sync_counters`
+        self.restart_messages: list[RestartMessage] = []  # of a group of learners, until the next `record_round`
         self._reports: list[ActorReport] = []
         self._prepare_successor = on_restart
         args, layout = run.args, states.layout
-        if start is None:
-            assert target is not None
-            start = partial(Workers, target, args=(args, *shared, states))
         self.workers = start(
             num_workers=len(self.own),
             states=states,
@@ -91,7 +97,7 @@ class Actors:
         with self.run.timing("waiting"):
             filled = self.workers.take(self.run.should_stop, size)
         self._reports = self.states.read(filled)
-        if self.group.size == 1:  # else `sync_counters` does: a peer that is lost in it must not leave half a round
+        if self.group.size == 1:  # else `record_round` does: a peer that is lost in it must not leave half a round
             self.states.advance(self._reports)
         return filled
 
@@ -99,10 +105,10 @@ class Actors:
         """Give slots back to their actors with the newest version of the weights."""
         self.workers.release(filled, self.weights.version)
 
-    def sync_counters(
+    def record_round(
         self, filled: Sequence[Filled], stats: Sequence[MessageStats], guard: FiniteGuard, extra: Any = None
-    ) -> tuple[bool, list[Any]]:
-        """Share a round's statistics among learners, so that all keep identical counters and decide alike.
+    ) -> Round:
+        """Record a round's steps and episodes, with those of other learners: all keep equal counters and decide alike.
 
         Every learner calls this once for each round.
 
@@ -110,9 +116,6 @@ class Actors:
             filled, stats: the round of this learner, and the statistics of each of its messages.
             guard: checks what the messages hold, in every learner alike.
             extra: one more thing to share.
-
-        Returns:
-            (whether all of it is finite, `extra` of every learner in the order of their ranks).
         """
         named = [(self.own[message.worker], figures) for message, figures in zip(filled, stats, strict=True)]
         reports = self._reports if self.group.size > 1 else []
@@ -130,7 +133,7 @@ class Actors:
                     verdicts.append(guard.check(finite, f"actor {actor}", f"message from actor {actor}"))
             self.states.advance(their_reports)
         self.restart_messages = []
-        return all(verdicts), [their_extra for *_, their_extra in everything]
+        return Round(all(verdicts), [their_extra for *_, their_extra in everything])
 
     def _on_restart(self, message: RestartMessage) -> None:
         if self.group.size > 1:

@@ -65,7 +65,6 @@ def evaluator(
     results: Slots,
 ) -> None:
     """Evaluator process: play all games with each version of the weights until the learner stops it."""
-    net = net.to_empty(device="cpu")
     for slot, version in channel.tokens():
         weights.load(net, version)
         played = games.play(net, make_policy, channel)
@@ -94,11 +93,11 @@ class EvaluatorProcess:
         self.should_stop = should_stop
         games = EvaluationGames.of(args)
         self.weights, self.results = Weights(net), Slots(games.result_spec, 1)
-        shapes = copy.deepcopy(net).to("meta")  # of the net alone: its values pass through `weights`
+        own = copy.deepcopy(net)  # pickled, it moves into shared memory; new values pass through `weights`
         self.workers = Workers(
             evaluator,
             1,
-            (games, shapes, make_policy, self.weights, self.results),
+            (games, own, make_policy, self.weights, self.results),
             options=WorkerOptions(
                 slots_per_worker=1,
                 max_restarts=args.max_restarts,

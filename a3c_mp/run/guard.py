@@ -81,5 +81,5 @@ def merge_moments(run: RunState, norm: ObsNorm, moments: Moments, clipped: int, 
         run.counters["obs_moments_not_finite"] += 1
         total = run.counters["obs_moments_not_finite"]
         if passes_power_of_two(total - 1, total):
-            text = "mean or variance of some values is not finite; left out of the running moments"
+            text = "mean or variance is not finite; left out of the running moments"
             run.log.warning(f"observations from {source}: {text} ({total} so far)")

@@ -97,6 +97,8 @@ class Run(HasProgress):
             self.checkpointer = Checkpointer(self.folder / "checkpoints", self.state, algorithm)
             self._refuse_ended()
             self.metrics = MetricsWriter(self.folder, self.progress, self.log)
+            if optimizer is not None:
+                self.metrics.gauges["charts/learning_rate"] = lambda: optimizer.param_groups[0]["lr"]
             write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
             self._cleanup = cleanup.pop_all()
         # At the end of the last round: in the middle of one, no state is exact.

@@ -28,7 +28,15 @@ from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.episode_log import read_episodes
 
 CURVES_OF_LEARNING = {
-    *("charts/sps", "charts/policy_lag", "losses/policy", "losses/value", "losses/entropy", "losses/total"),
+    *(
+        "charts/sps",
+        "charts/policy_lag",
+        "charts/learning_rate",
+        "losses/policy",
+        "losses/value",
+        "losses/entropy",
+        "losses/total",
+    ),
     *("values/advantage", "values/baseline", "values/target", "values/explained_variance"),
     *("policy/entropy", "policy/approx_kl"),
     *("time/waiting", "time/learning", "time/publishing"),

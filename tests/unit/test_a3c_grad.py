@@ -118,7 +118,7 @@ def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
     lr, before, grads, after = tape[0]
     assert torch.equal(flat(before), flat(net.parameters()))
     assert (flat(grads) - expected).abs().max() < 1e-5 * expected.abs().max()
-    assert lr == pytest.approx(0.1 / 2), "halfway to the last step"
+    assert [step[0] for step in tape] == pytest.approx([0.1, 0.1 / 2]), "at the start, and halfway to the last step"
     np.testing.assert_allclose(flat(after), flat(before) - lr * expected, atol=1e-6 * lr)
 
     state = done.state

@@ -9,7 +9,7 @@ from a3c_mp.data.actor_states import ActorLayout
 from a3c_mp.errors import PeerLost
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.workers import Filled
-from a3c_mp.run.actors import Actors, MessageStats
+from a3c_mp.run.actors import Actors, MessageStats, processes
 from a3c_mp.run.averages import Timings
 
 ROUND = [Filled(0, 0, 5)]
@@ -36,7 +36,7 @@ def actors_of():
             record_rollout=lambda *figures: recorded.append(figures),
         )  # fmt: skip
         weights = SimpleNamespace(version=5, versions_in_flight=lambda rollouts: [5] * rollouts)
-        actors = Actors(print, (), weights, states, run)
+        actors = Actors(processes(print), weights, states, run)
         arriving = iter([ROUND, []])
         actors.workers = SimpleNamespace(take=lambda stop, size: next(arriving), release=lambda *_: None)
         return actors, advanced, recorded
@@ -49,7 +49,7 @@ def test_alone_the_states_have_advanced_when_the_loop_body_begins(actors_of):
     guard = SimpleNamespace(check=lambda *_: True)
     for filled in actors.rounds():
         assert advanced == ["report"]
-        assert actors.sync_counters(filled, STATS, guard, "mine") == (True, ["mine"])
+        assert actors.record_round(filled, STATS, guard, "mine") == (True, ["mine"])
     assert advanced == ["report"], "once"
     assert recorded == [(8, [], 0, 0)]
 
@@ -59,5 +59,5 @@ def test_a_peer_that_is_lost_in_the_middle_of_a_round_leaves_the_states_at_its_s
     actors, advanced, recorded = actors_of(Lost(0, 2))
     for filled in actors.rounds():
         with pytest.raises(PeerLost):
-            actors.sync_counters(filled, STATS, None)
+            actors.record_round(filled, STATS, None)
     assert (advanced, recorded) == ([], [])

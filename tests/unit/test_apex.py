@@ -286,6 +286,31 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(algo):
 
 
 @pytest.mark.parametrize("algo", [dqn, ddpg])
+def test_a_step_anneals_the_importance_exponent_and_makes_priorities_of_td_errors(algo, monkeypatch):
+    space, action = (Discrete(4), torch.arange(N) % 4) if algo is dqn else (TORQUE, torch.zeros(N, 2))
+    net, target_net = two_nets(algo, space)
+    args = replace(ARGS, algo=algo.__name__.rpartition(".")[2], normalize_obs=False, importance_exponent=0.4)
+    batch = a_batch(action)._replace(ids=torch.arange(N) + 50, probability=torch.linspace(0.1, 1, N).double())
+    exponents, updates, original = [], [], train_apex.importance_weights
+
+    def recording(probability, exponent, smallest):
+        exponents.append(exponent)
+        return original(probability, exponent, smallest)
+
+    monkeypatch.setattr(train_apex, "importance_weights", recording)
+    guard = SimpleNamespace(check=lambda *_: True)
+    run = SimpleNamespace(
+        steps=args.total_steps // 4, updates=1, counters=Counter(), record_update=lambda metrics, samples: None
+    )
+    state = learner(algo, net, target_net, args, lambda priorities: updates.append(priorities))
+    _, td_error, _ = train_apex.loss(args, state, batch, torch.ones(N))
+    train_apex.learn(args, run, LearnerGroup(), state, batch, guard)
+    assert exponents == [pytest.approx(0.55)]
+    assert len(updates) == 1
+    torch.testing.assert_close(updates[0], td_error.abs())
+
+
+@pytest.mark.parametrize("algo", [dqn, ddpg])
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_a_batch_with_a_td_error_that_is_not_finite_changes_nothing(algo, bad):
     """Huber's gradient of an infinite error is finite: the gradient alone would not tell."""

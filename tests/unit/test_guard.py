@@ -37,10 +37,10 @@ def test_moments_that_are_not_finite_are_counted_and_logged_and_the_norm_stays_a
         merge_moments(run, norm, Moments.of(HUGE), 0, "actor 3")
     assert run.counters == {"obs_values_clipped": 0, "obs_moments_not_finite": 5}
     assert [line.split(";")[0] for line in run.lines] == [
-        "observations from actor 3: mean or variance of some values is not finite"
+        "observations from actor 3: mean or variance is not finite"
     ] * 3
-    assert (norm.mean, norm.variance) == (0, 1)
-    assert abs(norm(torch.ones(1, 1)) - 1) < 0.01
+    assert norm.count == 0
+    assert norm(torch.ones(1, 1)) == 1
 
 
 def test_images_have_no_outliers_to_be_counted(run):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 from harness import (
     A3C_DATA,
@@ -17,6 +18,7 @@ from harness import (
     EVALUATED,
     IMPALA,
     POPULATION,
+    RAY_DQN,
     RAY_IMPALA,
     ROOT,
     TASK,
@@ -24,6 +26,7 @@ from harness import (
     row_id,
     scalars,
 )
+from torch import nn
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.errors import ConfigError
@@ -54,6 +57,56 @@ def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch, 
         steps = [event.step for event in scalars(second.folder)[tag]]
         assert steps == sorted(set(steps)), "curves neither overlap nor go back"
         assert steps[0] < first["steps"] < steps[-1]
+
+
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)
+def test_the_learning_rate_follows_the_steps_before_each_rollout(run_inline, monkeypatch, chapter):
+    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.0)
+    rollout, total = 8 * 4, 640
+    done = run_inline.train(chapter, "--total-steps", str(total), "--learning-rate", "1e-3")
+    curve = scalars(done.folder)["charts/learning_rate"]
+    assert curve[-1].step == total
+    assert [e.value for e in curve] == pytest.approx([1e-3 * (1 - (e.step - rollout) / total) for e in curve])
+
+
+@pytest.mark.parametrize(("chapter", "loss"), [(APEX_DQN, "loss"), (RAY_DQN, "dqn_loss")], ids=row_id)
+def test_the_replay_has_clipped_and_scaled_rewards(run_inline, monkeypatch, chapter, loss):
+    """The reward of the environment's step t is t."""
+    rewards, original = set(), getattr(chapter.module, loss)
+
+    def recording(args, learner, batch, importance):
+        rewards.update(batch.reward.tolist())
+        return original(args, learner, batch, importance)
+
+    monkeypatch.setattr(chapter.module, loss, recording)
+    flags = ["--reward-clip", "--reward-scale", "0.5", "--n-step", "1", "--total-steps", "1000"]
+    assert run_inline.train(chapter, "--env-id", "envs:Count-v0", *flags).code == 0
+    assert rewards == {0.0, 0.5}
+
+
+def test_forced_lag_is_part_of_the_policy_lag(run_inline):
+    done = run_inline.train(IMPALA, "--force-lag", "3", "--total-steps", "3200", "--deterministic")
+    lags = [event.value for event in scalars(done.folder)["charts/policy_lag"]]
+    assert 3 <= lags[-1] <= 5
+
+
+class Scaled(nn.Module):
+    """A net with a constant that is in no checkpoint."""
+
+    def __init__(self, obs_space, action_space):
+        super().__init__()
+        self.policy, self.value = nn.Linear(4, 2), nn.Linear(4, 1)
+        self.register_buffer("constant", torch.ones(4), persistent=False)
+
+    def forward(self, obs):
+        assert self.constant.eq(1).all()
+        return self.policy(self.constant * obs), self.value(obs).squeeze(-1)
+
+
+def test_an_evaluated_net_has_the_constants_of_the_trained_one(run_inline):
+    done = run_inline.train(A3C_DATA, "--net", f"{__name__}:{Scaled.__name__}", *EVALUATED, "--total-steps", "3000")
+    assert done.code == 0, done.err
+    assert done.evals["count"] > 0, done.log
 
 
 @pytest.mark.parametrize("mode", [(), ("--async-mode",)])
