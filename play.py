@@ -92,6 +92,7 @@ def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     paths = best or checkpoint.list_checkpoints(folder)
     if not paths:
         why = "there is no checkpoint in this folder" if run.exists() else "there is no such folder"
+        why = "it is neither a run folder nor a checkpoint (.pt)" if run.is_file() else why
         raise ConfigError("run", run, why, hint_of_runs(run))
     return run, paths[0]
 
@@ -107,7 +108,8 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
         if member is not None:
             state["net"] = net_of_member(state, member)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
-        raise ConfigError("run", run, str(error), "name another run or checkpoint") from error
+        why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ConfigError("run", run, why, "name another run or checkpoint") from error
     return TrainedRun(path, algorithm, env_id, net_spec, state)
 
 
@@ -198,6 +200,8 @@ def compare_with_training(run: TrainedRun, mean: float, sampled: bool) -> str:
 
 def main() -> int:
     args = parse_plain(Args, __doc__)
+    if args.video is not None and args.export is not None:
+        raise ConfigError("video", args.video, "--export plays no game", "leave one of them out")
     if args.video is not None:
         check_video(args.video)
     run = load_run(args.run, args.member)
@@ -224,7 +228,10 @@ def main() -> int:
     if text := compare_with_training(run, float(scores.mean()), args.sampled):
         print(text)
     if args.video is not None:
-        episode = record_episode(policy, run.env_id, args.video, seed=args.seed)
+        try:
+            episode = record_episode(policy, run.env_id, args.video, seed=args.seed)
+        except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
+            raise ConfigError("video", args.video, "it cannot be written to the end", "is the disk full?") from error
         print(f"{args.video}: a game of {episode.length} steps, score {episode.episode_return:g}")
     return 0
 

@@ -165,16 +165,16 @@ class HelperEnv(MishapEnv):
 
 
 class NotFiniteEnv(CartPoleEnv):
-    """Rewards or observations that are not finite, or huge: once, in the 150th step, or from there on."""
+    """Rewards or observations that are not finite, or huge: once, in the step `at`, or from there on."""
 
-    def __init__(self, reward=0.0, obs=0.0, always=False, **kwargs):
+    def __init__(self, reward=0.0, obs=0.0, always=False, at=150, **kwargs):
         super().__init__(**kwargs)
-        self.bad_reward, self.bad_obs, self.always, self.total = reward, obs, always, 0
+        self.bad_reward, self.bad_obs, self.always, self.at, self.total = reward, obs, always, at, 0
 
     def step(self, action):
         obs, reward, *rest = super().step(action)
         self.total += 1
-        if self.total == 150 or (self.always and self.total > 150):
+        if self.total == self.at or (self.always and self.total > self.at):
             obs, reward = obs + np.float32(self.bad_obs), reward + self.bad_reward
         return obs, reward, *rest
 

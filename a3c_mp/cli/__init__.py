@@ -59,6 +59,8 @@ def parse_args(
         with suppress(ValueError):  # `_name_kwargs` says what is wrong
             with_kwargs = wrappers.with_kwargs(env_id, peek_all(argv, "--env-kwargs"))
         default = args_class(**{**_defaults(args_class, with_kwargs, preset), "env_id": env_id})
+        if {"-h", "--help"} & {*argv} and not _is_registered(env_id):
+            description += f" {env_id} is not registered, so these are the chapter's own."
     args = _cli(args_class, default, description, argv)
     check_ranges(args)
     return _name_kwargs(args)
@@ -130,6 +132,14 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
     except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `check_env` says what is wrong
         pass
     return defaults | dict(preset or {})
+
+
+def _is_registered(env_id: str) -> bool:
+    try:
+        wrappers.find_spec(env_id)
+    except (Exception, SystemExit):  # of a module of the user's own
+        return False
+    return True
 
 
 def parse_plain(args_class: type[P], description: str, argv: Sequence[str] | None = None) -> P:

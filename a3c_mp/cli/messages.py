@@ -54,8 +54,10 @@ def parse_error(event: ParseErrorEvent, argv: list[str], flags: list[str]) -> Co
 def stray_value(token: str, argv: list[str], flags: list[str]) -> ConfigError:
     """The error of a value that belongs to no flag."""
     before = argv[argv.index(token) - 1] if token in argv[1:] else ""
+    joined = next((word for word in argv if word.startswith("--") and word.endswith(f"={token}")), "")
     fix = "see --help"
-    if token.lower() in SWITCH_VALUES and before.startswith("--"):
+    if token.lower() in SWITCH_VALUES and (joined or before.startswith("--")):
+        token = joined or token
         fix = "leave it out: switches take no value, and --no-NAME turns one off"
     elif "resume" in flags and (Path(token) / "config.json").exists():
         fix = f"perhaps --resume {token}"

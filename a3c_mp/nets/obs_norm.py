@@ -84,7 +84,7 @@ class ObsNorm(nn.Module):
             centre, deviation = self.mean, self.variance.sqrt() + 1e-2
             farthest = OUTLIER * deviation
         else:
-            centre, deviation = median_and_deviation(obs := obs.clamp(-LARGEST, LARGEST))
+            centre, deviation = median_and_deviation(obs.clamp(-LARGEST, LARGEST))
             farthest = torch.where(deviation > 0, OUTLIER * deviation, LARGEST / 2)
         outliers = (obs - centre).abs() > farthest  # false for NaN
         clipped = int(outliers.sum())

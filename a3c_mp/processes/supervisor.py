@@ -238,7 +238,7 @@ class Supervisor:
             if process.exitcode >= 0 and not child.has_result:
                 how += " before its first result"
                 if not child.had_result:  # it could not send why, but may have printed it
-                    self._give_up(child, WorkerError(f"{child} {how}; see above"))
+                    self._give_up(child, WorkerError(f"{child} {how}; what it printed before is above"))
                     return
             self._restart(number, how)
 

@@ -42,6 +42,7 @@ class _Game:
     episode: Episode | None = None  # once it has ended
     ended: bool = False  # or was lost with its actor
     overdue: bool = False  # passed over
+    reported: bool = False  # its actor has sent something since it started
 
 
 class ReturnWindow:
@@ -100,8 +101,9 @@ class StartOrder:
     after a common start the short ones come first.
 
     A game that does not end would block the queue for ever: when `PATIENCE` later games for each environment wait
-    behind it, it is passed over, and counts when it ends. Where games differ much in length (in Acrobot those that
-    fail are five times as long), passing over many would leave the short ones, so only `FEW` may be outstanding.
+    behind it, it is passed over, and counts when it ends. Not so if its actor has sent nothing since it started: where
+    games are short, one rollout of another actor holds as many. Where games differ much in length (in Acrobot those
+    that fail are five times as long), passing over many would leave the short ones, so only `FEW` may be outstanding.
 
     Args:
         num_actors, num_envs: actors of the run, environments of each.
@@ -126,6 +128,8 @@ class StartOrder:
     def end(self, actor: int, episodes: Sequence[Episode]) -> Iterator[CountedEpisode]:
         """Add the games of an actor that ended, in order of time; yields the released ones."""
         playing = self._playing[actor]
+        for game in playing:
+            game.reported = True
         for episode in episodes:
             game = playing[episode.env]
             game.episode, game.ended = episode, True
@@ -161,13 +165,17 @@ class StartOrder:
 
     def _is_passed_over(self) -> bool:
         """Whether the first game of the queue, which has not ended, is no longer waited for."""
-        return len(self._queue) > (self.limit if self.overdue < self.few else self.long_limit)
+        limit = self.limit if self.overdue < self.few else self.long_limit
+        return self._queue[0].reported and len(self._queue) > limit
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values: games [actor, env, return, length, ended] in the order of their starts, overdue ones first."""
+        """Plain values: games in the order of their starts, overdue ones first.
+
+        Each is [actor, env, return, length, ended, reported].
+        """
         overdue = [game for games in self._playing for game in games if game.overdue]
         rows = [
-            [game.actor, game.env, *(game.episode or Episode(0.0, -1))[:2], game.ended]
+            [game.actor, game.env, *(game.episode or Episode(0.0, -1))[:2], game.ended, game.reported]
             for game in (*overdue, *self._queue)
         ]
         sizes = [self.num_actors, self.num_envs]
@@ -179,9 +187,9 @@ class StartOrder:
             raise ValueError(f"it has (actors, environments) {state['sizes']}")
         self._queue.clear()
         self.overdue = state["overdue"]
-        for number, (actor, env, episode_return, length, ended) in enumerate(state["games"]):
+        for number, (actor, env, episode_return, length, ended, *reported) in enumerate(state["games"]):
             episode = Episode(episode_return, length, env) if length >= 0 else None
-            game = _Game(actor, env, episode, ended, overdue=number < state["overdue"])
+            game = _Game(actor, env, episode, ended, number < state["overdue"], *reported)
             if not ended:
                 self._playing[actor][env] = game
             if not game.overdue:

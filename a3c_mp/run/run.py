@@ -245,6 +245,9 @@ class Run(HasProgress):
         if error is not None and self._is_failure(error):
             self.exit_code, self.exit_reason = 1, f"error: {in_one_line(describe_error(error))}"
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
+        if reached_its_end and not self.updates and self._skipped():
+            self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
+            self.log.error(self.exit_reason)
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
             self.log.warning("steps since the last round are not saved: --deterministic saves after whole rounds")
@@ -254,6 +257,12 @@ class Run(HasProgress):
         if self._unsaved:
             self.exit_code = 1
         self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
+
+    def _skipped(self) -> int:
+        """How many rollouts, blocks and gradients were skipped because of NaN or inf."""
+        return sum(
+            number for name, number in self.counters.items() if name.endswith("_not_finite") and name[:4] != "obs_"
+        )
 
     def _is_failure(self, error: BaseException) -> bool:
         """Whether an error ended the run; after a signal, workers are lost because they received it too."""

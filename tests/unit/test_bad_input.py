@@ -670,6 +670,8 @@ def test_a_run_without_a_checkpoint_is_not_started_again(chapter, old, refused):
 PLAY = {
     "no run": ([], "run: must be given"),
     "no folder": (["old/none"], "run=old/none: there is no such folder"),
+    "a file of a run": (["old/impala/config.json"], "it is neither a run folder nor a checkpoint"),
+    "a video of no game": (["old/impala", "--export", "x.onnx", "--video", "x.mp4"], "video=x.mp4: --export plays no"),
     "no checkpoint file": (["old/impala/checkpoints/step_5.pt"], "step_5.json"),
     "mistyped flag": (
         ["old/impala", "--episode", "3"],
@@ -692,6 +694,7 @@ def test_play(flags, message, old, refused):
 
 SPOILT = {
     "no settings": ("config.json", None, "config.json"),
+    "no JSON": ("config.json", "{,", "config.json: Expecting property name"),
     "settings that are no settings": ("config.json", "[]", "run=old/impala: "),
     "no arguments": ("config.json", '{"args": 3, "algorithm": "impala"}', "run=old/impala: "),
     "an algorithm that is not known": ("config.json", {"algorithm": "sac"}, "was made with algorithm impala, not sac"),

@@ -318,6 +318,7 @@ def test_help_is_printed_and_no_error(capsys):
         (["--seed", "3", "1"], "arguments=1", "a value without a flag; see --help"),
         (["--lstm", "--runs-dir", "x"], "lstm", "there is no such flag"),
         (["--cuda", "yes"], "arguments=yes", "leave it out: switches take no value"),
+        (["--cuda=true"], "arguments=--cuda=true", "leave it out: switches take no value"),
     ],
     ids=lambda value: " ".join(value).replace("\n", " ") if isinstance(value, list) else "",
 )

@@ -70,6 +70,20 @@ def test_many_games_that_never_end_are_passed_over_at_last():
     assert len(found) == order.long_limit
 
 
+def test_games_of_an_actor_that_has_not_reported_since_they_started_are_not_passed_over():
+    """One rollout of the other actor holds hundreds of short games."""
+    order, found = StartOrder(num_actors=2, num_envs=2), []
+    for _ in range(3):
+        for actor in (0, 0, 1):
+            found += counted(order.end(actor, [Episode(1.0, 1, env=i % 2) for i in range(200)]))
+    assert order.passed_over == 0
+    assert len(found) > 600, "those that started before the latest games of either actor"
+    for _ in range(2):
+        found += counted(order.end(0, [Episode(1.0, 1, env=i % 2) for i in range(200)]))
+    assert order.passed_over == 0
+    assert counted(order.end(1, [])), "now it is known that its games still run"
+
+
 def test_with_all_games_passed_over_nothing_is_left_to_wait_for():
     order = StartOrder(num_actors=1, num_envs=1)
     order.limit = order.long_limit = 0
