@@ -45,7 +45,6 @@ MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
 VECTORS = {"num_envs": 8, "unroll_length": 128, "batch_size": 64, "reward_scale": 0.1}
 CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
 """passes over each rollout, where it can be learned from several times"""
-IMAGES: dict[str, Any] = {"net": "paper"}
 SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_after": 2_048}
 """exploration where no rewards come by chance, as in Freeway: one of 16 environments"""
 
@@ -53,8 +52,6 @@ SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_a
 @dataclass(frozen=True)
 class RolloutArgs(LearningArgs):
     """Settings of the chapters whose actors collect rollouts: 1, 2 and 4."""
-
-    images: ClassVar = IMAGES
 
     unroll_length: Count = 32
     """rollout length: steps of each environment in one rollout (T)"""
@@ -133,7 +130,7 @@ class PPOArgs(ActorCriticArgs):
 
     continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
     vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
-    images: ClassVar = {**IMAGES, "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
+    images: ClassVar = {"net": "paper", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
 
     update_epochs: Count = 1
     """PPO epochs: times that every sample of a rollout is learned from"""

@@ -18,6 +18,7 @@ from gymnasium.spaces import Box
 
 import a3c_mp
 import wrappers
+from a3c_mp.cli.effects import check_effects
 from a3c_mp.cli.flags import grouped_help, peek, peek_all
 from a3c_mp.cli.messages import UnknownFlag, parse_error, stray_value
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
@@ -63,6 +64,7 @@ def parse_args(
             description += f" {env_id} is not registered, so these are the chapter's own."
     args = _cli(args_class, default, description, argv)
     check_ranges(args)
+    check_effects(args, argv)
     return _name_kwargs(args)
 
 

@@ -247,16 +247,6 @@ def check_exploration(args: CommonArgs) -> None:
         raise ConfigError("explore-envs", vars(args)["explore_envs"], why, fix)  # a setting of some chapters
 
 
-def check_returns(args: CommonArgs) -> None:
-    """Raise ConfigError for a setting of the advantage estimator that `--returns` does not choose; in new runs."""
-    settings = vars(args) if args.resume is None else {}
-    unused = {"gae": "n_step", "nstep": "gae_lambda"}.get(settings.get("returns", ""), "")
-    if unused and settings[unused] != getattr(type(args), unused):
-        other = "nstep" if unused == "n_step" else "gae"
-        why = f"--returns {settings['returns']} does not use it"
-        raise ConfigError(unused.replace("_", "-"), settings[unused], why, f"add --returns {other}, or leave it out")
-
-
 def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
     """Raise ConfigError unless all learners get the same number of actors, and with CUDA a GPU each."""
     if num_actors % num_learners:

@@ -41,7 +41,7 @@ from a3c_mp.run.evaluator import evaluations_of
 from a3c_mp.run.files import write_json
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.metrics import MetricsWriter
-from a3c_mp.run.preflight import check_evaluation, check_exploration, check_limits, check_returns
+from a3c_mp.run.preflight import check_evaluation, check_exploration, check_limits
 from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
 from a3c_mp.run.summary import end_of, summarize
@@ -79,7 +79,6 @@ class Run(HasProgress):
         check_evaluation(args)
         check_tracker(args)
         check_exploration(args)
-        check_returns(args)
         check_limits(args, net, shares_snapshots=make_policy is not None)
         self.args, self.algorithm = args, algorithm
         self.exit_code = 0

@@ -146,13 +146,13 @@ def test_chapters_of_rollouts_have_settings_for_vectors_and_for_continuous_actio
 @pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_impala", "train_task"])
 def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
     args_class = importlib.import_module(chapter).Args
-    num_envs, passes = (16, 3) if issubclass(args_class, PPOArgs) else (32, None)
+    net, num_envs, passes = ("paper", 16, 3) if issubclass(args_class, PPOArgs) else ("book", 32, None)
     continuous = {"num_envs": num_envs, **args_class.continuous, **args_class.images}
     for env_id in ("PongNoFrameskip-v4", "CarRacing-v3?continuous=false", "CarRacing-v3"):
         args = parse_args(args_class, {"PongNoFrameskip-v4": {"gamma": 0.5}}, "", ["--env-id", env_id])
         assert args.gamma == (0.5 if "Pong" in env_id else 0.99)
         assert args.num_envs == (continuous["num_envs"] if env_id == "CarRacing-v3" else num_envs)
-        assert args.net == "paper"
+        assert args.net == net
         assert vars(args).get("update_epochs") == passes
         assert bool(args.explorers) == (passes is not None and env_id != "CarRacing-v3"), "it repeats discrete actions"
 

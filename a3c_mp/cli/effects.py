@@ -1,0 +1,45 @@
+"""Flags that have no effect beside the other settings are refused: something was expected of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from a3c_mp.cli.flags import peek
+from a3c_mp.config import CommonArgs, flag_name
+from a3c_mp.errors import ConfigError
+
+
+class Rule(NamedTuple):
+    """Flags, and the setting that they need to have an effect."""
+
+    flags: str
+    setting: str  # a field; in chapters that lack it, the flags have an effect
+    acts: Callable[[Any], bool]  # value of the setting -> whether they do
+    fix: str
+
+
+RULES = (
+    Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
+    Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
+    Rule("adam-eps", "optimizer", lambda optimizer: optimizer == "adam", "add --optimizer adam"),
+    Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
+    Rule("epsilon ladder-exponent", "algo", lambda algo: algo != "ddpg", "add --algo dqn"),
+    Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", lambda algo: algo == "ddpg", "use ddpg"),
+    Rule("explore-envs", "num_envs", lambda num_envs: num_envs > 1, "raise --num-envs: one of them never explores"),
+    Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),
+    Rule("eval-episodes", "eval_every", bool, "add --eval-every"),
+    Rule("max-lag", "sync", lambda sync: not sync, "no gradient is older than another then"),
+)
+
+
+def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
+    """Raise ConfigError for a flag of the command line that has no effect beside the other settings."""
+    settings = vars(args)
+    for rule in RULES:
+        if rule.setting not in settings or rule.acts(value := settings[rule.setting]):
+            continue
+        for flag in rule.flags.split():
+            if (given := peek(list(argv), f"--{flag}")) is not None:
+                other = f"--{flag_name(rule.setting)}" + ("" if value is True else f" {value}")
+                raise ConfigError(flag, given, f"{other} does not use it", f"{rule.fix}, or leave it out")
