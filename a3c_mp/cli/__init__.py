@@ -139,6 +139,8 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
 def _is_registered(env_id: str) -> bool:
     try:
         wrappers.find_spec(env_id)
+    except Stopped:
+        raise
     except (Exception, SystemExit):  # of a module of the user's own
         return False
     return True

@@ -22,7 +22,6 @@ class Rule(NamedTuple):
 RULES = (
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
-    Rule("adam-eps", "optimizer", lambda optimizer: optimizer == "adam", "add --optimizer adam"),
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
     Rule("epsilon ladder-exponent", "algo", lambda algo: algo != "ddpg", "add --algo dqn"),
     Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", lambda algo: algo == "ddpg", "use ddpg"),
@@ -40,6 +39,7 @@ def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
         if rule.setting not in settings or rule.acts(value := settings[rule.setting]):
             continue
         for flag in rule.flags.split():
-            if (given := peek(list(argv), f"--{flag}")) is not None:
+            given = peek(list(argv), f"--{flag}")
+            if given is not None and settings[flag.replace("-", "_")]:  # 0 turns something off
                 other = f"--{flag_name(rule.setting)}" + ("" if value is True else f" {value}")
                 raise ConfigError(flag, given, f"{other} does not use it", f"{rule.fix}, or leave it out")

@@ -13,7 +13,7 @@ CLIP = 5.0
 OUTLIER = 100.0
 """distance from the mean (standard deviations) beyond which the moments count a vector's value as `CLIP` deviations"""
 LARGEST = 1e15
-"""largest absolute value of a vector in the first moments: sums of squares of larger ones overflow"""
+"""distance from the median beyond which the first values of a vector are always outliers: their squares overflow"""
 
 
 class Moments(NamedTuple):
@@ -74,8 +74,8 @@ class ObsNorm(nn.Module):
         would be enough for the variance to grow without bound.
 
         There is no mean yet for the first observations; their median is used. Where more than half of them are equal,
-        they do not tell how far the others may lie: only values beyond `LARGEST` are outliers then, and count as the
-        median.
+        they do not tell how far the others may lie: only values farther than `LARGEST` are outliers then, and count as
+        the median.
         """
         if self.image:
             return Moments.of(obs), 0
@@ -85,7 +85,7 @@ class ObsNorm(nn.Module):
             farthest = OUTLIER * deviation
         else:
             centre, deviation = median_and_deviation(obs.clamp(-LARGEST, LARGEST))
-            farthest = torch.where(deviation > 0, OUTLIER * deviation, LARGEST / 2)
+            farthest = torch.where(deviation > 0, OUTLIER * deviation, LARGEST)
         outliers = (obs - centre).abs() > farthest  # false for NaN
         clipped = int(outliers.sum())
         if clipped:

@@ -259,9 +259,9 @@ class Run(HasProgress):
 
     def _skipped(self) -> int:
         """How many rollouts, blocks and gradients were skipped because of NaN or inf."""
-        return sum(
-            number for name, number in self.counters.items() if name.endswith("_not_finite") and name[:4] != "obs_"
-        )
+        counts = {name: count for name, count in self.counters.items() if name.endswith("_not_finite")}
+        counts.pop("obs_moments_not_finite", None)  # what is learned from was there
+        return sum(counts.values())
 
     def _is_failure(self, error: BaseException) -> bool:
         """Whether an error ended the run; after a signal, workers are lost because they received it too."""

@@ -143,6 +143,13 @@ def test_chapters_of_rollouts_have_settings_for_vectors_and_for_continuous_actio
     assert parse_args(args_class, {}, "", ["--env-id", "Nowhere-v0"]) == args_class(env_id="Nowhere-v0")
 
 
+def test_a_flag_that_turns_off_what_has_no_effect_is_no_mistake():
+    args_class = importlib.import_module("train_a3c_data").Args
+    assert parse_args(args_class, {}, "", ["--num-envs", "1", "--explore-envs", "0"]).explorers == 0
+    args_class = importlib.import_module("train_apex").Args
+    assert parse_args(args_class, {}, "", ["--optimizer", "rmsprop", "--adam-eps", "0.01"]).adam_eps == 0.01, "both's"
+
+
 @pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_impala", "train_task"])
 def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
     args_class = importlib.import_module(chapter).Args
