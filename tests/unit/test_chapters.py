@@ -27,6 +27,7 @@ from a3c_mp.run import preflight as limits
 from a3c_mp.run.run import Run
 
 SLOW = pytest.mark.slow
+EQUAL_SHARES = ("--deterministic",)  # without it, one thread may take all steps where cores are short
 
 
 # ---- numbers that are not finite
@@ -38,8 +39,7 @@ SLOW = pytest.mark.slow
 )
 def test_what_is_not_finite_is_skipped_counted_and_named(run_inline, chapter, env):
     env_id = f"envs:{env}-v0"
-    equal_shares = ["--deterministic", "--total-steps", "2000"]  # where cores are short, one thread may take all steps
-    done = run_inline.train(chapter, "--env-id", env_id, "--no-reward-clip", *equal_shares)
+    done = run_inline.train(chapter, "--env-id", env_id, "--no-reward-clip", *EQUAL_SHARES, "--total-steps", "2000")
     assert done.code == 0, done.log
     assert 2 <= done.not_finite <= 8, "it happens to both actors, once"
     assert re.search(rf" (from|of) {chapter.actor} \d", done.log)
@@ -53,7 +53,9 @@ def test_what_is_not_finite_is_skipped_counted_and_named(run_inline, chapter, en
 @pytest.mark.parametrize("chapter", [A3C_DATA, APEX_DQN, IMPALA], ids=row_id)
 def test_a_run_that_ends_before_the_first_update_because_of_them_has_failed(run_inline, chapter):
     learning = ["--learning-starts", "32"] if "dqn" in chapter.algorithm else []
-    done = run_inline.train(chapter, "--env-id", "envs:NanObsForEver-v0?at=4", *learning, "--total-steps", "128")
+    done = run_inline.train(
+        chapter, "--env-id", "envs:NanObsForEver-v0?at=4", *learning, *EQUAL_SHARES, "--total-steps", "128"
+    )
     assert done.code == 1
     assert done.summary["updates"] == 0
     assert "no update, because of NaN or inf" in done.summary["exit_reason"]
