@@ -17,7 +17,7 @@ from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.images import is_image
 from a3c_mp.nets.layers import LSTMCore, reset_state
-from a3c_mp.nets.obs_norm import CLIP, Moments, ObsNorm
+from a3c_mp.nets.obs_norm import CLIP, IN_CACHE, Moments, ObsNorm
 from a3c_mp.processes.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
@@ -69,6 +69,17 @@ def test_vectors_come_out_with_mean_zero_and_deviation_one():
 def test_before_the_first_update_bytes_are_scaled_to_one_and_vectors_left_alone():
     assert ObsNorm((3,), image=True)(torch.tensor([[0.0, 51.0, 255.0]])).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
     assert ObsNorm((3,), image=False)(torch.tensor([[-2.0, 0.0, 2.0]])).tolist() == [[-2.0, 0.0, 2.0]]
+
+
+@pytest.mark.parametrize("num", [1, IN_CACHE, 3 * IN_CACHE + 1])
+def test_images_normalized_a_few_at_a_time_are_those_normalized_at_once_to_the_last_bit(num):
+    norm = ObsNorm(SMALL_IMAGE, image=True)
+    norm.update(pixels(50) // 100 * 100)
+    obs = pixels(num, seed=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        in_learner = norm.convert(obs)
+    assert torch.equal(in_learner, norm(obs.bfloat16()))
+    assert torch.equal(norm.to(torch.bfloat16).convert(obs), in_learner), "an actor's copy"
 
 
 @pytest.mark.parametrize("image", [True, False])
