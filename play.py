@@ -13,8 +13,10 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: Ctrl-C ends the script in on
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -26,13 +28,14 @@ from rich.progress import track
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import hint_of_runs, parse_plain
 from a3c_mp.config import Between, Count, Fraction
-from a3c_mp.errors import CheckpointError, ConfigError
-from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import CheckpointError, ConfigError, Stopped
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.population.records import Spaces
 from a3c_mp.run import checkpoint
+from a3c_mp.run.announce import net_text
 from a3c_mp.run.evaluate import (
     NUM_ENVS,
     NotRendered,
@@ -46,7 +49,7 @@ from a3c_mp.run.evaluate import (
 )
 from a3c_mp.run.export import ExportedPolicy, head_of, write_onnx, write_safetensors
 from a3c_mp.run.preflight import check_env
-from a3c_mp.run.script import exit_with
+from a3c_mp.run.script import exit_with, in_time
 
 VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn": dqn}
 
@@ -158,7 +161,7 @@ def export_policy(run: TrainedRun, path: Path) -> None:
     net, (obs_space, action_space) = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
     description |= {"obs_space": str(obs_space), "action_space": str(action_space)}
-    description |= run.net_spec._asdict() if isinstance(net, ActorCritic) else {}
+    description["net"] = net_text(net)
     try:
         if path.suffix == ".onnx":
             write_onnx(path, ExportedPolicy(net, head_of(net, action_space)), obs_space, description)
@@ -198,6 +201,16 @@ def compare_with_training(run: TrainedRun, mean: float, sampled: bool) -> str:
     return text
 
 
+def print_scores(played: Sequence[Episode]) -> None:
+    """Print the raw score of each game, and their mean, spread and length."""
+    scores = np.array([episode.episode_return for episode in played])
+    print("raw scores: " + " ".join(f"{score:g}" for score in scores))
+    print(
+        f"mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, min {scores.min():g}, max {scores.max():g}, "
+        f"{len(scores)} games of {np.mean([episode.length for episode in played]):.0f} steps on average"
+    )
+
+
 def main() -> int:
     args = parse_plain(Args, __doc__)
     if args.video is not None and args.export is not None:
@@ -217,15 +230,18 @@ def main() -> int:
     trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
     print(f"{run.path}{of}: {trained}, {how} actions, seed {args.seed}")
     with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
+        played: list[Episode] = []
         games = play_episodes(policy, env, args.episodes)
-        played = list(track(games, "playing", total=args.episodes, transient=True))
-    scores = np.array([episode.episode_return for episode in played])
-    print("raw scores: " + " ".join(f"{score:g}" for score in scores))
-    print(
-        f"mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, min {scores.min():g}, max {scores.max():g}, "
-        f"{len(scores)} games of {np.mean([episode.length for episode in played]):.0f} steps on average"
-    )
-    if text := compare_with_training(run, float(scores.mean()), args.sampled):
+        try:
+            played.extend(track(games, "playing", total=args.episodes, transient=True))
+        except Stopped:
+            if played:
+                print(f"stopped after {len(played)} of {args.episodes} games; short games end first")
+                in_time(partial(print_scores, played))
+            raise
+    print_scores(played)
+    mean = float(np.mean([episode.episode_return for episode in played]))
+    if text := compare_with_training(run, mean, args.sampled):
         print(text)
     if args.video is not None:
         try:

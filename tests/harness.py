@@ -84,7 +84,7 @@ class Chapter:
 
 SMALL = ("--num-actors", "2", "--num-envs", "4", "--unroll-length", "8", "--batch-size", "32")
 EVALUATED = ("--eval-every", "500", "--eval-episodes", "10")
-UNROLLS = (*SMALL[:-2], "--batch-unrolls", "4", "--replay-size", "100")
+UNROLLS = (*SMALL[:-2], "--batch-unrolls", "4")
 REPLAY = ("--num-actors", "2", "--num-envs", "4", "--replay-size", "8000", "--learning-starts", "400")
 DROPPED = frozenset({"charts/grads_too_old", "charts/grads_not_finite"})
 A3C_DATA = Chapter("a3c_data", "train_a3c_data.py", SMALL)

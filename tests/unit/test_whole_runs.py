@@ -28,8 +28,10 @@ from harness import (
 )
 from torch import nn
 
+import play
 from a3c_mp.algorithms import dqn
-from a3c_mp.errors import ConfigError
+from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.run import metrics
 
 APEX_CURVES = {
@@ -193,6 +195,20 @@ def test_ddpg_trains_and_is_played(run_inline):
     played = run_inline("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.1")
     assert played.code == 0, played.err
     assert "greedy and 10.0% random actions" in played.out
+
+
+def test_an_evaluation_that_is_stopped_tells_the_scores_so_far(run_inline, monkeypatch, capsys):
+    def interrupted(*_):
+        yield from (Episode(9.0, 9), Episode(11.0, 11))
+        raise Stopped(130)
+
+    assert run_inline.train(A3C_DATA, "--total-steps", "200").code == 0
+    monkeypatch.setattr(play, "play_episodes", interrupted)
+    with pytest.raises(Stopped):
+        run_inline("play.py", "runs/r", "--episodes", "3")
+    out = capsys.readouterr().out
+    assert "stopped after 2 of 3 games" in out
+    assert "raw scores: 9 11\nmean 10.00" in out
 
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)
