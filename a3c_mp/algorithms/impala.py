@@ -52,6 +52,7 @@ CONTINUOUS: dict[str, Any] = {
 }
 PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
 VECTORS = {"num_envs": 8, "replay_proportion": 0.875, "reward_scale": 0.1}
+IMAGES = {"net": "paper", "num_envs": 16, "replay_proportion": 11 / 16}  # each step is learned from about three times
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Args(RolloutArgs):
     chapter = "impala"
     continuous: ClassVar = CONTINUOUS
     vectors: ClassVar = VECTORS
+    images: ClassVar = IMAGES
 
     unroll_length: Count = 20
     """steps of each environment in one unroll (T)"""

@@ -153,7 +153,8 @@ def test_a_flag_that_turns_off_what_has_no_effect_is_no_mistake():
 @pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_impala", "train_task"])
 def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
     args_class = importlib.import_module(chapter).Args
-    net, num_envs, passes = ("paper", 16, 3) if issubclass(args_class, PPOArgs) else ("book", 32, None)
+    net, num_envs = ("book", 32) if chapter == "train_a3c_grad" else ("paper", 16)
+    passes = 3 if issubclass(args_class, PPOArgs) else None
     continuous = {"num_envs": num_envs, **args_class.continuous, **args_class.images}
     for env_id in ("PongNoFrameskip-v4", "CarRacing-v3?continuous=false", "CarRacing-v3"):
         args = parse_args(args_class, {"PongNoFrameskip-v4": {"gamma": 0.5}}, "", ["--env-id", env_id])
@@ -161,6 +162,7 @@ def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
         assert args.num_envs == (continuous["num_envs"] if env_id == "CarRacing-v3" else num_envs)
         assert args.net == net
         assert vars(args).get("update_epochs") == passes
+        assert vars(args).get("replay_proportion") == (0.6875 if chapter == "train_impala" else None)
         assert bool(args.explorers) == (passes is not None and env_id != "CarRacing-v3"), "it repeats discrete actions"
 
 
