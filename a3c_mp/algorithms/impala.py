@@ -52,7 +52,7 @@ CONTINUOUS: dict[str, Any] = {
 }
 PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
 VECTORS = {"num_envs": 8, "replay_proportion": 0.875, "reward_scale": 0.1}
-IMAGES = {"net": "paper", "num_envs": 16, "replay_proportion": 11 / 16}  # each step is learned from about three times
+IMAGES = {"net": "paper", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,11 @@ def rollouts_per_batch(args: Args) -> int:
     if args.fresh_unrolls > num_actors * args.num_envs:
         why = f"{args.fresh_unrolls} new unrolls are needed, a learner's actors have {num_actors} * {args.num_envs}"
         raise ConfigError("batch-unrolls", args.batch_unrolls, why, "lower it, or raise --num-envs")
-    if args.replay_proportion and args.replay_size < num_actors * args.num_envs:
-        why = f"a learner's actors collect {num_actors} * {args.num_envs} unrolls at a time"
+    rollouts = num_actors if args.deterministic else -(-args.fresh_unrolls // args.num_envs)
+    if args.replay_proportion and args.replay_size < rollouts * args.num_envs:
+        why = f"a learner takes {rollouts} * {args.num_envs} unrolls at a time"
         raise ConfigError("replay-size", args.replay_size, why, "raise it")
-    return num_actors if args.deterministic else -(-args.fresh_unrolls // args.num_envs)
+    return rollouts
 
 
 class UnrollReplay:
@@ -148,10 +149,10 @@ class UnrollReplay:
         self.added = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all stored unrolls."""
+        """Return all stored unrolls, without the room that is still empty."""
         held = min(self.added, self.capacity)
         kept = {"added": self.added, "capacity": self.capacity}
-        return {**kept, **{name: field[:, :held] for name, field in self.unrolls._asdict().items()}}
+        return {**kept, **{name: field[:, :held].contiguous() for name, field in self.unrolls._asdict().items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`. Raises ValueError for another capacity, RuntimeError for other shapes."""
