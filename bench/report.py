@@ -44,7 +44,7 @@ CHAPTERS = {
     "apex_dqn": (
         "[3 Ape-X DQN, DDPG](docs/apex.md)",
         "transitions with priorities, into a sharded replay",
-        "each step should be learned from more than once",
+        "old steps should be learned from again, surprising ones more often",
     ),
     "impala": (
         "[4 IMPALA](docs/impala.md)",

@@ -121,9 +121,9 @@ def main() -> int:
     settings = common.trainer_settings(["train_ray.py", f"--env-id={args.env_id}"])
     spaces = check_env(args.env_id, Discrete)
     spec = rollout_spec(settings.unroll_length, settings.num_envs, *spaces)
-    message = Message(spec, spaces, stack_of(settings))
+    message = Message(spec, spaces, settings.net_spec, stack_of(settings))
     frames, stacks = Packer(spec, message.stack).nbytes, Packer(spec).nbytes
-    weights = sum(4 * tensor.numel() for tensor in make_actor_critic(*spaces).state_dict().values())
+    weights = sum(4 * tensor.numel() for tensor in make_actor_critic(*spaces, settings.net_spec).state_dict().values())
     steps = settings.unroll_length * settings.num_envs
     result = common.begin("scale", args, args.env_id)
     actor_sps, learner_sps = core_sps(args)

@@ -24,7 +24,7 @@ from a3c_mp.cluster import Fleet, FleetChannel, Inbox, Packer, Publisher, Reader
 from a3c_mp.cluster.access import HOME_VARIABLE, find_cluster
 from a3c_mp.cluster.session import Needs
 from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.nets.build import make_actor_critic
+from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.processes.channel import Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.workers import WorkerOptions
@@ -65,6 +65,7 @@ class Message(NamedTuple):
 
     spec: dict[str, Any]
     spaces: tuple[Any, Any]
+    net: NetSpec
     stack: int  # frames of an observation, of which only the newest travels; 1 sends whole observations
 
 
@@ -72,7 +73,7 @@ class SleepingActor:
     """Actor without environment: it loads the weights, sleeps, and sends a rollout."""
 
     def __init__(self, channel: FleetChannel, message: Message, reader: Reader, seconds: float):
-        self.net, self.reader, self.seconds = make_actor_critic(*message.spaces), reader, seconds
+        self.net, self.reader, self.seconds = make_actor_critic(*message.spaces, message.net), reader, seconds
         self.packer = Packer(message.spec, message.stack)
         self.fields, self.rng = self.packer.empty(), random.Random(channel.actor)
 
@@ -152,7 +153,7 @@ class Trainer:
     """A trainer without gradients, in a `with` block: a fleet of sleeping actors, slots, a parameter server."""
 
     def __init__(self, args: Settings, session: Session, message: Message, num_actors: int):
-        self.args, self.net = args, make_actor_critic(*message.spaces)
+        self.args, self.net = args, make_actor_critic(*message.spaces, message.net)
         packer = Packer(message.spec, message.stack)
         self.rollout_bytes = packer.nbytes
         self.weights = Publisher(session, self.net)

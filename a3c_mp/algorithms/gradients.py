@@ -93,13 +93,16 @@ class Gradient(NamedTuple):
 
 
 def settle_sync(args: Any) -> Any:  # of the chapter's own class
-    """Return the settings with those that --sync implies. Raises ConfigError for a --grads-per-step it rules out."""
+    """Return the settings with those that --sync implies. Raises ConfigError for what they rule out."""
     if not (args.sync or args.deterministic):
         return args
     if args.grads_per_step not in (1, args.num_actors):
         why = f"with --sync or --deterministic a step takes one gradient of each of {args.num_actors} actors"
         raise ConfigError("grads-per-step", args.grads_per_step, why, "leave it out")
-    return replace(args, sync=True, slots_per_actor=1)
+    if args.slots_per_actor > 1:
+        why = "with --sync or --deterministic each actor waits for the new weights"
+        raise ConfigError("slots-per-actor", args.slots_per_actor, why, "leave it out")
+    return replace(args, sync=True)
 
 
 def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -> Spec:

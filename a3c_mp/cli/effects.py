@@ -29,8 +29,7 @@ RULES = (
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),
     Rule("eval-episodes", "eval_every", bool, "add --eval-every"),
     Rule("max-lag", "sync", lambda sync: not sync, "no gradient is older than another then"),
-    Rule("slots-per-actor", "sync", lambda sync: not sync, "each actor waits for the new weights then"),
-    Rule("replay-size", "replay_proportion", bool, "add --replay-proportion"),
+    Rule("replay-size", "replay_proportion", bool, "raise it"),
 )
 
 

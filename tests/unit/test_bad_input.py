@@ -225,13 +225,13 @@ SPECIAL = {
     "games of no evaluation": (A3C_DATA, ["--eval-episodes", "3"], "eval-episodes=3: --eval-every 0 does not use it"),
     "slots without a use": (
         A3C_GRAD,
-        ["--sync", "--slots-per-actor", "2"],
-        "slots-per-actor=2: --sync does not use it",
+        ["--deterministic", "--slots-per-actor", "2"],
+        "slots-per-actor=2: with --sync or --deterministic each actor waits for the new weights; leave it out",
     ),
     "replay of nothing": (
         IMPALA,
         ["--replay-proportion", "0", "--replay-size", "9"],
-        "replay-size=9: --replay-proportion 0.0 does not use it; add --replay-proportion",
+        "replay-size=9: --replay-proportion 0.0 does not use it; raise it",
     ),
     "lag of none": (A3C_GRAD, ["--sync", "--max-lag", "3"], "max-lag=3: --sync does not use it"),
     "n of other returns": (A3C_DATA, ["--n-step", "8"], "n-step=8: --returns gae does not use it; add --returns nstep"),
