@@ -276,7 +276,11 @@ SPECIAL = {
         "replay-proportion=0.02: rounded, it leaves no replayed unroll among 16; raise --batch-unrolls, or set it to 0",
     ),
     "gradients clipped to nothing": (A3C_DATA, ["--clip-grad", "0"], "clip-grad=0.0: must be 1e-09 or more"),
-    "replayed unrolls": (IMPALA, ["--replay-proportion", "0.5", "--replay-size", "3"], "replay-size=3: a learner's "),
+    "replayed unrolls": (
+        IMPALA,
+        ["--replay-proportion", "0.5", "--replay-size", "3"],
+        "replay-size=3: a learner takes ",
+    ),
     "no learner": (TASK, ["--role", "collector"], "role=collector: the task would have no learner; add --attach-to"),
     "a second learner": (TASK, [*ATTACHED, "--key-file", "k"], "role=learner: the task to join has its learner; "),
     "a node that joins without a key": (
