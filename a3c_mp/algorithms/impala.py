@@ -114,7 +114,7 @@ def rollouts_per_batch(args: Args) -> int:
     In a deterministic run it takes one rollout of each of its actors.
 
     Raises:
-        ConfigError: a learner's actors collect too few new unrolls for a batch, or too many for the replay.
+        ConfigError: a learner's actors collect too few new unrolls for a batch, or the replay has too little room.
     """
     num_actors = args.num_actors // args.num_learners
     if args.replay_proportion and args.fresh_unrolls == args.batch_unrolls:
