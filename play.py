@@ -16,7 +16,6 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -30,6 +29,7 @@ from a3c_mp.cli import hint_of_runs, parse_plain
 from a3c_mp.config import Between, Count, Fraction
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import CheckpointError, ConfigError, Stopped
+from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
@@ -49,7 +49,7 @@ from a3c_mp.run.evaluate import (
 )
 from a3c_mp.run.export import ExportedPolicy, head_of, write_onnx, write_safetensors
 from a3c_mp.run.preflight import check_env
-from a3c_mp.run.script import exit_with, in_time
+from a3c_mp.run.script import exit_with
 
 VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn": dqn}
 
@@ -161,7 +161,8 @@ def export_policy(run: TrainedRun, path: Path) -> None:
     net, (obs_space, action_space) = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
     description |= {"obs_space": str(obs_space), "action_space": str(action_space)}
-    description["net"] = net_text(net)
+    description |= run.net_spec._asdict() if isinstance(net, ActorCritic) else {}
+    description["layers"] = net_text(net)
     try:
         if path.suffix == ".onnx":
             write_onnx(path, ExportedPolicy(net, head_of(net, action_space)), obs_space, description)
@@ -236,8 +237,10 @@ def main() -> int:
             played.extend(track(games, "playing", total=args.episodes, transient=True))
         except Stopped:
             if played:
-                print(f"stopped after {len(played)} of {args.episodes} games; short games end first")
-                in_time(partial(print_scores, played))
+                print(
+                    f"stopped after {len(played)} of {args.episodes} games: short ones, which end first, count too much"
+                )
+                print_scores(played)
             raise
     print_scores(played)
     mean = float(np.mean([episode.episode_return for episode in played]))

@@ -99,9 +99,11 @@ def settle_sync(args: Any) -> Any:  # of the chapter's own class
     if args.grads_per_step not in (1, args.num_actors):
         why = f"with --sync or --deterministic a step takes one gradient of each of {args.num_actors} actors"
         raise ConfigError("grads-per-step", args.grads_per_step, why, "leave it out")
+    why = "with --sync or --deterministic each actor waits for the new weights"
     if args.slots_per_actor > 1:
-        why = "with --sync or --deterministic each actor waits for the new weights"
         raise ConfigError("slots-per-actor", args.slots_per_actor, why, "leave it out")
+    if args.max_lag is not None:
+        raise ConfigError("max-lag", args.max_lag, why, "leave it out")
     return replace(args, sync=True)
 
 

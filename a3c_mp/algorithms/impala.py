@@ -48,6 +48,7 @@ CONTINUOUS: dict[str, Any] = {
     "entropy_cost": 0.0,
     "value_cost": 1.0,
     "reward_scale": 0.03,
+    "replay_proportion": 0.0,
     "normalize_advantages": False,  # small batches have too few for a mean and a deviation
 }
 PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
@@ -152,7 +153,9 @@ class UnrollReplay:
         """Return all stored unrolls, without the room that is still empty."""
         held = min(self.added, self.capacity)
         kept = {"added": self.added, "capacity": self.capacity}
-        return {**kept, **{name: field[:, :held].contiguous() for name, field in self.unrolls._asdict().items()}}
+        # Slices would be saved with the whole memory that they are slices of.
+        fields = {n: f if held == self.capacity else f[:, :held].clone() for n, f in self.unrolls._asdict().items()}
+        return {**kept, **fields}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`. Raises ValueError for another capacity, RuntimeError for other shapes."""

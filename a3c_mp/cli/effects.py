@@ -28,8 +28,7 @@ RULES = (
     Rule("explore-envs", "num_envs", lambda num_envs: num_envs > 1, "raise --num-envs: one of them never explores"),
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),
     Rule("eval-episodes", "eval_every", bool, "add --eval-every"),
-    Rule("max-lag", "sync", lambda sync: not sync, "no gradient is older than another then"),
-    Rule("replay-size", "replay_proportion", bool, "raise it"),
+    Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),
 )
 
 

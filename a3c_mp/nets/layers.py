@@ -1,7 +1,7 @@
 """Parts that nets are made of: convolutions, hidden layers, an LSTM.
 
 The last ReLU of convolutions comes after Flatten: before it, its gradient would mix two memory formats, that of
-channels_last activations and that of flat features, and take twenty times as long.
+channels_last activations and that of flat features, and take over ten times as long.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ CLIP = 5.0
 """largest absolute value of a normalized input"""
 OUTLIER = 100.0
 """distance from the mean (standard deviations) beyond which the moments count a vector's value as `CLIP` deviations"""
-IN_CACHE = 8
-"""images that are normalized together on a CPU: few enough to stay in a core's cache from one operation to the next"""
+VALUES_AT_ONCE = 250_000
+"""values of images that are normalized together on a CPU: they stay in a core's cache from one operation to the next"""
 LARGEST = 1e15
 """distance from the median beyond which the first values of a vector are always outliers: their squares overflow"""
 
@@ -127,13 +127,18 @@ class ObsNorm(nn.Module):
             return self(obs.to(self.shift.dtype, copy=True))
         device = obs.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.shift.dtype
-        if device != "cpu" or torch.compiler.is_exporting():
-            return self(channels_last(obs).to(dtype))
-        # The same numbers as in `dtype` to the last bit: grey levels and products of two bfloat16 are exact in float32.
+        if device != "cpu" or torch.compiler.is_exporting():  # numpy and OpenCV cannot be traced
+            return self(obs.contiguous(memory_format=torch.channels_last).to(dtype))
+        # bfloat16 is computed in float32, which is faster, and is the same to the last bit: differences of whole grey
+        # levels (see `merge`) and products of two bfloat16 numbers are exact there.
         shift, scale = self.shift.to(dtype).float(), self.scale.to(dtype).float()
-        inputs = torch.empty(obs.shape, dtype=dtype, memory_format=torch.channels_last)
-        for images, part in zip(obs.split(IN_CACHE), inputs.split(IN_CACHE), strict=True):
-            part.copy_(normalize_(channels_last(images).float(), shift, scale))
+        inputs = torch.empty_like(obs, dtype=dtype, memory_format=torch.channels_last)
+        at_once = max(1, VALUES_AT_ONCE // self.mean.numel())
+        for images, part in zip(obs.split(at_once), inputs.split(at_once), strict=True):
+            if dtype == torch.float32:
+                normalize_(part.copy_(channels_last(images)), shift, scale)
+            else:
+                part.copy_(normalize_(channels_last(images).float(), shift, scale))
         return inputs
 
 
@@ -155,9 +160,7 @@ def median_and_deviation(obs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Return uint8 images [N, C, H, W] in channels_last memory format, the fastest one for convolutions."""
-    if images.device.type != "cpu" or torch.compiler.is_exporting():  # numpy and OpenCV cannot be traced
-        return images.contiguous(memory_format=torch.channels_last)
+    """Return uint8 images [N, C, H, W] on the CPU in channels_last memory format, the fastest one for convolutions."""
     num, channels, height, width = images.shape
     planes = images.reshape(num, channels, height * width).numpy()
     merged = cv2.merge([planes[:, c] for c in range(channels)])  # a sixth of the time of `contiguous`

@@ -247,7 +247,7 @@ def test_what_is_not_finite_is_skipped_by_all_learners_alike(scripts, chapter):
 
 
 @pytest.mark.parametrize(("signum", "times"), [(INT, 2), pytest.param(TERM, 1, marks=SLOW)])
-def test_signals_end_an_evaluation_without_a_word(scripts, run_inline, monkeypatch, signum, times):
+def test_signals_end_an_evaluation_without_an_error(scripts, run_inline, monkeypatch, signum, times):
     assert run_inline.train(A3C_DATA, "--total-steps", "200").code == 0
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     player = scripts.start("play.py", "runs/r", "--episodes", "1000000", start_new_session=True)

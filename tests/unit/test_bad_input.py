@@ -231,9 +231,9 @@ SPECIAL = {
     "replay of nothing": (
         IMPALA,
         ["--replay-proportion", "0", "--replay-size", "9"],
-        "replay-size=9: --replay-proportion 0.0 does not use it; raise it",
+        "replay-size=9: --replay-proportion 0.0 does not use it; raise --replay-proportion, or leave it out",
     ),
-    "lag of none": (A3C_GRAD, ["--sync", "--max-lag", "3"], "max-lag=3: --sync does not use it"),
+    "lag of none": (A3C_GRAD, ["--sync", "--max-lag", "3"], "max-lag=3: with --sync or --deterministic each"),
     "n of other returns": (A3C_DATA, ["--n-step", "8"], "n-step=8: --returns gae does not use it; add --returns nstep"),
     "lambda of other returns": (A3C_GRAD, ["--returns", "nstep", "--gae-lambda", "0.9"], "gae-lambda=0.9: --returns "),
     "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),

@@ -72,6 +72,13 @@ def test_a_share_of_a_batch_is_replayed():
     assert len(drawn) > 3
 
 
+def test_a_replay_is_saved_without_the_room_that_is_empty():
+    replay = UnrollReplay(rollout_spec(6, 4, *SPACES, core_size=3), 100, CPU)
+    replay.add(some_unrolls(4, core_size=3))
+    fields = [field for field in replay.state_dict().values() if isinstance(field, torch.Tensor)]
+    assert [field.untyped_storage().nbytes() for field in fields] == [field.nbytes for field in fields]
+
+
 def test_replay_keeps_the_newest():
     replay = UnrollReplay(rollout_spec(6, 4, *SPACES), 10, CPU)
     for seed in (0, 4, 8, 12):

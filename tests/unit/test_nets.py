@@ -17,7 +17,7 @@ from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.images import is_image
 from a3c_mp.nets.layers import LSTMCore, reset_state
-from a3c_mp.nets.obs_norm import CLIP, IN_CACHE, Moments, ObsNorm
+from a3c_mp.nets.obs_norm import CLIP, VALUES_AT_ONCE, Moments, ObsNorm
 from a3c_mp.processes.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
@@ -71,15 +71,20 @@ def test_before_the_first_update_bytes_are_scaled_to_one_and_vectors_left_alone(
     assert ObsNorm((3,), image=False)(torch.tensor([[-2.0, 0.0, 2.0]])).tolist() == [[-2.0, 0.0, 2.0]]
 
 
-@pytest.mark.parametrize("num", [1, IN_CACHE, 3 * IN_CACHE + 1])
-def test_images_normalized_a_few_at_a_time_are_those_normalized_at_once_to_the_last_bit(num):
-    norm = ObsNorm(SMALL_IMAGE, image=True)
-    norm.update(pixels(50) // 100 * 100)
-    obs = pixels(num, seed=1)
-    with torch.autocast("cpu", torch.bfloat16):
+@pytest.mark.parametrize("num", [1, 8, 25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_images_normalized_a_few_at_a_time_are_those_normalized_at_once_to_the_last_bit(num, dtype):
+    shape = (4, 84, 84)
+    assert 1 < VALUES_AT_ONCE // math.prod(shape) < 25
+    norm = ObsNorm(shape, image=True)
+    norm.update(100 + pixels(50, shape) // 25)
+    obs = pixels(num, shape, seed=1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         in_learner = norm.convert(obs)
-    assert torch.equal(in_learner, norm(obs.bfloat16()))
-    assert torch.equal(norm.to(torch.bfloat16).convert(obs), in_learner), "an actor's copy"
+    assert in_learner.dtype == dtype
+    assert in_learner.max() == CLIP
+    assert torch.equal(in_learner, norm(obs.to(dtype)))
+    assert torch.equal(norm.to(dtype).convert(obs), in_learner), "an actor's copy"
 
 
 @pytest.mark.parametrize("image", [True, False])
