@@ -48,7 +48,6 @@ CONTINUOUS: dict[str, Any] = {
     "entropy_cost": 0.0,
     "value_cost": 1.0,
     "reward_scale": 0.03,
-    "replay_proportion": 0.0,
     "normalize_advantages": False,  # small batches have too few for a mean and a deviation
 }
 PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
