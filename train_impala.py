@@ -1,9 +1,9 @@
 """Chapter 4. IMPALA: actors act with weights some versions old, and V-trace corrects for the policy lag.
 
 Each actor process steps a vector of environments with its own copy of the net and writes unrolls, with the logits that
-every action was sampled from, into slots of shared memory. The learner takes the oldest filled slots, adds
-unrolls from a replay (`--replay-proportion`), and runs its own, newer net over them. V-trace corrects for the
-difference of the two policies by truncated importance weights.
+every action was sampled from, into slots of shared memory. The learner takes the oldest filled slots, adds unrolls
+from a replay (`--replay-proportion`), and runs its own, newer net over them. V-trace corrects for the difference of the
+two policies by truncated importance weights.
 
     actor 0 --(slot 0)--> \\
     actor 1 --(slot 1)--> pending, oldest first --> learner --(weights, version)--> its actors

@@ -102,7 +102,7 @@ def settle_sync(args: Any) -> Any:  # of the chapter's own class
     why = "with --sync or --deterministic each actor waits for the new weights"
     if args.slots_per_actor > 1:
         raise ConfigError("slots-per-actor", args.slots_per_actor, why, "leave it out")
-    if args.max_lag is not None:
+    if args.max_lag is not None and args.resume is None:  # older versions accepted it
         raise ConfigError("max-lag", args.max_lag, why, "leave it out")
     return replace(args, sync=True)
 

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -234,6 +235,8 @@ def test_sync_and_deterministic_settle_what_follows_from_them():
         for useless in ({"slots_per_actor": 2}, {"max_lag": 3}):
             with pytest.raises(ConfigError, match="each actor waits for the new weights; leave it out"):
                 gradients.settle_sync(replace(args, **{flag: True}, **useless))
+        resumed = replace(args, **{flag: True}, max_lag=3, resume=Path("r"))
+        assert gradients.settle_sync(resumed).sync, "accepted by older versions"
 
 
 def test_the_learner_makes_no_gradients_of_its_own_size_as_it_steps(monkeypatch):
