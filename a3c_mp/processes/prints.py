@@ -96,10 +96,14 @@ class Prints:
 
     Args:
         show: called with each line, from a thread.
+
+    Attributes:
+        also: called with the same lines after that; None: nothing is.
     """
 
     def __init__(self, show: Callable[[str], None]):
         self._show = show
+        self.also: Callable[[str], None] | None = None
         self._new: deque[connection.Connection] = deque()  # pipes that the thread does not watch yet
         self._tails: dict[connection.Connection, Tail] = {}
         self._selector = selectors.DefaultSelector()
@@ -183,6 +187,8 @@ class Prints:
             lines.insert(0, f"{lost:,} printed lines dropped")
         for line in lines:
             self._show(line)
+            if (also := self.also) is not None:
+                also(line)
         self._due = max(self._due, time.monotonic()) + len(lines) / LINES_PER_SECOND
 
 

@@ -12,7 +12,10 @@ from pathlib import Path
 from rich.text import Text
 
 from a3c_mp.processes.console import Status, console
+from a3c_mp.processes.prints import prints
 
+PRINTED_LINES = 1_000
+"""lines in `run.log` of what child processes print: an environment that prints in each step would fill the disk"""
 LINE_SECONDS = 10.0
 """time between progress lines where there is no terminal"""
 
@@ -64,14 +67,31 @@ class ConsoleHandler(logging.Handler):
 
 
 def open_log(folder: Path) -> logging.Logger:
-    """A logger to the console and to `run.log`; if the disk is full, only the file lacks lines."""
+    """Open a logger to the console and to `run.log`, which child processes' prints go to as well.
+
+    If the disk is full, only the file lacks lines.
+    """
     log = logging.getLogger(f"a3c_mp.{folder}")
     log.setLevel(logging.INFO)
     log.propagate = False
     file = QuietFileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.handlers = [ConsoleHandler(), file]
+    prints.also = PrintedLines(file)
     return log
+
+
+class PrintedLines:
+    """Writes the lines that child processes print, and that the console shows, to a log file, up to `PRINTED_LINES`."""
+
+    def __init__(self, file: logging.Handler):
+        self.file, self.left = file, PRINTED_LINES
+
+    def __call__(self, line: str) -> None:
+        if self.left:
+            self.left -= 1
+            text = line if self.left else "further lines that child processes print are shown on the console only"
+            self.file.handle(logging.makeLogRecord({"levelname": "PRINTED", "msg": text}))
 
 
 def open_terminal_log() -> logging.Logger:

@@ -118,3 +118,4 @@ def test_an_environment_that_prints_is_not_held_up_and_its_crash_is_shown(run_in
     assert any("printed lines dropped" in line for line in lines)
     assert done.out.count("the emulator crashed") >= done.summary["worker_restarts"] > 0
     assert "Fatal Python error: Aborted" in done.out
+    assert "PRINTED Fatal Python error: Aborted" in done.log

@@ -22,10 +22,11 @@ from a3c_mp.errors import ConfigError, NothingToDo, TrainingError, WorkerError
 from a3c_mp.population import settings as population_settings
 from a3c_mp.processes.console import progress_bar
 from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.run import display
 from a3c_mp.run import run as run_module
 from a3c_mp.run.announce import end_text
 from a3c_mp.run.checkpoint import list_checkpoints
-from a3c_mp.run.display import hms
+from a3c_mp.run.display import PrintedLines, hms, open_log
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.run import Run, in_one_line, resume_command
 from a3c_mp.run.summary import end_of
@@ -528,3 +529,13 @@ def test_progress_lines_say_how_full_the_replay_is_until_learning_starts(args):
         for held, said in ((7_040, "collecting 7,040/20,000  return -"), (20_000, "return -")):
             apex.show_collecting(run, apex_settings.Args(), lambda held=held: held)
             assert run.metrics._progress_line(0.0, 1.0).startswith(said)
+
+
+def test_the_log_keeps_what_children_print_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(display, "PRINTED_LINES", 3)
+    log = open_log(tmp_path)
+    keep = PrintedLines(log.handlers[-1])
+    for number in range(5):
+        keep(f"line {number}")
+    lines = [line.split(" PRINTED ")[1] for line in (tmp_path / "run.log").read_text().splitlines()]
+    assert lines == ["line 0", "line 1", "further lines that child processes print are shown on the console only"]
