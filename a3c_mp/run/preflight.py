@@ -21,7 +21,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
 import wrappers
-from a3c_mp.config import CommonArgs
+from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.processes.free_memory import GIB, MIB, free_memory
@@ -240,11 +240,22 @@ def check_device(cuda: bool) -> torch.device:
 
 
 def check_exploration(args: CommonArgs) -> None:
-    """Raise ConfigError for `--explore-envs` with continuous actions; `check_env` has found out which there are."""
-    if args.explorers and args.env_id in FOUND and isinstance(FOUND[args.env_id].action_space, Box):
+    """Raise ConfigError for exploration that the actions do not have; `check_env` has found out which they are.
+
+    Runs that are resumed keep settings of noise that older versions accepted, without effect.
+    """
+    if args.env_id not in FOUND:
+        return
+    settings = vars(args)  # not every chapter has them
+    if not isinstance(FOUND[args.env_id].action_space, Box):
+        for name, default in (("log_std_init", 0.0), ("noise_steps", 1)):
+            if settings.get(name, default) != default and args.resume is None:
+                why = f"it is for the noise of continuous actions, those of {args.env_id} are discrete"
+                raise ConfigError(flag_name(name), settings[name], why, "leave it out")
+    elif args.explorers:
         why = f"it repeats discrete actions, those of {args.env_id} are continuous"
         fix = "set it to 0 (--noise-steps holds their noise)"
-        raise ConfigError("explore-envs", vars(args)["explore_envs"], why, fix)  # a setting of some chapters
+        raise ConfigError("explore-envs", settings["explore_envs"], why, fix)
 
 
 def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:

@@ -214,6 +214,11 @@ SPECIAL = {
         ["--env-id", "Pendulum-v1", "--explore-envs", "0.5"],
         "explore-envs=0.5: it repeats discrete actions, those of Pendulum-v1 are continuous; set it to 0",
     ),
+    "noise of discrete actions": (
+        IMPALA,
+        ["--noise-steps", "16"],
+        "noise-steps=16: it is for the noise of continuous actions, those of CartPole-v1 are discrete; leave it out",
+    ),
     "noise of the other algorithm": (APEX_DQN, ["--noise", "0.1"], "noise=0.1: --algo dqn does not use it; use ddpg"),
     "epsilon of the other algorithm": (APEX_DDPG, ["--epsilon", "0.1"], "epsilon=0.1: --algo ddpg does not use it"),
     "epsilon of the other optimizer": (IMPALA, ["--rmsprop-eps", "0.1"], "rmsprop-eps=0.1: --optimizer adam does not"),
