@@ -23,6 +23,7 @@ from a3c_mp.algorithms.actor_critic import (
     PPOArgs,
     Samples,
     allocate,
+    epochs,
     rollout_layout,
     targets,
     update_obs_stats,
@@ -31,7 +32,7 @@ from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
-from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, minibatches, rollout_spec
+from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.actor_critic import ActorCritic
@@ -91,13 +92,13 @@ def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, Metric
 def learn(
     args: Args, run: RunState, net: ActorCritic, optimizer: Optimizer, rollout: Rollout, guard: FiniteGuard
 ) -> None:
-    """Take gradient steps on shuffled minibatches of a rollout; every sample is learned from `update_epochs` times."""
+    """Take gradient steps on shuffled minibatches of a rollout, in `--update-epochs` epochs."""
     advantages, value_targets = targets(args, rollout)  # by GAE, or --returns nstep
     if args.normalize_advantages:
         advantages = losses.normalize(advantages)
     samples = Samples.flat(rollout, advantages, value_targets)
     parameters = list(net.parameters())
-    for indices in minibatches(len(samples.obs), args.batch_size, args.update_epochs, run.rng, samples.obs.device):
+    for indices in epochs(args, samples.advantages, run.rng):
         total, metrics = loss(args, net, samples.select(indices))
         optimizer.zero_grad(set_to_none=True)
         total.backward()

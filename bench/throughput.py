@@ -137,7 +137,8 @@ def repetition(setup: Setup, cores: float, command: list[str], seconds: float) -
     settings = setup.settings
     rates = measure(setup)
     busy = rates if settings.cuda or cores < 2 else measure_on_all_cores(setup, int(cores))
-    passes = getattr(settings, "replay_ratio", getattr(settings, "update_epochs", 1))
+    repeated = (getattr(settings, "update_epochs", 1) - 1) * getattr(settings, "repeat_fraction", 1.0)
+    passes = getattr(settings, "replay_ratio", 1 + repeated)
     threads = learning_threads(setup.chapter, settings)
     (most, limit), (most_busy, _) = (
         bound(found, cores=cores, passes=passes, learner_threads=threads, cuda=settings.cuda) for found in (rates, busy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -133,7 +133,9 @@ class PPOArgs(ActorCriticArgs):
     images: ClassVar = {"net": "paper", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
 
     update_epochs: Count = 1
-    """PPO epochs: times that every sample of a rollout is learned from"""
+    """PPO epochs: passes over a rollout; the first one takes every sample"""
+    repeat_fraction: Fraction = 1.0
+    """share of the samples that later epochs repeat: those of the largest absolute advantage"""
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -262,11 +264,31 @@ class Samples(NamedTuple):
         return Samples(*(field.index_select(0, indices) for field in self))
 
 
+def epochs(args: PPOArgs, advantages: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
+    """Yield indices of shuffled minibatches, int64 [M], for all PPO epochs of a rollout.
+
+    The first epoch takes every sample once; each later one repeats the `--repeat-fraction` of them with the largest
+    absolute advantage. That is also the error of the value, whose target is value + advantage, so both gradients are
+    largest there. Prioritized replay chooses by the same error (Schaul et al. 2016).
+
+    Args:
+        args: of the chapter.
+        advantages: [N], of all samples of the rollout.
+        rng: shuffles.
+    """
+    num, device = len(advantages), advantages.device
+    repeated = max(1, round(args.repeat_fraction * num))
+    largest = advantages.abs().argsort(descending=True, stable=True)[:repeated].sort().values
+    yield from minibatches(num, args.batch_size, 1, rng, device)
+    for chosen in minibatches(repeated, args.batch_size, args.update_epochs - 1, rng, device):
+        yield largest.index_select(0, chosen)
+
+
 class GradientSteps:
     """Takes gradient steps on samples, in shuffled minibatches, with gradients clipped to `--clip-grad`.
 
     Args:
-        args: of the chapter; `update_epochs` times every sample is learned from.
+        args: of the chapter.
         run: counts updates and gradients that are not finite, which are skipped.
         net, optimizer: of the learner.
         loss: the chapter's: (args, net, samples) -> (loss, metrics).
@@ -281,9 +303,9 @@ class GradientSteps:
         self.guard = FiniteGuard(run, "grads_not_finite")
 
     def take(self, samples: Samples) -> None:
-        """Learn from all samples, `update_epochs` times."""
+        """Learn from all samples in `--update-epochs` epochs."""
         args, run = self.args, self.run
-        for indices in minibatches(len(samples.obs), args.batch_size, args.update_epochs, run.rng, samples.obs.device):
+        for indices in epochs(args, samples.advantages, run.rng):
             total, metrics = self.loss(args, self.net, samples.select(indices))
             self.optimizer.zero_grad(set_to_none=True)
             total.backward()

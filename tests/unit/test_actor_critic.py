@@ -9,7 +9,9 @@ from gymnasium.spaces import Box, Discrete
 from a3c_mp.algorithms.actor_critic import (
     PRESETS,
     ActorCriticArgs,
+    PPOArgs,
     Samples,
+    epochs,
     loss,
     make_optimizer,
     obs_for_stats,
@@ -17,7 +19,7 @@ from a3c_mp.algorithms.actor_critic import (
     targets,
 )
 from a3c_mp.config import check_ranges
-from a3c_mp.data.rollout import Rollout, rollout_spec
+from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
 from a3c_mp.maths import losses, returns
 from a3c_mp.nets.actor_critic import ConvActorCritic, MLPActorCritic
 from a3c_mp.nets.distributions import ActionHead
@@ -117,6 +119,36 @@ def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
         torch.testing.assert_close(metrics["values/advantage"], expected)
         assert torch.equal(metrics["values/target"], value_targets)
     assert not torch.equal(advantages, losses.normalize(advantages))
+
+
+def taken(fraction, advantages, num_epochs=3, batch_size=10):
+    """The samples of each minibatch, by their indices, in all epochs."""
+    args = PPOArgs(batch_size=batch_size, update_epochs=num_epochs, repeat_fraction=fraction)
+    return [batch.tolist() for batch in epochs(args, advantages, torch.Generator().manual_seed(1))]
+
+
+def test_later_epochs_repeat_the_samples_of_the_largest_absolute_advantage():
+    advantages = torch.linspace(-2, 1, 40)[torch.randperm(40, generator=torch.Generator().manual_seed(2))]
+    batches = taken(0.5, advantages)
+    assert [len(batch) for batch in batches] == 4 * [10] + 2 * 2 * [10]
+    assert sorted(sum(batches[:4], [])) == list(range(40)), "the first epoch takes all"
+    largest = sorted(range(40), key=lambda i: -abs(advantages[i]))[:20]
+    for epoch in (batches[4:6], batches[6:8]):
+        assert sorted(sum(epoch, [])) == sorted(largest)
+    assert batches[4:6] != batches[6:8], "each has an order of its own"
+
+
+@pytest.mark.parametrize("num_epochs", [1, 3])
+def test_epochs_that_repeat_every_sample_are_plain_passes(num_epochs):
+    """Also in their random numbers: runs from before `--repeat-fraction` resume to the same bit."""
+    rng = torch.Generator().manual_seed(1)
+    plain = [batch.tolist() for batch in minibatches(25, 10, num_epochs, rng, torch.device("cpu"))]
+    assert taken(1.0, torch.randn(25, generator=torch.Generator().manual_seed(3)), num_epochs) == plain
+
+
+def test_equal_advantages_and_a_tiny_fraction_leave_no_epoch_empty():
+    assert [len(batch) for batch in taken(0.5, torch.zeros(25))] == [9, 8, 8, 6, 6, 6, 6]
+    assert [len(batch) for batch in taken(1e-9, torch.ones(25))] == [9, 8, 8, 1, 1]
 
 
 @pytest.mark.parametrize("env_id", PRESETS)

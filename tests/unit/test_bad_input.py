@@ -239,6 +239,11 @@ SPECIAL = {
         "replay-size=9: --replay-proportion 0.0 does not use it; raise --replay-proportion, or leave it out",
     ),
     "lag of none": (A3C_GRAD, ["--sync", "--max-lag", "3"], "max-lag=3: with --sync or --deterministic each"),
+    "epochs that there are not": (
+        A3C_DATA,
+        ["--update-epochs", "1", "--repeat-fraction", "0.5"],
+        "repeat-fraction=0.5: --update-epochs 1 does not use it; raise --update-epochs, or leave it out",
+    ),
     "n of other returns": (A3C_DATA, ["--n-step", "8"], "n-step=8: --returns gae does not use it; add --returns nstep"),
     "lambda of other returns": (A3C_GRAD, ["--returns", "nstep", "--gae-lambda", "0.9"], "gae-lambda=0.9: --returns "),
     "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
