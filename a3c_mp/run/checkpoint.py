@@ -1,7 +1,7 @@
 """Checkpoint files: each is complete or not there at all.
 
-`step_<steps>.pt` is written to a temporary file, synced and renamed; then its manifest `step_<steps>.json`, with the
-SHA-256 of the bytes, the same way. A checkpoint exists once its manifest does. The last three are kept, and as
+`step_<steps>.pt` and its manifest `step_<steps>.json`, with the SHA-256 of the bytes, are written to temporary files,
+synced and renamed, the manifest last. A checkpoint exists once its manifest does. The last three are kept, and as
 `best_<steps>.pt` the best one, now and at the time of each. By the mean return of training the best is a copy of a
 checkpoint; by evaluation it holds the net that was evaluated, and its manifest says with what result.
 """
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import torch
 
 from a3c_mp.errors import CheckpointError, DoesNotFit
-from a3c_mp.run.files import make_folder, write_atomically
+from a3c_mp.run.files import make_folder, write_together
 
 FORMAT = 1
 KEEP = 3
@@ -50,10 +50,10 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
         raise CheckpointError(f"the run folder {folder.parent} was deleted")
     make_folder(folder)
     manifest = {"algorithm": algorithm, "env_id": env_id, "steps": steps}
-    path = _save_as(folder / f"step_{steps:012d}.pt", state, manifest)
-    if best:
+    if best:  # first: the state says so already
         kept = {name: part for name, part in state.items() if name != "extra"}
         _save_as(folder / f"best_{steps:012d}.pt", kept, manifest)
+    path = _save_as(folder / f"step_{steps:012d}.pt", state, manifest)
     _prune(folder)
     return path
 
@@ -93,9 +93,12 @@ def best_evaluation(folder: Path) -> dict[str, Any] | None:
 
 def _save_as(path: Path, state: dict[str, Any], manifest: dict[str, Any]) -> Path:
     digest = hashlib.sha256()
-    write_atomically(path, partial(_write, state, digest))
-    manifest = {"format": FORMAT, **manifest, "sha256": digest.hexdigest()}
-    write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
+
+    def write_manifest(file: BinaryIO) -> None:  # once the state is written
+        content = {"format": FORMAT, **manifest, "sha256": digest.hexdigest()}
+        file.write(json.dumps(content, indent=2).encode())
+
+    write_together({path: partial(_write, state, digest), path.with_suffix(".json"): write_manifest})
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,20 +21,31 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
         path: the file; the temporary one has the suffix `.tmp` in addition.
         content: the bytes, or for what is too large to hold in memory a function that writes to the open file.
     """
-    temporary = path.with_suffix(path.suffix + ".tmp")
+    write_together({path: content})
+
+
+def write_together(files: Mapping[Path, bytes | Callable[[BinaryIO], object]]) -> None:
+    """Write files of one folder as `write_atomically` does; none is renamed before all of them are on disk.
+
+    A full disk therefore leaves all of them as they were. Raises OSError.
+    """
+    temporary = {path: path.with_suffix(path.suffix + ".tmp") for path in files}
     try:
-        with temporary.open("wb") as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        for path, content in files.items():
+            with temporary[path].open("wb") as file:
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path in files:
+            os.replace(temporary[path], path)
+            sync_folder(path.parent)  # the rename, too, must survive a power cut, and before the next one
     except OSError:
-        temporary.unlink(missing_ok=True)
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)  # the rename, too, must survive a power cut
 
 
 def make_folder(folder: Path) -> None:

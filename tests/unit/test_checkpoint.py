@@ -221,8 +221,8 @@ def test_the_content_is_on_disk_before_its_name_and_its_name_before_its_manifest
     name = "step_000000000007"
     assert tape == [
         f"sync {tmp_path.name}",
-        *(f"sync {name}.pt.tmp", f"rename to {name}.pt", "sync checkpoints"),
-        *(f"sync {name}.json.tmp", f"rename to {name}.json", "sync checkpoints"),
+        *(f"sync {name}.pt.tmp", f"sync {name}.json.tmp"),
+        *(f"rename to {name}.pt", "sync checkpoints", f"rename to {name}.json", "sync checkpoints"),
     ]
 
 
@@ -250,6 +250,37 @@ def test_a_save_that_fails_leaves_the_older_ones_and_no_litter(function, calls_b
     state, _ = checkpoint.load_newest(tmp_path, warn=warnings.append, **IDENTITY)
     assert state["steps"] == 3
     assert not warnings
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_saving_again_at_the_same_step_on_a_full_disk_leaves_the_one_that_is_there(calls_before, tmp_path, monkeypatch):
+    save(tmp_path, 4)
+    real, calls = os.fsync, []
+
+    def disk_full(descriptor):
+        calls.append(descriptor)
+        if len(calls) > calls_before:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 4)
+    (path,) = checkpoint.list_checkpoints(tmp_path)
+    assert load(path)["steps"] == 4
+
+
+def test_no_checkpoint_claims_a_best_one_that_was_not_written(tmp_path, monkeypatch):
+    def disk_full(path, state, manifest):
+        if path.name.startswith("best"):
+            raise OSError(28, "No space left on device")
+        return save_as(path, state, manifest)
+
+    save_as = checkpoint._save_as
+    monkeypatch.setattr(checkpoint, "_save_as", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 4, best=True)
+    assert checkpoint.list_checkpoints(tmp_path) == []
 
 
 def test_a_disk_that_fills_up_in_the_middle_is_an_error_of_the_disk(tmp_path, monkeypatch):
