@@ -105,6 +105,7 @@ class NodeEvaluator:
             raise WireError(f"{len(returns)} returns and {len(lengths)} lengths")
         if not all(type(value) in (int, float) for value in (*returns, *lengths)):
             raise WireError("returns or lengths are no numbers")
+        self.node.record_result(sender)
         self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 
 
@@ -121,7 +122,7 @@ class EvaluatorChannel:
         self.node, self.games, self.net = node, games, net
         self._snapshot: tuple[int, Mapping[str, Tensor]] | None = None
         self._number = 0
-        node.handle(PLAY, self._on_play)
+        node.handle(PLAY, self._on_play, [int, dict], sender="node.0")
         node.handle(JOINED, self._on_joined)
         self._say_ready()
 
@@ -219,10 +220,11 @@ class _Interrupted(Exception):
 
 
 class _Upkeep(NamedTuple):
-    """An `Upkeep` of a node, which does more in each step."""
+    """An `EvaluatorUpkeep` of a node, which does more in each step."""
 
     closing: Callable[[Any], Any]
     beat: Callable[[], None]
+    starting: Callable[[], None]
 
 
 def _play(
@@ -233,7 +235,7 @@ def _play(
         on_step()
 
     try:
-        played = games.play(net, make_policy, _Upkeep(node.closing, beat))
+        played = games.play(net, make_policy, _Upkeep(node.closing, beat, node.starting))
     finally:
         node.close()  # each evaluation makes new environments, so that all of them play the same games
     returns, lengths = [game.episode_return for game in played], [game.length for game in played]

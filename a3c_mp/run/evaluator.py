@@ -34,6 +34,13 @@ LOOK_SECONDS = 0.1
 """shortest time between two looks at the evaluator"""
 
 
+class EvaluatorUpkeep(Upkeep, Protocol):
+    """What an evaluation needs of the process that plays it."""
+
+    @property
+    def starting(self) -> Callable[[], None]: ...
+
+
 class EvaluationGames(NamedTuple):
     """Which games an evaluation plays: the same as `play.py` with this seed and number of episodes."""
 
@@ -49,8 +56,9 @@ class EvaluationGames(NamedTuple):
     def result_spec(self) -> Spec:
         return {"returns": ((self.episodes,), torch.float64), "lengths": ((self.episodes,), torch.int64)}
 
-    def play(self, net: nn.Module, make_policy: MakePolicy, channel: Upkeep) -> list[Episode]:
+    def play(self, net: nn.Module, make_policy: MakePolicy, channel: EvaluatorUpkeep) -> list[Episode]:
         """Play them greedily with a net on the CPU; each step is a heartbeat, and `channel` closes the environments."""
+        channel.starting()
         env = channel.closing(make_play_envs(self.env_id, self.episodes, seed=self.seed))
         policy = make_policy(net, env.single_action_space)
         return list(play_episodes(policy, env, self.episodes, channel.beat))

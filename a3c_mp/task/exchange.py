@@ -68,8 +68,8 @@ class NodeChannel:
         self._tokens: list[Token] = []
         self._has_asked = False  # its first tokens are on their way, and what comes before is among them
         self._session = self._taken_in = 0  # a slot that was taken in an earlier session is not this collector's now
-        node.handle(TOKENS, self._on_tokens)
-        node.handle(TOKEN, self._on_token)
+        node.handle(TOKENS, self._on_tokens, [list], sender="node.0")
+        node.handle(TOKEN, self._on_token, [int, int], sender="node.0")
         node.handle(JOINED, self._on_joined)
         self.beat, self.closing = node.beat, node.closing
         if setup is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.channel import Closing
+from a3c_mp.processes.supervised import STARTING
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import check_tcp, node_name
 from a3c_mp.task.events import JOINED, LEFT
@@ -46,13 +47,17 @@ class Node(Closing):
         self.report = report
         self.finishing = False  # the task is asked to end, by another node or its own
         self.log = RateLimitedLog(router.log)
-        self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
+        self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None, str | None]]] = {}
         self._pending: list[Message] = []  # that are for the task
         self._lock = threading.RLock()
         super().__init__()
         # Among the messages: what a node sent before it left is handled before that, and what it sends after it joined.
         router.on_join(lambda peer: router.insert(Message(peer.name, JOINED, [])))
         router.on_leave(lambda peer: router.insert(Message(peer.name, LEFT, [])))
+
+    def starting(self) -> None:
+        """Report that environments are made: until the next heartbeat there is the time that a start may take."""
+        self.report(STARTING)
 
     @property
     def is_active(self) -> bool:
@@ -74,16 +79,19 @@ class Node(Closing):
         """Have a function called on the router's thread when messages have arrived."""
         self.router.on_arrival(callback)
 
-    def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
+    def handle(
+        self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None, sender: str | None = None
+    ) -> None:
         """Have an event handled as it is read, by `handler(sender, *args)`, instead of by the task's listeners.
 
         Args:
             event: its name.
             handler: may raise WireError for a malformed message, which is then dropped with a warning.
             types: of `args`; a message with others is dropped too.
+            sender: the only node that may send it; messages of others are dropped too. None: any node.
         """
         with self._lock:
-            self._handlers.setdefault(event, []).append((handler, types))
+            self._handlers.setdefault(event, []).append((handler, types, sender))
             waiting = [message for message in self._pending if message.event == event]
             self._pending = [message for message in self._pending if message.event != event]
             for message in waiting:
@@ -118,7 +126,9 @@ class Node(Closing):
     def _call_handlers(self, message: Message) -> None:
         args = message.args
         try:
-            for handler, types in self._handlers[message.event]:
+            for handler, types, sender in self._handlers[message.event]:
+                if sender is not None and message.sender != sender:
+                    raise WireError(f"only {sender} may send it")
                 if types is not None and not (len(args) == len(types) and all(map(isinstance, args, types))):
                     raise WireError(f"not [{', '.join(kind.__name__ for kind in types)}]")
                 handler(message.sender, *args)

@@ -33,12 +33,13 @@ class RemoteChannel(NodeChannel):
 
     def __init__(self, node: Node, slots: Slots):
         self._has_place = False
-        node.handle(SETUP, self._on_setup)
-        node.handle(NO_PLACE, self._on_no_place)
+        node.handle(SETUP, self._on_setup, [int, list], sender="node.0")
+        node.handle(NO_PLACE, self._on_no_place, [int], sender="node.0")
         super().__init__(node, None, slots)
         self._ask_again()
         while not self._has_place:
             node.wait()
+        node.starting()  # its first heartbeat was long ago; its environments are not made yet
 
     def send(self, slot: int, payload: Any) -> None:
         super().send(slot, payload)

@@ -6,6 +6,7 @@ The same with real processes, kills and signals is in tests/process/test_evaluat
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import WorkerError
+from a3c_mp.run import evaluator
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.eval_progress import EvalProgress, Evaluation
 from a3c_mp.run.evaluations import Evaluations, PlayedGames
@@ -322,3 +324,16 @@ def test_a_resume_counts_on_and_knows_the_best_result_from_its_file(run_inline):
     assert resumed.evals["count"] > first["count"]
     assert resumed.evals["best_return_mean"] == 1000.0
     assert resumed.best == best
+
+
+def test_an_evaluator_has_the_time_of_a_start_to_make_its_environments(monkeypatch):
+    """It makes them anew for each evaluation, long after its own start."""
+    tape = []
+    monkeypatch.setattr(evaluator, "make_play_envs", lambda *args, **options: tape.append("environments"))
+    monkeypatch.setattr(evaluator, "play_episodes", lambda *args: tape.append("games") or [])
+    space = SimpleNamespace(single_action_space=None)
+    channel = SimpleNamespace(
+        starting=lambda: tape.append("starting"), closing=lambda env: space, beat=lambda: tape.append("beat")
+    )
+    evaluator.EvaluationGames("CartPole-v1", 1, seed=1).play(nn.Linear(1, 1), lambda net, space: None, channel)
+    assert tape == ["starting", "environments", "games"]

@@ -32,7 +32,7 @@ from a3c_mp.run.progress import Progress
 from a3c_mp.task import joining
 from a3c_mp.task import node as node_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
-from a3c_mp.task.exchange import FILLED, JOIN, NodeChannel, NodePool, Setup
+from a3c_mp.task.exchange import FILLED, JOIN, TOKENS, NodeChannel, NodePool, Setup
 from a3c_mp.task.joining import JoinedNodes
 from a3c_mp.task.node import FirstNode, JoinedNode, Node
 from a3c_mp.task.parallel import Role
@@ -53,7 +53,8 @@ def nodes(log):
         routers = [own.enter_context(Router(end, log)) for own, end in zip(stacks, ends, strict=True)]
         for router in routers:
             wait_for_peers(router, 2, 10)
-        child = SimpleNamespace(is_done=True, record_result=lambda: None)
+        results = []
+        child = SimpleNamespace(is_done=True, results=results, record_result=lambda: results.append(True))
         learner = FirstNode(routers[0], Supervisor([child]), is_interrupted=lambda: False, known_labels=())
         others = list(map(Node, routers[1:]))
         for node, own in zip(others, stacks[1:], strict=True):
@@ -200,6 +201,17 @@ def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_pool,
     assert len(pool.told) == 1
     refusals = [text for text in tape.messages if "a collector was refused: all 1 places are taken" in text]
     assert len(refusals) == 7, "numbers 1, 2, 4, 8, 16, 32 and 64"
+
+
+@pytest.mark.parametrize("args", [(), ([[0, 1]],)])
+def test_tokens_come_from_the_learner_alone(nodes, tape, args):
+    _, node, other = nodes
+    channel = NodeChannel(node, Setup(0, (7, 0, 0)))
+    other.send(TOKENS, *args, to="node.1")
+    run_until(lambda: tape.messages, node)
+    assert "slots.tokens from node.2 dropped" in tape.messages[0]
+    assert "only node.0 may send it" in tape.messages[0]
+    assert channel._tokens == []
 
 
 def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(nodes, make_pool, tape):
@@ -403,6 +415,7 @@ def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare
     own.take()
     own.send(([1.0, 2.0], [3, 4], "sha"))
     run_until(lambda: learner._result, hub)
+    assert hub.child("node.1").results == [True], "an exception later on is worth a restart"
     assert learner.poll() == ([1.0, 2.0], [3, 4], "sha")
     assert learner.poll() is None
 
@@ -440,7 +453,9 @@ def test_a_malformed_result_is_dropped(nodes, evaluators, tape, args):
 def test_the_games_of_a_standalone_evaluator_end_with_the_run_and_with_the_time(seconds):
     settings = train_task.Args(env_id="CartPole-v1", eval_episodes=1_000_000)
     closed, looks = [], itertools.count()
-    node = SimpleNamespace(beat=lambda: None, closing=lambda env: env, close=lambda: closed.append(True))
+    node = SimpleNamespace(
+        beat=lambda: None, closing=lambda env: env, close=lambda: closed.append(True), starting=lambda: None
+    )
     interrupted = seconds == math.inf
     end = InlineEvaluator(node, EvaluationGames.of(settings), lambda: interrupted and next(looks) > 50)
     end.start(roles.make_net(settings))
