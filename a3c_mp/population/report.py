@@ -201,7 +201,8 @@ class Report:
     def _confirm(self) -> float:
         """Have the fittest member play new games once its fitness reaches the goal, and return their mean; else NaN.
 
-        The fittest of many has been lucky too: only new games say what it is worth.
+        The fittest of many has been lucky too: only new games say what it is worth. An environment that fails in them
+        costs this confirmation, not the run.
 
         Raises:
             Interrupted: a signal has arrived meanwhile.
@@ -215,7 +216,14 @@ class Report:
             if run.is_interrupted():
                 raise Interrupted
 
-        games = list(play_greedily(args, population.fittest_net(), args.confirm_episodes, seed, on_step))
+        try:
+            games = list(play_greedily(args, population.fittest_net(), args.confirm_episodes, seed, on_step))
+        except Interrupted:
+            raise
+        except Exception as error:  # whatever an environment raises
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            run.log.warning(f"not confirmed: the games of the confirmation failed ({why}); training continues")
+            return math.nan
         run.counters["evaluation_steps"] += sum(game.length for game in games)
         return float(np.mean([game.episode_return for game in games]))
 

@@ -46,6 +46,22 @@ def test_a_fitness_is_confirmed_in_new_games_and_steps_of_all_games_are_counted(
     assert f"confirmed: mean return {goal:.1f} in 100 new games" in done.log
 
 
+def test_games_that_fail_confirm_nothing_and_the_run_goes_on(run_inline, monkeypatch):
+    play, calls = report.play_greedily, []
+
+    def first_fails(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise RuntimeError("no\nscreen")
+        return play(*args)
+
+    monkeypatch.setattr(report, "play_greedily", first_fails)
+    flags = ["--env-id", "envs:Count-v0", "--stop-return", str(sum(range(EPISODE_LENGTH))), "--eval-episodes", "5"]
+    done = run_inline.train(POPULATION, *flags)
+    assert (done.code, done.summary["solved"], len(calls)) == (0, True, 2)
+    assert "the games of the confirmation failed (RuntimeError: no); training continues" in done.log
+
+
 def test_a_member_whose_weights_are_not_finite_ranks_last_and_has_no_children(run_inline, monkeypatch):
     learn = train_population.learn
 
