@@ -36,7 +36,7 @@ from a3c_mp.processes.workers import WorkerPool
 from a3c_mp.run.actors import Actors
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import EvaluationGames
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.preflight import allow_open_files, check_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp, node_name
 from a3c_mp.task.exchange import CollectorChannel, NodeChannel, NodePool
@@ -257,6 +257,8 @@ class Cluster:
     def __init__(
         self, pipeline: Callable[..., None], args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space
     ):
+        if args.listen is not None:
+            allow_open_files()
         memory = _share_memory(args, run, slots, action_space)
         self.run, self.args, self.memory, self.action_space = run, args, memory, action_space
         roles, callbacks = _roles_of(args), dict[int, Callbacks]()

@@ -143,6 +143,16 @@ def check_open_files(num_actors: int, flag: str = "num-actors") -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+def allow_open_files() -> None:
+    """Raise the soft limit of open files to the hard one, where others may open connections to this process.
+
+    A connection of a stranger holds a file for as long as its handshake may take. Under the usual soft limit of 1,024 a
+    flood of them would leave none for a checkpoint.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def check_env(
     env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS
 ) -> tuple[gymnasium.Space, gymnasium.Space]:

@@ -55,6 +55,14 @@ def test_the_limit_of_open_files_is_raised_as_far_as_needed(soft, hard, then, mo
     assert limit == [(then, hard)]
 
 
+def test_a_process_that_others_connect_to_has_all_open_files_that_it_may_have(monkeypatch):
+    limit = [(1024, 4096)]
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda what: limit[0])
+    monkeypatch.setattr(limits.resource, "setrlimit", lambda what, pair: limit.__setitem__(0, pair))
+    limits.allow_open_files()
+    assert limit == [(4096, 4096)]
+
+
 def test_where_it_may_not_be_raised_so_far_the_figure_needed_is_told(monkeypatch):
     monkeypatch.setattr(limits.resource, "getrlimit", lambda what: (100, NEEDED - 1))
     with pytest.raises(
