@@ -14,8 +14,8 @@ generation's births; games that confirm a fitness"""
 SHARD, DRAWS = 2**32 - 9, 2**32 - 10
 """the same for a replay shard, and for the trainer's choice of shards, on Ray"""
 
-BURSTS = 2**32 - 11
-"""the same for the bursts of exploration in a rollout"""
+BURSTS, NOISE = 2**32 - 11, 2**32 - 12
+"""the same for the bursts of exploration in a rollout, and for noise that is held for several steps"""
 
 
 def derive_seeds(*entropy: int) -> tuple[int, int]:

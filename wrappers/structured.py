@@ -38,7 +38,8 @@ def flatten(env: gymnasium.Env, env_id: str) -> gymnasium.Env:
         at = f" under {name!r}" if name else ""
         if not isinstance(part, Box | Discrete | MultiBinary | MultiDiscrete):
             raise ValueError(f"{env_id} has observations of type {type(part).__name__}{at}, which have no fixed size")
-        if part.dtype == np.uint8 and part.shape and len(part.shape) == 3 and min(part.shape[:2]) >= SMALLEST_IMAGE:
+        shape = part.shape or ()  # of an image, either the first or the last axis has the channels
+        if part.dtype == np.uint8 and len(shape) == 3 and sorted(shape)[1] >= SMALLEST_IMAGE:
             raise ValueError(f"{env_id} has images {part.shape}{at}; only an image alone, a Box, is supported")
     return FlattenObservation(env)
 

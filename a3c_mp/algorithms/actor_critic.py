@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative, Positive
 from a3c_mp.data.actor_states import ActorLayout
 from a3c_mp.data.collector import acting_state_spec
+from a3c_mp.data.exploration import STRETCH
 from a3c_mp.data.rollout import Rollout, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses, returns
@@ -87,7 +88,7 @@ class RolloutArgs(LearningArgs):
     """hold exploration noise for so many steps: all actions of an environment use the same random numbers"""
     explore_envs: Fraction = 0.0
     """share of environments that repeat a random (discrete) action now and then; the mean return omits them"""
-    explore_steps: Count = 20
+    explore_steps: Annotated[int, Between(1, STRETCH)] = 20
     """longest time that they repeat an action (agent steps)"""
     explore_after: Annotated[int, Between(0)] = 0
     """only while an actor's other environments have had no reward for so many steps, together; 0: always"""
@@ -99,7 +100,8 @@ class RolloutArgs(LearningArgs):
 
     @property
     def explorers(self) -> int:
-        return min(math.ceil(self.explore_envs * self.num_envs), self.num_envs - 1)
+        share = round(self.explore_envs * self.num_envs, 9)  # 0.07 of 100 are 7, though the product is a little more
+        return min(math.ceil(share), self.num_envs - 1)
 
     @property
     def learning_rates(self) -> tuple[float, float]:
@@ -137,7 +139,7 @@ class PPOArgs(ActorCriticArgs):
     update_epochs: Count = 1
     """PPO epochs: passes over a rollout; the first one takes every sample"""
     repeat_fraction: Fraction = 1.0
-    """share of the samples that later epochs repeat: those of the largest absolute advantage"""
+    """share of the samples that later epochs repeat: those of the largest absolute advantage; 0: one epoch only"""
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -270,18 +272,21 @@ def epochs(args: PPOArgs, advantages: Tensor, rng: torch.Generator) -> Iterator[
     """Yield indices of shuffled minibatches, int64 [M], for all PPO epochs of a rollout.
 
     The first epoch takes every sample once; each later one repeats the `--repeat-fraction` of them with the largest
-    absolute advantage. That is also the error of the value, whose target is value + advantage, so both gradients are
-    largest there. Prioritized replay chooses by the same error (Schaul et al. 2016).
+    absolute advantage, to which the policy gradient is proportional. Where the mean advantage is near 0 it is also the
+    error of the value, whose target is value + advantage. Prioritized replay chooses by such an error (Schaul et al.
+    2016).
 
     Args:
         args: of the chapter.
-        advantages: [N], of all samples of the rollout.
+        advantages: [N], of all samples of the rollout, normalized with `--normalize-advantages`.
         rng: shuffles.
     """
     num, device = len(advantages), advantages.device
-    repeated = max(1, round(args.repeat_fraction * num))
+    repeated = round(args.repeat_fraction * num)
     largest = advantages.abs().argsort(descending=True, stable=True)[:repeated].sort().values
     yield from minibatches(num, args.batch_size, 1, rng, device)
+    if repeated == 0:
+        return
     for chosen in minibatches(repeated, args.batch_size, args.update_epochs - 1, rng, device):
         yield largest.index_select(0, chosen)
 

@@ -67,7 +67,7 @@ class Args(RolloutArgs):
     unroll_length: Count = 20
     """steps of each environment in one unroll (T)"""
     batch_unrolls: Count = 16
-    """batch size: unrolls in one gradient of each learner, each of T steps of one environment"""
+    """batch size: unrolls in one gradient of each learner, each of T steps; without replay, at most so many"""
     lstm: bool = False
     """recurrent policy: add an LSTM to the network"""
     vtrace: bool = True
@@ -79,7 +79,7 @@ class Args(RolloutArgs):
     clip_pg_rho: NonNegative = 1.0
     """V-trace pg-rho-bar: max importance weight of a policy-gradient advantage"""
     replay_proportion: Annotated[float, Between(0, 0.99)] = 0.0
-    """share of a batch that is sampled from the replay of earlier unrolls"""
+    """share of a batch that is sampled from the replay of the newest unrolls"""
     replay_size: Count = 1000
     """replay buffer size (unrolls), for --replay-proportion"""
     num_learners: Annotated[int, Between(1, 64)] = 1
@@ -193,7 +193,7 @@ def batches(args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Gener
     for columns in minibatches(num_unrolls, args.fresh_unrolls, 1, rng, device):
         batch = select(unrolls, columns)
         if replay.capacity and args.batch_unrolls > args.fresh_unrolls:
-            old = replay.sample(args.batch_unrolls - args.fresh_unrolls, rng)
+            old = replay.sample(args.batch_unrolls - len(columns), rng)
             batch = Rollout(*(torch.cat(fields, 1) for fields in zip(batch, old, strict=True)))
         yield batch
 

@@ -17,12 +17,14 @@ class Rule(NamedTuple):
     setting: str  # a field; in chapters that lack it, the flags have an effect
     acts: Callable[[Any], bool]  # value of the setting -> whether they do
     fix: str
+    beside: str = ""  # a field; in chapters that lack it, the flags have an effect too
 
 
 RULES = (
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
+    Rule("adam-eps", "optimizer", lambda optimizer: optimizer == "adam", "use --rmsprop-eps", beside="rmsprop_eps"),
     Rule("epsilon ladder-exponent", "algo", lambda algo: algo != "ddpg", "add --algo dqn"),
     Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", lambda algo: algo == "ddpg", "use ddpg"),
     Rule("repeat-fraction", "update_epochs", lambda epochs: epochs > 1, "raise --update-epochs"),
@@ -37,7 +39,9 @@ def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
     """Raise ConfigError for a flag of the command line that has no effect beside the other settings."""
     settings = vars(args)
     for rule in RULES:
-        if rule.setting not in settings or rule.acts(value := settings[rule.setting]):
+        if not {rule.setting, rule.beside or rule.setting} <= settings.keys() or rule.acts(
+            value := settings[rule.setting]
+        ):
             continue
         for flag in rule.flags.split():
             given = peek(list(argv), f"--{flag}")

@@ -136,12 +136,24 @@ class ActorStates:
             log = {name: torch.as_tensor(value) for name, value in games.state_dict().items() if value is not None}
             counts = [self._rollouts[actor], self._sent[actor]]
             actors.append({"games": log, "counts": counts, "carried": self._carried.get(actor, {})})
-        return {"start": self.start, "actors": actors}
+        return {"start": self.start, "messages": self.layout.messages, "actors": actors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a `state_dict`. Raises ValueError for other numbers of actors or environments."""
+        """Load a `state_dict`.
+
+        Raises:
+            ValueError: for other numbers of actors or environments; or for other settings that the state of an actor
+                depends on, such as the n of n-step transitions.
+        """
         if len(state["actors"]) != len(self._games):
             raise ValueError(f"it has {len(state['actors'])} actors, not {len(self._games)}")
+        spec, messages = _spec(self.args.num_envs, self.layout), state.get("messages", self.layout.messages)
+        for saved in state["actors"]:
+            for name, tensor in saved["carried"].items():
+                if name in spec and tensor.shape != spec[name][0]:
+                    raise ValueError(f"{name} is {list(tensor.shape)}, not {list(spec[name][0])}")
+            if saved["counts"][1] and messages != self.layout.messages:
+                raise ValueError(f"a rollout was sent in {messages} messages, not {self.layout.messages}")
         self.start = state["start"]
         for actor, saved in enumerate(state["actors"]):
             arrays = {name: tensor.numpy() for name, tensor in saved["games"].items()}

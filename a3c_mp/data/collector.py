@@ -19,7 +19,7 @@ from a3c_mp.nets.distributions import category_sizes, mask_logits, num_params, t
 from a3c_mp.nets.layers import reset_state
 from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.processes.slots import Spec
-from a3c_mp.seeds import BURSTS, derive_seeds
+from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
 from wrappers import action_mask
 
 
@@ -103,14 +103,12 @@ class RolloutCollector:
         for state in self.entry:
             write_step(rollout, 0, core_state=state)
         rollout.final_baseline.zero_()
-        noise = self.rng.get_state()
         bursts = self.bursts if self.bursts and self.bursts.wanted(self.stats.dry) else None
         if bursts is not None:
             bursts.draw(self.bursts_seed, self.rollouts, len(rollout.action))
         for t in range(len(rollout.action)):
-            if self.noise_steps > 1:  # so many steps draw the same random numbers
-                noise = self.rng.get_state() if t % self.noise_steps == 0 else noise
-                self.rng.set_state(noise)
+            if self.noise_steps > 1:  # so many steps draw the same random numbers, also across rollouts
+                self.rng.manual_seed(self.noise_seed((self.rollouts * len(rollout.action) + t) // self.noise_steps))
             logits = self.logits if bursts is None else bursts.acting_logits(t, self.logits)
             action = self.distribution(logits).sample(self.rng).cpu()
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
@@ -134,6 +132,10 @@ class RolloutCollector:
     def rollout_seeds(self) -> tuple[int, int]:
         """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
         return derive_seeds(self.seed, *self.channel.entropy, self.rollouts)
+
+    def noise_seed(self, hold: int) -> int:
+        """Return the seed of noise that is held for `--noise-steps` steps, by its number."""
+        return derive_seeds(self.seed, *self.channel.entropy, hold, NOISE)[1]
 
     def bursts_seed(self, stretch: int) -> int:
         """Return the seed of the bursts in a stretch of rollouts."""

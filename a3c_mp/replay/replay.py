@@ -255,6 +255,7 @@ class Replay:
                 "frame": fields.pop("frame").contiguous(),
                 "fields": {name: field.clone() for name, field in fields.items()},
                 "leaves": leaves[:, :used].clone(),
+                "priority_exponent": self.priority_exponent,
                 "tail": torch.from_numpy(self.tail.copy()),
                 **counters,
                 "rng": self.rng.bit_generator.state,
@@ -268,11 +269,15 @@ class Replay:
         """Continue from a `state_dict`, also of an older version; call it before the writers start.
 
         Raises:
-            ValueError: the saved replay has other sizes.
+            ValueError: the saved replay has other sizes, or has no priorities and is to be sampled by them.
         """
         if state["sizes"] != self._sizes():
             sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
             raise ValueError(f"the saved replay has {sizes}; --no-save-replay resumes with an empty one")
+        exponent = state.get("priority_exponent", self.priority_exponent)  # that the saved leaves were raised to
+        if exponent == 0 < self.priority_exponent:
+            why = "was sampled uniformly and has no priorities"
+            raise ValueError(f"the saved replay {why}; --no-save-replay resumes with an empty one")
         shards, used = self.shards, state["leaves"].shape[1]
         state = {RENAMED.get(name, name): value for name, value in state.items()}
         for name, saved in {"frame": state["frame"], **state["fields"]}.items():
@@ -283,7 +288,10 @@ class Replay:
         self.seen[:], self.written[:] = state["committed"].numpy(), state["written"].numpy()
         self.tail[:] = state["tail"].numpy()
         leaves = np.arange(len(self.tree.leaves)).reshape(shards.num_lanes, shards.rows)[:, :used]
-        self.tree[leaves.ravel()] = state["leaves"].numpy().ravel()
+        saved = state["leaves"].numpy().ravel()
+        if exponent != self.priority_exponent:
+            saved = np.where(saved > 0, saved ** (self.priority_exponent / exponent), 0.0)
+        self.tree[leaves.ravel()] = saved
         self.size = int(np.count_nonzero(self.tree.leaves))
         self.rng.bit_generator.state = state["rng"]
         self.dropped = state["dropped"]

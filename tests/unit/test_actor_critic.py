@@ -147,9 +147,10 @@ def test_epochs_that_repeat_every_sample_are_plain_passes(num_epochs):
     assert taken(1.0, torch.randn(25, generator=torch.Generator().manual_seed(3)), num_epochs) == plain
 
 
-def test_equal_advantages_and_a_tiny_fraction_leave_no_epoch_empty():
+def test_equal_advantages_are_repeated_as_others_and_a_fraction_of_none_leaves_one_epoch():
     assert [len(batch) for batch in taken(0.5, torch.zeros(25))] == [9, 8, 8, 6, 6, 6, 6]
-    assert [len(batch) for batch in taken(1e-9, torch.ones(25))] == [9, 8, 8, 1, 1]
+    for fraction in (0.0, 1e-9):
+        assert [len(batch) for batch in taken(fraction, torch.ones(25))] == [9, 8, 8]
 
 
 @pytest.mark.parametrize("env_id", PRESETS)

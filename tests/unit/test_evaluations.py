@@ -303,6 +303,19 @@ def test_a_deterministic_run_is_solved_by_evaluation_at_the_same_step_each_time(
     assert runs[0].evals["count"] == 1
 
 
+def test_a_deterministic_run_that_waits_for_evaluations_does_not_know_a_later_one_when_it_resumes(run_inline):
+    """It was killed between the files of the best evaluation and of the checkpoint after it."""
+    flags = [*EVALUATED, "--deterministic", "--stop-eval-return", "1000", "--total-steps", "1200"]
+    done = run_inline.train(A3C_DATA, *flags)
+    manifest = json.loads(done.best.with_suffix(".json").read_text())
+    manifest["evaluation"]["return_mean"] = 1000.0
+    done.best.with_suffix(".json").write_text(json.dumps(manifest))
+    resumed = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "2400")
+    assert resumed.code == 0, resumed.err
+    assert not resumed.summary["solved"]
+    assert resumed.summary["steps"] >= 2400
+
+
 def test_evaluation_changes_nothing_of_a_deterministic_run(run_inline):
     flags = ["--deterministic", "--total-steps", "2000"]
     without = run_inline.train(A3C_DATA, *flags, name="without")

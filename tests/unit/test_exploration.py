@@ -137,3 +137,19 @@ def test_games_of_the_other_environments_have_their_whole_returns(chapter, run_i
     games = read_episodes(done.folder / "episodes.csv")
     assert len(games) >= 5
     assert all(game.episode_return == game.length for game in games)
+
+
+@pytest.mark.parametrize("noise_steps", [3, 16])
+def test_noise_is_held_for_so_many_steps_also_across_rollouts(noise_steps):
+    env = make_vec_env("Pendulum-v1", 2, seed=0)
+    spaces = env.single_observation_space, env.single_action_space
+    net, rollout = make_actor_critic(*spaces, NetSpec()), empty_rollout(rollout_spec(4, 2, *spaces))
+    args = RolloutArgs(env_id="Pendulum-v1", seed=0, num_envs=2, noise_steps=noise_steps)
+    collector, noise = RolloutCollector(args, env, net, unconnected_channel()), []
+    for _ in range(12):
+        collector.collect(rollout)
+        mean, log_std = rollout.behaviour_logits.chunk(2, dim=-1)
+        noise += ((rollout.action - mean) / log_std.exp()).squeeze(-1)
+    held = torch.stack(noise)
+    for t in range(1, len(held)):
+        assert torch.allclose(held[t], held[t - 1], atol=1e-5) == (t % noise_steps != 0), t

@@ -164,6 +164,13 @@ def test_a_run_that_has_learned_nothing_acts_at_random_when_it_is_resumed_too(ru
     assert not any(at_random), "though the replay is empty"
 
 
+def test_a_resume_with_another_n_leaves_the_unfinished_transitions_behind(run_inline):
+    assert run_inline.train(APEX_DQN, "--deterministic", "--save-replay", "--total-steps", "480").code == 0
+    resumed = run_inline("train_apex.py", "--resume", "runs/r", "--total-steps", "800", "--n-step", "2")
+    assert resumed.code == 0, resumed.err
+    assert "the checkpoint's actors do not fit these settings" in resumed.out
+
+
 def test_a_saved_replay_goes_on(run_inline):
     flags = ["--deterministic", "--save-replay", "--replay-size", "1000", "--total-steps", "1600"]  # it has come round
     first = run_inline.train(APEX_DQN, *flags)
