@@ -8,7 +8,10 @@ import importlib.util
 import logging
 import os
 import secrets
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,17 @@ def run_id(folder: Path) -> str:
     return file.read_text()
 
 
+@contextmanager
+def no_input() -> Iterator[None]:
+    """Context without standard input: a tracker without a login fails in it, instead of asking for one."""
+    with open(os.devnull) as empty:
+        stdin, sys.stdin = sys.stdin, empty
+        try:
+            yield
+        finally:
+            sys.stdin = stdin
+
+
 class Tracker:
     """A run in an experiment tracker; what it fails at costs a warning and all further points, never the run.
 
@@ -55,7 +69,8 @@ class Tracker:
         project, resume = os.environ.get("WANDB_PROJECT", PROJECT), "allow" if args.resume else "never"
         try:
             module = importlib.import_module(args.track)
-            module.init(project=project, name=folder.name, config=settings, resume=resume, **own)
+            with no_input():
+                module.init(project=project, name=folder.name, config=settings, resume=resume, **own)
             if args.track == "wandb":
                 module.define_metric("*", step_metric=STEPS)  # evaluations come late, with the steps of their weights
             self.module = module

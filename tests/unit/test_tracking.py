@@ -1,6 +1,7 @@
 """Experiment trackers get every point of every curve; what they fail at costs a warning."""
 
 import importlib.machinery
+import io
 import sys
 import types
 from dataclasses import replace
@@ -84,3 +85,13 @@ def test_wandb_offline(run_inline, monkeypatch):
     assert "wandb fails" not in done.log
     (found,) = (done.folder / "wandb").glob("offline-run-*/*.wandb")
     assert found.stat().st_size > 1000
+
+
+def test_a_tracker_has_nothing_to_read_its_login_from(args, monkeypatch):
+    module, found = Module(), []
+    module.init = lambda **settings: found.append((sys.stdin.isatty(), sys.stdin.read()))
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(sys, "stdin", typed := io.StringIO("3"))
+    a_run(args)
+    assert found == [(False, "")]
+    assert sys.stdin is typed
