@@ -37,6 +37,8 @@ OTHER_NAMES = {
     "gae-lambda": "lam lambda",
     "normalize-advantages": "norm-adv normalize-advantage",
     "normalize-obs": "norm-obs normalize-input vec-normalize",
+    "clip-rho": "rho-bar rho-hat vtrace-clip-rho-threshold vtrace-rho",
+    "clip-c": "c-bar c-hat vtrace-c",
     "env-id": "env gym-id environment task",
     "env-kwargs": "env-args env-config",
     "cuda": "device gpu",
@@ -61,6 +63,8 @@ OTHER_NAMES = {
     "reward-clip": "clip-rewards clip-reward",
 }
 """flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others"""
+MEANINGS = {"value-cost": ", of half the squared error (as in CleanRL; twice SB3's vf_coef)"}
+"""flag here -> in what it differs from some of them"""
 ONLY_IN = {
     "a3c_data a3c_grad apex impala ray task": "num-actors eval-every stop-eval-return optimizer",
     "a3c_data a3c_grad impala population ray task": "hidden",
@@ -123,7 +127,7 @@ def suggestion(name: str, flags: Collection[str]) -> str:
     negative = name.removeprefix("no-")
     here = next((flag for flag, others in OTHER_NAMES.items() if negative in others.split()), negative)
     if here in flags and here != negative:
-        return f"here it is --{here}"
+        return f"here it is --{here}{MEANINGS.get(here, '')}"
     if chapters := next((chapters for chapters, names in ONLY_IN.items() if here in names.split()), ""):
         *others, last = [f"train_{chapter}" for chapter in chapters.split()]
         scripts = f"{', '.join(others)} and {last} have" if others else f"{last} has"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,8 +53,18 @@ def make_own_net(name: str, obs_space: gymnasium.Space, action_space: gymnasium.
         net = OwnActorCritic(obs_space, head, body)
         check_own_net(net, obs_space)
     except Exception as error:  # code of the user's own can raise anything
-        raise ConfigError("net", name, one_line(error), "correct it; docs/nets.md has an example") from error
+        where = place_in(name.partition(":")[0], error)
+        raise ConfigError(
+            "net", name, f"{one_line(error)}{where}", "correct it; docs/nets.md has an example"
+        ) from error
     return net
+
+
+def place_in(module: str, error: Exception) -> str:
+    """Return the last line of a module that an error came through, ` (nets.py:7)`; an empty string if there is none."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({Path(file).name}:{lines[-1]})" if file and lines else ""
 
 
 def find_net_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:

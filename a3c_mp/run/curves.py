@@ -122,7 +122,9 @@ def one_for_each_seed(runs: Iterable[Curve]) -> tuple[list[Curve], list[str]]:
         other = best.get(key)
         if other is not None:
             run, other = (run, other) if run.steps[-1] > other.steps[-1] else (other, run)
-            skipped.append(f"{other.name}: seed {run.seed} of the same settings is in {run.name}")
+            skipped.append(
+                f"{other.name}: seed {run.seed} of the same settings is in {run.name}; other seeds are averaged"
+            )
         best[key] = run
     return list(best.values()), skipped
 

@@ -228,9 +228,13 @@ def _fix_for(env_id: str) -> str:
     """How to fix an environment id that cannot be made: a similar id, if there is one."""
     module, _, env_id = wrappers.split_id(env_id)[0].rpartition(":")
     if module and module not in sys.modules:
+        if module.endswith(".py"):
+            return "leave out .py: it is the name of a module"
         return "the module must be installed or lie in the current folder"
     if env_id in gymnasium.registry:
         return "choose another, or other --env-kwargs"
+    if (atari := f"ALE/{env_id}") in gymnasium.registry:
+        return f"perhaps you meant {atari}"
     known = {name.casefold(): name for name in gymnasium.registry}
     wanted = env_id.casefold()
     alike = [name for name in known if name.startswith(f"{wanted}-v")][-1:]  # the newest version
@@ -238,6 +242,8 @@ def _fix_for(env_id: str) -> str:
     if alike:
         meant = known[alike[0]]
         return f"perhaps you meant {f'{module}:{meant}' if module else meant}"
+    if module:
+        return f"{module} was imported and registers no {env_id}: call gymnasium.register in it, or check the spelling"
     return "check the spelling, or see gymnasium.pprint_registry()"
 
 

@@ -152,6 +152,12 @@ FLAGS = {
     "unknown env": (["--env-id", "Nonesuch-v3"], "env-id=Nonesuch-v3: Environment `Nonesuch` doesn't exist"),
     "mistyped env": (["--env-id", "PongNoFrameskp-v4"], "; perhaps you meant PongNoFrameskip-v4"),
     "env without version": (["--env-id", "CartPole"], "; perhaps you meant CartPole-v1"),
+    "env of an older gym": (["--env-id", "Pong-v5"], "; perhaps you meant ALE/Pong-v5"),
+    "env of a module that does not register it": (
+        ["--env-id", "envs:Nowhere-v0"],
+        "; envs was imported and registers no Nowhere-v0: call gymnasium.register in it, or check the spelling",
+    ),
+    "env of a file": (["--env-id", "envs.py:Count-v0"], "; leave out .py: it is the name of a module"),
     "env in lower case": (["--env-id", "ale/pong-v5"], "; perhaps you meant ALE/Pong-v5"),
     "unknown module": (["--env-id", "nowhere:Env-v0"], "env-id=nowhere:Env-v0: No module named 'nowhere'"),
 }

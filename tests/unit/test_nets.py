@@ -488,3 +488,14 @@ def test_flags_of_nets_that_contradict_each_other_are_refused(spec, message):
     with pytest.raises(ConfigError) as error:
         make_actor_critic(Box(-1.0, 1.0, (4,)), Discrete(2), spec)
     assert str(error.value).startswith(message)
+
+
+def test_an_error_in_a_net_of_the_users_own_names_its_line(tmp_path, monkeypatch):
+    body = "    def forward(self, obs):\n        return obs @ obs, None\n"
+    (tmp_path / "bad_net.py").write_text(
+        f"from torch import nn\n\n\nclass Bad(nn.Module):\n{body}\n\n"
+        "def make(obs_space, action_space):\n    return Bad()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"net=bad_net:make: RuntimeError: .*\(bad_net.py:6\); correct it"):
+        make_actor_critic(Box(-1.0, 1.0, (2,)), Discrete(2), NetSpec("bad_net:make"))

@@ -157,7 +157,7 @@ def test_a_seed_counts_once():
     short, long, other = curve("short", end=50.0), curve("long"), curve("other", seed=2)
     runs, messages = curves.one_for_each_seed([short, long, other])
     assert runs == [long, other]
-    assert messages == ["short: seed 1 of the same settings is in long"]
+    assert messages == ["short: seed 1 of the same settings is in long; other seeds are averaged"]
 
 
 def test_an_aborted_run_does_not_cut_the_mean_and_a_solved_one_keeps_its_last_value():
