@@ -27,6 +27,10 @@ class RayActorError(RayError):
     """An actor is gone."""
 
 
+class ObjectLostError(RayError):
+    """What an actor has sent is gone."""
+
+
 class ActorAlreadyExistsError(Exception):
     """The name of an actor is taken."""
 
@@ -89,7 +93,7 @@ class InlineRay(ModuleType):
         super().__init__("ray")
         self.__spec__ = importlib.machinery.ModuleSpec("ray", None)
         self.named, self.started = {}, []
-        names = (RayError, RayTaskError, RayActorError, ActorAlreadyExistsError)
+        names = (RayError, RayTaskError, RayActorError, ObjectLostError, ActorAlreadyExistsError)
         self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
         self._private = ModuleType("ray._private")
         self._private.worker = SimpleNamespace()

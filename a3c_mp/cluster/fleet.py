@@ -211,7 +211,10 @@ class Fleet:
     # ---- deaths
 
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
-        if "node has died" in str(error) or "node was" in str(error):
+        says_so = "node has died" in str(error) or "node was" in str(error)
+        # Large results lie on the actor's node; their loss may be noticed before the actor's death.
+        is_lost = isinstance(error, self.session.ray.exceptions.ObjectLostError)
+        if says_so or (is_lost and self.session.has_left(actor.node_id)):
             return "was lost with its node", ""
         if actor.hello is not None and "creation task" in str(error):
             return "raised an exception", str(error)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from a3c_mp.cluster.calls import Calls, NotedModule, in_time
 from a3c_mp.cluster.environment import ENVIRONMENT, LOOPBACK, ClusterAddress, environment, foreign, import_ray
 from a3c_mp.cluster.guardian import Guardian, end_cluster, remove_folder
-from a3c_mp.cluster.watchdog import ClusterState, Watchdog
+from a3c_mp.cluster.watchdog import ANSWER_SECONDS, POLL_SECONDS, ClusterState, Watchdog
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.supervisor import START_SECONDS
@@ -34,6 +34,8 @@ SHUTDOWN_SECONDS = 4.0
 """longest wait for `ray.shutdown()`"""
 LOST_SECONDS = 1.0
 """the same where the head of the cluster is lost"""
+NEWS_SECONDS = POLL_SECONDS + ANSWER_SECONDS
+"""longest wait for what the head says of a node now"""
 STUCK_ACTOR_SECONDS = 15.0
 """longest time that a parameter server or a replay shard may take for an answer, once it has started"""
 
@@ -142,6 +144,13 @@ class Session:
         """(node, process) of an actor; None while it has no process."""
         node_id, pid = self.state.places.get(actor._actor_id.hex(), ("", 0))
         return (node_id, pid) if pid else None
+
+    def has_left(self, node_id: str) -> bool:
+        """Whether a node has left the cluster; waits for newer answers of its head while it is in the last one."""
+        deadline = time.monotonic() + NEWS_SECONDS
+        while node_id in self.state.nodes and self.lost is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS / 10)
+        return node_id not in self.state.nodes
 
     def kill_process(self, node_id: str, pid: int) -> None:
         """Kill a process on a node, also one that is stopped (SIGSTOP) and does not listen to Ray."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from inline_ray import RayActorError
+from inline_ray import ObjectLostError, RayActorError
 from torch import nn
 
 from a3c_mp.cluster import __main__ as nodes
@@ -454,6 +454,28 @@ def test_a_lost_actor_is_replaced_and_fills_its_slot_again(fleets, mishap, said)
     assert message.text.splitlines()[0] == said.format(pid=os.getpid())
     assert message.replaced
     assert fleet.restarts == ("node" not in said)
+
+
+@pytest.mark.parametrize("news", ["before", "after", "never"])
+def test_results_that_are_lost_with_a_node_cost_no_restart(fleets, monkeypatch, news):
+    """Large results lie on the actor's node: Ray says that they are lost, and not why."""
+    gone = fleets.session.state.nodes.clear
+
+    def mishap():
+        if news == "before":
+            gone()
+        elif news == "after":
+            threading.Timer(0.3, gone).start()
+        raise ObjectLostError("all copies of 0123 are lost")
+
+    if news == "never":
+        monkeypatch.setattr("a3c_mp.cluster.session.NEWS_SECONDS", 0.3)
+    with fleets([mishap], max_restarts=1, in_order=True) as fleet:
+        fleet.release(fleet.take(lambda: False), 1)
+        fleet.take(lambda: False)
+    how = "died; restart 1 of 1" if news == "never" else "was lost with its node"
+    assert [message.text for message in fleets.said] == [f"actor 0 (pid {os.getpid()}) {how}"]
+    assert fleet.restarts == (news == "never")
 
 
 def test_the_budget_of_restarts_is_kept(fleets):
