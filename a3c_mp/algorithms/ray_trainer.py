@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -198,8 +199,12 @@ class RayTrainer:
             source = "new unrolls" if isinstance(self.args, ImpalaArgs) else "the replay"
             update_norm(self.run, self.learner.net.norm, obs, source)
 
-    def start_actors(self, target: Callable[..., Any], *args: Any, **kept: Any) -> Actors:
+    @contextmanager
+    def start_actors(self, target: Callable[..., Any], *args: Any, **kept: Any) -> Iterator[Actors]:
         """Publish the weights and start the actors of a run, as a fleet that runs `target(channel, args, reader, ...)`.
+
+        At the end the run is saved before the fleet and the session end: where the node ends too, as at the shutdown
+        of a machine, Ray may end this process meanwhile.
 
         Args:
             target: a class; see `Fleet`.
@@ -220,7 +225,9 @@ class RayTrainer:
         run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
         run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.state.nodes))
         run.metrics.gauges["cluster/object_store"] = lambda: self.session.state.store_bytes / MIB
-        return actors
+        with actors, ExitStack() as saving:
+            saving.push(lambda kind, error, trace: run.finish(error))
+            yield actors
 
     def publish(self) -> None:
         """Publish the weights of the net to the parameter server."""

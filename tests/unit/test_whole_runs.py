@@ -30,6 +30,7 @@ from torch import nn
 
 import play
 from a3c_mp.algorithms import dqn
+from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.run import metrics
@@ -192,6 +193,22 @@ def test_a_saved_replay_of_other_sizes_names_the_flag_that_leaves_it_out(run_inl
     with pytest.raises(ConfigError, match=r"does not fit these settings: the saved replay has .*--no-save-replay"):
         run_inline("train_apex.py", *larger)
     assert run_inline("train_apex.py", *larger, "--no-save-replay").code == 0
+
+
+@pytest.mark.parametrize("chapter", [RAY_IMPALA, RAY_DQN], ids=row_id)
+def test_a_run_on_ray_is_saved_before_its_actors_end(run_inline, monkeypatch, chapter):
+    """Where the node ends too, Ray may end the trainer in the rest."""
+    saved, end = [], Fleet.__exit__
+
+    def noted(fleet, *exc):
+        saved.append((run_inline.folder() / "summary.json").exists())
+        return end(fleet, *exc)
+
+    monkeypatch.setattr(Fleet, "__exit__", noted)
+    done = run_inline.train(chapter, "--total-steps", "600")
+    assert done.code == 0, done.err
+    assert saved == [True]
+    assert done.state["steps"] == done.summary["steps"]
 
 
 def test_ddpg_trains_and_is_played(run_inline):
