@@ -31,7 +31,7 @@ from a3c_mp.cluster.access import (
     saved_address,
 )
 from a3c_mp.cluster.environment import LOCAL_HOSTS, ClusterAddress, check_installed, environment, foreign, versions
-from a3c_mp.cluster.guardian import Guardian, command_line, descendants, end_processes, remove_folder
+from a3c_mp.cluster.guardian import Guardian, command_line, descendants, end_processes, has_open, parents, remove_folder
 from a3c_mp.cluster.session import FOLDER_PREFIX, TEMP_FOLDER
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.spawn import SIGNALS
@@ -40,7 +40,7 @@ START_SECONDS = 60.0
 POLL_SECONDS = 0.1
 CONNECT_SECONDS = 5.0
 GRACE_SECONDS = 20.0
-"""time from the failure of a main process to the end of the others, in which runs save their state"""
+"""time from a signal, or the failure of a main process, to the end of the others, in which runs save their state"""
 SERVERS = {"gcs_server", "raylet"}
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 PORT = 6399
@@ -174,14 +174,32 @@ class Node:
         self._end()
 
     def wait(self) -> int:
-        """Wait for a signal (then return 0), or for the end of one of the node's main processes (1)."""
+        """Wait for a signal (then return 0), or for the end of one of the node's main processes (1).
+
+        Runs on this node have time to save their state: where its raylet ends, Ray ends them at once.
+        """
         while not self._stopped:
             if not all(map(command_line, self._servers)):
                 print(f"the node has failed; it ends in {GRACE_SECONDS:.0f} s", file=sys.stderr, flush=True)
                 self._pause(GRACE_SECONDS)  # a run saves its state meanwhile
                 return 1
             self._pause(POLL_SECONDS)
+        self._let_runs_end()
         return 0
+
+    def _let_runs_end(self) -> None:
+        """Wait until no trainer uses this node, for `GRACE_SECONDS` at most, or until another signal."""
+        self._stopped, deadline = False, time.monotonic() + GRACE_SECONDS
+        if self._is_used():
+            text = f"a run uses this node; it has {GRACE_SECONDS:.0f} s to end, a second signal ends the node at once"
+            print(text, file=sys.stderr, flush=True)
+        while self._is_used() and time.monotonic() < deadline and not self._stopped:
+            self._pause(POLL_SECONDS)
+
+    def _is_used(self) -> bool:
+        """Whether a process that is not of this node has a log file of it open, as a trainer has."""
+        own = {os.getpid(), *self._family()}
+        return any(has_open(pid, self._folder) for pid in parents() if pid not in own)
 
     def _start(self) -> None:
         with tempfile.TemporaryFile("w+") as output:

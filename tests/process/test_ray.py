@@ -57,9 +57,9 @@ def nothing_of_ray_is_left(scripts):
     assert not list(Path("/dev/shm").glob("*plasma*"))
 
 
-def learning(scripts, trainer, name="r"):
-    """Wait until both actors have finished a game."""
-    scripts.wait_for(name, "episodes.csv:,1,", trainer)
+def learning(scripts, trainer, name="r", last_actor=1):
+    """Wait until the actor with the highest number has finished a game."""
+    scripts.wait_for(name, f"episodes.csv:,{last_actor},", trainer)
 
 
 def end(scripts, trainer, name="r", signum=signal.SIGTERM):
@@ -273,6 +273,20 @@ def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, nodes):
     done = end(scripts, trainer)
     assert done.code == 143
     assert json.loads((done.folder / "config.json").read_text())["args"]["address"] == nodes.address
+
+
+@SLOW
+@pytest.mark.timeout(300)
+def test_a_run_is_saved_where_its_node_is_ended_at_the_same_time(scripts, nodes):
+    """As at the shutdown of a machine."""
+    node = nodes.head()
+    trainer = scripts.train(RAY_IMPALA, *LONG, "--address", "auto", "--num-actors", "1")
+    learning(scripts, trainer, last_actor=0)
+    node.terminate()
+    done = end(scripts, trainer)
+    assert done.code == 143, done.err
+    assert done.state["steps"] == done.summary["steps"] > 0
+    assert node.wait(10) == 0, "it does not wait longer than for the run"
 
 
 @SLOW

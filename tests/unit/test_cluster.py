@@ -635,28 +635,62 @@ def test_too_little_shared_memory_for_the_object_store_is_found_before_the_start
         check_store(2**60, 2, str(tmp_path))
 
 
-# ---- the guardian
+# ---- what uses a cluster's folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (folder := tmp_path / "ray").mkdir()
+    return folder
+
+
+@pytest.fixture
+def sleeper(folder):
+    """A process that has a file of the folder open."""
+    code = "import time; file = open('ray/log', 'w'); time.sleep(100)"
+    sleeper = subprocess.Popen([sys.executable, "-c", code], cwd=folder.parent)
+    until(lambda: has_open(sleeper.pid, folder))
+    yield sleeper
+    sleeper.kill()
+    sleeper.wait()
+
+
+@pytest.mark.parametrize("end", ["of the run", "of its time", "by a second signal"])
+def test_a_node_that_is_ended_by_a_signal_waits_for_the_runs_on_it(folder, sleeper, monkeypatch, capsys, end):
+    node = nodes.Node([], "127.0.0.1", 0, {}, folder)
+    monkeypatch.setattr(node, "_family", list)  # nothing that this process has started is the node's
+    monkeypatch.setattr(nodes, "GRACE_SECONDS", 0.5 if end == "of its time" else 60.0)
+    happens = {
+        "of the run": lambda: (sleeper.kill(), sleeper.wait()),
+        "of its time": lambda: None,
+        "by a second signal": lambda: node._on_signal(15, None),
+    }
+    node._on_signal(15, None)
+    began = time.monotonic()
+    (timer := threading.Timer(0.5, happens[end])).start()
+    assert node.wait() == 0
+    timer.join()
+    assert 0.5 <= time.monotonic() - began < 30
+    assert "a run uses this node; it has " in capsys.readouterr().err
+
+
+def test_a_node_without_runs_ends_at_a_signal(folder, monkeypatch, capsys):
+    node = nodes.Node([], "127.0.0.1", 0, {}, folder)
+    monkeypatch.setattr(node, "_family", list)
+    node._on_signal(15, None)
+    assert node.wait() == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])
-def test_the_guardian_cleans_up_behind_a_parent_that_was_killed(tmp_path, is_killed):
-    folder = tmp_path / "ray"
-    folder.mkdir()
-    sleeper = subprocess.Popen(
-        [sys.executable, "-c", "import time; file = open('ray/log', 'w'); time.sleep(100)"], cwd=tmp_path
-    )
-    until(lambda: has_open(sleeper.pid, folder))
+def test_the_guardian_cleans_up_behind_a_parent_that_was_killed(folder, sleeper, is_killed):
     guardian = Guardian(folder)
-    try:
-        if is_killed:
-            guardian._process.stdin.close()
-            assert sleeper.wait(20) == -9
-            guardian._process.wait(20)
-            assert not folder.exists()
-        else:
-            guardian.close()
-            assert sleeper.poll() is None
-            assert folder.exists()
-    finally:
-        sleeper.kill()
-        sleeper.wait()
+    if is_killed:
+        guardian._process.stdin.close()
+        assert sleeper.wait(20) == -9
+        guardian._process.wait(20)
+        assert not folder.exists()
+    else:
+        guardian.close()
+        assert sleeper.poll() is None
+        assert folder.exists()
