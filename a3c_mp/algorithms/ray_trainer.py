@@ -247,7 +247,7 @@ class RayTrainer:
 
         ahead = 0 if args.deterministic else args.prefetch
         replay = RemoteReplay(
-            self.session, start, args.num_shards, batch_size=args.batch_size, ahead=ahead,
+            self.session, start, args.num_actors, args.num_shards, batch_size=args.batch_size, ahead=ahead,
             seed=derive_seeds(args.seed, DRAWS)[1], max_restarts=args.max_restarts,
             should_stop=self.run.is_interrupted, device=self.device,
         )  # fmt: skip

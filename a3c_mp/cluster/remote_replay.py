@@ -17,6 +17,9 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.processes.supervisor import WAIT_SECONDS
 from a3c_mp.replay import Batch
 
+UNANSWERED = 2
+"""insertions of each actor that may wait for their shard; their rows lie in the object store meanwhile"""
+
 
 class Call(NamedTuple):
     """A call of a shard."""
@@ -41,7 +44,7 @@ class RemoteReplay:
     Args:
         session: the connection to Ray.
         start_shard: starts the actor of a shard, called with its number.
-        num_shards: actor i sends to shard i % num_shards.
+        num_actors, num_shards: actor i sends to shard i % num_shards.
         batch_size: transitions of a batch.
         ahead: batches requested ahead; 0 in deterministic runs, which also wait for every insertion.
         seed: of the draws among shards.
@@ -51,12 +54,13 @@ class RemoteReplay:
     """
 
     def __init__(
-        self, session: Session, start_shard: Callable[[int], Any], num_shards: int, *, batch_size: int, ahead: int,
-        seed: int, max_restarts: int, should_stop: Callable[[], bool], device: torch.device,
+        self, session: Session, start_shard: Callable[[int], Any], num_actors: int, num_shards: int, *,
+        batch_size: int, ahead: int, seed: int, max_restarts: int, should_stop: Callable[[], bool],
+        device: torch.device,
     ):  # fmt: skip
         self.session, self.start_shard, self.num_shards = session, start_shard, num_shards
         self.max_restarts, self.should_stop, self.device = max_restarts, should_stop, device
-        self.batch_size, self.ahead = batch_size, ahead
+        self.num_actors, self.batch_size, self.ahead = num_actors, batch_size, ahead
         self.rng = np.random.default_rng(seed)
         self.sizes, self.totals = np.zeros(num_shards, np.int64), np.zeros(num_shards)
         self.shards = [start_shard(number) for number in range(num_shards)]
@@ -70,11 +74,14 @@ class RemoteReplay:
         return int(self.sizes.sum())
 
     def insert(self, actor: int, rows: Any) -> None:
-        """Have a shard insert an actor's rows, given by reference."""
+        """Have a shard insert an actor's rows, given by reference; waits while too many insertions have no answer."""
         number, index = actor % self.num_shards, actor // self.num_shards
+        calls, most = self._calls[number], UNANSWERED * len(range(number, self.num_actors, self.num_shards))
+        while len(calls) >= most and self._wait(calls[0]):
+            self.look_after()  # it takes the answer
         call = self._call(number, "insert", index, rows)
         if self.ahead > 0:
-            self._calls[number].append(call)
+            calls.append(call)
         elif self._wait(call):
             self._take_reply(number, call)
 

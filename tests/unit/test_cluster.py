@@ -191,7 +191,7 @@ def test_three_shards_are_sampled_as_one(session):
         shard.insert(0, outbox.take())
     handles = [session.start_actor(lambda shard=shard: shard, ()) for shard in shards]
     replay = RemoteReplay(
-        session, lambda number: handles[number], 3, batch_size=500, ahead=0, seed=1, max_restarts=0,
+        session, lambda number: handles[number], 3, 3, batch_size=500, ahead=0, seed=1, max_restarts=0,
         should_stop=lambda: False, device=torch.device("cpu"),
     )  # fmt: skip
     for number, shard in enumerate(shards):
@@ -218,7 +218,7 @@ def test_a_batch_with_a_part_of_a_shard_that_was_replaced_is_not_used(session):
         return session.start_actor(lambda: shard, ())
 
     replay = RemoteReplay(
-        session, start_shard, 2, batch_size=50, ahead=0, seed=1, max_restarts=1,
+        session, start_shard, 2, 2, batch_size=50, ahead=0, seed=1, max_restarts=1,
         should_stop=lambda: False, device=torch.device("cpu"),
     )  # fmt: skip
     replay.totals[:] = 1.0
@@ -274,36 +274,69 @@ def test_helpers_that_do_not_answer_are_killed_and_others_are_not(session, monke
     assert killed == [("node", 7)]
 
 
-def test_a_stuck_shard_does_not_hang_a_trainer_that_waits_for_an_insertion(session):
-    """In deterministic runs, which wait for each; it is killed, and an empty one takes its place."""
-    stopped, started = threading.Event(), []
+class StuckShards:
+    """Makes shards of which the first is stuck in its second insertion, until it is killed."""
 
-    class Shard:
-        def __init__(self, is_stuck):
-            self.is_stuck = is_stuck
+    def __init__(self, session):
+        self.session, self.stopped, self.started, self.waiting = session, threading.Event(), [], []
+        session.kill_process = lambda node_id, pid: self.stopped.set()
 
-        def insert(self, actor, rows):
-            if self.is_stuck and rows == "second":
-                stopped.wait(20)
-                raise RayActorError("it was killed")
-            return Reply(len(rows), 1.0)
+    def __call__(self, number):
+        self.started.append(actor := self.session.start_actor(StuckShard, (self, not self.started)))
+        self.session.state.places[actor._actor_id.hex()] = ("node", 7)
+        return actor
 
-    def start(number):
-        started.append(session.start_actor(Shard, (not started,)))
-        session.state.places[started[-1]._actor_id.hex()] = ("node", 7)
-        return started[-1]
+    def __deepcopy__(self, memo):
+        return self  # its actors are threads
 
-    session.kill_process = lambda node_id, pid: stopped.set()
-    replay = RemoteReplay(
-        session, start, 1, batch_size=1, ahead=0, seed=1, max_restarts=1, should_stop=lambda: False,
+
+class StuckShard:
+    def __init__(self, shards, is_stuck):
+        self.shards, self.is_stuck = shards, is_stuck
+
+    def insert(self, actor, rows):
+        if self.is_stuck and rows != "first":
+            self.shards.stopped.wait(20)
+            raise RayActorError("it was killed")
+        return Reply(len(rows), 1.0)
+
+
+def remote_replay(session, start, ahead=0, should_stop=lambda: False):
+    """The replay of an actor, in a shard."""
+    return RemoteReplay(
+        session, start, 1, 1, batch_size=1, ahead=ahead, seed=1, max_restarts=1, should_stop=should_stop,
         device=torch.device("cpu"),
     )  # fmt: skip
+
+
+def test_a_stuck_shard_does_not_hang_a_trainer_that_waits_for_an_insertion(session, monkeypatch):
+    """In deterministic runs, which wait for each; it is killed, and an empty one takes its place."""
+    replay = remote_replay(session, shards := StuckShards(session))
     replay.insert(0, "first")
     assert replay.size == 5
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("a3c_mp.cluster.session.STUCK_ACTOR_SECONDS", 0.2)
-        replay.insert(0, "second")
-    assert (replay.size, len(started)) == (0, 2)
+    monkeypatch.setattr("a3c_mp.cluster.session.STUCK_ACTOR_SECONDS", 0.2)
+    replay.insert(0, "second")
+    assert (replay.size, len(shards.started)) == (0, 2)
+
+
+def test_insertions_wait_for_a_shard_that_does_not_answer(session, monkeypatch):
+    """Otherwise their rows would fill the object store; after some time the shard is replaced."""
+    is_over = []
+    replay = remote_replay(session, shards := StuckShards(session), ahead=1, should_stop=lambda: bool(is_over))
+    replay.insert(0, "first")
+    until(lambda: replay.look_after() or replay.size)
+    for rows in ("second", "third"):
+        replay.insert(0, rows)
+    threading.Timer(0.5, is_over.append, ["a signal"]).start()
+    replay.insert(0, "fourth")
+    assert is_over, "two wait for their answer already"
+    assert len(shards.started) == 1
+
+    is_over.clear()
+    monkeypatch.setattr("a3c_mp.cluster.session.STUCK_ACTOR_SECONDS", 0.2)
+    replay.insert(0, "of the other shard")
+    until(lambda: replay.look_after() or replay.size)
+    assert (replay.size, len(shards.started)) == (len("of the other shard"), 2)
 
 
 def test_the_watchdog_saves_a_run_only_while_the_trainer_is_in_a_call_of_ray(session, monkeypatch):
