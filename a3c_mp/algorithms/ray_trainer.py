@@ -156,7 +156,7 @@ class RayTrainer:
         self.packer = packer_of(args, learner)
         address = None if args.address is None else find_cluster(args.address, args.token_file)
         self.session = Session(address, needs_of(args, learner, self.packer), run.log)
-        self.session.watchdog.on_stuck = lambda why: run.finish(WorkerError(why))
+        self.session.watchdog.on_stuck = self._end_stuck_run
 
     def __enter__(self) -> RayTrainer:
         self.session.__enter__()
@@ -168,6 +168,13 @@ class RayTrainer:
 
     def __exit__(self, *exc: Any) -> None:
         self.session.__exit__(*exc)
+
+    def _end_stuck_run(self, why: str) -> int:
+        """Save the run and report its end, while the main thread waits for Ray; returns the exit code."""
+        error = WorkerError(why)
+        self.run.finish(error)
+        self.run.report_end(error)
+        return self.run.exit_code
 
     def pick(self, **train: Callable[..., None]) -> Callable[..., None]:
         """Return the one of these functions that is named as `--algo` says."""

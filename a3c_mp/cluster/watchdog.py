@@ -51,7 +51,7 @@ class Watchdog:
         self.state = ClusterState({}, 0.0, 0.0, {}, frozenset())  # the last answer
         self.address = ""  # HOST:PORT of the head
         self.lost: str | None = None  # why the cluster cannot be used any longer
-        self.on_stuck: Callable[[str], None] = lambda why: None  # called on this thread before the process ends
+        self.on_stuck: Callable[[str], int] = lambda why: 1  # called on this thread; the process ends with its result
         self._calls = calls
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ray-watchdog", daemon=True)
@@ -102,8 +102,11 @@ class Watchdog:
         while not self._stopping.wait(POLL_SECONDS):
             called = self._calls.since
             if called is not None and time.monotonic() - max(called, lost_at) >= STUCK_SECONDS:
-                self.on_stuck(why)
-                os._exit(1)
+                code = 1
+                try:
+                    code = self.on_stuck(why)
+                finally:
+                    os._exit(code)
 
 
 def ask_head() -> ClusterState:

@@ -216,13 +216,17 @@ class Run(HasProgress):
         self.finish(error)
         if self.evaluations is not None:
             self.evaluations.evaluator.close()
+        self.report_end(error)
+        self._cleanup.close()
+        return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
+
+    def report_end(self, error: BaseException | None) -> None:
+        """Close the files of metrics, and print and log how the run has ended; after `finish`."""
         self.metrics.close_files()
         prints.settle()
         self.metrics.display.close()
         self._log_end(error)
         console.drain()
-        self._cleanup.close()
-        return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
 
     def finish(self, error: BaseException | None) -> None:
         """Set exit code and reason, and write the last metrics, checkpoint and summary; only the first call counts.

@@ -159,6 +159,8 @@ def test_without_the_head_the_run_is_saved(scripts):
     done = scripts.finish(trainer, "r", timeout=40)
     assert done.code == 1
     assert "the head of the Ray cluster has not answered for 8 s" in done.summary["exit_reason"]
+    assert "error: the head of the Ray cluster" in done.out
+    assert "continue with " in done.out
     assert done.state["steps"] == done.summary["steps"] > 0
 
 

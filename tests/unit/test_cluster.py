@@ -343,12 +343,12 @@ def test_the_watchdog_saves_a_run_only_while_the_trainer_is_in_a_call_of_ray(ses
     dog = session.watchdog
     for name in ("POLL", "ANSWER", "SILENT", "STUCK"):
         monkeypatch.setattr(f"a3c_mp.cluster.watchdog.{name}_SECONDS", 0.02)
-    monkeypatch.setattr("a3c_mp.cluster.watchdog.os._exit", lambda code: dog._stopping.set())
-    looks, saved, answer = [], [], Future()
+    looks, saved, codes, answer = [], [], [], Future()
+    monkeypatch.setattr("a3c_mp.cluster.watchdog.os._exit", lambda code: (codes.append(code), dog._stopping.set()))
     dog._update = lambda: 1 / 0
     stopping_wait = dog._stopping.wait
     dog._stopping.wait = lambda seconds: (looks.append(dog.lost), stopping_wait(seconds))[1]
-    dog.on_stuck = lambda why: (saved.append(why), answer.set_result(None))
+    dog.on_stuck = lambda why: (saved.append(why), answer.set_result(None), 143)[-1]
     watchdog = threading.Thread(target=dog._watch, daemon=True)
     watchdog.start()
     until(lambda: sum(map(bool, looks)) > 5)  # looks at the trainer, after the head was lost
@@ -358,6 +358,7 @@ def test_the_watchdog_saves_a_run_only_while_the_trainer_is_in_a_call_of_ray(ses
     session.ray.get(answer)
     watchdog.join(20)
     assert len(saved) == 1
+    assert codes == [143]
 
 
 def test_a_head_that_is_slow_but_there_has_more_time(session, monkeypatch):
