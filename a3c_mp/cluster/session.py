@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from a3c_mp.cluster.calls import Calls, NotedModule, in_time
+from a3c_mp.cluster.calls import Calls, NotedModule
 from a3c_mp.cluster.environment import ENVIRONMENT, LOOPBACK, ClusterAddress, environment, foreign, import_ray
 from a3c_mp.cluster.guardian import Guardian, end_cluster, remove_folder
 from a3c_mp.cluster.watchdog import ANSWER_SECONDS, POLL_SECONDS, ClusterState, Watchdog
@@ -71,6 +71,7 @@ class Session:
         self._calls = Calls()  # of Ray, by the trainer
         self._answered: set[str] = set()  # ids of actors that have answered
         self._cleanup = ExitStack()
+        self._shutdown: threading.Thread | None = None
         where = "" if cluster is None else f" at {cluster.address}"
         self.watchdog = Watchdog(f"the Ray cluster{where}", self._calls)
 
@@ -208,21 +209,27 @@ class Session:
         }
 
     def _shut_down(self) -> None:
-        if self.lost is None:
-            in_time(self.ray.shutdown, SHUTDOWN_SECONDS)
-            return
-        atexit.unregister(self.ray.shutdown)  # it would wait for the head
+        def shut_down() -> None:
+            with suppress(Exception):
+                self.ray.shutdown()
+
         # No daemon: `exit_with` then ends the process at once, as Ray's threads may crash an interpreter that ends.
-        thread = threading.Thread(target=self.ray.shutdown, name="ray-shutdown", daemon=False)
-        thread.start()
-        thread.join(LOST_SECONDS)
+        self._shutdown = threading.Thread(target=shut_down, name="ray-shutdown", daemon=False)
+        self._shutdown.start()
+        self._shutdown.join(SHUTDOWN_SECONDS if self.lost is None else LOST_SECONDS)
+        if self._works_on():
+            atexit.unregister(self.ray.shutdown)  # it would wait too
+
+    def _works_on(self) -> bool:
+        """Whether Ray may still work in this process, and write into its folder."""
+        return self.lost is not None or (self._shutdown is not None and self._shutdown.is_alive())
 
     def _dismiss(self, guardian: Guardian) -> None:
         """End the guardian, unless Ray still works in this process: then it cleans up behind it."""
-        if self.lost is None:
-            guardian.close()
-        else:
+        if self._works_on():
             _working.append(guardian)
+        else:
+            guardian.close()
 
 
 def check_store(needed: int, num_actors: int, folder: str = "/dev/shm") -> None:

@@ -375,6 +375,27 @@ def test_a_head_that_is_slow_but_there_has_more_time(session, monkeypatch):
     dog._thread.join(20)
 
 
+@pytest.mark.parametrize("how", ["in time", "not in time", "without the head"])
+def test_where_rays_shutdown_does_not_return_the_guardian_cleans_up(session, monkeypatch, how):
+    """Nor does the interpreter wait for it again."""
+    go_on, tape, ray = threading.Event(), [], sys.modules["ray"]
+    monkeypatch.setattr(ray, "shutdown", (lambda: None) if how == "in time" else (lambda: go_on.wait(20)))
+    monkeypatch.setattr("a3c_mp.cluster.session.atexit.unregister", lambda function: tape.append(function))
+    monkeypatch.setattr("a3c_mp.cluster.session._working", working := [])
+    for name in ("SHUTDOWN", "LOST"):
+        monkeypatch.setattr(f"a3c_mp.cluster.session.{name}_SECONDS", 20.0 if how == "in time" else 0.1)
+    session.watchdog.lost = "it is silent" if how == "without the head" else None
+    guardian = SimpleNamespace(close=lambda: tape.append("closed"))
+    session._cleanup.callback(session._dismiss, guardian)
+    session._cleanup.callback(session._shut_down)
+    session.__exit__()
+    go_on.set()
+    if how == "in time":
+        assert (tape, working) == (["closed"], [])
+    else:
+        assert (tape, working) == ([ray.shutdown], [guardian])
+
+
 def test_of_the_variables_of_ray_only_those_of_tls_are_kept():
     kept = {"RAY_USE_TLS": "1", "RAY_TLS_CA_CERT": "file", "PATH": "/bin"}
     assert foreign({**kept, "RAY_ADDRESS": "host:1", "RAY_AUTH_TOKEN": "secret"}) == kept
