@@ -80,6 +80,8 @@ if parent_pid := os.environ.pop(PARENT_VARIABLE, ""):
 
 def is_script() -> bool:
     """Whether this process is one of the project's scripts, rather than another program that uses the library."""
+    if sys.argv[:1] == ["-m"]:  # Python imports the package of the module first
+        return any(word.removeprefix("-m") == "a3c_mp.cluster" for word in sys.orig_argv)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main is None:
         return False

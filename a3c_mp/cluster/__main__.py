@@ -33,7 +33,7 @@ from a3c_mp.cluster.access import (
 from a3c_mp.cluster.environment import LOCAL_HOSTS, ClusterAddress, check_installed, environment, foreign, versions
 from a3c_mp.cluster.guardian import Guardian, command_line, descendants, end_processes, has_open, parents, remove_folder
 from a3c_mp.cluster.session import FOLDER_PREFIX, TEMP_FOLDER
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.processes.spawn import SIGNALS
 
 START_SECONDS = 60.0
@@ -210,6 +210,8 @@ class Node:
             deadline = time.monotonic() + START_SECONDS
             while process.poll() is None and time.monotonic() < deadline and not self._stopped:
                 self._pause(POLL_SECONDS)
+            if self._stopped:
+                raise Stopped(0)  # as `wait` ends
             if process.poll() != 0:
                 why = " ".join(_read(output).split())[-300:]
                 raise ConfigError("node", "", f"Ray cannot be started here ({why})", "see docs/ray.md")

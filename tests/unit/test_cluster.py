@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from harness import ROOT
 from inline_ray import ObjectLostError, RayActorError
 from torch import nn
 
@@ -22,7 +24,7 @@ from a3c_mp.cluster import __main__ as nodes
 from a3c_mp.cluster import access
 from a3c_mp.cluster.environment import ClusterAddress, check_installed, foreign
 from a3c_mp.cluster.fleet import Fleet
-from a3c_mp.cluster.guardian import Guardian, has_open
+from a3c_mp.cluster.guardian import Guardian, command_line, has_open
 from a3c_mp.cluster.parameters import Publisher, Reader
 from a3c_mp.cluster.remote_replay import RemoteReplay
 from a3c_mp.cluster.session import Session, check_store
@@ -628,6 +630,46 @@ def test_a_node_that_cannot_be_started_says_so_in_one_line(home, monkeypatch, ca
     said = capsys.readouterr()
     assert said.err.startswith(line)
     assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+SLOW = "import os, time; print(os.getpid(), file=open('started', 'w', 1)); time.sleep(100)"
+"""code in which a command takes long"""
+
+
+def interrupted(folder, *command):
+    """(Exit code, stdout, stderr) of a command after Ctrl-C in `SLOW`."""
+    env = {**os.environ, access.HOME_VARIABLE: str(folder / "home"), "TMPDIR": str(folder)}
+    env["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        until(lambda: process.poll() is not None or (folder / "started").exists(), seconds=60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def test_ctrl_c_while_a_node_imports_gives_one_line(tmp_path):
+    (tmp_path / "numpy.py").write_text(SLOW)  # found before the library
+    assert interrupted(tmp_path, "-m", "a3c_mp.cluster", "head") == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_while_a_node_starts_ends_it_as_later(tmp_path):
+    """Also what Ray has started by then, and its folder."""
+    code = f"""
+import sys
+from a3c_mp.cluster import __main__ as nodes
+nodes.RAY, nodes.check_installed = {SLOW!r}, lambda: None
+sys.exit(nodes.main())
+"""
+    with access.socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    assert interrupted(tmp_path, "-c", code, "head", "--port", port) == (0, "", "")
+    assert not command_line(int((tmp_path / "started").read_text()))
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "started"}
 
 
 def write_token(home, text="secret", mode=0o600):
