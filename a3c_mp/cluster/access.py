@@ -45,10 +45,20 @@ except BaseException as error:
 
 
 def home() -> Path:
-    """The folder of tokens and addresses, mode 0700."""
+    """The folder of tokens and addresses, mode 0700. Raises ConfigError if it cannot be made, or others may use it."""
     folder = Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".a3c_mp")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = folder.stat().st_mode
+    except OSError as error:
+        raise _unusable(folder, f"it cannot be made ({error.strerror})", "choose another") from error
+    if mode & 0o077:
+        raise _unusable(folder, "other users may use it", f"chmod 700 {folder}, or choose another")
     return folder
+
+
+def _unusable(path: Path, why: str, fix: str) -> ConfigError:
+    return ConfigError("folder", path, why, f"{fix} with the environment variable {HOME_VARIABLE}")
 
 
 def write_private(path: Path, text: str) -> None:
@@ -86,9 +96,15 @@ def check_token(path: Path | None) -> Path:
 
 @contextmanager
 def saved_address(cluster: ClusterAddress) -> Iterator[None]:
-    """Keep a file in which `--address auto` finds the cluster of this machine's node; a later node may overwrite it."""
+    """Keep a file in which `--address auto` finds the cluster of this machine's node; a later node may overwrite it.
+
+    Raises ConfigError if it cannot be written.
+    """
     path, content = home() / "ray_cluster.json", json.dumps(cluster._asdict())
-    write_private(path, content)
+    try:
+        write_private(path, content)
+    except OSError as error:
+        raise _unusable(path.parent, f"it cannot be written ({error.strerror})", "choose another") from error
     try:
         yield
     finally:

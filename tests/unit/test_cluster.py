@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -598,6 +599,35 @@ def test_tokens_and_addresses_are_for_their_owner_only(home):
     assert list(home.iterdir()) == [token]
 
 
+HOMES = {
+    "no folder": (
+        lambda home: home.write_text(""),
+        "it cannot be made (File exists); choose another with the environm",
+    ),
+    "open": (lambda home: (home.mkdir(), home.chmod(0o750)), "other users may use it; chmod 700 "),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), HOMES.values(), ids=HOMES)
+def test_a_folder_of_tokens_that_cannot_be_used_is_refused_in_one_line(home, monkeypatch, capsys, make, message):
+    make(home)
+    monkeypatch.setattr(nodes, "check_installed", lambda: None)
+    for arguments in (["head"], ["join", "host:1"], ["status"]):
+        monkeypatch.setattr(sys, "argv", ["cluster", *arguments])
+        assert nodes.main() == 2
+        assert capsys.readouterr().err.startswith(f"error: folder={home}: {message}")
+
+
+def test_an_address_that_cannot_be_saved_is_a_line(home, monkeypatch):
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(access, "write_private", full)
+    message = f"folder={home}: it cannot be written (No space left on device)"
+    with pytest.raises(ConfigError, match=re.escape(message)), access.saved_address(ClusterAddress("host:1", "token")):
+        pass
+
+
 def test_a_head_that_ends_leaves_the_address_of_a_later_one(home):
     with contextlib.ExitStack() as later:
         with access.saved_address(ClusterAddress("host:1", "token")):
@@ -702,7 +732,6 @@ ANSWERS = {
     "silent": ((FREE, {"error": "Deadline"}), "cannot tell whether the cluster checks tokens (Deadline)"),
     "no head": (({"error": "Deadline"}, CLOSED), "the head does not answer (Deadline)"),
     "other torch": (({**FREE, "versions": {"torch": "1.0"}}, CLOSED), "its head has torch 1.0, here "),
-    "no place": (({**FREE, "free_cpus": 0}, CLOSED), "num-actors=2: the cluster at "),
 }
 
 
