@@ -1,7 +1,8 @@
 """Tables and learning curves made from `bench/results/*.json`: no figure is typed by hand.
 
 Of several results for one chapter, game, machine and flags the newest counts. The README gets a row for each chapter,
-of its newest result without flags on any machine; those of another machine than most of a column name theirs.
+of its newest result without flags on any machine, none that was interrupted; those of another machine than most of a
+column name theirs.
 `docs/results.md` gets every machine, `docs/curves.png` the learning curves, `docs/games.png` the scores of eight games.
 A table replaces what is between `<!-- results -->` and `<!-- /results -->`, or between those of `games`; a file without
 these markers stays as it is, and the table is printed.
@@ -178,8 +179,9 @@ def goal_text(result: Result, in_minutes: bool) -> str:
 
 
 def column(results: Iterable[Result], game: str) -> dict[str, Result]:
-    """The newest result of each chapter on a game with its preset, of any machine."""
-    found = [result for (*_, flags), result in newest(results, "solve", "stop-return").items() if not flags]
+    """The newest result of each chapter on a game with its preset, of any machine; none that was interrupted."""
+    whole = [r for r in results if len(r.get("runs", [])) >= r.get("bench", {}).get("seeds", 1)]
+    found = [result for (*_, flags), result in newest(whole, "solve", "stop-return").items() if not flags]
     found.sort(key=lambda result: result["date"])
     return {r["chapter"]: r for r in found if r["env_id"] == game and r["chapter"] in CHAPTERS}
 
@@ -191,10 +193,11 @@ def chosen(results: Iterable[Result]) -> dict[tuple[str, str], Result]:
 
 
 def where_and_when(results: list[Result]) -> str:
-    """The machine of most results of a column, and all dates: `Intel Xeon 2 cores, 2026-11-21 to 2026-11-22`."""
-    dates = sorted(result["date"][:10] for result in results)
+    """The machine of most results of a column, and their dates: `Intel Xeon 2 cores, 2026-11-21 to 2026-11-22`."""
+    machine = main_machine(results)
+    dates = sorted(result["date"][:10] for result in results if result["machine"]["name"] == machine)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    return f"{main_machine(results)}, {when}"
+    return f"{machine}, {when}"
 
 
 def main_machine(results: Iterable[Result]) -> str:

@@ -185,7 +185,7 @@ def test_report_takes_the_newest_result_of_each_chapter_and_names_machines_that_
     assert "| 11.0 min, 0.07M steps (2 of seeds 1 to 3) | 10 s, 70k steps (seed 1), new |" in table
     assert table.count("| 30 s, 70k steps (seed 1) |") == 2
     assert table.count("not run") == 2 * len(report.CHAPTERS) - 4
-    when = "PongNoFrameskip-v4: old, 2026-01-01; CartPole-v1: old, 2026-01-01 to 2026-01-02"
+    when = "PongNoFrameskip-v4: old, 2026-01-01; CartPole-v1: old, 2026-01-01"
     assert table.endswith(f"Where a cell names no other machine: {when}.")
     assert "0 of 1 solved (seed 1)" in report.chapter_table([solved_at("box", "2026-01-01 10:00:00", None)])
     assert report.chapter_table([throughput("2026-01-01 10:00:00", 2000.0)]) == ""
@@ -198,6 +198,8 @@ def test_report_keeps_results_with_other_flags_apart_and_out_of_the_readme(tmp_p
     assert report.trainer_flags(other) == "--net book --lr=1e-3"
     assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}
     assert len(report.newest([preset, other], "solve", "stop-return")) == 2
+    interrupted = solved_at("box", "2026-01-03 10:00:00", 9.0) | {"bench": {"seeds": 2}}
+    assert report.chosen([preset, interrupted]) == {("a3c_data", "CartPole-v1"): preset}
     alike = throughput("2026-01-03 10:00:00", 3000.0) | {"flags": ["--net=book"]}
     assert report.trainer_flags(alike) == "--net=book"
 
