@@ -247,12 +247,18 @@ def show_collecting(run: Run, args: Args, size: Callable[[], int]) -> None:
     run.metrics.phase = phase
 
 
-def add_replay_metrics(run: Run, args: Args, replay: Replay) -> None:
-    """Add size and memory of the replay to the metrics, and log it if a resumed run has to fill it again."""
-    if args.resume and not replay.size:
+def log_empty_replay(run: Run, args: Args, why: str) -> None:
+    """Log that a resumed run has to fill its replay again, and `why` a deterministic one then ends differently."""
+    if args.resume:
         run.log.info(f"the replay is empty: learning starts once it holds {args.learning_starts:,} transitions")
         if args.deterministic:
-            run.log.warning("without --save-replay a resumed run differs from one that was never interrupted")
+            run.log.warning(f"{why} a resumed run differs from one that was never interrupted")
+
+
+def add_replay_metrics(run: Run, args: Args, replay: Replay) -> None:
+    """Add size and memory of the replay to the metrics, and log it if a resumed run has to fill it again."""
+    if not replay.size:
+        log_empty_replay(run, args, "without --save-replay")
     show_collecting(run, args, lambda: args.num_learners * replay.size)  # the others have about as much
     shards = replay.shards
     capacity = shards.num_lanes * shards.rows

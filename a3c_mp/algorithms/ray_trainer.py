@@ -259,6 +259,7 @@ class RayTrainer:
             should_stop=self.run.is_interrupted, device=self.device,
         )  # fmt: skip
         self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+        apex.log_empty_replay(self.run, args, "replay shards are not saved:")
         apex.show_collecting(self.run, args, lambda: replay.size)
         return replay
 

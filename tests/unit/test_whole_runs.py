@@ -145,6 +145,16 @@ def test_the_replay_ratio_is_held_and_a_resumed_run_refills_its_replay(run_inlin
     assert learned == pytest.approx(4 * (resumed.summary["steps"] - summary["steps"] - start), abs=4 * 64)
 
 
+@pytest.mark.parametrize(
+    ("chapter", "why"), [(APEX_DQN, "without --save-replay"), (RAY_DQN, "replay shards are not saved:")], ids=row_id
+)
+def test_a_deterministic_run_without_its_replay_warns_that_it_will_differ(run_inline, chapter, why):
+    assert run_inline.train(chapter, "--deterministic", "--total-steps", "480").code == 0
+    resumed = run_inline(chapter.script, "--resume", "runs/r", "--total-steps", "800")
+    assert resumed.code == 0, resumed.err
+    assert f"{why} a resumed run differs from one that was never interrupted" in resumed.out
+
+
 def test_a_run_that_has_learned_nothing_acts_at_random_when_it_is_resumed_too(run_inline, monkeypatch):
     at_random, act = [], dqn.Policy.act
 
