@@ -71,8 +71,9 @@ def command_of(result: dict[str, Any], seeds: int) -> list[str]:
     _, trainer_flags = tyro.cli(solve.Args, args=flags, return_unknown_args=True)
     settings = common.trainer_settings([*common.CHAPTERS[result["chapter"]], *trainer_flags])
     today = as_recorded(settings)
-    changed = {name for name in recorded.keys() & today.keys() - SAME if recorded[name] != today[name]}
-    return [*flags, *(word for name in sorted(changed) for word in flag_of(name, recorded[name]))]
+    then = as_recorded(type(settings)()) | recorded  # settings that are newer than the file had their class's defaults
+    changed = {name for name in today.keys() - SAME if then[name] != today[name]}
+    return [*flags, *(word for name in sorted(changed) for word in flag_of(name, then[name]))]
 
 
 def flag_of(name: str, value: Any) -> list[str]:

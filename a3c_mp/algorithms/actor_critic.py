@@ -47,7 +47,7 @@ VECTORS = {"num_envs": 8, "unroll_length": 128, "batch_size": 64, "reward_scale"
 CONTINUOUS_EPOCHS, VECTOR_EPOCHS = 10, 4
 """epochs of each rollout, where it can be learned from several times"""
 IMAGE_EPOCHS = {"update_epochs": 3, "repeat_fraction": 0.5}
-"""those on images, where gradients cost the most: two passes' worth"""
+"""epochs on images, where gradients are expensive; together they cost two full passes"""
 SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_after": 2_048}
 """exploration where no rewards come by chance, as in Freeway: one of 16 environments"""
 
@@ -283,6 +283,7 @@ def epochs(args: PPOArgs, advantages: Tensor, rng: torch.Generator) -> Iterator[
     """
     num, device = len(advantages), advantages.device
     repeated = round(args.repeat_fraction * num)
+    # Sorted again, because then a fraction of 1 gives plain passes, bit for bit.
     largest = advantages.abs().argsort(descending=True, stable=True)[:repeated].sort().values
     yield from minibatches(num, args.batch_size, 1, rng, device)
     if repeated == 0:

@@ -67,7 +67,7 @@ class Args(RolloutArgs):
     unroll_length: Count = 20
     """steps of each environment in one unroll (T)"""
     batch_unrolls: Count = 16
-    """batch size: unrolls in one gradient of each learner, each of T steps; without replay, at most so many"""
+    """batch size: unrolls (T steps of one environment) in one gradient of each learner; at most, without replay"""
     lstm: bool = False
     """recurrent policy: add an LSTM to the network"""
     vtrace: bool = True
@@ -79,7 +79,7 @@ class Args(RolloutArgs):
     clip_pg_rho: NonNegative = 1.0
     """V-trace pg-rho-bar: max importance weight of a policy-gradient advantage"""
     replay_proportion: Annotated[float, Between(0, 0.99)] = 0.0
-    """share of a batch that is sampled from the replay of the newest unrolls"""
+    """share of a batch that is sampled from the replay buffer; more where new unrolls do not divide evenly"""
     replay_size: Count = 1000
     """replay buffer size (unrolls), for --replay-proportion"""
     num_learners: Annotated[int, Between(1, 64)] = 1

@@ -39,9 +39,8 @@ def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
     """Raise ConfigError for a flag of the command line that has no effect beside the other settings."""
     settings = vars(args)
     for rule in RULES:
-        if not {rule.setting, rule.beside or rule.setting} <= settings.keys() or rule.acts(
-            value := settings[rule.setting]
-        ):
+        concerned = {rule.setting, rule.beside or rule.setting} <= settings.keys()
+        if not concerned or rule.acts(value := settings[rule.setting]):
             continue
         for flag in rule.flags.split():
             given = peek(list(argv), f"--{flag}")

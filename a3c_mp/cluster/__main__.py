@@ -191,7 +191,7 @@ class Node:
         """Wait until no trainer uses this node, for `GRACE_SECONDS` at most, or until another signal."""
         self._stopped, deadline = False, time.monotonic() + GRACE_SECONDS
         if self._is_used():
-            text = f"a run uses this node; it has {GRACE_SECONDS:.0f} s to end, a second signal ends the node at once"
+            text = f"a run uses this node: stop it; the node ends in {GRACE_SECONDS:.0f} s, or at a second signal"
             print(text, file=sys.stderr, flush=True)
         while self._is_used() and time.monotonic() < deadline and not self._stopped:
             self._pause(POLL_SECONDS)

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -102,11 +103,12 @@ class Watchdog:
         while not self._stopping.wait(POLL_SECONDS):
             called = self._calls.since
             if called is not None and time.monotonic() - max(called, lost_at) >= STUCK_SECONDS:
-                code = 1
                 try:
                     code = self.on_stuck(why)
-                finally:
-                    os._exit(code)
+                except Exception:
+                    traceback.print_exc()
+                    code = 1
+                os._exit(code)
 
 
 def ask_head() -> ClusterState:

@@ -27,7 +27,7 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 def write_together(files: Mapping[Path, bytes | Callable[[BinaryIO], object]]) -> None:
     """Write files of one folder as `write_atomically` does; none is renamed before all of them are on disk.
 
-    A full disk therefore leaves all of them as they were. Raises OSError.
+    A full disk therefore leaves all of them as they were; a kill between two renames does not. Raises OSError.
     """
     temporary = {path: path.with_suffix(path.suffix + ".tmp") for path in files}
     try:

@@ -229,7 +229,7 @@ def _fix_for(env_id: str) -> str:
     module, _, env_id = wrappers.split_id(env_id)[0].rpartition(":")
     if module and module not in sys.modules:
         if module.endswith(".py"):
-            return "leave out .py: it is the name of a module"
+            return "leave out .py: a module name stands before the colon"
         return "the module must be installed or lie in the current folder"
     if env_id in gymnasium.registry:
         return "choose another, or other --env-kwargs"

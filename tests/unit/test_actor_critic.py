@@ -7,13 +7,15 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+import train_a3c_data
+import train_task
+from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import (
     PRESETS,
     ActorCriticArgs,
     PPOArgs,
     Samples,
     epochs,
-    loss,
     make_optimizer,
     obs_for_stats,
     set_learning_rate,
@@ -95,7 +97,9 @@ def test_samples_keep_what_belongs_together():
                 assert torch.equal(sample[t * 3 + b], field[t, b])
 
 
-def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter():
+@pytest.mark.parametrize("loss", [actor_critic.loss, train_a3c_data.loss, train_task.loss])
+def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter(loss):
+    """Chapters 1 and 5 show it in their scripts, and the library has it for chapter 2."""
     net = ConvActorCritic((4, 36, 36), ActionHead(Discrete(2)))
     samples = Samples.of(ARGS, a_rollout(8, 2))._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
     totals = []
@@ -109,6 +113,7 @@ def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_paramete
         assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
         totals.append(total.item())
     assert totals[1] == pytest.approx(totals[0], rel=0.05)
+    assert torch.equal(total, actor_critic.loss(replace(ARGS, precision="bf16"), net, samples)[0])
 
 
 def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
@@ -116,7 +121,7 @@ def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
     advantages, value_targets = (field.flatten() for field in targets(ARGS, rollout))
     for normalize, expected in [(False, advantages), (True, losses.normalize(advantages))]:
         args = replace(ARGS, normalize_advantages=normalize)
-        _, metrics = loss(args, net, Samples.of(args, rollout))
+        _, metrics = actor_critic.loss(args, net, Samples.of(args, rollout))
         torch.testing.assert_close(metrics["values/advantage"], expected)
         assert torch.equal(metrics["values/target"], value_targets)
     assert not torch.equal(advantages, losses.normalize(advantages))

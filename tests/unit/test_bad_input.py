@@ -157,7 +157,7 @@ FLAGS = {
         ["--env-id", "envs:Nowhere-v0"],
         "; envs was imported and registers no Nowhere-v0: call gymnasium.register in it, or check the spelling",
     ),
-    "env of a file": (["--env-id", "envs.py:Count-v0"], "; leave out .py: it is the name of a module"),
+    "env of a file": (["--env-id", "envs.py:Count-v0"], "; leave out .py: a module name stands before the colon"),
     "env in lower case": (["--env-id", "ale/pong-v5"], "; perhaps you meant ALE/Pong-v5"),
     "unknown module": (["--env-id", "nowhere:Env-v0"], "env-id=nowhere:Env-v0: No module named 'nowhere'"),
 }
@@ -245,6 +245,12 @@ SPECIAL = {
         "replay-size=9: --replay-proportion 0.0 does not use it; raise --replay-proportion, or leave it out",
     ),
     "lag of none": (A3C_GRAD, ["--sync", "--max-lag", "3"], "max-lag=3: with --sync or --deterministic each"),
+    "bursts longer than their stretch": (A3C_DATA, ["--explore-steps", "1001"], "explore-steps=1001: must be between"),
+    "Adam's epsilon with RMSProp": (
+        A3C_DATA,
+        ["--optimizer", "rmsprop", "--adam-eps", "0.5"],
+        "adam-eps=0.5: --optimizer rmsprop does not use it; use --rmsprop-eps, or leave it out",
+    ),
     "epochs that there are not": (
         A3C_DATA,
         ["--update-epochs", "1", "--repeat-fraction", "0.5"],

@@ -136,6 +136,15 @@ def test_a_row_is_run_again_with_the_settings_that_were_recorded():
     assert flags[-2:] == ["--gamma=0.5", "--no-reward-clip" if today["reward_clip"] else "--reward-clip"]
 
 
+def test_a_setting_that_is_newer_than_a_file_is_run_again_as_it_was_then():
+    command = ("solve.py", "--env-id", "PongNoFrameskip-v4")
+    today = dataclasses.asdict(common.trainer_settings(["train_a3c_data.py", "--env-id=PongNoFrameskip-v4"]))
+    recorded = json.loads(json.dumps(today, default=str))
+    assert recorded.pop("repeat_fraction") == 0.5
+    flags = reproduce.command_of(solved(command=command, settings={"default": recorded}), seeds=1)
+    assert flags[-1] == "--repeat-fraction=1.0"
+
+
 def test_every_row_of_the_readme_has_a_file():
     path = reproduce.find(["a3c_data", "CartPole-v1"], common.RESULTS)
     assert json.loads(path.read_text())["chapter"] == "a3c_data"

@@ -281,7 +281,7 @@ class StuckShards:
     """Makes shards of which the first is stuck in its second insertion, until it is killed."""
 
     def __init__(self, session):
-        self.session, self.stopped, self.started, self.waiting = session, threading.Event(), [], []
+        self.session, self.stopped, self.started = session, threading.Event(), []
         session.kill_process = lambda node_id, pid: self.stopped.set()
 
     def __call__(self, number):
@@ -731,6 +731,7 @@ ANSWERS = {
     "wrong token": ((CLOSED, CLOSED), "the cluster refuses the token in secret"),
     "silent": ((FREE, {"error": "Deadline"}), "cannot tell whether the cluster checks tokens (Deadline)"),
     "no head": (({"error": "Deadline"}, CLOSED), "the head does not answer (Deadline)"),
+    "no place": (({**FREE, "free_cpus": 0}, CLOSED), "num-actors=2: the cluster at "),
     "other torch": (({**FREE, "versions": {"torch": "1.0"}}, CLOSED), "its head has torch 1.0, here "),
 }
 
@@ -797,7 +798,7 @@ def test_a_node_that_is_ended_by_a_signal_waits_for_the_runs_on_it(folder, sleep
     assert node.wait() == 0
     timer.join()
     assert 0.5 <= time.monotonic() - began < 30
-    assert "a run uses this node; it has " in capsys.readouterr().err
+    assert "a run uses this node: stop it; the node ends in " in capsys.readouterr().err
 
 
 def test_a_node_without_runs_ends_at_a_signal(folder, monkeypatch, capsys):

@@ -340,7 +340,7 @@ def test_a_resume_counts_on_and_knows_the_best_result_from_its_file(run_inline):
 
 
 def test_an_evaluator_has_the_time_of_a_start_to_make_its_environments(monkeypatch):
-    """It makes them anew for each evaluation, long after its own start."""
+    """Each evaluation makes new ones, long after the process has started."""
     tape = []
     monkeypatch.setattr(evaluator, "make_play_envs", lambda *args, **options: tape.append("environments"))
     monkeypatch.setattr(evaluator, "play_episodes", lambda *args: tape.append("games") or [])

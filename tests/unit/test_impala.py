@@ -79,6 +79,12 @@ def test_a_replay_is_saved_without_the_room_that_is_empty():
     assert [field.untyped_storage().nbytes() for field in fields] == [field.nbytes for field in fields]
 
 
+def test_replayed_unrolls_fill_every_batch_to_one_size():
+    replay = UnrollReplay(rollout_spec(6, 10, *SPACES), 20, CPU)
+    found = batches(replace(ARGS, batch_unrolls=16, replay_proportion=0.75), some_unrolls(10), replay, generator())
+    assert [batch.action.shape[1] for batch in found] == [16, 16, 16]
+
+
 def test_replay_keeps_the_newest():
     replay = UnrollReplay(rollout_spec(6, 4, *SPACES), 10, CPU)
     for seed in (0, 4, 8, 12):

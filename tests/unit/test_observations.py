@@ -71,6 +71,7 @@ def test_a_state_number_becomes_a_one_hot_vector():
 
 NO_SIZE = {
     "image": (Dict({"camera": Box(0, 255, (64, 64, 3), np.uint8)}), "has images (64, 64, 3) under 'camera'; only"),
+    "planes": (Dict({"camera": Box(0, 255, (3, 64, 64), np.uint8)}), "has images (3, 64, 64) under 'camera'; only"),
     "text": (Tuple([Discrete(2), Text(5)]), "has observations of type Text under '1', which have no fixed size"),
     "sequence": (Sequence(Discrete(2)), "has observations of type Sequence, which have no fixed size"),
 }

@@ -434,6 +434,19 @@ def test_a_replay_saved_with_older_names_is_read():
         assert torch.equal(one, other)
 
 
+def test_priorities_of_a_saved_replay_get_the_exponent_of_now():
+    state = filled_replay().state_dict()
+    again = Replay(make_shards(), 0.3, 3)
+    again.load_state_dict(state)
+    np.testing.assert_allclose(again.state_dict()["leaves"] ** 2, state["leaves"], rtol=1e-6)
+    uniform = Replay(make_shards(), 0.0, 3)
+    uniform.load_state_dict(state)
+    assert set(uniform.tree.leaves) <= {0.0, 1.0}
+    assert uniform.size == again.size
+    with pytest.raises(ValueError, match="was sampled uniformly and has no priorities"):
+        again.load_state_dict(uniform.state_dict())
+
+
 def test_a_replay_of_other_sizes_is_refused():
     state = Replay(make_shards(rows=50), 0.6, 3).state_dict()
     with pytest.raises(ValueError, match="50"):
