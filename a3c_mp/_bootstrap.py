@@ -96,6 +96,5 @@ def end_on_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 if is_script() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(
-        signal.SIGINT, end_on_interrupt
-    )  # while torch is imported; later, `exit_with` has handlers of its own
+    # While torch is imported; later, `exit_with` has handlers of its own.
+    signal.signal(signal.SIGINT, end_on_interrupt)

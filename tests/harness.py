@@ -211,7 +211,7 @@ class Scripts:
         return left
 
     def start(self, script: str, *flags: str, prefix: Sequence[str] = (), **popen) -> subprocess.Popen:
-        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": _default_signals, **popen}
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": default_signals, **popen}
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         process = subprocess.Popen(
             [*prefix, sys.executable, str(ROOT / script), *flags],
@@ -264,7 +264,7 @@ class Scripts:
             time.sleep(pause)
 
 
-def _default_signals() -> None:
+def default_signals() -> None:
     """Start as a program in a terminal does, also where the tests themselves run in the background (nohup, some CI)."""
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)

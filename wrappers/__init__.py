@@ -4,7 +4,7 @@ Actors step `make_vec_env`; `make_env` is the same as a single environment, for 
 This package imports nothing from `a3c_mp`.
 """
 
-from wrappers.actions import ACTIONS, action_mask, mask_in, num_choices, random_action
+from wrappers.actions import action_mask, mask_in, random_action
 from wrappers.atari import FRAME_SKIP, is_atari, make_env, spaces
 from wrappers.contract import BrokenContract, check_contract
 from wrappers.ids import find_spec, split_id, with_kwargs
@@ -13,7 +13,6 @@ from wrappers.structured import layout
 from wrappers.vector import make_vec_env
 
 __all__ = [
-    "ACTIONS",
     "FRAME_SKIP",
     "BrokenContract",
     "GameLog",
@@ -26,7 +25,6 @@ __all__ = [
     "make_env",
     "make_vec_env",
     "mask_in",
-    "num_choices",
     "obs_hashes",
     "random_action",
     "seeding_of",

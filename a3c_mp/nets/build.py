@@ -39,7 +39,7 @@ DEFAULT_NET = NetSpec()
 def make_actor_critic(
     obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET
 ) -> ActorCritic:
-    """Make the actor-critic net for these spaces; actions are one of `wrappers.ACTIONS`.
+    """Make the actor-critic net for these spaces; actions are one of `distributions.ACTIONS`.
 
     Raises:
         ConfigError: there is no such net, or it does not fit the observations or the other settings.

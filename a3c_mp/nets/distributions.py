@@ -15,11 +15,11 @@ import gymnasium
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
-from wrappers import ACTIONS, num_choices
-
+ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
+"""action spaces that there are distributions for"""
 MASKED = -1e30
 """logit of an action that is not allowed: its probability is exactly 0, and every term of a loss stays finite"""
 LOWEST_ALLOWED = -1e29
@@ -150,7 +150,11 @@ Distribution = Categorical | MultiCategorical | DiagonalGaussian
 
 def category_sizes(space: gymnasium.Space) -> list[int]:
     """Return the number of choices in each part of an action; an empty list for continuous actions."""
-    return num_choices(space).tolist()
+    if isinstance(space, Discrete):
+        return [int(space.n)]
+    if isinstance(space, MultiDiscrete):
+        return [int(size) for size in space.nvec.flatten()]
+    return [2] * int(np.prod(space.shape)) if isinstance(space, MultiBinary) else []
 
 
 def num_outputs(space: gymnasium.Space) -> int:

@@ -23,10 +23,10 @@ from torch import nn
 import wrappers
 from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.processes.free_memory import GIB, MIB, free_memory
 from a3c_mp.processes.slots import check_shared_memory
 from a3c_mp.replay import MaskedDiscrete
-from wrappers import ACTIONS
 
 FILES = 64
 """upper bound on the open files of a trainer without actors; it has about 15"""

@@ -55,7 +55,7 @@ def test_a_save_killed_at_any_moment_costs_that_one_save(tmp_path, kills):
         assert not skipped
         assert (state["net"]["weight"] == steps).all()
         for best in list_checkpoints(folder, "best")[:1]:
-            assert 0 < checkpoint.load(best, **ORIGIN)["steps"] <= steps
+            assert 0 < checkpoint.load(best, **ORIGIN)["steps"] <= steps + 1, "it is written before the checkpoint"
     assert in_the_middle > kills / 10, "many were killed while they wrote"
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from harness import ROOT
+from harness import ROOT, default_signals
 from inline_ray import ObjectLostError, RayActorError
 from torch import nn
 
@@ -671,8 +671,9 @@ def interrupted(folder, *command):
     env = {**os.environ, access.HOME_VARIABLE: str(folder / "home"), "TMPDIR": str(folder)}
     env["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
     process = subprocess.Popen(
-        [sys.executable, *command], cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        [sys.executable, *command], cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=default_signals,  # the tests may have been started with SIGINT ignored
+    )  # fmt: skip
     try:
         until(lambda: process.poll() is not None or (folder / "started").exists(), seconds=60)
         process.send_signal(signal.SIGINT)
