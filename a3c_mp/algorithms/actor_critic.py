@@ -44,10 +44,8 @@ CONTINUOUS: dict[str, Any] = {
 MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
 MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
 VECTORS = {"num_envs": 8, "unroll_length": 128, "batch_size": 64, "reward_scale": 0.1}
-CONTINUOUS_EPOCHS, VECTOR_EPOCHS = 10, 4
+CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
 """epochs of each rollout, where it can be learned from several times"""
-IMAGE_EPOCHS = {"update_epochs": 3, "repeat_fraction": 0.5}
-"""epochs on images, where gradients are expensive; together they cost two full passes"""
 SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_after": 2_048}
 """exploration where no rewards come by chance, as in Freeway: one of 16 environments"""
 
@@ -134,7 +132,7 @@ class PPOArgs(ActorCriticArgs):
 
     continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
     vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
-    images: ClassVar = {"net": "paper", "num_envs": 16, **IMAGE_EPOCHS, **SPARSE}
+    images: ClassVar = {"net": "paper", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
 
     update_epochs: Count = 1
     """PPO epochs: passes over a rollout; the first one takes every sample"""

@@ -121,7 +121,7 @@ class Checkpointer:
             raise ConfigError("resume", args.resume, str(error), fix) from error
         self.newest, self.saved_steps = path, self.state.progress.steps
         checkpoint.set_aside_newer(path)
-        if not (args.deterministic and args.stop_eval_return is not None):  # else it is played again, at the same step
+        if not args.evaluates_in_order:  # else it is played again, at the same step
             self.state.progress.evals.restore_best(checkpoint.best_evaluation(self.folder))
 
     def is_due(self) -> bool:

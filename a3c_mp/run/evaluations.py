@@ -85,7 +85,7 @@ class Evaluations:
     ):  # fmt: skip
         self.progress, self.net, self.snapshot, self.evaluator = progress, net, snapshot, evaluator
         self.on_result, self.log = on_result, log
-        self.in_order = progress.args.deterministic and progress.args.stop_eval_return is not None
+        self.in_order = progress.args.evaluates_in_order
         self.running: tuple[int, int] | None = None  # number and steps of its snapshot
         self._is_handed_out = False  # the running one; not yet after a resume
         self._played: PlayedGames | None = None  # the answer, until it counts

@@ -140,9 +140,9 @@ def test_a_setting_that_is_newer_than_a_file_is_run_again_as_it_was_then():
     command = ("solve.py", "--env-id", "PongNoFrameskip-v4")
     today = dataclasses.asdict(common.trainer_settings(["train_a3c_data.py", "--env-id=PongNoFrameskip-v4"]))
     recorded = json.loads(json.dumps(today, default=str))
-    assert recorded.pop("repeat_fraction") == 0.5
+    assert recorded.pop("explore_envs") > 0
     flags = reproduce.command_of(solved(command=command, settings={"default": recorded}), seeds=1)
-    assert flags[-1] == "--repeat-fraction=1.0"
+    assert flags[-1] == "--explore-envs=0.0"
 
 
 def test_every_row_of_the_readme_has_a_file():

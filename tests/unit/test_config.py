@@ -162,7 +162,6 @@ def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
         assert args.num_envs == (continuous["num_envs"] if env_id == "CarRacing-v3" else num_envs)
         assert args.net == net
         assert vars(args).get("update_epochs") == passes
-        assert vars(args).get("repeat_fraction") == (0.5 if passes else None)
         assert vars(args).get("replay_proportion") == (0.75 if chapter == "train_impala" else None)
         assert bool(args.explorers) == (passes is not None and env_id != "CarRacing-v3"), "it repeats discrete actions"
 
