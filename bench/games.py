@@ -93,9 +93,9 @@ def env_id_of(game: str, sticky: bool) -> str:
 
 
 def preset_flags(command: Sequence[str]) -> list[str]:
-    """Flags of a chapter's preset for Pong, without its stop rule and budget."""
+    """Flags of a chapter's preset for Pong, without its stop rule, its budget and its schedule."""
     preset = {**common.presets(command).get(PONG, {})}
-    for name in ("stop_return", "total_steps", "algo"):
+    for name in ("stop_return", "total_steps", "learning_rate_end", "anneal_steps", "algo"):
         preset.pop(name, None)
     flags = []
     for name, value in preset.items():

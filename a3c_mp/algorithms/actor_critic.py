@@ -59,9 +59,11 @@ class RolloutArgs(LearningArgs):
     slots_per_actor: Annotated[int, Between(1, 64)] = 1
     """rollouts in flight for each actor: with 1 it waits while the learner uses its rollout, with 2 it keeps acting"""
     learning_rate: NonNegative = 5e-4
-    """learning rate at the start, annealed linearly to learning-rate-end at total-steps"""
+    """learning rate at the start, annealed linearly to learning-rate-end over anneal-steps"""
     learning_rate_end: NonNegative = 0.0
-    """learning rate at total-steps; as high as learning-rate, it stays constant"""
+    """learning rate after anneal-steps; as high as learning-rate, it stays constant"""
+    anneal_steps: Annotated[int, Between(0)] = 0
+    """agent steps until the learning rate is at its end, where it stays; 0: total-steps"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """optimizer; the A3C and IMPALA papers use rmsprop"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
@@ -103,7 +105,7 @@ class RolloutArgs(LearningArgs):
 
     @property
     def learning_rates(self) -> tuple[float, float]:
-        """At the start, and at total-steps."""
+        """At the start, and after anneal-steps."""
         return self.learning_rate, self.learning_rate_end
 
 
@@ -140,8 +142,9 @@ class PPOArgs(ActorCriticArgs):
     """share of the samples that later epochs repeat: those of the largest absolute advantage; 0: one epoch only"""
 
 
+PONG = "PongNoFrameskip-v4"
 PRESETS: dict[str, dict[str, Any]] = {
-    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
+    PONG: {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
@@ -153,7 +156,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 EPOCHS = {
     name: VECTOR_EPOCHS if "CartPole" in name else CONTINUOUS_EPOCHS for name in PRESETS if "NoFrameskip" not in name
 }
-PPO_PRESETS = PRESETS | {name: PRESETS[name] | {"update_epochs": epochs} for name, epochs in EPOCHS.items()}
+PPO_PRESETS = (
+    PRESETS
+    | {name: PRESETS[name] | {"update_epochs": epochs} for name, epochs in EPOCHS.items()}
+    | {PONG: PRESETS[PONG] | {"learning_rate_end": 1e-4, "anneal_steps": 800_000}}
+)
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
@@ -199,9 +206,9 @@ def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps: int) -> None:
-    """Set the learning rate of all parameters: from `--learning-rate` to its end, linear over `--total-steps`."""
+    """Set the learning rate of all parameters: from `--learning-rate` to its end, linear over `--anneal-steps`."""
     for group in optimizer.param_groups:
-        group["lr"] = linear(*args.learning_rates, steps, args.total_steps)
+        group["lr"] = linear(*args.learning_rates, steps, args.anneal_steps or args.total_steps)
 
 
 def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:

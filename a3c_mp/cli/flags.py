@@ -25,6 +25,7 @@ OTHER_NAMES = {
     "total-steps": "total-timesteps n-timesteps total-env-steps train-for-env-steps max-steps num-timesteps timesteps",
     "learning-rate": "lr alpha-lr step-size",
     "learning-rate-end": "anneal-lr lr-end final-lr final-learning-rate lr-schedule",
+    "anneal-steps": "lr-decay-steps lr-anneal-steps decay-steps",
     "entropy-cost": "ent-coef entropy-coef entropy-coeff exploration-loss-coeff beta-entropy entropy-coefficient",
     "value-cost": "vf-coef value-coef vf-loss-coeff value-loss-coeff baseline-cost",
     "clip-ratio": "clip-coef clip-range ppo-clip-ratio clip-param",
@@ -69,8 +70,9 @@ ONLY_IN = {
     "a3c_data a3c_grad apex impala ray task": "num-actors eval-every stop-eval-return optimizer",
     "a3c_data a3c_grad impala population ray task": "hidden",
     "a3c_data a3c_grad apex population ray task": "batch-size",
-    "a3c_data a3c_grad impala ray task": "unroll-length slots-per-actor learning-rate-end rmsprop-eps entropy-cost "
-    "value-cost normalize-advantages net log-std-init noise-steps explore-envs explore-steps explore-after",
+    "a3c_data a3c_grad impala ray task": "unroll-length slots-per-actor learning-rate-end anneal-steps rmsprop-eps "
+    "entropy-cost value-cost normalize-advantages net log-std-init noise-steps explore-envs explore-steps "
+    "explore-after",
     "a3c_data a3c_grad apex ray task": "n-step",
     "a3c_data a3c_grad task": "returns gae-lambda clip-ratio",
     "a3c_data task": "update-epochs repeat-fraction",

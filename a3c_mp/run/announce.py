@@ -135,7 +135,11 @@ def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> 
     if hasattr(args, "learning_rates"):
         start, end = args.learning_rates
         was = saved.get("learning_rate", start), saved.get("learning_rate_end", 0.0)
-        old, new = linear(*was, steps, before), linear(start, end, steps, args.total_steps)
+        now = getattr(args, "anneal_steps", 0)
+        if now and now == saved.get("anneal_steps"):
+            return note
+        old = linear(*was, steps, saved.get("anneal_steps") or before)
+        new = linear(start, end, steps, now or args.total_steps)
         at_once = f" goes from {short(old)} to {short(new)} at once, and" if short(old) != short(new) else ""
         note += f": the learning rate{at_once} goes to {short(end)} at the new end"
     elif hasattr(args, "importance_exponent"):
