@@ -109,16 +109,18 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
         net_spec = NetSpec.of_run(config["args"])
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
         if member is not None:
-            state["net"] = net_of_member(state, member)
+            state["net"] = net_of_member(state, member, algorithm)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ConfigError("run", run, why, "name another run or checkpoint") from error
     return TrainedRun(path, algorithm, env_id, net_spec, state)
 
 
-def net_of_member(state: dict[str, Any], member: int) -> dict[str, Any]:
+def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[str, Any]:
     """The net of the member at a place, as `EliteNet` loads it. Raises ConfigError if there is no such member."""
     members = state.get("extra", {}).get("population", {}).get("members", [])
+    if not members and algorithm == "population":
+        raise ConfigError("member", member, "a best checkpoint has the fittest member alone", "name the run folder")
     if member >= len(members):
         why = f"the checkpoint has {len(members)} members" if members else "it is not the checkpoint of a population"
         raise ConfigError(

@@ -66,7 +66,7 @@ def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, st
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec).to(weights.buffers)
     collector = RolloutCollector(args, env, net, channel)
     for slot, version in channel.tokens():
-        version = weights.load(net, version if args.deterministic else None)
+        version = weights.load(net, version if args.deterministic else None)  # None: the newest weights
         collector.collect(rollout := Rollout(**slots[slot]))
         states.write(slot, collector.state_fields, rollout)
         channel.send(slot, version)
@@ -103,7 +103,7 @@ def learn(
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(parameters, args.clip_grad)
-        # The sum is finite if both are.
+        # The sum is finite only if both are.
         if guard.check(norm + total.detach(), "the learner", f"gradient {run.updates + 1}"):
             optimizer.step()
             run.record_update(metrics)
@@ -128,7 +128,7 @@ def main() -> int:
             for filled in actors.rounds():
                 for worker, slot, version in filled:
                     rollout, source = Rollout(**slots[slot]), f"actor {worker}"
-                    actor_critic.set_learning_rate(optimizer, args, run.steps)
+                    actor_critic.set_learning_rate(optimizer, args, run.steps)  # of the steps before this rollout
                     run.record_rollout(
                         rollout.num_steps, finished_episodes(rollout), worker, policy_lag=weights.version - version
                     )

@@ -78,11 +78,11 @@ def actor(
     acting_net = deepcopy(net).to(acting_dtype(args.precision, net))
     collector = RolloutCollector(args, env, acting_net, channel)
     rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
-    rng, num_sent = torch.Generator(), collector.games.messages  # gradients of the first rollout, by a predecessor
+    rng, num_sent = torch.Generator(), collector.games.messages  # sent already by the actor that this one replaces
 
-    slot, version = channel.take()  # with --sync a token says that the last step is over: before any weights are loaded
+    slot, version = channel.take()  # with --sync, load weights only after it: it says that the last step is over
     while True:
-        rng.manual_seed(collector.rollout_seeds()[0])
+        rng.manual_seed(collector.rollout_seeds()[0])  # so that a replacement draws the same minibatches
         acting_weights.load(acting_net)
         collector.collect(rollout)
         stats = RolloutStats.of(rollout, acting_net.norm if args.normalize_obs else None)
@@ -113,7 +113,7 @@ def main() -> int:
 
     with Run(args, args.chapter, net, optimizer) as run:
         weights = Weights(net)
-        acting_weights = Weights(net) if args.sync else weights  # for collecting rollouts
+        acting_weights = Weights(net) if args.sync else weights  # a rollout has one version
         grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)
         states = ActorStates(args, rollout_layout(args, action_space, messages=grads_per_rollout), start=run.steps)
         run.keep(actors=states, weights=weights, acting_weights=acting_weights)

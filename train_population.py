@@ -48,12 +48,12 @@ def member(channel: WorkerChannel, args: Args, memory: PopulationMemory) -> None
     place = channel.actor
     for slot, generation in channel.tokens():
         genome, state = read_member(memory.births[place], memory.spaces, args.adam_eps)
-        with MemberGeneration(args, memory, place, generation, channel) as own:
+        with MemberGeneration(args, memory, place, generation, channel) as member_run:
             for _ in range(args.rounds):
-                own.act(state.net)
-                for batch in own.sampler.batches(genome):
-                    learn(args, own.sampler, state, batch)
-            own.end(genome, state)
+                member_run.act(state.net)
+                for batch in member_run.sampler.batches(genome):
+                    learn(args, member_run.sampler, state, batch)
+            member_run.end(genome, state)
         channel.send(slot, None)
 
 
@@ -83,7 +83,8 @@ def learn(args: Args, sampler: MemberSampler, state: MemberState, batch: Batch) 
 
 def evolve(args: Args, population: Population) -> list[Birth]:
     """Choose the members of the next generation: the elite, and mutated children of tournament winners."""
-    members, kept = population.candidates, [0] if args.keep_default else []
+    members = population.candidates
+    kept = [0] if args.keep_default else []  # member 0 has the settings as given
     if not args.evolve:
         return survive_all(members)
     return next_generation(members, args.evolution_settings, population.rng, kept)

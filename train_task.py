@@ -41,7 +41,7 @@ class Args(RoleArgs):
     """Settings of chapter 5."""
 
 
-PRESETS = {name: {"eval_every": 20_000 if "Cart" in name else 100_000} | p for name, p in PPO_PRESETS.items()}
+PRESETS = {name: {"eval_every": 20_000 if "CartPole" in name else 100_000} | p for name, p in PPO_PRESETS.items()}
 
 
 def collect(args: Args, memory: Memory, collectors: list[roles.Collector]) -> Middleware:

@@ -12,15 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-import psutil
 import torch
 import torch.multiprocessing as mp
 
@@ -30,6 +30,7 @@ from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.script import exit_with
 from a3c_mp.seeds import derive_seeds
 from bench import common
+from bench.outside import actors_among, processes_of
 from wrappers import make_vec_env
 
 FIGURES = ("weights_sha256", "steps", "updates", "episodes", "mean_return_100")
@@ -38,8 +39,8 @@ FIGURES = ("weights_sha256", "steps", "updates", "episodes", "mean_return_100")
 
 @dataclass(frozen=True)
 class Args:
-    chapter: common.ChapterName = "a3c_data"
-    """what to train"""
+    chapter: Literal["a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task"] = "a3c_data"
+    """what to train: a chapter whose checkpoints hold the games of its actors"""
     steps: Count = 150_000
     """agent steps of each run"""
     trainer_kills: Count = 3
@@ -52,20 +53,16 @@ class Args:
     """folder of the result file"""
 
 
-def start(command: list[str], log: Path) -> subprocess.Popen:
-    """A trainer as a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, str(common.ROOT / command[0]), *command[1:]], stdout=log.open("a"), stderr=subprocess.STDOUT
-    )
+@contextmanager
+def started(command: list[str], log: Path) -> Iterator[subprocess.Popen]:
+    """A trainer as a process of its own, whose output goes to a file."""
+    with log.open("a") as file, common.running_script(command, stdout=file, stderr=subprocess.STDOUT) as trainer:
+        yield trainer
 
 
-def actors(trainer: subprocess.Popen) -> list[psutil.Process]:
-    """The spawned actors of a trainer."""
-    found = []
-    for child in psutil.Process(trainer.pid).children():
-        with suppress(psutil.NoSuchProcess):  # it has just ended
-            found += [child] * ("spawn_main" in " ".join(child.cmdline()))
-    return found
+def finish(trainer: subprocess.Popen, log: Path) -> None:
+    """Wait for the end of a trainer, which must be a good one."""
+    assert trainer.wait() == 0, log.read_text()
 
 
 def steps_of(folder: Path) -> int:
@@ -77,34 +74,35 @@ def steps_of(folder: Path) -> int:
 def killed_trainer(args: Args, command: list[str], folder: Path, log: Path) -> int:
     """Kill a trainer at random moments of its run and resume it each time; returns how often."""
     rng = random.Random(0)
-    trainer = start(command, log)
     for part in range(args.trainer_kills):
-        goal = args.steps * (part + rng.uniform(0.3, 0.9)) / args.trainer_kills
-        while steps_of(folder) < goal and trainer.poll() is None:
-            time.sleep(0.05)
-        time.sleep(rng.uniform(0, 5))  # somewhere between two checkpoints
-        if trainer.poll() is not None:
-            return part
-        trainer.send_signal(signal.SIGKILL)
-        trainer.wait()
-        trainer = start([command[0], "--resume", str(folder)], log)
-    assert trainer.wait() == 0, log.read_text()
+        with started(command, log) as trainer:
+            goal = args.steps * (part + rng.uniform(0.3, 0.9)) / args.trainer_kills
+            while steps_of(folder) < goal and trainer.poll() is None:
+                time.sleep(0.05)
+            time.sleep(rng.uniform(0, 5))  # somewhere between two checkpoints
+            if trainer.poll() is not None:
+                return part
+            trainer.send_signal(signal.SIGKILL)
+            trainer.wait()
+        command = [command[0], "--resume", str(folder)]
+    with started(command, log) as trainer:
+        finish(trainer, log)
     return args.trainer_kills
 
 
 def killed_actors(args: Args, command: list[str], folder: Path, log: Path) -> int:
     """Kill actors at random moments of a run; returns how many."""
-    rng = random.Random(0)
-    trainer, kills = start(command, log), 0
-    for part in range(args.actor_kills):
-        goal = args.steps * (part + rng.uniform(0.2, 0.8)) / args.actor_kills
-        while steps_of(folder) < goal and trainer.poll() is None:
-            time.sleep(0.05)
-        time.sleep(rng.uniform(0, 3))
-        if trainer.poll() is None and (alive := actors(trainer)):
-            rng.choice(alive).send_signal(signal.SIGKILL)
-            kills += 1
-    assert trainer.wait() == 0, log.read_text()
+    rng, kills = random.Random(0), 0
+    with started(command, log) as trainer:
+        for part in range(args.actor_kills):
+            goal = args.steps * (part + rng.uniform(0.2, 0.8)) / args.actor_kills
+            while steps_of(folder) < goal and trainer.poll() is None:
+                time.sleep(0.05)
+            time.sleep(rng.uniform(0, 3))
+            if trainer.poll() is None and (alive := actors_among(processes_of(trainer.pid))):
+                rng.choice(alive).send_signal(signal.SIGKILL)
+                kills += 1
+        finish(trainer, log)
     return kills
 
 
@@ -149,7 +147,8 @@ def main() -> int:
         command = [*base, f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
         if disturb is None:
             kills = 0
-            assert start(command, log).wait() == 0, log.read_text()
+            with started(command, log) as trainer:
+                finish(trainer, log)
         else:
             # For more moments to kill at; when checkpoints are written changes no bit.
             kills = disturb(args, [*command, "--checkpoint-seconds=5"], folder, log)
@@ -159,6 +158,7 @@ def main() -> int:
         assert kills == wanted, f"{kills} of {wanted} kills: the run was over before; raise --steps"
         result["runs"][kind] = figures | {"kills": kills}
         print(kind, result["runs"][kind], flush=True)
+    common.save(path, result)
     result["rebuilding"] = rebuild_seconds(settings, folder)
     result["identical"] = len({tuple(run[name] for name in FIGURES) for run in result["runs"].values()}) == 1
     common.save(path, result)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +68,8 @@ GAMES = {
 PUBLISHED = {"dqn": "DQN", "rainbow": "Rainbow", "iqn": "IQN"}
 """fields of `Game` with scores of others -> their names"""
 PONG = "PongNoFrameskip-v4"
+SCHEDULE = ("learning_rate_end", "anneal_steps")
+"""settings of Pong's preset that go with its stop rule; here the learning rate falls to 0 over the budget"""
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,20 @@ def env_id_of(game: str, sticky: bool) -> str:
     return f"ALE/{game}-v5" if sticky else f"{game}NoFrameskip-v4"
 
 
+def defaults_of(command: Sequence[str]) -> dict[str, Any]:
+    """The settings of a chapter without any flag or preset, as a file has them."""
+    return as_recorded(type(common.trainer_settings([*command, f"--env-id={PONG}"]))())
+
+
 def preset_flags(command: Sequence[str]) -> list[str]:
-    """Flags of a chapter's preset for Pong, without its stop rule, its budget and its schedule."""
+    """Flags of a chapter's preset for Pong, without its stop rule and budget, and with the default schedule.
+
+    Pong itself has this preset as well, so what is not to hold for it has to be a flag too.
+    """
     preset = {**common.presets(command).get(PONG, {})}
-    for name in ("stop_return", "total_steps", "learning_rate_end", "anneal_steps", "algo"):
+    for name in ("stop_return", "total_steps", "algo"):
         preset.pop(name, None)
+    preset |= {name: value for name, value in defaults_of(command).items() if name in SCHEDULE and name in preset}
     flags = []
     for name, value in preset.items():
         flag = name.replace("_", "-")
@@ -189,8 +200,14 @@ def settings_of(command: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in ("env_id", "seed", "runs_dir", "run_name")}
 
 
-def begin_or_continue(args: Args, flags: Sequence[str], settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The result file and its content, with the runs that it has. Raises ConfigError if they had other settings."""
+def begin_or_continue(
+    args: Args, flags: Sequence[str], settings: dict[str, Any], defaults: Mapping[str, Any]
+) -> tuple[Path, dict[str, Any]]:
+    """The result file and its content, with the runs that it has. Raises ConfigError if they had other settings.
+
+    Args:
+        defaults: what settings that are newer than the file were when it was written.
+    """
     protocol = [PROTOCOL, STICKY if args.sticky else NO_STICKY, THEIRS]
     new = common.begin("games", args, "8 games") | {
         "protocol": protocol,
@@ -206,7 +223,7 @@ def begin_or_continue(args: Args, flags: Sequence[str], settings: dict[str, Any]
     if "settings" not in old:
         why = f"{path.name} is of an older version and has no settings"
         raise ConfigError("results", args.results, why, "choose another folder, or move the file away")
-    saved = {**old["settings"], "steps": old["steps"]}
+    saved = {**defaults, **old["settings"], "steps": old["steps"]}
     if differing := [name for name, value in {**settings, "steps": args.steps}.items() if saved.get(name) != value]:
         name = differing[0]
         why = f"{path.name} has runs with other settings: {flag_name(name)} is {saved.get(name)} there"
@@ -227,7 +244,7 @@ def main() -> int:
     command = common.CHAPTERS[args.chapter]
     budget = common.defaults_for(more, {"--total-steps": str(args.steps)})
     flags = [*preset_flags(command), *budget, "--stop-return=1e9", *more]
-    path, result = begin_or_continue(args, flags, settings_of(command, flags))
+    path, result = begin_or_continue(args, flags, settings_of(command, flags), defaults_of(command))
     done = {(run["game"], run["seed"]) for run in result["runs"]}
     for seed in range(1, args.seeds + 1):
         for game in args.games:

@@ -37,12 +37,16 @@ def processes_of(pid: int) -> list[psutil.Process]:
 
 
 def actors_among(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Actors: those of Ray, and spawned processes without children, as further learners have actors of their own."""
+    """Actors: those of Ray, and spawned processes without children, as further learners have actors of their own.
+
+    Without the evaluator, which has named itself.
+    """
     found = []
     for process in processes:
         command = command_of(process)
         with suppress(psutil.Error):
-            if RAY_ACTOR in command or ("spawn_main" in command and not process.children()):
+            spawned = "spawn_main" in command and not process.children() and "evaluator" not in process.name()
+            if RAY_ACTOR in command or spawned:
                 found.append(process)
     return found
 

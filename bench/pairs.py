@@ -48,11 +48,15 @@ def command_of(row: str, flags: list[str]) -> list[str]:
 def main() -> int:
     args, flags = parse_own(Args, __doc__)
     commands = {row: command_of(row, flags) for row in args.rows}
-    env_id = next(common.trainer_settings(command).env_id for command in commands.values())
+    if len(commands) < len(args.rows):
+        raise ConfigError("rows", " ".join(args.rows), "a row is named twice", "name each once")
+    env_id, *others = dict.fromkeys(common.trainer_settings(command).env_id for command in commands.values())
+    if others:
+        raise ConfigError("rows", " ".join(args.rows), f"they play {env_id} and {others[0]}", "add --env-id")
     result = common.begin("pairs", args, env_id)
     rates: dict[str, list[float]] = {row: [] for row in args.rows}
     for number in range(args.repeat):
-        for row, command in commands.items():
+        for row, command in list(commands.items())[:: -1 if number % 2 else 1]:  # the rate of a machine may drift
             rates[row].append(trainer_sps(command, args.seconds))
         print(
             f"{number + 1}/{args.repeat}  " + "  ".join(f"{row}: {sps[-1]:,.0f}" for row, sps in rates.items()),

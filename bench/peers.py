@@ -165,7 +165,8 @@ def solved_by(name: str, args: Args, seed: int) -> dict[str, Any]:
             goal = [f"--stop-return={args.stop_return}", f"--max-seconds={seconds}", f"--seed={seed}"]
             place = [f"--runs-dir={folder}", "--run-name=run"]
             command = [*common.CHAPTERS[OURS[name]], f"--env-id={args.env_id}", *goal, *place]
-            train(command, Path(folder) / "run")
+            if (code := train(command, Path(folder) / "run")) != 0:
+                raise SystemExit(f"{name}: exit code {code}")
             points = [
                 (s, steps, mean) for steps, s, mean in curve(read_episodes(Path(folder) / "run" / "episodes.csv"))
             ]

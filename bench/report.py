@@ -26,6 +26,7 @@ import tyro
 
 from a3c_mp.cli import parse_plain
 from a3c_mp.errors import ConfigError
+from a3c_mp.run.curves import describe
 from a3c_mp.run.script import exit_with
 from bench import common, games, solve, throughput
 
@@ -303,7 +304,8 @@ def best_scores(results: Iterable[Result]) -> list[Result]:
     """For each chapter one result of `bench/games.py`; those with sticky actions last.
 
     Of each game it has the runs of the file with most of them, of several the newest. So a game that is run again with
-    other settings, in a file of its own, takes the place of its old runs. Each run has its "file" and "machine".
+    other settings, in a file of its own, takes the place of its old runs. Each run has its "file", "machine" and
+    "flags".
     """
     runs: dict[tuple[bool, str], dict[str, list[dict[str, Any]]]] = {}
     newest: dict[tuple[bool, str], Result] = {}
@@ -311,7 +313,7 @@ def best_scores(results: Iterable[Result]) -> list[Result]:
         key = result["bench"]["sticky"], result["chapter"]
         newest[key], games_of = result, runs.setdefault(key, {})
         for game in games.GAMES:
-            origin = {"file": result["file"], "machine": result["machine"]["name"]}
+            origin = {"file": result["file"], "machine": result["machine"]["name"], "flags": result["flags"]}
             found = [run | origin for run in result["runs"] if run["game"] == game]
             if found and len(found) >= len(games_of.get(game, [])):
                 games_of[game] = found
@@ -320,14 +322,15 @@ def best_scores(results: Iterable[Result]) -> list[Result]:
 
 def games_table(result: Result) -> str:
     """The table of a result of `best_scores`, its machines, files and protocol."""
-    commits = ", ".join(dict.fromkeys(run["commit"][:8] for run in result["runs"]))
+    commits = ", ".join(dict.fromkeys(describe("commit", run["commit"]) for run in result["runs"]))
+    flags = " or ".join(dict.fromkeys(" ".join(run["flags"]) for run in result["runs"]))
     machines = ", ".join(dict.fromkeys(run["machine"] for run in result["runs"]))
     played: dict[str, dict[str, None]] = {}  # file -> its games
     for run in result["runs"]:
         played.setdefault(run["file"], {})[run["game"]] = None
     files = [f"[file](../bench/results/{name}) of {', '.join(names)}" for name, names in played.items()]
     about = [
-        f"`{result['chapter']}` with {' '.join(result['flags'])}, {machines}, commit {commits}",
+        f"`{result['chapter']}` with {flags}, {machines}, {commits}",
         *result["protocol"],
         *(files if len(files) > 1 else [f"[file](../bench/results/{next(iter(played))})"]),
     ]

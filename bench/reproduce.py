@@ -115,6 +115,9 @@ def main() -> int:
     args = parse_plain(Args, __doc__)
     path = find(args.row, args.results)
     recorded = json.loads(path.read_text())
+    if rows := {run.get("row", "default") for run in recorded["runs"]} - {"default"}:
+        why = f"{path.name} compares settings: {', '.join(sorted(rows))}"
+        raise ConfigError("row", " ".join(args.row), why, "repeat it with bench/solve.py and the same --rows")
     seeds = min(args.seeds or len(recorded["runs"]), len(recorded["runs"]))
     flags = command_of(recorded, seeds)
     print(f"{path.name}: commit {recorded['commit']}, {recorded['machine']['name']}, load {recorded['load_at_start']}")

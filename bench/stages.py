@@ -132,7 +132,8 @@ def apex_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterator
     spaces = env.single_observation_space, env.single_action_space
     obs, _ = env.reset()
     acting_net = algo.make_net(*spaces).to(device, dtype)
-    policy = algo.Policy(args, acting_net, spaces[1], obs, 0, args.seed)
+    policy = algo.Policy(args, acting_net, spaces[1], obs, 0)
+    policy.start_block(args.seed)
 
     steps = []
     for _ in range(-(-args.batch_size // args.num_envs)):

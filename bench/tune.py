@@ -195,6 +195,11 @@ def main() -> int:
     )  # fmt: skip
     if command:
         settings = common.trainer_settings(command)  # bad flags end the search here
+        before = study.user_attrs.get("command", shlex.join(command))
+        if before != shlex.join(command):
+            raise ConfigError(
+                "study", args.study, f"its trials are of another command: {before}", "choose another name"
+            )
         if not study.trials:
             own = {name: getattr(settings, name) for name in searched(settings, command[1:])}
             study.enqueue_trial(own)  # the first trial

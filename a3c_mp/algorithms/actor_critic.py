@@ -52,7 +52,7 @@ SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_a
 
 @dataclass(frozen=True)
 class RolloutArgs(LearningArgs):
-    """Settings of the chapters whose actors collect rollouts: 1, 2 and 4."""
+    """Settings of the chapters whose actors collect rollouts: 1, 2, 4, 5 and 7."""
 
     unroll_length: Count = 32
     """rollout length: steps of each environment in one rollout (T)"""
@@ -219,7 +219,7 @@ def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch
     try:
         on_cpu = torch.device(device).type == "cpu"
         return Slots(spec, num_actors * args.slots_per_actor, pin=args.cuda and on_cpu, device=device)
-    except MemoryError as error:
+    except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
         fix = "lower --num-actors, --num-envs or --unroll-length"
         raise ConfigError("num-envs", args.num_envs, str(error), fix) from error
 

@@ -104,7 +104,7 @@ def build_learner(args: Args, algo: Algorithm, rank: int = 0) -> LearnerState:
     device = set_up_torch(args, rank)
     net = algo.make_net(obs_space, action_space).to(device)
     target_net = copy.deepcopy(net).requires_grad_(False)
-    shards, episode_stats = allocate(args, obs_space, algo.stored_actions(action_space))
+    shards, episode_stats = allocate(args, obs_space, algo.stored_actions(action_space), rank)
     replay = Replay(shards, args.priority_exponent, args.seed + rank)
     return LearnerState(algo, net, target_net, algo.make_optimizer(args, net), replay, episode_stats, action_space)
 
@@ -129,12 +129,13 @@ def rows_per_lane(args: Args) -> int:
     return rows
 
 
-def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space) -> tuple[Shards, Slots]:
+def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int = 0) -> tuple[Shards, Slots]:
     """Allocate a learner's replay, in equal parts for all environments of its actors, and slots for their blocks.
 
     Args:
         args: the chapter's settings.
         obs_space, actions: of one environment, the actions as the replay stores them.
+        rank: of the learner; the first one checks that the memory is enough for all.
 
     Raises:
         ConfigError: too little memory, or inconsistent settings.
@@ -146,13 +147,17 @@ def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space) -
     stack = FRAMES if is_atari(args.env_id) else 1
     num_actors = args.num_actors // args.num_learners
     sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
-    check_replay_memory(args.replay_size, args.num_learners * Shards.bytes_needed(*sizes))
+    if rank == 0:
+        check_replay_memory(args.replay_size, args.num_learners * Shards.bytes_needed(*sizes))
     try:
-        return Shards(*sizes), Slots(
-            episode_stats_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args)
-        )
+        shards = Shards(*sizes)
+    except MemoryError as error:
+        raise ConfigError("replay-size", args.replay_size, str(error), "lower it") from error
+    try:
+        slots = Slots(episode_stats_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args))
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
+    return shards, slots
 
 
 def blocks_under_way(args: Args) -> int:

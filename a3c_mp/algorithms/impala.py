@@ -15,7 +15,7 @@ from torch import Tensor
 from a3c_mp.algorithms.actor_critic import RolloutArgs, allocate_slots, make_optimizer
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots, Spec, layout
@@ -251,7 +251,10 @@ def build_learner(args: Args, rank: int = 0) -> LearnerState:
     spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)
     slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
     capacity = args.replay_size if args.replay_proportion else 0
-    if device.type == "cpu":
+    if device.type == "cpu" and rank == 0:
         check_replay_memory(capacity, args.num_learners * capacity * layout(spec)[1] // args.num_envs)
-    replay = UnrollReplay(spec, capacity, device)
+    try:
+        replay = UnrollReplay(spec, capacity, device)
+    except torch.OutOfMemoryError as error:  # of the GPU
+        raise ConfigError("replay-size", args.replay_size, one_line(error), "lower it") from error
     return LearnerState(net, make_optimizer(args, net), slots, replay, action_space)

@@ -105,6 +105,12 @@ class NodeEvaluator:
             raise WireError(f"{len(returns)} returns and {len(lengths)} lengths")
         if not all(type(value) in (int, float) for value in (*returns, *lengths)):
             raise WireError("returns or lengths are no numbers")
+        try:
+            returns = [float(value) for value in returns]
+        except OverflowError as error:  # an int of any size
+            raise WireError("a return is too large") from error
+        if not all(0 < length < 2**63 for length in lengths):
+            raise WireError("a length is out of range")
         self.node.record_result(sender)
         self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 

@@ -32,12 +32,34 @@ RULES = (
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),
     Rule("eval-episodes", "eval_every", bool, "add --eval-every"),
     Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),
+    Rule("importance-exponent", "priority_exponent", bool, "raise --priority-exponent"),
+    Rule("blocks-per-actor prefetch", "deterministic", lambda ordered: not ordered, "leave out --deterministic"),
+    Rule(
+        "tournament-size keep-default mutate-none mutate-architecture mutate-parameters mutate-activation "
+        "mutate-hyperparameters parameter-noise",
+        "evolve",
+        bool,
+        "leave out --no-evolve",
+    ),
 )
+
+
+OF_A_JOINED_NODE = {"attach_to", "role", "key_file", "num_actors", "max_restarts", "hang_seconds", "env_id"}
+"""settings of a node that joins the task of another machine; all others are that task's. The environment is too, but
+naming it does no harm
+"""
+REFUSED_ELSEWHERE = {"listen", "standalone", "async_mode", "transport", "remote_actors"}
+"""flags for which `roles.check_roles` has reasons of their own"""
 
 
 def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
     """Raise ConfigError for a flag of the command line that has no effect beside the other settings."""
     settings = vars(args)
+    if settings.get("attach_to") is not None:
+        for name in settings.keys() - OF_A_JOINED_NODE - REFUSED_ELSEWHERE:
+            if (given := peek(list(argv), f"--{flag_name(name)}")) is not None:
+                why = "a node that joins has the settings of the task there"
+                raise ConfigError(flag_name(name), given, why, "leave it out")
     for rule in RULES:
         concerned = {rule.setting, rule.beside or rule.setting} <= settings.keys()
         if not concerned or rule.acts(value := settings[rule.setting]):
@@ -45,5 +67,6 @@ def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
         for flag in rule.flags.split():
             given = peek(list(argv), f"--{flag}")
             if given is not None and settings[flag.replace("-", "_")]:  # 0 turns something off
-                other = f"--{flag_name(rule.setting)}" + ("" if value is True else f" {value}")
+                name = flag_name(rule.setting)
+                other = f"--{name} {value}" if not isinstance(value, bool) else f"--{name}" if value else f"--no-{name}"
                 raise ConfigError(flag, given, f"{other} does not use it", f"{rule.fix}, or leave it out")

@@ -23,10 +23,10 @@ from a3c_mp.errors import PeerLost
 from a3c_mp.processes.learner_group import LearnerGroup, Rendezvous
 from a3c_mp.processes.spawn import SIGNALS, start_child
 from a3c_mp.processes.supervised import ERROR, run_supervised
-from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, Supervisor, how_ended
+from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, Supervisor, how_ended, start_seconds
 
-PEER_SECONDS = 120.0
-"""longest time that a learner waits for the others, besides the time that an actor of theirs may hang"""
+PEER_SECONDS = START_SECONDS
+"""longest time that a learner waits for the others, besides the time that an actor of theirs may hang: for a new one"""
 GLOO_SECONDS = 0.5
 """from the end of a learner to the end of the wait for it, where no closed connection ends that"""
 DEATH_SECONDS = 2.0
@@ -107,7 +107,7 @@ class Learners:
             args.num_learners,
             target,
             (args, run.steps, run.updates),
-            options=LearnerOptions(args.cuda, args.hang_seconds),
+            options=LearnerOptions(args.cuda, args.hang_seconds, start_seconds(args.num_actors // args.num_learners)),
             should_stop=run.should_stop,
             finish=run.finish,
         )

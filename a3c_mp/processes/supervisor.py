@@ -89,6 +89,11 @@ class Child:
                 yield self.pipe.recv()
 
 
+def start_seconds(children: int) -> float:
+    """Longest time to the first step of a process, where so many start at once."""
+    return START_SECONDS * max(1.0, children / len(os.sched_getaffinity(0)))
+
+
 class Supervisor:
     """Starts, watches, restarts and stops the processes of its children.
 
@@ -114,7 +119,7 @@ class Supervisor:
         self.children, self.max_restarts, self.hang_seconds = children, max_restarts, hang_seconds
         self.on_message, self.on_restart = on_message, on_restart
         self._restarts: Counter[str] = Counter()  # by flag
-        self.start_seconds = START_SECONDS * max(1.0, len(children) / len(os.sched_getaffinity(0)))
+        self.start_seconds = start_seconds(len(children))
         self._beats = beats
         self._checked = time.monotonic()  # when heartbeats were last looked at
 

@@ -34,6 +34,7 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
     saved = settings_before(folder, 1)
     lines += [text] if (text := changes_text(as_recorded(args), saved)) else []
     lines += [note] if (note := note_on_schedule(args, saved, steps)) else []
+    lines += budget_notes(args)
     if args.num_actors:  # else others join
         each = "with" if args.num_actors == 1 else "each with"
         environments = plural(args.num_envs, "environment")
@@ -42,6 +43,16 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
             environments += " while there are no rewards" if vars(args)["explore_after"] else ""
         lines.append(f"starting {plural(args.num_actors, args.actor_name)}, {each} {environments}")
     return lines
+
+
+def budget_notes(args: CommonArgs) -> list[str]:
+    """What the run ends too soon for."""
+    notes = []
+    if (starts := getattr(args, "learning_starts", 0)) >= args.total_steps:
+        notes.append(f"no gradient step will be taken: --learning-starts is {starts:,}")
+    if args.eval_every > args.total_steps:
+        notes.append(f"nothing will be evaluated: --eval-every is {args.eval_every:,}")
+    return notes
 
 
 def end_text(args: CommonArgs) -> str:
@@ -99,7 +110,10 @@ def settings_parts(args: CommonArgs) -> list[str]:
             f"{rewards} x {scale:g}" if scale != 1.0 else rewards if args.reward_clip else "rewards as they are"
         )
     if hasattr(args, "learning_rates"):
-        parts.append("lr {} -> {}".format(*map(short, args.learning_rates)))
+        (start, end), total = args.learning_rates, args.total_steps
+        anneal_steps = vars(args)["anneal_steps"] or total
+        text = f"lr {short(start)} -> {short(linear(start, end, total, anneal_steps))}"
+        parts.append(f"{text} after {anneal_steps:,} steps" if anneal_steps < total else text)
     elif hasattr(args, "learning_rate"):
         parts.append(f"lr {short(args.learning_rate)}")
     return parts
@@ -107,7 +121,7 @@ def settings_parts(args: CommonArgs) -> list[str]:
 
 def short(number: float) -> str:
     """5e-4 for 0.0005."""
-    small = 0 < abs(number) < 1e-2
+    number, small = float(f"{number:.3e}"), 0 < abs(number) < 1e-2
     return np.format_float_scientific(number, precision=3, trim="-", exp_digits=1) if small else f"{number:g}"
 
 
@@ -132,14 +146,13 @@ def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> 
     if before == args.total_steps:
         return ""
     note = f"total-steps is {args.total_steps:,} now, {before:,} before"
+    if getattr(args, "anneal_steps", 0):
+        return note  # the learning rate has an end of its own
     if hasattr(args, "learning_rates"):
         start, end = args.learning_rates
         was = saved.get("learning_rate", start), saved.get("learning_rate_end", 0.0)
-        now = getattr(args, "anneal_steps", 0)
-        if now and now == saved.get("anneal_steps"):
-            return note
         old = linear(*was, steps, saved.get("anneal_steps") or before)
-        new = linear(start, end, steps, now or args.total_steps)
+        new = linear(start, end, steps, args.total_steps)
         at_once = f" goes from {short(old)} to {short(new)} at once, and" if short(old) != short(new) else ""
         note += f": the learning rate{at_once} goes to {short(end)} at the new end"
     elif hasattr(args, "importance_exponent"):

@@ -26,6 +26,8 @@ from a3c_mp.run.files import make_folder, write_together
 
 FORMAT = 1
 KEEP = 3
+PIECE = 4 * 2**20
+"""bytes that are hashed and written at a time"""
 LONGEST = 300
 """characters of the reason why a checkpoint does not fit"""
 OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
@@ -115,19 +117,27 @@ def _write(state: dict[str, Any], digest: Any, file: BinaryIO) -> None:
 
 
 class _Stream:
-    """A file for `torch.save` that hashes what is written, and keeps the error of a write that failed."""
+    """A file for `torch.save` that hashes what is written, and keeps the error of a write that failed.
+
+    Content is copied, a piece at a time: actors append to a replay while it is saved, and the hash has to be that of
+    the bytes in the file.
+    """
 
     def __init__(self, file: BinaryIO, digest: Any):
         self.file, self.digest = file, digest
         self.error: OSError | None = None
 
     def write(self, content: memoryview) -> int:
-        self.digest.update(content)
-        try:
-            return self.file.write(content)
-        except OSError as error:
-            self.error = error
-            raise
+        everything = memoryview(content).cast("B")
+        for start in range(0, len(everything), PIECE):
+            piece = bytes(everything[start : start + PIECE])
+            self.digest.update(piece)
+            try:
+                self.file.write(piece)
+            except OSError as error:
+                self.error = error
+                raise
+        return len(everything)
 
     def flush(self) -> None:
         self.file.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -16,7 +17,7 @@ import numpy as np
 from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
-from a3c_mp.run.mean_return import short_return
+from a3c_mp.run.mean_return import MIN_EPISODES, short_return
 from a3c_mp.run.run_dir import changed_settings, earlier_starts
 
 GRID = 200
@@ -45,6 +46,7 @@ class Curve(NamedTuple):
     steps: np.ndarray
     minutes: np.ndarray
     mean_return: np.ndarray
+    counts: np.ndarray  # bool: whether the mean is over enough games to have reached a goal
 
     @property
     def group(self) -> tuple[str, str]:
@@ -96,7 +98,9 @@ def read_curve(folder: Path, window: int) -> Curve:
     with suppress(OSError, ValueError, AttributeError):  # a run that still goes on, or was killed, has no summary
         solved = bool(json.loads((folder / "summary.json").read_text()).get("solved"))
     minutes = seconds / 60
-    return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved, steps[last], minutes[last], means[last])
+    counts = ends >= min(window, MIN_EPISODES)  # as for the run itself
+    points = steps[last], minutes[last], means[last], counts[last]
+    return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved, *points)
 
 
 def changed_on_resume(folder: Path, newest: dict[str, Any]) -> list[str]:
@@ -200,8 +204,8 @@ def table(games: dict[str, list[Group]], goal: float | None) -> list[Row]:
             reached = []
             for run in runs:
                 wanted = goal_of(run, goal)
-                if wanted is not None and (run.mean_return >= wanted).any():
-                    first = int((run.mean_return >= wanted).argmax())
+                if wanted is not None and (there := run.counts & (run.mean_return >= wanted)).any():
+                    first = int(there.argmax())
                     reached.append((run.steps[first], run.minutes[first]))
             steps, minutes = np.array(reached).reshape(-1, 2).T
             rows.append(Row(env_id, label, np.array([run.mean_return[-1] for run in runs]), steps, minutes))
@@ -209,11 +213,16 @@ def table(games: dict[str, list[Group]], goal: float | None) -> list[Row]:
 
 
 def cells(row: Row) -> tuple[str, str, str, str, str]:
-    """Texts of a row: environment, label, final mean and spread, steps and minutes to the goal (median)."""
+    """Texts of a row: environment, label, final mean and spread, steps and minutes to the goal.
+
+    These are medians over all runs, in which a run that has not reached it counts as longer than all others.
+    """
     final = short_return(row.final.mean())
     if len(row.final) > 1:
         final += f" ± {short_return(row.final.std(ddof=1))}"
     number = f"{len(row.steps)}/{len(row.final)}"
-    if not len(row.steps):
+    never = [math.inf] * (len(row.final) - len(row.steps))
+    steps, minutes = (statistics.median([*some, *never]) for some in (row.steps, row.minutes))
+    if math.isinf(steps):
         return row.env_id, row.label, final, f"- ({number})", "-"
-    return row.env_id, row.label, final, f"{np.median(row.steps):,.0f} ({number})", f"{np.median(row.minutes):.1f}"
+    return row.env_id, row.label, final, f"{steps:,.0f} ({number})", f"{minutes:.1f}"

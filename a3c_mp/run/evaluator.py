@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -67,12 +68,13 @@ class EvaluationGames(NamedTuple):
 def evaluator(
     channel: WorkerChannel,
     games: EvaluationGames,
-    net: nn.Module,
+    pickled_net: bytes,
     make_policy: MakePolicy,
     weights: Weights,
     results: Slots,
 ) -> None:
     """Evaluator process: play all games with each version of the weights until the learner stops it."""
+    net: nn.Module = pickle.loads(pickled_net)
     for slot, version in channel.tokens():
         weights.load(net, version)
         played = games.play(net, make_policy, channel)
@@ -101,7 +103,9 @@ class EvaluatorProcess:
         self.should_stop = should_stop
         games = EvaluationGames.of(args)
         self.weights, self.results = Weights(net), Slots(games.result_spec, 1)
-        own = copy.deepcopy(net)  # pickled, it moves into shared memory; new values pass through `weights`
+        own = pickle.dumps(
+            net
+        )  # a start of a process would move a net into /dev/shm; new values pass through `weights`
         self.workers = Workers(
             evaluator,
             1,

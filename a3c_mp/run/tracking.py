@@ -17,6 +17,7 @@ from typing import Any
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.run.files import write_atomically
 
 PROJECT = "a3c-mp"
 """project that runs are grouped in, unless WANDB_PROJECT names another"""
@@ -34,7 +35,7 @@ def run_id(folder: Path) -> str:
     """The id of a run in a tracker, made at its first start: names of folders are not unique."""
     file = folder / "tracker_id"
     if not file.exists():
-        file.write_text(secrets.token_hex(8))
+        write_atomically(file, secrets.token_hex(8).encode())
     return file.read_text()
 
 
@@ -65,9 +66,9 @@ class Tracker:
         self.name, self.log = args.track, log
         self.module: Any = None
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
-        own: dict[str, Any] = {"dir": str(folder), "id": run_id(folder)} if args.track == "wandb" else {}
         project, resume = os.environ.get("WANDB_PROJECT", PROJECT), "allow" if args.resume else "never"
         try:
+            own: dict[str, Any] = {"dir": str(folder), "id": run_id(folder)} if args.track == "wandb" else {}
             module = importlib.import_module(args.track)
             with no_input():
                 module.init(project=project, name=folder.name, config=settings, resume=resume, **own)

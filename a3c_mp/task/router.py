@@ -11,6 +11,7 @@ import zmq
 
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.task.endpoint import Endpoint, Peer, is_tcp
+from a3c_mp.task.events import JOINED, LEFT
 from a3c_mp.task.inbox import Inbox
 from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.peers import Hooks
@@ -215,6 +216,8 @@ class Router:
             self._requests.receive(envelope, name, args)
         elif not isinstance(name, str) or not isinstance(args, list):
             raise WireError("malformed message")
+        elif name in (JOINED, LEFT):
+            raise WireError(f"{name} is an event of this node's own")
         elif envelope.kind == REQUEST:
             self._requests.answer(envelope, name, args)
         else:

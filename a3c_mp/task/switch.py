@@ -161,7 +161,11 @@ class Switch:
             except zmq.Again:  # it does not read what it is to acknowledge
                 self.table.end(token)
         for token in gone:
-            self.table.end(token)
+            link = self.table.links.get(token)
+            if link is None or isinstance(port, Dialer):
+                self.table.end(token)
+            else:  # it joins again where the end was that of another connection with the same descriptor
+                self.table.drop(link)
         if refused:
             self.log.warning("a connection was refused: another key, or no node", count=refused)
         if isinstance(port, Dialer) and port.failures >= BAD_KEYS and not self.is_ready and is_tcp(port.address):

@@ -88,7 +88,12 @@ def test_a_disk_that_is_full_for_a_while(chapter, tmp_path):
 )
 def test_a_dev_shm_that_takes_nothing_is_not_needed(chapter, tmp_path):
     work = chapter.two_learners if chapter is IMPALA else ["--num-actors", "1"]
-    flags = [*chapter.flags, *work, "--total-steps", "500", "--run-name", "r"]
+    flags = [
+        *chapter.flags,
+        *work,
+        *("--total-steps", "500", "--run-name", "r"),
+        *("--eval-every", "400", "--eval-episodes", "1"),
+    ]
     done = in_namespace(READ_ONLY_SHM, tmp_path, sys.executable, str(ROOT / chapter.script), *flags)
     assert done.returncode == 0, done.stderr + done.stdout
     assert json.loads((tmp_path / "runs/r/summary.json").read_text())["worker_restarts"] == 0
@@ -102,5 +107,6 @@ def test_a_limit_of_file_sizes_is_one_line_before_anything_starts(chapter, tmp_p
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert "MiB of shared memory cannot be allocated (File too large; ulimit -f" in line
+    assert line.startswith("error: replay-size=") == (chapter is APEX_DQN)
     assert not (tmp_path / "runs").exists()
     assert set(os.listdir("/dev/shm")) <= before

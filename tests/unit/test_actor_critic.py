@@ -186,3 +186,12 @@ def test_every_group_of_parameters_has_the_annealed_learning_rate():
     optimizer = torch.optim.AdamW([{"params": [net.weight], "lr": 1.0}, {"params": [net.bias], "weight_decay": 0.0}])
     set_learning_rate(optimizer, ActorCriticArgs(learning_rate=4e-4, total_steps=100), steps=75)
     assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(1e-4)] * 2
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(0, 4e-4), (25, 2.5e-4), (50, 1e-4), (75, 1e-4)])
+def test_the_learning_rate_may_reach_its_end_before_the_budget_and_stays_there(steps, expected):
+    net = torch.nn.Linear(2, 2)
+    args = ActorCriticArgs(learning_rate=4e-4, learning_rate_end=1e-4, anneal_steps=50, total_steps=100)
+    optimizer = make_optimizer(args, net)
+    set_learning_rate(optimizer, args, steps)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)

@@ -256,6 +256,21 @@ SPECIAL = {
         ["--update-epochs", "1", "--repeat-fraction", "0.5"],
         "repeat-fraction=0.5: --update-epochs 1 does not use it; raise --update-epochs, or leave it out",
     ),
+    "importance of uniform samples": (
+        APEX_DQN,
+        ["--priority-exponent", "0", "--importance-exponent", "0.5"],
+        "importance-exponent=0.5: --priority-exponent 0.0 does not use it; raise --priority-exponent, or leave it out",
+    ),
+    "blocks ahead in a fixed order": (
+        APEX_DQN,
+        ["--deterministic", "--blocks-per-actor", "4"],
+        "blocks-per-actor=4: --deterministic does not use it; leave out --deterministic, or leave it out",
+    ),
+    "tournaments without evolution": (
+        POPULATION,
+        ["--no-evolve", "--tournament-size", "3"],
+        "tournament-size=3: --no-evolve does not use it; leave out --no-evolve, or leave it out",
+    ),
     "n of other returns": (A3C_DATA, ["--n-step", "8"], "n-step=8: --returns gae does not use it; add --returns nstep"),
     "lambda of other returns": (A3C_GRAD, ["--returns", "nstep", "--gae-lambda", "0.9"], "gae-lambda=0.9: --returns "),
     "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
@@ -314,6 +329,11 @@ SPECIAL = {
         TASK,
         [*ATTACHED, "--role", "collector", "--key-file", "k"],
         "key-file=k: there is no such file",
+    ),
+    "a node that joins with settings of its own": (
+        TASK,
+        [*ATTACHED, "--role", "collector", "--max-seconds", "9"],
+        "max-seconds=9: a node that joins has the settings of the task there; leave it out",
     ),
     "a node that joins and listens": (
         TASK,

@@ -371,6 +371,9 @@ def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_pa
     assert not {"batch_size", "n_step", "replay_ratio"} & set(study.trials[0].params)
     assert study.best_value > study.trials[0].value
     assert any(trial.state == optuna.trial.TrialState.PRUNED for trial in study.trials)
+    monkeypatch.setattr("sys.argv", ["tune.py", "--", "train_a3c_data.py", "--env-id", "Acrobot-v1"])
+    with pytest.raises(ConfigError, match="study=study: its trials are of another command: train_a3c_data"):
+        tune.main()
     assert "study: " in capsys.readouterr().out
 
 

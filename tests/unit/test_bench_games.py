@@ -47,7 +47,11 @@ def test_the_median_over_games_has_an_interval_that_follows_from_the_seeds():
 
 
 def test_all_games_have_the_flags_of_one_preset():
-    assert games.preset_flags(["train_a3c_data.py"]) == [], "chapter 1's defaults are those for Pong"
+    schedule = ["--learning-rate-end=0.0", "--anneal-steps=0"]
+    assert games.preset_flags(["train_a3c_data.py"]) == schedule, "or Pong's would be another than that of the others"
+    flags = ["train_a3c_data.py", *schedule, "--total-steps=9", "--stop-return=9"]
+    pong, boxing = (common.trainer_settings([*flags, f"--env-id={name}NoFrameskip-v4"]) for name in ("Pong", "Boxing"))
+    assert dataclasses.replace(pong, env_id=boxing.env_id) == boxing
     assert games.preset_flags(["train_a3c_grad.py"]) == ["--explore-envs=0.25"]
     flags = games.preset_flags(["train_apex.py", "--algo", "dqn"])
     assert "--learning-starts=10000" in flags
@@ -56,20 +60,24 @@ def test_all_games_have_the_flags_of_one_preset():
 
 def test_games_go_on_where_they_stopped_and_refuse_other_flags(tmp_path, monkeypatch):
     args = games.Args(results=tmp_path, steps=1000)
-    path, result = games.begin_or_continue(args, ["--a=1"], {"a": 1})
+    path, result = games.begin_or_continue(args, ["--a=1"], {"a": 1}, {})
     result["runs"].append(run_of("Pong", 1, 3.0))
     common.save(path, result)
-    assert games.begin_or_continue(args, [], {"a": 1})[1]["runs"] == result["runs"], "a default may say the same"
+    assert games.begin_or_continue(args, [], {"a": 1}, {})[1]["runs"] == result["runs"], "a default may say the same"
+    newer = {"a": 1, "b": 0}
+    assert games.begin_or_continue(args, [], newer, {"b": 0})[1]["runs"] == result["runs"], "a setting newer than it"
+    with pytest.raises(ConfigError, match=r"has runs with other settings: b is 0 there"):
+        games.begin_or_continue(args, [], newer | {"b": 2}, {"b": 0})
     with pytest.raises(ConfigError, match=r"has runs with other settings: a is 1 there"):
-        games.begin_or_continue(args, ["--a=1"], {"a": 2})  # by another default
+        games.begin_or_continue(args, ["--a=1"], {"a": 2}, {})  # by another default
     common.save(path, {name: value for name, value in result.items() if name != "settings"})
     with pytest.raises(ConfigError, match="is of an older version"):
-        games.begin_or_continue(args, ["--a=1"], {"a": 1})
+        games.begin_or_continue(args, ["--a=1"], {"a": 1}, {})
     common.save(path, result)
     with pytest.raises(ConfigError, match=r"steps is 1000 there"):
-        games.begin_or_continue(games.Args(results=tmp_path, steps=2000), ["--a=1"], {"a": 1})
+        games.begin_or_continue(games.Args(results=tmp_path, steps=2000), ["--a=1"], {"a": 1}, {})
     started = []
-    monkeypatch.setattr(games, "begin_or_continue", lambda args, flags, settings: (path, result))
+    monkeypatch.setattr(games, "begin_or_continue", lambda *_: (path, result))
     monkeypatch.setattr(common, "run_script", lambda command: started.append(command) or 130)
     monkeypatch.setattr("sys.argv", ["games.py", "--games", "Pong", "Boxing", "--seeds", "1", "--sticky"])
     assert games.main() == 130, "Ctrl-C ends all"

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import struct
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,25 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert torch.equal(loaded["rng"], state["rng"])
     for name in ("steps", "returns", "best_mean", "reason"):
         assert loaded[name] == state[name]
+
+
+def test_the_hash_is_that_of_the_file_also_where_the_state_changes_meanwhile(tmp_path, warnings):
+    """Actors append to a replay while it is saved."""
+    frames, over = torch.zeros(2**25, dtype=torch.uint8), threading.Event()
+
+    def write():
+        while not over.is_set():
+            frames.add_(1)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    paths = [checkpoint.save(tmp_path, {**a_state(), "frame": frames}, steps=n, **IDENTITY) for n in range(3)]
+    over.set()
+    writer.join()
+    for path in paths:
+        assert (
+            hashlib.sha256(path.read_bytes()).hexdigest() == json.loads(path.with_suffix(".json").read_text())["sha256"]
+        )
 
 
 def test_a_net_and_its_optimizer_go_on_as_if_never_interrupted(tmp_path):

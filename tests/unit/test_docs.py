@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from harness import A3C_DATA
 
+from bench import common
+
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[`([\w.]+)`\]\(([\w./]+\.py)\)")
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if LINK.search(path.read_text()))
@@ -25,6 +27,18 @@ def defined(path: Path) -> set[str]:
 def test_functions_that_a_page_links_to_are_there(page):
     for name, target in LINK.findall(page.read_text()):
         assert name in defined((page.parent / target).resolve()), (name, target)
+
+
+def test_the_table_of_settings_has_those_of_chapter_1():
+    text = (ROOT / "docs" / "a3c_data.md").read_text().partition("## Settings")[2].partition("**How many")[0]
+    header, _, *rows = [line.strip("| ").split("|") for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) > 10
+    for column, title in enumerate(header[1:], 1):
+        settings = common.trainer_settings([A3C_DATA.script, "--env-id", title.strip().partition(",")[0]])
+        for row in rows:
+            name, shown = re.match(r"`(\w+)`", row[0])[1], row[column].strip()
+            assert float(shown.partition(",")[0] if " " in shown else shown.replace(",", "")) == getattr(settings, name)
+            assert name != "reward_scale" or settings.reward_clip == ("of the sign" in shown)
 
 
 def test_the_example_of_an_environment_can_be_trained_on(run_inline, tmp_path):

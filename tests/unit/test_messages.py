@@ -21,6 +21,7 @@ from a3c_mp.task import inbox as inbox_module
 from a3c_mp.task import link as link_module
 from a3c_mp.task import router as router_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
+from a3c_mp.task.events import JOINED
 from a3c_mp.task.keys import make_key
 from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.router import Router
@@ -149,6 +150,29 @@ def test_nodes_see_each_other_leave(folder, enter):
     wait_until(lambda: seen == ["+node.2", "-node.2"])
     assert [message.event for message in stays.receive()] == ["last words"]
     assert hub.peers.keys() == {"node.1"}
+
+
+def test_a_connection_that_ends_without_a_word_does_not_end_the_next_one(folder, enter):
+    """The next one has its file descriptor, and the hub, busy meanwhile, reads of both together."""
+    ends = local_endpoints(folder, "star", [(), (), ()])
+    hub, free = enter(ends[0]), threading.Event()
+    hub.on_join(lambda peer: free.wait(20))  # on the router's thread
+    enter(ends[1])
+    strangers = [socket.socket(socket.AF_UNIX) for _ in range(40)]  # the next one opens some at its own end too
+    for stranger in strangers:
+        stranger.connect(ends[0].binds[0].removeprefix("ipc://"))
+    time.sleep(0.2)  # until they are accepted
+    for stranger in strangers:
+        stranger.shutdown(socket.SHUT_RDWR)
+    time.sleep(0.2)
+    threading.Timer(0.5, free.set).start()
+    spoke = enter(ends[2])
+    time.sleep(0.5)
+    wait_until(lambda: "node.2" in hub.peers)
+    spoke.send("event")
+    assert [message.event for message in receive(hub, 1)] == ["event"]
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_a_mesh_has_a_link_for_each_pair_again_when_a_node_comes_back(folder, enter):
@@ -451,6 +475,7 @@ def test_malformed_messages_of_a_node_with_the_key_are_dropped_and_counted(liste
             message("event", 5),
             message("answer", [True, 1]),
             message("request", [[], []]),
+            message("event", [JOINED, [1]]),
             message("event", ["good", [1]]),
         ]:
             client.send_multipart(frames)

@@ -69,7 +69,7 @@ def curve(name="a", env_id="CartPole-v1", seed=1, solved=False, end=100.0, slope
     steps = np.linspace(0, end, 11)
     settings = {"learning_rate": 1e-3, "commit": "0123456789", **settings}
     algorithm, goal = settings.pop("algorithm", "impala"), settings.pop("stop_return", 50.0)
-    return Curve(name, algorithm, env_id, seed, settings, goal, solved, steps, steps / 60, slope * steps)
+    return Curve(name, algorithm, env_id, seed, settings, goal, solved, steps, steps / 60, slope * steps, steps >= 0)
 
 
 def test_a_curve_whose_games_all_ended_at_one_step_is_visible(tmp_path):
@@ -89,6 +89,19 @@ def test_a_curve_has_one_point_for_games_that_ended_at_the_same_step(tmp_path):
     found = read_curve(tmp_path, window=100)
     assert found.steps.tolist() == [10, 30]
     assert found.mean_return.tolist() == [2.0, 3.0], "of all games so far"
+
+
+def test_a_goal_is_reached_by_a_mean_of_enough_games_and_its_median_is_over_all_runs(tmp_path):
+    (tmp_path / "config.json").write_text('{"algorithm": "a", "args": {"env_id": "E", "seed": 1}}')
+    rows = [f"{10 * i},{i}.0,0,{1.0 if i in (1, 30) else 0.0},5" for i in range(1, 31)]
+    (tmp_path / "episodes.csv").write_text("\n".join([",".join(EpisodeRow._fields), *rows, ""]))
+    one_of_20, one_of_30 = 0.05, 2 / 30
+    found = read_curve(tmp_path, window=100)
+    for goal, steps in ((one_of_20, [200]), (one_of_30, [300]), (0.5, [])):
+        (row,) = curves.table(curves.grouped([found]), goal)
+        assert row.steps.tolist() == steps
+    cells = [curves.cells(row._replace(final=np.zeros(3), steps=s, minutes=s)) for s in np.split(np.arange(3.0), [1])]
+    assert [cell[3] for cell in cells] == ["- (1/3)", "2 (2/3)"]
 
 
 def test_what_only_ends_or_evaluates_a_run_makes_no_curve_of_its_own(tmp_path):
@@ -174,7 +187,7 @@ def test_an_aborted_run_does_not_cut_the_mean_and_a_solved_one_keeps_its_last_va
 def test_the_table_has_final_means_and_first_times_at_the_goal():
     games = curves.grouped([curve(), curve(seed=2, slope=0.6), curve(seed=3, slope=0.2)])
     (row,) = curves.table(games, None)
-    assert curves.cells(row) == ("CartPole-v1", "impala (3 seeds)", "60.0 ± 40.0", "70 (2/3)", "1.2")
+    assert curves.cells(row) == ("CartPole-v1", "impala (3 seeds)", "60.0 ± 40.0", "90 (2/3)", "1.5")
     (row,) = curves.table(games, 1000.0)
     assert curves.cells(row)[3:] == ("- (0/3)", "-")
     assert curves.cells(curves.table(curves.grouped([curve(stop_return=None)]), None)[0])[2:] == (

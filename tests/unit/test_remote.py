@@ -433,7 +433,14 @@ def test_an_evaluator_that_repeats_itself_joins_once(nodes, evaluators, tape):
 
 @pytest.mark.parametrize(
     "args",
-    [(), (1, [1.0], [1, 1], "x"), (1, ["a", 1.0], [1, 1], "x"), (1, [1.0, 1.0], [1, 1], 5), (1, None, [1, 1], "x")],
+    [
+        (),
+        (1, [1.0], [1, 1], "x"),
+        (1, ["a", 1.0], [1, 1], "x"),
+        (1, [1.0, 1.0], [1, 1], 5),
+        (1, [10**400, 1.0], [1, 1], "x"),
+        (1, None, [1, 1], "x"),
+    ],
 )
 def test_a_malformed_result_is_dropped(nodes, evaluators, tape, args):
     hub, _, remote = nodes

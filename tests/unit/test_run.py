@@ -16,6 +16,7 @@ from torch import nn
 
 from a3c_mp.algorithms import apex, apex_settings
 from a3c_mp.algorithms.actor_critic import PPOArgs
+from a3c_mp.algorithms.apex_settings import ReplayArgs as ApexArgs
 from a3c_mp.config import CommonArgs, LearningArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, NothingToDo, TrainingError, WorkerError
@@ -24,7 +25,7 @@ from a3c_mp.processes.console import progress_bar
 from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run import display
 from a3c_mp.run import run as run_module
-from a3c_mp.run.announce import end_text
+from a3c_mp.run.announce import budget_notes, end_text, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import PrintedLines, hms, open_log
 from a3c_mp.run.mean_return import MIN_EPISODES
@@ -117,6 +118,23 @@ def test_the_log_says_at_the_start_when_a_run_ends(args, settings, text):
     assert end_text(replace(args, **settings)) == text
     population = population_settings.Args(stop_return=475.0, total_steps=50)
     assert end_text(population) == "until an evaluation returns 475, at most 50 steps"
+
+
+def test_the_log_says_what_a_run_ends_too_soon_for(args):
+    short = replace(args, total_steps=50, eval_every=60)
+    assert budget_notes(short) == ["nothing will be evaluated: --eval-every is 60"]
+    assert budget_notes(replace(short, total_steps=60)) == []
+    replayed = ApexArgs(total_steps=100, learning_starts=100)
+    assert budget_notes(replayed) == ["no gradient step will be taken: --learning-starts is 100"]
+
+
+@pytest.mark.parametrize(
+    ("total_steps", "text"), [(50, "lr 5e-4 -> 2e-4"), (75, "lr 5e-4 -> 5e-5"), (100, "lr 5e-4 -> 5e-5 after 75 steps")]
+)
+def test_the_log_says_which_learning_rate_a_run_ends_with(total_steps, text):
+    args = PPOArgs(total_steps=total_steps, learning_rate_end=5e-5, anneal_steps=75)
+    assert settings_parts(args)[-1] == text
+    assert settings_parts(replace(args, anneal_steps=0))[-1] == "lr 5e-4 -> 5e-5"
 
 
 def test_sigint_that_is_ignored_is_told(args, monkeypatch):
@@ -493,6 +511,10 @@ def test_a_resume_with_another_budget_says_what_becomes_of_the_schedule(tmp_path
             log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
         assert ("total-steps is 400 now, 100 before: the learning rate goes from 0 to 7.5e-4 at once" in log) == said
         assert "changed:" not in log
+    with a_run(replace(args, resume=tmp_path / "r", total_steps=500, anneal_steps=50)) as run:
+        log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
+    assert "total-steps is 500 now, 400 before\n" in log
+    assert "anneal-steps 50 (0 before)" in log
 
 
 def test_a_resume_lists_the_settings_that_have_changed(tmp_path):
