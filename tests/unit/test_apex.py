@@ -398,6 +398,7 @@ def test_a_small_replay_does_not_need_nothing(monkeypatch):
     args = replace(ARGS, env_id="CartPole-v1", replay_size=1000, learning_starts=100)
     with pytest.raises(ConfigError, match=r"the replay needs 0\.1 GiB, 0\.0 GiB is free"):
         apex.allocate(args, VECTOR, Discrete(2))
+    apex.allocate(args, VECTOR, Discrete(2), rank=1)  # the first learner has checked it for all, and taken its share
 
 
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
