@@ -68,8 +68,6 @@ GAMES = {
 PUBLISHED = {"dqn": "DQN", "rainbow": "Rainbow", "iqn": "IQN"}
 """fields of `Game` with scores of others -> their names"""
 PONG = "PongNoFrameskip-v4"
-SCHEDULE = ("learning_rate_end", "anneal_steps")
-"""settings of Pong's preset that go with its stop rule; here the learning rate falls to 0 over the budget"""
 
 
 @dataclass(frozen=True)
@@ -100,14 +98,10 @@ def defaults_of(command: Sequence[str]) -> dict[str, Any]:
 
 
 def preset_flags(command: Sequence[str]) -> list[str]:
-    """Flags of a chapter's preset for Pong, without its stop rule and budget, and with the default schedule.
-
-    Pong itself has this preset as well, so what is not to hold for it has to be a flag too.
-    """
+    """Flags of a chapter's preset for Pong, without its stop rule and budget."""
     preset = {**common.presets(command).get(PONG, {})}
     for name in ("stop_return", "total_steps", "algo"):
         preset.pop(name, None)
-    preset |= {name: value for name, value in defaults_of(command).items() if name in SCHEDULE and name in preset}
     flags = []
     for name, value in preset.items():
         flag = name.replace("_", "-")

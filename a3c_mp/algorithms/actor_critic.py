@@ -142,9 +142,8 @@ class PPOArgs(ActorCriticArgs):
     """share of the samples that later epochs repeat: those of the largest absolute advantage; 0: one epoch only"""
 
 
-PONG = "PongNoFrameskip-v4"
 PRESETS: dict[str, dict[str, Any]] = {
-    PONG: {"stop_return": 18.0, "total_steps": 2_000_000},
+    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
@@ -156,11 +155,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 EPOCHS = {
     name: VECTOR_EPOCHS if "CartPole" in name else CONTINUOUS_EPOCHS for name in PRESETS if "NoFrameskip" not in name
 }
-PPO_PRESETS = (
-    PRESETS
-    | {name: PRESETS[name] | {"update_epochs": epochs} for name, epochs in EPOCHS.items()}
-    | {PONG: PRESETS[PONG] | {"learning_rate_end": 1e-4, "anneal_steps": 800_000}}
-)
+PPO_PRESETS = PRESETS | {name: PRESETS[name] | {"update_epochs": epochs} for name, epochs in EPOCHS.items()}
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
@@ -236,13 +231,19 @@ def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, 
 
 
 def targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass."""
-    rewards, discounts = rewards_and_discounts(args, rollout)
-    values, bootstrap_value = rollout.baseline[:-1], rollout.baseline[-1]
+    """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass.
+
+    They are computed on the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.
+    """
+    device, baseline = rollout.baseline.device, rollout.baseline.cpu()
+    rewards, discounts = (part.cpu() for part in rewards_and_discounts(args, rollout))
+    values, bootstrap_value = baseline[:-1], baseline[-1]
     if args.returns == "gae":
-        return returns.gae(rewards, discounts, values, bootstrap_value, args.gae_lambda)
-    value_targets = returns.n_step_returns(rewards, discounts, values, bootstrap_value, args.n_step)
-    return value_targets - values, value_targets
+        advantages, value_targets = returns.gae(rewards, discounts, values, bootstrap_value, args.gae_lambda)
+    else:
+        value_targets = returns.n_step_returns(rewards, discounts, values, bootstrap_value, args.n_step)
+        advantages = value_targets - values
+    return advantages.to(device), value_targets.to(device)
 
 
 class Samples(NamedTuple):

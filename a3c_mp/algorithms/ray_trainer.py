@@ -30,7 +30,7 @@ from a3c_mp.data.rollout import finished_episodes as episodes_of
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.nets.precision import acting_dtype
+from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.workers import Filled
@@ -219,7 +219,7 @@ class RayTrainer:
             kept: what else an exact resume needs.
         """
         run, net = self.run, self.learner.net
-        dtype = acting_dtype(self.args.precision, net)
+        dtype = compute_dtype(self.args.precision, torch.device("cpu"), net.norm.image)  # where actors compute
         self.weights = weights = Publisher(self.session, net, dtype, untrained=run.updates == 0)
         states = ActorStates(self.args, layout_of(self.args, self.learner), start=run.steps)
         run.keep(actors=states, weights=weights, **kept)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import math
 import os
+import warnings
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -65,10 +67,15 @@ class Slots:
         return self.arena[slot, start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def _pin(self) -> None:
+        """Register the memory with CUDA, so that copies from it need no staging; without that they are slower."""
         if self.pinned_by is not None:
             with torch.cuda.device(self.pinned_by):
                 address, size = self.arena.data_ptr(), self.arena.numel()
-                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+                error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+                if error != 0:
+                    warnings.warn(f"memory of {size:,} bytes cannot be pinned (CUDA error {error})", stacklevel=2)
+                    with suppress(RuntimeError):  # the error would be that of the next kernel
+                        torch.zeros(1, device="cuda")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

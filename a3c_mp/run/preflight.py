@@ -36,8 +36,8 @@ ACTOR_BYTES = 150 * MIB
 """private memory of an actor once torch is loaded, without environments"""
 CONTEXT_BYTES = 300 * MIB
 """host memory of a CUDA context: an estimate, not documented by NVIDIA or PyTorch, not measured on a GPU"""
-CONTEXT_GPU_BYTES = 270 * MIB
-"""GPU memory of one with a small tensor: 287,047,680 bytes in github.com/pytorch/pytorch/pull/86509; not measured"""
+CONTEXT_GPU_BYTES = 450 * MIB
+"""GPU memory of one: 426 MiB with torch 2.10 and CUDA 13 in github.com/unslothai/unsloth-zoo/pull/1053; not measured"""
 ORDERED_STORES = ("x86_64", "amd64")
 """processors on which all cores see the stores of one core in the order of the program"""
 FIX_ENV = "fix the environment, or choose another"
@@ -73,7 +73,8 @@ def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True
     check_system()
     check_processor()
     evaluators = int(args.eval_every > 0)
-    check_memory(args.local_actors, getattr(args, "num_learners", 1), args.cuda, evaluators, args.actors_flag)
+    num_learners = getattr(args, "num_learners", 1)
+    check_memory(args.local_actors, num_learners, args.gpu_actors, args.cuda, evaluators, args.actors_flag)
     check_open_files(args.local_actors, args.actors_flag)
     try:
         if not args.cuda:
@@ -109,15 +110,18 @@ def check_processor() -> None:
         raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
 
 
-def check_memory(num_actors: int, num_learners: int, cuda: bool, evaluators: int = 0, flag: str = "num-actors") -> None:
+def check_memory(
+    num_actors: int, num_learners: int, gpu_actors: int, cuda: bool, evaluators: int = 0, flag: str = "num-actors"
+) -> None:
     """Raise ConfigError, which names `flag`, if host or GPU memory is too small for all processes but one learner."""
-    needed = (num_actors + num_learners - 1) * (ACTOR_BYTES + cuda * CONTEXT_BYTES) + evaluators * ACTOR_BYTES
+    contexts = gpu_actors + (num_learners - 1 if cuda else 0)
+    needed = (num_actors + num_learners - 1 + evaluators) * ACTOR_BYTES + contexts * CONTEXT_BYTES
     if needed > (free := free_memory()):
         why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
         raise ConfigError(flag, num_actors, why, "lower it")
-    if not cuda:
+    if not gpu_actors:
         return
-    needed = num_actors // num_learners * CONTEXT_GPU_BYTES  # the learner has its own already
+    needed = gpu_actors // num_learners * CONTEXT_GPU_BYTES  # the learner has its own already
     if needed > (free := torch.cuda.mem_get_info()[0]):
         why = f"that takes {needed // MIB:,} MiB of a GPU's memory at least, {free // MIB:,} MiB is free"
         raise ConfigError(flag, num_actors, why, "lower it, or leave --cuda out")
@@ -250,8 +254,10 @@ def _fix_for(env_id: str) -> str:
 def check_device(cuda: bool) -> torch.device:
     """The device of the nets. Raises ConfigError for `--cuda` without CUDA."""
     if cuda and not torch.cuda.is_available():
-        fix = "leave --cuda out, or install a CUDA build of torch"
-        raise ConfigError("cuda", True, "torch sees no CUDA device", fix)
+        version = torch.version.cuda
+        why = f"torch sees no GPU that its CUDA {version} can use" if version else "this torch has no CUDA"
+        fix = "see nvidia-smi for GPU and driver" if version else "install a CUDA build of torch"
+        raise ConfigError("cuda", True, why, f"leave --cuda out (resumed: give --no-cuda), or {fix}")
     return torch.device("cuda" if cuda else "cpu")
 
 

@@ -6,6 +6,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from a3c_mp.algorithms.actor_critic import PPOArgs as A3cArgs
+from a3c_mp.algorithms.ray_settings import ImpalaArgs as RayArgs
+from a3c_mp.algorithms.roles import RoleArgs as TaskArgs
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes import free_memory
 from a3c_mp.run import preflight as limits
@@ -80,9 +83,8 @@ class Sizes(NamedTuple):
     eval_every: int = 0
     actors_flag: str = "num-actors"
 
-    @property
-    def local_actors(self) -> int:
-        return self.num_actors
+    local_actors = property(lambda self: self.num_actors)
+    gpu_actors = property(lambda self: self.num_actors * self.cuda)
 
 
 def check_with(monkeypatch, args, free, free_on_gpu=2**63):
@@ -117,6 +119,14 @@ def test_with_cuda_the_actors_of_a_learner_have_contexts_on_its_gpu(num_learners
     with pytest.raises(ConfigError, match=message):
         check_with(monkeypatch, args, 2**63, needed - 2**20)
     check_with(monkeypatch, args._replace(cuda=False), 2**63, 0)
+
+
+def test_actors_that_act_on_cpus_need_no_gpu_memory():
+    assert A3cArgs(num_actors=6, cuda=True).gpu_actors == 6
+    assert A3cArgs(num_actors=6).gpu_actors == 0
+    assert RayArgs(num_actors=6, cuda=True).gpu_actors == 0
+    assert TaskArgs(num_actors=6, cuda=True, standalone=True).gpu_actors == 0
+    assert TaskArgs(num_actors=6, cuda=True).gpu_actors == 6
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "arm64", "ppc64le", "riscv64"])

@@ -1,5 +1,6 @@
 """Slots are one memory for all processes, laid out so that no field touches another."""
 
+import contextlib
 import errno
 import gc
 import math
@@ -7,6 +8,7 @@ import os
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,6 +68,25 @@ def test_views_are_the_same_memory_every_time():
 
 def test_slots_start_out_zero():
     assert not any(field.any() for slot in Slots(SPEC, 3) for field in slot.values())
+
+
+def test_memory_that_cuda_does_not_pin_is_used_as_it_is(monkeypatch):
+    """Where CUDA refuses to register it, as in a container with little of such memory."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda number: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda address, size, flags: 2))
+    calls = []
+
+    def fail(*args, **options):  # as the next kernel would, with the error that is left
+        calls.append(options)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    with pytest.warns(UserWarning, match=r"memory of 64 bytes cannot be pinned \(CUDA error 2\)"):
+        slots = Slots({"x": ((3,), torch.float32)}, 1, pin=True)
+    assert calls == [{"device": "cuda"}]
+    slots[0]["x"].fill_(1.0)
+    assert slots[0]["x"].tolist() == [1.0] * 3
 
 
 def test_a_slot_that_does_not_exist_is_an_index_error():
