@@ -11,7 +11,7 @@ train: $(VENV)/.installed
 	$(BIN)/python train_a3c_data.py $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal $(ARGS)
 
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow $(ARGS)

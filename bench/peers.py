@@ -82,7 +82,9 @@ class Args:
     stop_return: float = 18.0
     """with --solve: mean raw return of the last 100 games"""
     seeds: Count = 2
-    """with --solve: seeds 1, 2, ..."""
+    """with --solve: how many seeds"""
+    first_seed: Count = 1
+    """with --solve: the first of them"""
     max_minutes: Annotated[float, Between(0.1)] = 45.0
     """with --solve: the longest that a run may take"""
     results: Path = common.RESULTS
@@ -224,7 +226,8 @@ def main() -> int:
     found: dict[str, list[Any]] = {name: [] for name in args.peers}
     result["runs" if args.solve else "rates"] = found
     path = common.result_path(args.results, result, with_env=True)
-    for number in range(1, (args.seeds if args.solve else args.repeat) + 1):
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    for number in seeds if args.solve else range(1, args.repeat + 1):
         for name in args.peers:
             found[name].append((solved_by if args.solve else rate_of)(name, args, number))
             common.save(path, result)

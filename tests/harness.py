@@ -180,6 +180,15 @@ def rounds(workers, should_stop, size=1):
         yield filled
 
 
+def left_in_shm(before: set[Path], seconds: float = BUSY_SECONDS) -> set[Path]:
+    """Files that are new in /dev/shm and stay there: those of other tests, run at the same time, go when they end."""
+    deadline, left = time.monotonic() + seconds, set(Path("/dev/shm").iterdir()) - before
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left &= set(Path("/dev/shm").iterdir())
+    return left
+
+
 class Scripts:
     """Starts scripts of the project with run folders below `runs_dir`; a `with` block at whose end none is left."""
 

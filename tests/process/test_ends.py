@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -17,7 +18,11 @@ TWO_LEARNERS = ["--num-actors", "2", *IMPALA.two_learners]
 def helpers(scripts, actor="*"):
     """The helper processes of an actor's environments, or of all so far, that have not ended."""
     pids = [int(path.name.split("-")[1]) for path in (scripts.runs_dir / "helpers").glob(f"{actor}-*")]
-    return still_alive([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found.append(psutil.Process(pid))
+    return still_alive(found)
 
 
 def left_of(scripts, actor="*", seconds=BUSY_SECONDS):

@@ -20,6 +20,12 @@ EITHER = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=
 """an evaluator that is a process of the run, and one that is a node"""
 
 
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch):
+    """A run looks after its evaluator in each round, so that it sees as many kills as there are."""
+    monkeypatch.setattr("a3c_mp.run.evaluator.LOOK_SECONDS", 0.0)
+
+
 def evaluator():
     """The evaluator of a run in this process; None while there is none."""
     children = multiprocessing.active_children()

@@ -141,7 +141,7 @@ def test_a_learner_that_raises_says_why():
 
 
 def test_a_frozen_learner_is_given_up_after_a_time():
-    learners = Learners(2, count_for_ever, (), options=LearnerOptions(peer_seconds=3))
+    learners = Learners(2, count_for_ever, (), options=LearnerOptions(peer_seconds=1))
     with pytest.raises(PeerLost, match=r"no answer from learner 1 \(pid"):
         exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGSTOP))
     assert not any(psutil.pid_exists(pid) for pid in learners.pids)
@@ -163,7 +163,7 @@ def test_a_signal_ends_the_wait_for_a_frozen_learner():
 
     def freeze_and_ask(pids):
         os.kill(pids[0], signal.SIGSTOP)
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
     try:
         started = time.monotonic()

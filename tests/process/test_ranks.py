@@ -73,6 +73,7 @@ def test_two_ranks_meet_on_loopback_and_one_of_them_prints(launch, launcher):
     assert second == "listening: 127.0.0.1"
 
 
+@pytest.mark.slow  # without a launcher, see above
 def test_the_launch_that_starts_one_process_for_two_is_refused(launch):
     out, err = launch((*ACCELERATE, "--cpu"), "meet").communicate(timeout=60)
     assert out == ""

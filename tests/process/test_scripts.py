@@ -166,13 +166,6 @@ def test_bad_input_of_a_real_process(scripts):
     assert done.err == "error: resume=runs/nothing: there is no run in this folder; name a run folder, runs/<name>\n"
 
 
-def test_help_shows_every_flag_with_its_unit(scripts):
-    done = scripts.finish(scripts.start("train_a3c_data.py", "--help"), "r")
-    assert done.code == 0
-    for flag in ("--env-id", "--cuda", "--deterministic", "--unroll-length", "--resume"):
-        assert flag in done.out
-
-
 @pytest.mark.slow
 def test_too_little_shared_memory_is_found_before_the_start(scripts):
     done = scripts.run(A3C_DATA, "--num-envs", "4096", "--unroll-length", "1e7")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import A3C_DATA, APEX_DQN, EVERY_CHAPTER, IMPALA, ROOT, TASK, row_id
+from harness import A3C_DATA, APEX_DQN, EVERY_CHAPTER, IMPALA, ROOT, TASK, left_in_shm, row_id
 
 from a3c_mp.run.checkpoint import list_checkpoints, load
 
@@ -102,11 +102,11 @@ def test_a_dev_shm_that_takes_nothing_is_not_needed(chapter, tmp_path):
 @pytest.mark.parametrize("chapter", [APEX_DQN, pytest.param(A3C_DATA, marks=pytest.mark.slow)], ids=row_id)
 def test_a_limit_of_file_sizes_is_one_line_before_anything_starts(chapter, tmp_path):
     """`ulimit -f` counts in KiB in bash; Pong's replay takes more, and so do its slots."""
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     done = in_namespace('ulimit -f 1024; exec "$@"', tmp_path, sys.executable, str(ROOT / chapter.script))
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert "MiB of shared memory cannot be allocated (File too large; ulimit -f" in line
     assert line.startswith("error: replay-size=") == (chapter is APEX_DQN)
     assert not (tmp_path / "runs").exists()
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not left_in_shm(before)

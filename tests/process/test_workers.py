@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from harness import rounds
+from harness import left_in_shm, rounds
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import Slots
@@ -210,22 +210,23 @@ def test_no_worker_is_replaced_once_the_run_is_to_stop(slots):
     restart_messages, stopping = [], []
     with Workers(count, 2, (slots,), on_restart=restart_messages.append) as workers:
         fill(workers, slots, 4)
-        for pid in workers.pids:
-            os.kill(pid, signal.SIGTERM)
+        processes = [psutil.Process(pid) for pid in workers.pids]
+        for process in processes:
+            process.terminate()
         stopping.append(True)
-        psutil.wait_procs([psutil.Process(pid) for pid in workers.pids], timeout=20)
+        psutil.wait_procs(processes, timeout=20)
         assert not list(rounds(workers, lambda: bool(stopping)))
     assert not restart_messages
 
 
 def test_leaving_the_block_leaves_nothing_behind(slots):
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     with Workers(count, 2, (slots,)) as workers:
         fill(workers, slots, 4)
         pids = workers.pids
         os.kill(pids[0], signal.SIGSTOP)  # not even a stopped one
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not left_in_shm(before)
 
 
 class States:

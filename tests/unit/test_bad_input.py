@@ -700,7 +700,11 @@ def old(finished, tmp_path, capfd):
     return shutil.copytree(finished, tmp_path / "old")
 
 
-RESUMED_BY = [(chapter, other) for chapter in ALL_CHAPTERS for other in ALL if other.script != chapter.script]
+RESUMED_BY = [
+    (chapter, next(other for other in ALL[n:] + ALL[:n] if other.script != chapter.script))
+    for n, chapter in enumerate(ALL_CHAPTERS, 1)
+]
+"""each chapter, and another one"""
 
 
 @pytest.mark.parametrize(("chapter", "other"), RESUMED_BY, ids=row_id)
@@ -787,7 +791,6 @@ def test_play_of_a_net_with_more_actions_than_the_environment_has(old, refused, 
 PLOT = {
     "no run": ([], "runs: no run folder is named"),
     "no folder": (["old/none"], "runs=old/none: not a run folder, config.json is missing"),
-    "several, none of them a run": (["old/none", "old/nil"], None),
     "mistyped flag": (["old/impala", "--windows", "3"], "windows=3: there is no such flag; perhaps you meant --window"),
     "no window": (["old/impala", "--window", "0"], "window=0: must be 1 or more"),
     "no folder for the picture": (["old/impala", "--out", "none/x.png"], "out=none/x.png: its folder does not exist"),
@@ -797,11 +800,16 @@ PLOT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"), [p for p in PLOT.values() if p[1]], ids=[k for k, p in PLOT.items() if p[1]]
-)
+@pytest.mark.parametrize(("flags", "message"), PLOT.values(), ids=PLOT)
 def test_plot(flags, message, old, refused):
     assert message in refused(plot.main, flags)
+
+
+def test_plot_of_several_folders_none_of_which_is_a_run(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["plot.py", "none", "nil"])
+    with pytest.raises(ConfigError, match="runs=none nil: none of them has anything to draw"):
+        plot.main()
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == ["skipped"] * 2
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_full_disk_costs_warnings_and_the_old_checkpoint_stays(run_inline, cha
 
     monkeypatch.setattr(Run, "end_round", end_round_with_little_room)
     try:
-        done = run_inline.train(chapter, "--total-steps", "2500", "--checkpoint-seconds", "0.1")
+        done = run_inline.train(chapter, "--total-steps", "2500", "--checkpoint-steps", "200")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert done.code == 0

@@ -83,9 +83,11 @@ def test_the_hash_is_that_of_the_file_also_where_the_state_changes_meanwhile(tmp
 
     writer = threading.Thread(target=write)
     writer.start()
-    paths = [checkpoint.save(tmp_path, {**a_state(), "frame": frames}, steps=n, **IDENTITY) for n in range(3)]
-    over.set()
-    writer.join()
+    try:
+        paths = [checkpoint.save(tmp_path, {**a_state(), "frame": frames}, steps=n, **IDENTITY) for n in range(3)]
+    finally:
+        over.set()
+        writer.join()
     for path in paths:
         assert (
             hashlib.sha256(path.read_bytes()).hexdigest() == json.loads(path.with_suffix(".json").read_text())["sha256"]

@@ -29,6 +29,12 @@ def test_functions_that_a_page_links_to_are_there(page):
         assert name in defined((page.parent / target).resolve()), (name, target)
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")], ids=lambda path: path.stem)
+def test_tests_that_a_page_names_are_there(page):
+    files = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    assert set(re.findall(r"`(?:\w+/)*(test_\w+\.py)", page.read_text())) <= files
+
+
 def test_the_table_of_settings_has_those_of_chapter_1():
     text = (ROOT / "docs" / "a3c_data.md").read_text().partition("## Settings")[2].partition("**How many")[0]
     header, _, *rows = [line.strip("| ").split("|") for line in text.splitlines() if line.startswith("|")]

@@ -122,9 +122,9 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 
 @pytest.mark.parametrize("steps", [Steps(), SEEDS_OWN])
-def test_limits_hold_over_100_000_mutations_and_every_integer_is_reached(steps, rng):
+def test_limits_hold_over_30_000_mutations_and_every_integer_is_reached(steps, rng):
     genome, seen = START, Counter()
-    for _ in range(100_000):
+    for _ in range(30_000):
         parent, (genome, _) = genome, mutate(genome, "hyperparameters", RANGES, rng, steps)
         assert genome != parent, "each mutation changes something"
         seen[genome.learn_every] += 1

@@ -1,6 +1,6 @@
 """Runs of a population from beginning to end, members as threads.
 
-The same with real processes and several ranks is in process/test_population.py.
+The same with real processes and several ranks is in process/test_generations.py.
 """
 
 import math
@@ -113,6 +113,35 @@ def test_the_display_counts_steps_inside_a_generation_and_an_interruption_says_w
     assert "generation 0 is interrupted: its 400 steps are not kept, a resumed run starts it again" in done.log
     with pytest.raises(ConfigError, match="no generation has ended in this run; name another run folder"):
         plot.read_lineage(done.folder)
+
+
+def test_evaluation_games_that_do_not_end_are_cut_counted_and_named(run_inline):
+    flags = ["--env-id", "envs:Count-v0", "--eval-max-steps", "3", "--eval-episodes", "5", "--total-steps", "400"]
+    done = run_inline.train(POPULATION, *flags)
+    assert done.code == 0, done.log
+    assert done.summary["evaluation_steps"] == 2 * 5 * 3
+    assert {float(row["fitness"]) for row in lineage(done)} == {sum(range(3))}
+    assert "evaluation games that reached 3 steps, where they are cut (--eval-max-steps): 10" in done.log
+
+
+def test_without_evolution_all_members_live_on_as_they_are(run_inline):
+    done = run_inline.train(POPULATION, "--no-evolve", "--total-steps", "1200")
+    assert done.code == 0, done.log
+    rows = lineage(done)
+    genes = ("id", "learning_rate", "batch_size", "learn_every", "hidden", "activation")
+    assert {row["generation"] for row in rows} == {"0", "1", "2"}
+    assert len({tuple(row[name] for name in genes) for row in rows}) == 2, "two members, each the same all the time"
+
+
+def test_play_takes_any_member_of_the_newest_generation(run_inline):
+    done = run_inline.train(POPULATION, "--total-steps", "400")
+    for member in ("0", "1"):
+        played = run_inline("play.py", "runs/r", "--member", member, "--episodes", "2")
+        assert played.code == 0, played.err
+    with pytest.raises(ConfigError, match="member=2: the checkpoint has 2 members; name one from 0 to 1"):
+        run_inline("play.py", "runs/r", "--member", "2")
+    with pytest.raises(ConfigError, match="member=0: a best checkpoint has the fittest member alone; name the run"):
+        run_inline("play.py", str(done.best), "--member", "0")
 
 
 # ---- numbers that are not finite

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from math import inf
 
 import numpy as np
 import pytest
@@ -99,7 +98,7 @@ def test_the_way_back_is_the_reverse_of_the_way_forward():
     assert tape == ["A+", "B+", "C", "B-", "A-"] * 2
 
 
-@pytest.mark.parametrize("_", range(100))
+@pytest.mark.parametrize("_", range(20))
 def test_the_way_back_of_async_middleware_is_in_reverse_order_of_registration(_):
     tape = []
     run(recorder(tape, "A", sleep=0.004), recorder(tape, "B", sleep=0.004), recorder(tape, "C", sleep=0.004),
@@ -216,13 +215,11 @@ def test_an_error_ends_the_wait_of_another_middleware():
         time.sleep(0.1)
         raise ArithmeticError("failed")
 
-    started = time.monotonic()
     with Task(async_mode=True) as task:
         task.use(waits)
         task.use(fails)
-        with pytest.raises(ArithmeticError, match="failed"):
+        with pytest.raises(ArithmeticError, match="failed"):  # without it, the first one would wait for ever
             task.run()
-    assert time.monotonic() - started < 0.6
 
 
 def test_the_first_error_is_raised_and_what_has_not_started_is_not_run():
@@ -365,13 +362,17 @@ def sleeper(seconds):
     return lambda ctx: time.sleep(seconds)
 
 
-@pytest.mark.parametrize(("settings", "low", "high"), [
-    ({}, 2.0, inf), ({"async_mode": True}, 1.0, 1.9), ({"async_mode": True, "n_async_workers": 1}, 2.0, inf),
+@pytest.mark.parametrize(("settings", "meet"), [
+    ({}, False), ({"async_mode": True}, True), ({"async_mode": True, "n_async_workers": 1}, False),
 ])  # fmt: skip
-def test_async_middleware_sleep_at_the_same_time(settings, low, high):
-    started = time.monotonic()
-    run(*map(sleeper, (1.0, 0.5, 0.5)), **settings)
-    assert low <= time.monotonic() - started < high
+def test_async_middleware_runs_at_the_same_time(settings, meet):
+    barrier = threading.Barrier(3, timeout=20 if meet else 0.2)
+    middleware = [lambda ctx: barrier.wait() and None for _ in range(3)]
+    if meet:
+        run(*middleware, **settings)
+    else:
+        with pytest.raises(threading.BrokenBarrierError):
+            run(*middleware, **settings)
 
 
 def test_middleware_with_a_lock_is_never_run_beside_another():
@@ -506,7 +507,8 @@ def test_step_timer_counts_both_halves_and_shows_nested_middleware_below_their_o
     assert header.split() == ["iteration", "1", "forward", "ms", "backward", "ms", "mean", "ms", "share"]
     _, forward, backward, mean, _ = nested.split()
     assert nested.startswith("  slow")
-    assert 10 <= float(forward) < 50 <= float(backward)
+    assert float(forward) >= 10
+    assert float(backward) >= 50
     assert float(mean) == pytest.approx(float(forward) + float(backward), abs=0.02)
     assert [line.split()[0] for line in (serial, other, last)] == ["serial", "sleeper", "last"]
     assert int(serial.split()[-1][:-1]) + int(last.split()[-1][:-1]) == pytest.approx(100, abs=1)

@@ -3,6 +3,7 @@
 The same with real processes, as far as these matter, is in tests/process.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -347,6 +348,24 @@ def test_play_and_plot_read_a_run(run_inline, tmp_path):
     assert "skipped: runs=runs/short: no game has ended in this run" in plotted.err
     assert "skipped: runs=docs: not a run folder" in plotted.err
     assert (tmp_path / "cart.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "safetensors"])
+def test_play_exports_a_policy_with_what_it_is_of(run_inline, tmp_path, suffix):
+    onnxruntime = pytest.importorskip("onnxruntime") if suffix == "onnx" else pytest.importorskip("safetensors")
+    done = run_inline.train(A3C_DATA, "--total-steps", "200")
+    exported = run_inline("play.py", "runs/r", "--export", f"policy.{suffix}")
+    assert exported.code == 0, exported.err
+    assert exported.out.startswith(f"policy.{suffix}: a3c_data on CartPole-v1, {done.summary['steps']:,} steps, ")
+    path = tmp_path / f"policy.{suffix}"
+    if suffix == "onnx":
+        metadata = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+    else:
+        content = path.read_bytes()
+        size = int.from_bytes(content[:8], "little")  # of the header, which is JSON
+        metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+    assert (json.loads(metadata["algorithm"]), json.loads(metadata["env_id"])) == ("a3c_data", "CartPole-v1")
+    assert json.loads(metadata["action_space"]) == "Discrete(2)"
 
 
 def test_play_records_a_game_of_breakout(run_inline, tmp_path):
