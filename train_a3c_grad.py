@@ -113,7 +113,7 @@ def main() -> int:
 
     with Run(args, args.chapter, net, optimizer) as run:
         weights = Weights(net)
-        acting_weights = Weights(net) if args.sync else weights  # a rollout has one version
+        acting_weights = Weights(net) if args.sync else weights  # apart: a rollout has one version
         grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)
         states = ActorStates(args, rollout_layout(args, action_space, messages=grads_per_rollout), start=run.steps)
         run.keep(actors=states, weights=weights, acting_weights=acting_weights)

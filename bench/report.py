@@ -322,7 +322,8 @@ def best_scores(results: Iterable[Result]) -> list[Result]:
 
 def games_table(result: Result) -> str:
     """The table of a result of `best_scores`, its machines, files and protocol."""
-    commits = ", ".join(dict.fromkeys(describe("commit", run["commit"]) for run in result["runs"]))
+    names = [describe("commit", run["commit"]).removeprefix("commit ") for run in result["runs"]]
+    commits = ", ".join(dict.fromkeys(names))
     flags = " or ".join(dict.fromkeys(" ".join(run["flags"]) for run in result["runs"]))
     machines = ", ".join(dict.fromkeys(run["machine"] for run in result["runs"]))
     played: dict[str, dict[str, None]] = {}  # file -> its games
@@ -330,7 +331,7 @@ def games_table(result: Result) -> str:
         played.setdefault(run["file"], {})[run["game"]] = None
     files = [f"[file](../bench/results/{name}) of {', '.join(names)}" for name, names in played.items()]
     about = [
-        f"`{result['chapter']}` with {flags}, {machines}, {commits}",
+        f"`{result['chapter']}` with {flags}, {machines}, commit {commits}",
         *result["protocol"],
         *(files if len(files) > 1 else [f"[file](../bench/results/{next(iter(played))})"]),
     ]

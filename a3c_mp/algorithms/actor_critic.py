@@ -16,7 +16,7 @@ from a3c_mp.data.actor_states import ActorLayout
 from a3c_mp.data.collector import acting_state_spec
 from a3c_mp.data.exploration import STRETCH
 from a3c_mp.data.rollout import Rollout, minibatches
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.maths import losses, returns
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
@@ -216,7 +216,7 @@ def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch
         return Slots(spec, num_actors * args.slots_per_actor, pin=args.cuda and on_cpu, device=device)
     except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
         fix = "lower --num-actors, --num-envs or --unroll-length"
-        raise ConfigError("num-envs", args.num_envs, str(error), fix) from error
+        raise ConfigError("num-envs", args.num_envs, one_line(error), fix) from error
 
 
 def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from a3c_mp.cli.flags import peek
@@ -43,12 +43,13 @@ RULES = (
     ),
 )
 
-
-OF_A_JOINED_NODE = {"attach_to", "role", "key_file", "num_actors", "max_restarts", "hang_seconds", "env_id"}
-"""settings of a node that joins the task of another machine; all others are that task's. The environment is too, but
+OF_A_JOINED_NODE = {
+    "attach_to", "role", "key_file", "num_actors", "max_restarts", "hang_seconds", "env_id", "env_kwargs",
+}  # fmt: skip
+"""settings of a node that joins the task of another machine; all others are that task's. Its environment is too, but
 naming it does no harm
 """
-REFUSED_ELSEWHERE = {"listen", "standalone", "async_mode", "transport", "remote_actors"}
+REFUSED_ELSEWHERE = {"listen", "standalone", "async_mode", "remote_actors"}
 """flags for which `roles.check_roles` has reasons of their own"""
 
 
@@ -56,8 +57,8 @@ def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
     """Raise ConfigError for a flag of the command line that has no effect beside the other settings."""
     settings = vars(args)
     if settings.get("attach_to") is not None:
-        for name in settings.keys() - OF_A_JOINED_NODE - REFUSED_ELSEWHERE:
-            if (given := peek(list(argv), f"--{flag_name(name)}")) is not None:
+        for name in settings:
+            if name not in OF_A_JOINED_NODE | REFUSED_ELSEWHERE and (given := given_as(name, settings, argv)):
                 why = "a node that joins has the settings of the task there"
                 raise ConfigError(flag_name(name), given, why, "leave it out")
     for rule in RULES:
@@ -65,8 +66,24 @@ def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
         if not concerned or rule.acts(value := settings[rule.setting]):
             continue
         for flag in rule.flags.split():
-            given = peek(list(argv), f"--{flag}")
-            if given is not None and settings[flag.replace("-", "_")]:  # 0 turns something off
-                name = flag_name(rule.setting)
-                other = f"--{name} {value}" if not isinstance(value, bool) else f"--{name}" if value else f"--no-{name}"
-                raise ConfigError(flag, given, f"{other} does not use it", f"{rule.fix}, or leave it out")
+            name = flag.replace("-", "_")
+            if settings.get(name) and (given := given_as(name, settings, argv)) is not None:  # 0 turns something off
+                why = f"{as_flag(rule.setting, value)} does not use it"
+                raise ConfigError(flag, given, why, f"{rule.fix}, or leave out --{flag}")
+
+
+def as_flag(name: str, value: Any) -> str:
+    """A setting as the command line has it: `--name value`, `--name` or `--no-name`."""
+    flag = flag_name(name)
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value}"
+
+
+def given_as(name: str, settings: Mapping[str, Any], argv: Sequence[str]) -> str | None:
+    """The value with which the command line gives a flag; None if it does not."""
+    flag = flag_name(name)
+    if not isinstance(settings[name], bool):
+        return peek(list(argv), f"--{flag}")
+    names = {token.replace("_", "-") for token in argv}
+    return str(settings[name]) if {f"--{flag}", f"--no-{flag}"} & names else None

@@ -26,7 +26,7 @@ from a3c_mp.processes.supervised import ERROR, run_supervised
 from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, Supervisor, how_ended, start_seconds
 
 PEER_SECONDS = START_SECONDS
-"""longest time that a learner waits for the others, besides the time that an actor of theirs may hang: for a new one"""
+"""longest wait for another learner, besides the time that an actor of theirs may hang: the start of a new actor"""
 GLOO_SECONDS = 0.5
 """from the end of a learner to the end of the wait for it, where no closed connection ends that"""
 DEATH_SECONDS = 2.0

@@ -1,4 +1,4 @@
-"""The first lines of a run's log: what is learned from, with which net, and what a resumed run changes."""
+"""The first lines of a run's log: spaces, net, rewards and learning rate, and what a resumed run changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
 
 
 def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> list[str]:
-    """The lines that say what is learned from, for the log of a run at its start.
+    """The lines that describe a run, for its log at the start.
 
     Args:
         args, net: of the run.
@@ -46,12 +46,13 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> l
 
 
 def budget_notes(args: CommonArgs) -> list[str]:
-    """What the run ends too soon for."""
+    """Notes on a budget that may end before the first gradient step or evaluation."""
     notes = []
-    if (starts := getattr(args, "learning_starts", 0)) >= args.total_steps:
-        notes.append(f"no gradient step will be taken: --learning-starts is {starts:,}")
+    starts = getattr(args, "learning_starts", 0) if args.chapter != "population" else 0  # a generation runs whole
+    if starts >= args.total_steps:
+        notes.append(f"the run may end before the first gradient step: --learning-starts is {starts:,}")
     if args.eval_every > args.total_steps:
-        notes.append(f"nothing will be evaluated: --eval-every is {args.eval_every:,}")
+        notes.append(f"the run may end before the first evaluation: --eval-every is {args.eval_every:,}")
     return notes
 
 
@@ -146,15 +147,16 @@ def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> 
     if before == args.total_steps:
         return ""
     note = f"total-steps is {args.total_steps:,} now, {before:,} before"
-    if getattr(args, "anneal_steps", 0):
-        return note  # the learning rate has an end of its own
     if hasattr(args, "learning_rates"):
         start, end = args.learning_rates
+        own_end, had_own_end = vars(args)["anneal_steps"], saved.get("anneal_steps")
+        if own_end and own_end == had_own_end:
+            return note  # the learning rate does not depend on it
         was = saved.get("learning_rate", start), saved.get("learning_rate_end", 0.0)
-        old = linear(*was, steps, saved.get("anneal_steps") or before)
-        new = linear(start, end, steps, args.total_steps)
+        old, new = linear(*was, steps, had_own_end or before), linear(start, end, steps, own_end or args.total_steps)
         at_once = f" goes from {short(old)} to {short(new)} at once, and" if short(old) != short(new) else ""
-        note += f": the learning rate{at_once} goes to {short(end)} at the new end"
+        when = f"after {own_end:,} steps" if own_end else "at the new end"
+        note += f": the learning rate{at_once} goes to {short(end)} {when}"
     elif hasattr(args, "importance_exponent"):
         start = args.importance_exponent
         was = saved.get("importance_exponent", start)

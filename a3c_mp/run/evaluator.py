@@ -103,9 +103,8 @@ class EvaluatorProcess:
         self.should_stop = should_stop
         games = EvaluationGames.of(args)
         self.weights, self.results = Weights(net), Slots(games.result_spec, 1)
-        own = pickle.dumps(
-            net
-        )  # a start of a process would move a net into /dev/shm; new values pass through `weights`
+        # The start of a process would move a net into /dev/shm, and bytes not. New values pass through `weights`.
+        own = pickle.dumps(net)
         self.workers = Workers(
             evaluator,
             1,

@@ -164,7 +164,7 @@ class Switch:
             link = self.table.links.get(token)
             if link is None or isinstance(port, Dialer):
                 self.table.end(token)
-            else:  # it joins again where the end was that of another connection with the same descriptor
+            else:  # it may be the end of an older connection with the same descriptor: then the node joins again
                 self.table.drop(link)
         if refused:
             self.log.warning("a connection was refused: another key, or no node", count=refused)

@@ -242,34 +242,39 @@ SPECIAL = {
     "replay of nothing": (
         IMPALA,
         ["--replay-proportion", "0", "--replay-size", "9"],
-        "replay-size=9: --replay-proportion 0.0 does not use it; raise --replay-proportion, or leave it out",
+        "replay-size=9: --replay-proportion 0.0 does not use it; raise --replay-proportion, or leave out --replay-size",
     ),
     "lag of none": (A3C_GRAD, ["--sync", "--max-lag", "3"], "max-lag=3: with --sync or --deterministic each"),
     "bursts longer than their stretch": (A3C_DATA, ["--explore-steps", "1001"], "explore-steps=1001: must be between"),
     "Adam's epsilon with RMSProp": (
         A3C_DATA,
         ["--optimizer", "rmsprop", "--adam-eps", "0.5"],
-        "adam-eps=0.5: --optimizer rmsprop does not use it; use --rmsprop-eps, or leave it out",
+        "adam-eps=0.5: --optimizer rmsprop does not use it; use --rmsprop-eps, or leave out --adam-eps",
     ),
     "epochs that there are not": (
         A3C_DATA,
         ["--update-epochs", "1", "--repeat-fraction", "0.5"],
-        "repeat-fraction=0.5: --update-epochs 1 does not use it; raise --update-epochs, or leave it out",
+        "repeat-fraction=0.5: --update-epochs 1 does not use it; raise --update-epochs, or leave out --repeat-fraction",
     ),
     "importance of uniform samples": (
         APEX_DQN,
         ["--priority-exponent", "0", "--importance-exponent", "0.5"],
-        "importance-exponent=0.5: --priority-exponent 0.0 does not use it; raise --priority-exponent, or leave it out",
+        "importance-exponent=0.5: --priority-exponent 0.0 does not use it; raise --priority-exponent, or leave",
     ),
     "blocks ahead in a fixed order": (
         APEX_DQN,
         ["--deterministic", "--blocks-per-actor", "4"],
-        "blocks-per-actor=4: --deterministic does not use it; leave out --deterministic, or leave it out",
+        "blocks-per-actor=4: --deterministic does not use it; leave out --deterministic, or leave out --blocks",
     ),
     "tournaments without evolution": (
         POPULATION,
         ["--no-evolve", "--tournament-size", "3"],
-        "tournament-size=3: --no-evolve does not use it; leave out --no-evolve, or leave it out",
+        "tournament-size=3: --no-evolve does not use it; leave out --no-evolve, or leave out --tournament-size",
+    ),
+    "a switch without evolution": (
+        POPULATION,
+        ["--keep-default", "--no-evolve"],
+        "keep-default=True: --no-evolve does not use it; leave out --no-evolve, or leave out --keep-default",
     ),
     "n of other returns": (A3C_DATA, ["--n-step", "8"], "n-step=8: --returns gae does not use it; add --returns nstep"),
     "lambda of other returns": (A3C_GRAD, ["--returns", "nstep", "--gae-lambda", "0.9"], "gae-lambda=0.9: --returns "),
@@ -334,6 +339,11 @@ SPECIAL = {
         TASK,
         [*ATTACHED, "--role", "collector", "--max-seconds", "9"],
         "max-seconds=9: a node that joins has the settings of the task there; leave it out",
+    ),
+    "a node that joins with a switch of its own": (
+        TASK,
+        [*ATTACHED, "--role", "collector", "--no-normalize-obs"],
+        "normalize-obs=False: a node that joins has the settings of the task there; leave it out",
     ),
     "a node that joins and listens": (
         TASK,

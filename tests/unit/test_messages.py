@@ -152,27 +152,28 @@ def test_nodes_see_each_other_leave(folder, enter):
     assert hub.peers.keys() == {"node.1"}
 
 
-def test_a_connection_that_ends_without_a_word_does_not_end_the_next_one(folder, enter):
-    """The next one has its file descriptor, and the hub, busy meanwhile, reads of both together."""
+def test_a_node_whose_session_is_ended_with_another_connection_joins_again(folder, enter):
+    """It has the file descriptor of one that ended without a word, and the busy hub reads of both at once."""
     ends = local_endpoints(folder, "star", [(), (), ()])
     hub, free = enter(ends[0]), threading.Event()
+    left = []
     hub.on_join(lambda peer: free.wait(20))  # on the router's thread
+    hub.on_leave(left.append)
     enter(ends[1])
-    strangers = [socket.socket(socket.AF_UNIX) for _ in range(40)]  # the next one opens some at its own end too
-    for stranger in strangers:
-        stranger.connect(ends[0].binds[0].removeprefix("ipc://"))
-    time.sleep(0.2)  # until they are accepted
-    for stranger in strangers:
-        stranger.shutdown(socket.SHUT_RDWR)
-    time.sleep(0.2)
-    threading.Timer(0.5, free.set).start()
-    spoke = enter(ends[2])
-    time.sleep(0.5)
-    wait_until(lambda: "node.2" in hub.peers)
-    spoke.send("event")
-    assert [message.event for message in receive(hub, 1)] == ["event"]
-    for stranger in strangers:
-        stranger.close()
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(40)]
+        for stranger in strangers:  # more than the descriptors that the next one opens at its own end
+            stranger.connect(ends[0].binds[0].removeprefix("ipc://"))
+        time.sleep(0.2)  # until they are accepted
+        for stranger in strangers:
+            stranger.shutdown(socket.SHUT_RDWR)
+        time.sleep(0.2)
+        threading.Timer(0.5, free.set).start()
+        spoke = enter(ends[2])
+        wait_until(lambda: left)
+        wait_until(lambda: "node.2" in hub.peers)
+        spoke.send("event")
+        assert [message.event for message in receive(hub, 1)] == ["event"]
 
 
 def test_a_mesh_has_a_link_for_each_pair_again_when_a_node_comes_back(folder, enter):

@@ -122,10 +122,10 @@ def test_the_log_says_at_the_start_when_a_run_ends(args, settings, text):
 
 def test_the_log_says_what_a_run_ends_too_soon_for(args):
     short = replace(args, total_steps=50, eval_every=60)
-    assert budget_notes(short) == ["nothing will be evaluated: --eval-every is 60"]
+    assert budget_notes(short) == ["the run may end before the first evaluation: --eval-every is 60"]
     assert budget_notes(replace(short, total_steps=60)) == []
     replayed = ApexArgs(total_steps=100, learning_starts=100)
-    assert budget_notes(replayed) == ["no gradient step will be taken: --learning-starts is 100"]
+    assert budget_notes(replayed) == ["the run may end before the first gradient step: --learning-starts is 100"]
 
 
 @pytest.mark.parametrize(
@@ -513,8 +513,11 @@ def test_a_resume_with_another_budget_says_what_becomes_of_the_schedule(tmp_path
         assert "changed:" not in log
     with a_run(replace(args, resume=tmp_path / "r", total_steps=500, anneal_steps=50)) as run:
         log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
-    assert "total-steps is 500 now, 400 before\n" in log
+    assert "500 now, 400 before: the learning rate goes from 7.5e-4 to 0 at once, and goes to 0 after 50 steps" in log
     assert "anneal-steps 50 (0 before)" in log
+    with a_run(replace(args, resume=tmp_path / "r", total_steps=600, anneal_steps=50)) as run:
+        log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
+    assert "total-steps is 600 now, 500 before\n" in log, "nothing becomes of the schedule"
 
 
 def test_a_resume_lists_the_settings_that_have_changed(tmp_path):
