@@ -46,7 +46,7 @@ CHAPTERS = {
     "apex_dqn": (
         "[3 Ape-X DQN, DDPG](docs/apex.md)",
         "transitions with priorities, into a sharded replay",
-        "old steps should be learned from again, surprising ones more often",
+        "you want to learn from old steps again, from those with large TD errors more often",
     ),
     "impala": (
         "[4 IMPALA](docs/impala.md)",
