@@ -165,10 +165,7 @@ def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
     phase, so with the last vectors alone the mean and variance would oscillate, and the policy with them.
 
     Args:
-        obs: [T + 1, B, *obs_shape].
-
-    Returns:
-        [N, *obs_shape].
+        obs: [T + 1, B, *obs_shape]; returned are [N, *obs_shape].
     """
     return obs[-NORM_STEPS if image else 1 :].flatten(0, 1)
 
@@ -215,8 +212,8 @@ def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch
         on_cpu = torch.device(device).type == "cpu"
         return Slots(spec, num_actors * args.slots_per_actor, pin=args.cuda and on_cpu, device=device)
     except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
-        fix = "lower --num-actors, --num-envs or --unroll-length"
-        raise ConfigError("num-envs", args.num_envs, one_line(error), fix) from error
+        why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
+        raise ConfigError("num-envs", args.num_envs, why, fix) from error
 
 
 def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
@@ -235,14 +232,13 @@ def targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
 
     They are computed on the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.
     """
-    device, baseline = rollout.baseline.device, rollout.baseline.cpu()
-    rewards, discounts = (part.cpu() for part in rewards_and_discounts(args, rollout))
-    values, bootstrap_value = baseline[:-1], baseline[-1]
+    device, rewards_discounts = rollout.baseline.device, rewards_and_discounts(args, rollout)
+    rewards, discounts, values = (part.cpu() for part in (*rewards_discounts, rollout.baseline))
     if args.returns == "gae":
-        advantages, value_targets = returns.gae(rewards, discounts, values, bootstrap_value, args.gae_lambda)
+        advantages, value_targets = returns.gae(rewards, discounts, values[:-1], values[-1], args.gae_lambda)
     else:
-        value_targets = returns.n_step_returns(rewards, discounts, values, bootstrap_value, args.n_step)
-        advantages = value_targets - values
+        value_targets = returns.n_step_returns(rewards, discounts, values[:-1], values[-1], args.n_step)
+        advantages = value_targets - values[:-1]
     return advantages.to(device), value_targets.to(device)
 
 
