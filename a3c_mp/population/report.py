@@ -14,6 +14,7 @@ import numpy as np
 from a3c_mp.data.episodes import episodes_at
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.nets.obs_norm import OUTLIER
+from a3c_mp.population.confirmation import Interrupted, ends_at_signals
 from a3c_mp.population.member import play_greedily
 from a3c_mp.population.memory import METRICS, SKIPPED
 from a3c_mp.population.population import Population
@@ -42,10 +43,6 @@ COLUMNS = (
 """of `lineage.csv`"""
 BLOCK = 16
 """steps of the environments that are recorded together"""
-
-
-class Interrupted(Exception):
-    """A signal has arrived."""
 
 
 class Report:
@@ -211,13 +208,9 @@ class Report:
         if args.stop_return is None or not population.fitness(population.fittest) >= args.stop_return:
             return math.nan
         seed = derive_seeds(args.seed, population.generation, CONFIRMATION)[0]
-
-        def on_step() -> None:
-            if run.is_interrupted():
-                raise Interrupted
-
         try:
-            games = list(play_greedily(args, population.fittest_net(), args.confirm_episodes, seed, on_step))
+            with ends_at_signals(run.is_interrupted, args.hang_seconds) as on_step:
+                games = list(play_greedily(args, population.fittest_net(), args.confirm_episodes, seed, on_step))
         except Interrupted:
             raise
         except Exception as error:  # whatever an environment raises

@@ -4,7 +4,10 @@ The same with real processes and several ranks is in process/test_generations.py
 """
 
 import math
+import os
 import signal
+import threading
+import time
 
 import pytest
 from envs import EPISODE_LENGTH
@@ -60,6 +63,33 @@ def test_games_that_fail_confirm_nothing_and_the_run_goes_on(run_inline, monkeyp
     done = run_inline.train(POPULATION, *flags)
     assert (done.code, done.summary["solved"], len(calls)) == (0, True, 2)
     assert "the games of the confirmation failed (RuntimeError: no); training continues" in done.log
+
+
+@pytest.mark.parametrize("ended_by", ["the clock", "SIGINT"])
+def test_games_that_hang_are_ended(run_inline, monkeypatch, ended_by):
+    play, calls = report.play_greedily, []
+
+    def first_hangs(*args):
+        *games, on_step = args
+        calls.append(args)
+        for game in play(*games, on_step):
+            if len(calls) == 1:
+                if ended_by == "SIGINT":
+                    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                time.sleep(60)
+            yield game
+
+    monkeypatch.setattr(report, "play_greedily", first_hangs)
+    flags = ["--env-id", "envs:Count-v0", "--stop-return", str(sum(range(EPISODE_LENGTH))), "--eval-episodes", "5"]
+    start = time.monotonic()
+    done = run_inline.train(POPULATION, *flags, "--hang-seconds", "1" if ended_by == "the clock" else "60")
+    assert time.monotonic() - start < 30
+    if ended_by == "the clock":
+        assert (done.code, done.summary["solved"], len(calls)) == (0, True, 2)
+        assert "failed (TimeoutError: a step took longer than --hang-seconds 1); training continues" in done.log
+    else:
+        assert (done.code, done.summary["exit_reason"], len(calls)) == (130, "SIGINT", 1)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_a_member_whose_weights_are_not_finite_ranks_last_and_has_no_children(run_inline, monkeypatch):
