@@ -95,7 +95,7 @@ def learn(
     """Take gradient steps on shuffled minibatches of a rollout, in `--update-epochs` epochs."""
     advantages, value_targets = targets(args, rollout)  # by GAE, or --returns nstep
     if args.normalize_advantages:
-        advantages = losses.normalize(advantages, floor=args.advantage_floor * value_targets.std(correction=0))
+        advantages = losses.normalize(advantages)
     samples = Samples.flat(rollout, advantages, value_targets)
     parameters = list(net.parameters())
     for indices in epochs(args, samples.advantages, run.rng):

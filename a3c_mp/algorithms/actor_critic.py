@@ -124,8 +124,6 @@ class ActorCriticArgs(RolloutArgs):
     """GAE lambda (--returns gae)"""
     n_step: Count = 4
     """n of n-step returns: rewards in a return (--returns nstep)"""
-    advantage_floor: NonNegative = 0.0
-    """normalize advantages by no less than this share of the standard deviation of the value targets"""
     clip_ratio: NonNegative = 0.2
     """PPO clip range: ratios beyond 1 +- this give no gradient"""
 
@@ -258,7 +256,7 @@ class Samples(NamedTuple):
         """Compute advantages and value targets of a rollout, and flatten its steps into samples."""
         advantages, value_targets = targets(args, rollout)
         if args.normalize_advantages:
-            advantages = losses.normalize(advantages, floor=args.advantage_floor * value_targets.std(correction=0))
+            advantages = losses.normalize(advantages)
         return cls.flat(rollout, advantages, value_targets)
 
     @classmethod

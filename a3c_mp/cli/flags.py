@@ -74,7 +74,7 @@ ONLY_IN = {
     "entropy-cost value-cost normalize-advantages net log-std-init noise-steps explore-envs explore-steps "
     "explore-after",
     "a3c_data a3c_grad apex ray task": "n-step",
-    "a3c_data a3c_grad task": "returns gae-lambda advantage-floor clip-ratio",
+    "a3c_data a3c_grad task": "returns gae-lambda clip-ratio",
     "a3c_data task": "update-epochs repeat-fraction",
     "a3c_grad": "grads-per-step max-lag sync",
     "apex impala population ray": "replay-size",

@@ -56,9 +56,8 @@ def normalize(
     advantages: Tensor,
     weights: Tensor | None = None,
     all_reduce_mean: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
-    floor: Tensor | float = 0.0,
 ) -> Tensor:
-    """Normalize advantages to mean 0 and variance 1, or less where their standard deviation is below `floor`.
+    """Normalize advantages to mean 0 and variance 1.
 
     With importance weights w the moments are weighted: sum(w A) / sum(w) is a baseline, which changes the mean of
     w (A - b) grad log pi little, and nothing of samples whose weight is 0. The mean of w A, subtracted from w A, would
@@ -68,7 +67,6 @@ def normalize(
         advantages: any shape.
         weights: the same shape, not negative; None: all 1.
         all_reduce_mean: replaces tensors by their means over all learners.
-        floor: smallest number to divide by.
     """
     if advantages.numel() == 1:
         return advantages  # minus its mean, nothing would be left
@@ -79,7 +77,7 @@ def normalize(
     centred = advantages - mean / total
     variance = (weights * centred.square()).mean()
     all_reduce_mean([variance])
-    return centred / ((variance / total).sqrt().clamp(min=floor) + 1e-8)
+    return centred / ((variance / total).sqrt() + 1e-8)
 
 
 def huber(errors: Tensor, weights: Tensor) -> Tensor:

@@ -127,16 +127,6 @@ def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
     assert not torch.equal(advantages, losses.normalize(advantages))
 
 
-def test_the_floor_is_a_share_of_the_deviation_of_the_value_targets():
-    rollout = a_rollout(8, 2)
-    advantages, value_targets = (field.flatten() for field in targets(ARGS, rollout))
-    for share in (0.5, 50.0):
-        args = replace(ARGS, normalize_advantages=True, advantage_floor=share)
-        divisor = max(advantages.numpy().std(), share * value_targets.numpy().std())
-        found = Samples.of(args, rollout).advantages
-        torch.testing.assert_close(found, (advantages - advantages.mean()) / divisor)
-
-
 def taken(fraction, advantages, num_epochs=3, batch_size=10):
     """The samples of each minibatch, by their indices, in all epochs."""
     args = PPOArgs(batch_size=batch_size, update_epochs=num_epochs, repeat_fraction=fraction)

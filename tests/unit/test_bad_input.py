@@ -256,11 +256,6 @@ SPECIAL = {
         ["--update-epochs", "1", "--repeat-fraction", "0.5"],
         "repeat-fraction=0.5: --update-epochs 1 does not use it; raise --update-epochs, or leave out --repeat-fraction",
     ),
-    "floor of what is not divided": (
-        A3C_DATA,
-        ["--no-normalize-advantages", "--advantage-floor", "0.5"],
-        "advantage-floor=0.5: --no-normalize-advantages does not use it; leave out --no-normalize-advantages, or leave",
-    ),
     "importance of uniform samples": (
         APEX_DQN,
         ["--priority-exponent", "0", "--importance-exponent", "0.5"],

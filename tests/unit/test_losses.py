@@ -101,13 +101,6 @@ def test_equal_advantages_normalize_to_zero():
     assert torch.equal(losses.normalize(advantages), torch.zeros_like(advantages))
 
 
-def test_advantages_of_small_deviation_are_divided_by_the_floor():
-    advantages = torch.tensor([1.0, 3.0])  # standard deviation 1
-    assert losses.normalize(advantages, floor=4.0).tolist() == pytest.approx([-0.25, 0.25])
-    for below in (0.0, 0.5, torch.tensor(0.5)):
-        assert torch.equal(losses.normalize(advantages, floor=below), losses.normalize(advantages))
-
-
 def test_a_single_advantage_is_left_as_it_is():
     assert losses.normalize(torch.tensor([[-3.0]])).tolist() == [[-3.0]]
 
