@@ -67,11 +67,13 @@ def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch, 
 @pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)
 def test_the_learning_rate_follows_the_steps_before_each_rollout(run_inline, monkeypatch, chapter):
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.0)
-    rollout, total = 8 * 4, 640
-    done = run_inline.train(chapter, "--total-steps", str(total), "--learning-rate", "1e-3")
+    rollout, anneal, total = 8 * 4, 480, 640
+    schedule = ["--learning-rate", "1e-3", "--learning-rate-end", "1e-4", "--anneal-steps", str(anneal)]
+    done = run_inline.train(chapter, "--total-steps", str(total), *schedule)
     curve = scalars(done.folder)["charts/learning_rate"]
     assert curve[-1].step == total
-    assert [e.value for e in curve] == pytest.approx([1e-3 * (1 - (e.step - rollout) / total) for e in curve])
+    left = [max(0.0, 1 - (event.step - rollout) / anneal) for event in curve]
+    assert [event.value for event in curve] == pytest.approx([1e-4 + 9e-4 * share for share in left])
 
 
 @pytest.mark.parametrize(("chapter", "loss"), [(APEX_DQN, "loss"), (RAY_DQN, "dqn_loss")], ids=row_id)
