@@ -138,6 +138,10 @@ class PPOArgs(ActorCriticArgs):
 
     update_epochs: Count = 1
     """PPO epochs: passes over a rollout; the first one takes every sample"""
+    entropy_cost_end: NonNegative | None = None
+    """entropy coefficient after entropy-steps, annealed linearly; None: entropy-cost all the time"""
+    entropy_steps: Annotated[int, Between(0)] = 0
+    """agent steps until the entropy coefficient is at its end, where it stays; 0: total-steps"""
     repeat_fraction: Fraction = 1.0
     """share of the samples that later epochs repeat: those of the largest absolute advantage; 0: one epoch only"""
 
@@ -201,6 +205,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps
     """Set the learning rate of all parameters: from `--learning-rate` to its end, linear over `--anneal-steps`."""
     for group in optimizer.param_groups:
         group["lr"] = linear(*args.learning_rates, steps, args.anneal_steps or args.total_steps)
+
+
+def entropy_cost(args: PPOArgs, steps: int) -> float:
+    """Return the entropy coefficient: from `--entropy-cost` to its end, linear over `--entropy-steps`."""
+    end = args.entropy_cost if args.entropy_cost_end is None else args.entropy_cost_end
+    return linear(args.entropy_cost, end, steps, args.entropy_steps or args.total_steps)
 
 
 def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:
@@ -301,12 +311,12 @@ class GradientSteps:
         args: of the chapter.
         run: counts updates and gradients that are not finite, which are skipped.
         net, optimizer: of the learner.
-        loss: the chapter's: (args, net, samples) -> (loss, metrics).
+        loss: the chapter's: (args, net, samples, entropy coefficient) -> (loss, metrics).
     """
 
     def __init__(
         self, args: PPOArgs, run: RunState, net: nn.Module, optimizer: torch.optim.Optimizer,
-        loss: Callable[[Any, Any, Samples], tuple[Tensor, losses.Metrics]],
+        loss: Callable[[Any, Any, Samples, float], tuple[Tensor, losses.Metrics]],
     ):  # fmt: skip
         self.args, self.run, self.net, self.optimizer, self.loss = args, run, net, optimizer, loss
         self.parameters = list(net.parameters())
@@ -315,8 +325,9 @@ class GradientSteps:
     def take(self, samples: Samples) -> None:
         """Learn from all samples in `--update-epochs` epochs."""
         args, run = self.args, self.run
+        entropy = entropy_cost(args, run.steps)
         for indices in epochs(args, samples.advantages, run.rng):
-            total, metrics = self.loss(args, self.net, samples.select(indices))
+            total, metrics = self.loss(args, self.net, samples.select(indices), entropy)
             self.optimizer.zero_grad(set_to_none=True)
             total.backward()
             metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(self.parameters, args.clip_grad)
