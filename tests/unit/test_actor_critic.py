@@ -15,6 +15,7 @@ from a3c_mp.algorithms.actor_critic import (
     ActorCriticArgs,
     PPOArgs,
     Samples,
+    entropy_cost,
     epochs,
     make_optimizer,
     obs_for_stats,
@@ -97,15 +98,18 @@ def test_samples_keep_what_belongs_together():
                 assert torch.equal(sample[t * 3 + b], field[t, b])
 
 
-@pytest.mark.parametrize("loss", [actor_critic.loss, train_a3c_data.loss, train_task.loss])
-def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter(loss):
+@pytest.mark.parametrize(
+    ("loss", "coefficients"),
+    [(actor_critic.loss, ()), (train_a3c_data.loss, (ARGS.entropy_cost,)), (train_task.loss, (ARGS.entropy_cost,))],
+)
+def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter(loss, coefficients):
     """Chapters 1 and 5 show it in their scripts, and the library has it for chapter 2."""
     net = ConvActorCritic((4, 36, 36), ActionHead(Discrete(2)))
     samples = Samples.of(ARGS, a_rollout(8, 2))._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
     totals = []
     for precision in ("fp32", "bf16"):
         net.zero_grad()
-        total, metrics = loss(replace(ARGS, precision=precision), net, samples)
+        total, metrics = loss(replace(ARGS, precision=precision), net, samples, *coefficients)
         total.backward()
         assert total.dtype == torch.float32
         rounded = metrics["values/baseline"].bfloat16().float()
@@ -186,6 +190,14 @@ def test_every_group_of_parameters_has_the_annealed_learning_rate():
     optimizer = torch.optim.AdamW([{"params": [net.weight], "lr": 1.0}, {"params": [net.bias], "weight_decay": 0.0}])
     set_learning_rate(optimizer, ActorCriticArgs(learning_rate=4e-4, total_steps=100), steps=75)
     assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(1e-4)] * 2
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(0, 0.03), (25, 0.02), (75, 0.0), (90, 0.0)])
+def test_the_entropy_coefficient_falls_to_its_end_and_stays_there(steps, expected):
+    args = PPOArgs(entropy_cost=0.03, entropy_cost_end=0.0, entropy_steps=75, total_steps=100)
+    assert entropy_cost(args, steps) == pytest.approx(expected)
+    assert entropy_cost(replace(args, entropy_steps=0), 50) == pytest.approx(0.015), "without it, at total-steps"
+    assert entropy_cost(replace(args, entropy_cost_end=None), steps) == 0.03
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 4e-4), (25, 2.5e-4), (50, 1e-4), (75, 1e-4)])
