@@ -23,6 +23,7 @@ from a3c_mp.algorithms.actor_critic import (
     PPOArgs,
     Samples,
     allocate,
+    annealed,
     epochs,
     rollout_layout,
     targets,
@@ -72,7 +73,7 @@ def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, st
         channel.send(slot, version)
 
 
-def loss(args: Args, net: ActorCritic, samples: Samples, entropy_cost: float) -> tuple[Tensor, Metrics]:
+def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, Metrics]:
     """Compute (loss, metrics): A3C's loss (Mnih et al. 2016, section 4) with PPO's clipped ratio in place of log pi."""
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
@@ -82,7 +83,7 @@ def loss(args: Args, net: ActorCritic, samples: Samples, entropy_cost: float) ->
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
     value_loss = losses.value_loss(values, value_targets)
     entropy_loss = -policy.entropy().mean()
-    total = policy_loss + args.value_cost * value_loss + entropy_cost * entropy_loss
+    total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics: Metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
     metrics |= {"policy/log_ratio": log_probs - behaviour_log_probs, "policy/clip_ratio": args.clip_ratio}
@@ -97,9 +98,9 @@ def learn(
     if args.normalize_advantages:
         advantages = losses.normalize(advantages)
     samples = Samples.flat(rollout, advantages, value_targets)
-    parameters, entropy_cost = list(net.parameters()), actor_critic.entropy_cost(args, run.steps)
+    args, parameters = annealed(args, run.steps), list(net.parameters())  # the entropy coefficient may fall
     for indices in epochs(args, samples.advantages, run.rng):
-        total, metrics = loss(args, net, samples.select(indices), entropy_cost)
+        total, metrics = loss(args, net, samples.select(indices))
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(parameters, args.clip_grad)

@@ -69,7 +69,7 @@ def take(learner: Learner) -> Middleware:
     return _take
 
 
-def loss(args: Args, net: ActorCritic, samples: Samples, entropy_cost: float) -> tuple[Tensor, losses.Metrics]:
+def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, losses.Metrics]:
     """Compute (loss, metrics): A2C's loss (Mnih et al. 2016, section 4) with PPO's clipped ratio in place of log pi."""
     obs, action, behaviour_logits, advantages, value_targets = samples
     with autocast(args.precision, net):
@@ -78,7 +78,7 @@ def loss(args: Args, net: ActorCritic, samples: Samples, entropy_cost: float) ->
     log_probs, behaviour_log_probs = policy.log_prob(action), behaviour.log_prob(action)
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
     value_loss, entropy_loss = losses.value_loss(values, value_targets), -policy.entropy().mean()
-    total = policy_loss + args.value_cost * value_loss + entropy_cost * entropy_loss
+    total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
     metrics: losses.Metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
     metrics |= {"policy/log_ratio": log_probs - behaviour_log_probs, "policy/clip_ratio": args.clip_ratio}

@@ -73,7 +73,7 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
     batches = cycle([samples.select(chosen) for chosen in whole])
 
     def learn() -> None:
-        loss, _ = train_a3c_data.loss(args, net, next(batches), args.entropy_cost)
+        loss, _ = train_a3c_data.loss(args, net, next(batches))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import gymnasium
 import torch
@@ -161,6 +161,8 @@ EPOCHS = {
 }
 PPO_PRESETS = PRESETS | {name: PRESETS[name] | {"update_epochs": epochs} for name, epochs in EPOCHS.items()}
 
+A = TypeVar("A", bound=PPOArgs)
+
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
     """Select the observations of a rollout that update the running mean and variance.
@@ -207,10 +209,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps
         group["lr"] = linear(*args.learning_rates, steps, args.anneal_steps or args.total_steps)
 
 
-def entropy_cost(args: PPOArgs, steps: int) -> float:
-    """Return the entropy coefficient: from `--entropy-cost` to its end, linear over `--entropy-steps`."""
-    end = args.entropy_cost if args.entropy_cost_end is None else args.entropy_cost_end
-    return linear(args.entropy_cost, end, steps, args.entropy_steps or args.total_steps)
+def annealed(args: A, steps: int) -> A:
+    """Return the settings with the entropy coefficient of this step: `--entropy-cost` to its end, linear."""
+    if args.entropy_cost_end is None:
+        return args
+    total = args.entropy_steps or args.total_steps
+    return replace(args, entropy_cost=linear(args.entropy_cost, args.entropy_cost_end, steps, total))
 
 
 def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:
@@ -311,12 +315,12 @@ class GradientSteps:
         args: of the chapter.
         run: counts updates and gradients that are not finite, which are skipped.
         net, optimizer: of the learner.
-        loss: the chapter's: (args, net, samples, entropy coefficient) -> (loss, metrics).
+        loss: the chapter's: (args, net, samples) -> (loss, metrics).
     """
 
     def __init__(
         self, args: PPOArgs, run: RunState, net: nn.Module, optimizer: torch.optim.Optimizer,
-        loss: Callable[[Any, Any, Samples, float], tuple[Tensor, losses.Metrics]],
+        loss: Callable[[Any, Any, Samples], tuple[Tensor, losses.Metrics]],
     ):  # fmt: skip
         self.args, self.run, self.net, self.optimizer, self.loss = args, run, net, optimizer, loss
         self.parameters = list(net.parameters())
@@ -324,10 +328,9 @@ class GradientSteps:
 
     def take(self, samples: Samples) -> None:
         """Learn from all samples in `--update-epochs` epochs."""
-        args, run = self.args, self.run
-        entropy = entropy_cost(args, run.steps)
+        run, args = self.run, annealed(self.args, self.run.steps)
         for indices in epochs(args, samples.advantages, run.rng):
-            total, metrics = self.loss(args, self.net, samples.select(indices), entropy)
+            total, metrics = self.loss(args, self.net, samples.select(indices))
             self.optimizer.zero_grad(set_to_none=True)
             total.backward()
             metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(self.parameters, args.clip_grad)

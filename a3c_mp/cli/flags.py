@@ -75,7 +75,7 @@ ONLY_IN = {
     "explore-after",
     "a3c_data a3c_grad apex ray task": "n-step",
     "a3c_data a3c_grad task": "returns gae-lambda clip-ratio",
-    "a3c_data task": "update-epochs repeat-fraction",
+    "a3c_data task": "update-epochs repeat-fraction entropy-cost-end entropy-steps",
     "a3c_grad": "grads-per-step max-lag sync",
     "apex impala population ray": "replay-size",
     "apex population ray": "learning-starts epsilon ladder-exponent target-period target-rate",

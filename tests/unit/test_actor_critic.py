@@ -15,7 +15,7 @@ from a3c_mp.algorithms.actor_critic import (
     ActorCriticArgs,
     PPOArgs,
     Samples,
-    entropy_cost,
+    annealed,
     epochs,
     make_optimizer,
     obs_for_stats,
@@ -98,18 +98,15 @@ def test_samples_keep_what_belongs_together():
                 assert torch.equal(sample[t * 3 + b], field[t, b])
 
 
-@pytest.mark.parametrize(
-    ("loss", "coefficients"),
-    [(actor_critic.loss, ()), (train_a3c_data.loss, (ARGS.entropy_cost,)), (train_task.loss, (ARGS.entropy_cost,))],
-)
-def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter(loss, coefficients):
+@pytest.mark.parametrize("loss", [actor_critic.loss, train_a3c_data.loss, train_task.loss])
+def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter(loss):
     """Chapters 1 and 5 show it in their scripts, and the library has it for chapter 2."""
     net = ConvActorCritic((4, 36, 36), ActionHead(Discrete(2)))
     samples = Samples.of(ARGS, a_rollout(8, 2))._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
     totals = []
     for precision in ("fp32", "bf16"):
         net.zero_grad()
-        total, metrics = loss(replace(ARGS, precision=precision), net, samples, *coefficients)
+        total, metrics = loss(replace(ARGS, precision=precision), net, samples)
         total.backward()
         assert total.dtype == torch.float32
         rounded = metrics["values/baseline"].bfloat16().float()
@@ -195,9 +192,9 @@ def test_every_group_of_parameters_has_the_annealed_learning_rate():
 @pytest.mark.parametrize(("steps", "expected"), [(0, 0.03), (25, 0.02), (75, 0.0), (90, 0.0)])
 def test_the_entropy_coefficient_falls_to_its_end_and_stays_there(steps, expected):
     args = PPOArgs(entropy_cost=0.03, entropy_cost_end=0.0, entropy_steps=75, total_steps=100)
-    assert entropy_cost(args, steps) == pytest.approx(expected)
-    assert entropy_cost(replace(args, entropy_steps=0), 50) == pytest.approx(0.015), "without it, at total-steps"
-    assert entropy_cost(replace(args, entropy_cost_end=None), steps) == 0.03
+    assert annealed(args, steps) == replace(args, entropy_cost=pytest.approx(expected))
+    assert annealed(replace(args, entropy_steps=0), 50).entropy_cost == pytest.approx(0.015), "at total-steps"
+    assert annealed(replace(args, entropy_cost_end=None), steps).entropy_cost == 0.03
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 4e-4), (25, 2.5e-4), (50, 1e-4), (75, 1e-4)])
