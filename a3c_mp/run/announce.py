@@ -102,7 +102,7 @@ def net_text(net: nn.Module) -> str:
 
 
 def settings_parts(args: CommonArgs) -> list[str]:
-    """What becomes of rewards, and the learning rate."""
+    """What becomes of rewards, learning rate and, where it falls, the entropy coefficient."""
     parts = []
     if hasattr(args, "reward_clip"):
         rewards = "rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)" if args.reward_clip else "rewards"
@@ -111,13 +111,20 @@ def settings_parts(args: CommonArgs) -> list[str]:
             f"{rewards} x {scale:g}" if scale != 1.0 else rewards if args.reward_clip else "rewards as they are"
         )
     if hasattr(args, "learning_rates"):
-        (start, end), total = args.learning_rates, args.total_steps
-        anneal_steps = vars(args)["anneal_steps"] or total
-        text = f"lr {short(start)} -> {short(linear(start, end, total, anneal_steps))}"
-        parts.append(f"{text} after {anneal_steps:,} steps" if anneal_steps < total else text)
+        start, end = args.learning_rates
+        parts.append(schedule_text("lr", start, end, vars(args)["anneal_steps"], args.total_steps))
     elif hasattr(args, "learning_rate"):
         parts.append(f"lr {short(args.learning_rate)}")
+    if (end := vars(args).get("entropy_cost_end")) is not None:
+        start, own_end = vars(args)["entropy_cost"], vars(args)["entropy_steps"]
+        parts.append(schedule_text("entropy", start, end, own_end, args.total_steps))
     return parts
+
+
+def schedule_text(name: str, start: float, end: float, own_end: int, total: int) -> str:
+    """What a run of `total` steps anneals: `lr 5e-4 -> 1e-4 after 800,000 steps`; with `own_end` 0, over the run."""
+    text = f"{name} {short(start)} -> {short(linear(start, end, total, own_end or total))}"
+    return f"{text} after {own_end:,} steps" if 0 < own_end < total else text
 
 
 def short(number: float) -> str:
@@ -147,11 +154,13 @@ def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> 
     if before == args.total_steps:
         return ""
     note = f"total-steps is {args.total_steps:,} now, {before:,} before"
+    entropy_follows = vars(args).get("entropy_cost_end") is not None and not vars(args)["entropy_steps"]
+    also = "; the entropy coefficient reaches its end at the new total" if entropy_follows else ""
     if hasattr(args, "learning_rates"):
         start, end = args.learning_rates
         own_end, had_own_end = vars(args)["anneal_steps"], saved.get("anneal_steps")
         if own_end and own_end == had_own_end:
-            return note  # the learning rate does not depend on it
+            return note + also  # the learning rate does not depend on it
         was = saved.get("learning_rate", start), saved.get("learning_rate_end", 0.0)
         old, new = linear(*was, steps, had_own_end or before), linear(start, end, steps, own_end or args.total_steps)
         at_once = f" goes from {short(old)} to {short(new)} at once, and" if short(old) != short(new) else ""
@@ -162,4 +171,4 @@ def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> 
         was = saved.get("importance_exponent", start)
         old, new = linear(was, 1.0, steps, before), linear(start, 1.0, steps, args.total_steps)
         note += f": the importance exponent goes from {old:.2f} to {new:.2f} at once, and to 1 at the new end"
-    return note
+    return note + also

@@ -135,6 +135,9 @@ def test_the_log_says_which_learning_rate_a_run_ends_with(total_steps, text):
     args = PPOArgs(total_steps=total_steps, learning_rate_end=5e-5, anneal_steps=75)
     assert settings_parts(args)[-1] == text
     assert settings_parts(replace(args, anneal_steps=0))[-1] == "lr 5e-4 -> 5e-5"
+    falling = replace(args, entropy_cost=0.03, entropy_cost_end=0.0)
+    assert settings_parts(falling)[-2:] == [text, "entropy 0.03 -> 0"]
+    assert settings_parts(replace(falling, entropy_steps=25))[-1] == "entropy 0.03 -> 0 after 25 steps"
 
 
 def test_sigint_that_is_ignored_is_told(args, monkeypatch):
@@ -518,6 +521,10 @@ def test_a_resume_with_another_budget_says_what_becomes_of_the_schedule(tmp_path
     with a_run(replace(args, resume=tmp_path / "r", total_steps=600, anneal_steps=50)) as run:
         log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
     assert "total-steps is 600 now, 500 before\n" in log, "nothing becomes of the schedule"
+    falling = replace(args, resume=tmp_path / "r", total_steps=700, anneal_steps=50, entropy_cost_end=0.0)
+    with a_run(falling) as run:
+        log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
+    assert "total-steps is 700 now, 600 before; the entropy coefficient reaches its end at the new total\n" in log
 
 
 def test_a_resume_lists_the_settings_that_have_changed(tmp_path):
