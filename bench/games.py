@@ -2,10 +2,11 @@
 
     python bench/games.py --chapter a3c_data --seeds 2 --runs-dir runs/games
 
-Every game gets the flags of the chapter's preset for Pong, without its stop rule; flags that are not listed here are
-the trainer's. The result file is written after every run, and a later start with the same settings goes on behind the
-runs that it has: an interruption costs one run. `--games Pong Breakout` plays some of the eight, `--sticky` the games
-of `ALE/*-v5`, where an action is repeated with a probability of 0.25.
+Every game gets the flags of the chapter's preset for Pong, without its stop rule and its schedules, which are made for
+much shorter runs; flags that are not listed here are the trainer's. The result file is written after every run, and a
+later start with the same settings goes on behind the runs that it has: an interruption costs one run. `--games Pong
+Breakout` plays some of the eight, `--sticky` the games of `ALE/*-v5`, where an action is repeated with a probability of
+0.25.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ GAMES = {
 PUBLISHED = {"dqn": "DQN", "rainbow": "Rainbow", "iqn": "IQN"}
 """fields of `Game` with scores of others -> their names"""
 PONG = "PongNoFrameskip-v4"
+NO_SCHEDULE = {
+    "learning_rate_end": 0.0, "anneal_steps": 0, "entropy_cost": 0.01, "entropy_cost_end": 0.01, "entropy_steps": 0,
+}  # fmt: skip
+"""in place of Pong's own schedules: the learning rate falls to 0 over the run, the entropy coefficient is constant"""
 
 
 @dataclass(frozen=True)
@@ -98,12 +103,12 @@ def defaults_of(command: Sequence[str]) -> dict[str, Any]:
 
 
 def preset_flags(command: Sequence[str]) -> list[str]:
-    """Flags of a chapter's preset for Pong, without its stop rule and budget."""
+    """Flags of a chapter's preset for Pong, without its stop rule, budget and schedules."""
     preset = {**common.presets(command).get(PONG, {})}
     for name in ("stop_return", "total_steps", "algo"):
         preset.pop(name, None)
     flags = []
-    for name, value in preset.items():
+    for name, value in {**preset, **{name: NO_SCHEDULE[name] for name in preset.keys() & NO_SCHEDULE.keys()}}.items():
         flag = name.replace("_", "-")
         flags.append((f"--{flag}" if value else f"--no-{flag}") if isinstance(value, bool) else f"--{flag}={value}")
     return flags

@@ -47,10 +47,15 @@ def test_the_median_over_games_has_an_interval_that_follows_from_the_seeds():
 
 
 def test_all_games_have_the_flags_of_one_preset():
-    assert games.preset_flags(["train_a3c_data.py"]) == [], "chapter 1's defaults are those for Pong"
-    flags = ["train_a3c_data.py", "--total-steps=9", "--stop-return=9"]
+    constant = games.preset_flags(["train_a3c_data.py"])
+    assert "--anneal-steps=0" in constant, (
+        "Pong's schedules are its own; the rest of its preset is what all images have"
+    )
+    flags = ["train_a3c_data.py", "--total-steps=9", "--stop-return=9", *constant]
     pong, boxing = (common.trainer_settings([*flags, f"--env-id={name}NoFrameskip-v4"]) for name in ("Pong", "Boxing"))
     assert dataclasses.replace(pong, env_id=boxing.env_id) == boxing
+    without = common.trainer_settings([*flags[:3], "--env-id=BoxingNoFrameskip-v4"])
+    assert dataclasses.replace(boxing, entropy_cost_end=None) == without, "as users have it"
     assert games.preset_flags(["train_a3c_grad.py"]) == ["--explore-envs=0.25"]
     flags = games.preset_flags(["train_apex.py", "--algo", "dqn"])
     assert "--learning-starts=10000" in flags
