@@ -69,8 +69,8 @@ GAMES = {
 PUBLISHED = {"dqn": "DQN", "rainbow": "Rainbow", "iqn": "IQN"}
 """fields of `Game` with scores of others -> their names"""
 PONG = "PongNoFrameskip-v4"
-NO_SCHEDULE = {
-    "learning_rate_end": 0.0, "anneal_steps": 0, "entropy_cost": 0.01, "entropy_cost_end": 0.01, "entropy_steps": 0,
+NO_SCHEDULE: dict[str, float | None] = {
+    "learning_rate_end": 0.0, "anneal_steps": 0, "entropy_cost": 0.01, "entropy_cost_end": None, "entropy_steps": 0,
 }  # fmt: skip
 """in place of Pong's own schedules: the learning rate falls to 0 over the run, the entropy coefficient is constant"""
 

@@ -27,6 +27,7 @@ import tyro
 from a3c_mp.cli import parse_plain
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.curves import describe
+from a3c_mp.run.run_dir import PLACE, as_recorded
 from a3c_mp.run.script import exit_with
 from bench import common, games, solve, throughput
 
@@ -114,6 +115,16 @@ def trainer_flags(result: Result) -> str:
     return " ".join(shown)
 
 
+def is_preset(result: Result) -> bool:
+    """Whether a result's settings are those of its game's preset today, though they were given as flags."""
+    recorded = result.get("settings", {}).get("default")
+    if recorded is None:
+        return False
+    command = [*common.CHAPTERS[result["chapter"]], f"--env-id={result['env_id']}"]
+    today = as_recorded(common.trainer_settings(command))
+    return all(recorded.get(name, value) == value for name, value in today.items() if name not in {"seed", *PLACE})
+
+
 def newest(results: Iterable[Result], kind: str, rule: str | None = None) -> dict[Key, Result]:
     """The newest result of a kind for each key, deterministic runs left out."""
     chosen: dict[Key, Result] = {}
@@ -182,7 +193,8 @@ def goal_text(result: Result, in_minutes: bool) -> str:
 def column(results: Iterable[Result], game: str) -> dict[str, Result]:
     """The newest result of each chapter on a game with its preset, of any machine; none that was interrupted."""
     whole = [r for r in results if len(r.get("runs", [])) >= r.get("bench", {}).get("seeds", 1)]
-    found = [result for (*_, flags), result in newest(whole, "solve", "stop-return").items() if not flags]
+    by_key = newest(whole, "solve", "stop-return").items()
+    found = [result for (*_, flags), result in by_key if not flags or is_preset(result)]
     found.sort(key=lambda result: result["date"])
     return {r["chapter"]: r for r in found if r["env_id"] == game and r["chapter"] in CHAPTERS}
 

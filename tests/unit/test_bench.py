@@ -10,6 +10,7 @@ import pytest
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeLog, EpisodeRow, read_episodes
+from a3c_mp.run.run_dir import as_recorded
 from bench import alternate, common, population, report, solve
 from bench.stages import bound
 from bench.throughput import sb3_flags, steady_sps
@@ -198,6 +199,11 @@ def test_report_keeps_results_with_other_flags_apart_and_out_of_the_readme(tmp_p
     assert report.trainer_flags(other) == "--net book --lr=1e-3"
     assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}
     assert len(report.newest([preset, other], "solve", "stop-return")) == 2
+    today = as_recorded(common.trainer_settings(["train_a3c_data.py", "--env-id=CartPole-v1"]))
+    other["settings"] = {"default": today}
+    assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): other}, "they have become the preset"
+    other["settings"] = {"default": today | {"net": "paper"}}
+    assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}
     interrupted = solved_at("box", "2026-01-03 10:00:00", 9.0) | {"bench": {"seeds": 2}}
     assert report.chosen([preset, interrupted]) == {("a3c_data", "CartPole-v1"): preset}
     alike = throughput("2026-01-03 10:00:00", 3000.0) | {"flags": ["--net=book"]}
