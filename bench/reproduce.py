@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import tyro
 
 from a3c_mp.cli import parse_plain
+from a3c_mp.cli.effects import without_effect
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.run_dir import PLACE, as_recorded
@@ -72,7 +73,7 @@ def command_of(result: dict[str, Any], seeds: int) -> list[str]:
     settings = common.trainer_settings([*common.CHAPTERS[result["chapter"]], *trainer_flags])
     today = as_recorded(settings)
     then = as_recorded(type(settings)()) | recorded  # settings that are newer than the file had their class's defaults
-    changed = {name for name in today.keys() - SAME if then[name] != today[name]}
+    changed = {name for name in today.keys() - SAME - without_effect(then).keys() if then[name] != today[name]}
     return [*flags, *(word for name in sorted(changed) for word in flag_of(name, then[name]))]
 
 

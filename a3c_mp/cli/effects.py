@@ -62,15 +62,21 @@ def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
             if name not in OF_A_JOINED_NODE | REFUSED_ELSEWHERE and (given := given_as(name, settings, argv)):
                 why = "a node that joins has the settings of the task there"
                 raise ConfigError(flag_name(name), given, why, "leave it out")
-    for rule in RULES:
-        concerned = {rule.setting, rule.beside or rule.setting} <= settings.keys()
-        if not concerned or rule.acts(value := settings[rule.setting]):
-            continue
-        for flag in rule.flags.split():
-            name = flag.replace("-", "_")
-            if settings.get(name) and (given := given_as(name, settings, argv)) is not None:  # 0 turns something off
-                why = f"{as_flag(rule.setting, value)} does not use it"
-                raise ConfigError(flag, given, why, f"{rule.fix}, or leave out --{flag}")
+    for name, rule in without_effect(settings).items():
+        if settings.get(name) and (given := given_as(name, settings, argv)) is not None:  # 0 turns something off
+            flag = flag_name(name)
+            why = f"{as_flag(rule.setting, settings[rule.setting])} does not use it"
+            raise ConfigError(flag, given, why, f"{rule.fix}, or leave out --{flag}")
+
+
+def without_effect(settings: Mapping[str, Any]) -> dict[str, Rule]:
+    """The settings that have no effect beside the others -> the rule that says so."""
+    idle = [
+        rule
+        for rule in RULES
+        if {rule.setting, rule.beside or rule.setting} <= settings.keys() and not rule.acts(settings[rule.setting])
+    ]
+    return {flag.replace("-", "_"): rule for rule in idle for flag in rule.flags.split()}
 
 
 def as_flag(name: str, value: Any) -> str:

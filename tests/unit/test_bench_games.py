@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import tyro
 
+from a3c_mp.cli.effects import without_effect
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow
-from bench import common, games, peers, report, reproduce
+from a3c_mp.run.run_dir import as_recorded
+from bench import common, games, peers, report, reproduce, solve
 
 ROOT = common.ROOT
 
@@ -155,6 +158,19 @@ def test_a_setting_that_is_newer_than_a_file_is_run_again_as_it_was_then():
     assert recorded.pop("explore_envs") > 0
     flags = reproduce.command_of(solved(command=command, settings={"default": recorded}), seeds=1)
     assert flags[-1] == "--explore-envs=0.0"
+
+
+def test_every_file_of_pong_can_be_run_again_with_the_settings_of_its_time():
+    paths = [path for path in common.RESULTS.glob("solve_*Pong*.json") if "settings" in json.loads(path.read_text())]
+    assert len(paths) > 10
+    for path in paths:
+        result = json.loads(path.read_text())
+        command = [*common.CHAPTERS[result["chapter"]], "--env-id=PongNoFrameskip-v4"]
+        flags = reproduce.command_of(result, seeds=1)
+        _, flags = tyro.cli(solve.Args, args=flags, return_unknown_args=True)
+        again, then = as_recorded(common.trainer_settings([*command, *flags])), result["settings"]["default"]
+        differing = {name for name in again.keys() & then.keys() - reproduce.SAME if again[name] != then[name]}
+        assert differing <= without_effect(then).keys(), path.name
 
 
 def test_every_row_of_the_readme_has_a_file():
