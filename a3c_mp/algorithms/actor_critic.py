@@ -219,7 +219,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps
 
 
 def annealed(args: A, steps: int) -> A:
-    """Return the settings with the entropy coefficient of this step: `--entropy-cost` to its end, linear."""
+    """Return the settings of a step: `--entropy-cost` goes to its end, linear over `--entropy-steps`."""
     if args.entropy_cost_end is None:
         return args
     total = args.entropy_steps or args.total_steps
