@@ -94,11 +94,12 @@ def learn(
     args: Args, run: RunState, net: ActorCritic, optimizer: Optimizer, rollout: Rollout, guard: FiniteGuard
 ) -> None:
     """Take gradient steps on shuffled minibatches of a rollout, in `--update-epochs` epochs."""
+    args = annealed(args, run.steps)  # entropy coefficient after this rollout
     advantages, value_targets = targets(args, rollout)  # by GAE, or --returns nstep
     if args.normalize_advantages:
         advantages = losses.normalize(advantages)
     samples = Samples.flat(rollout, advantages, value_targets)
-    args, parameters = annealed(args, run.steps), list(net.parameters())  # the entropy coefficient may fall
+    parameters = list(net.parameters())
     for indices in epochs(args, samples.advantages, run.rng):
         total, metrics = loss(args, net, samples.select(indices))
         optimizer.zero_grad(set_to_none=True)

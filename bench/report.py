@@ -120,9 +120,10 @@ def is_preset(result: Result) -> bool:
     recorded = result.get("settings", {}).get("default")
     if recorded is None:
         return False
-    command = [*common.CHAPTERS[result["chapter"]], f"--env-id={result['env_id']}"]
-    today = as_recorded(common.trainer_settings(command))
-    return all(recorded.get(name, value) == value for name, value in today.items() if name not in {"seed", *PLACE})
+    settings = common.trainer_settings([*common.CHAPTERS[result["chapter"]], f"--env-id={result['env_id']}"])
+    then = as_recorded(type(settings)()) | recorded  # settings that are newer than the file had their class's defaults
+    today = as_recorded(settings)
+    return all(then[name] == value for name, value in today.items() if name not in {"seed", *PLACE})
 
 
 def newest(results: Iterable[Result], kind: str, rule: str | None = None) -> dict[Key, Result]:

@@ -147,7 +147,7 @@ class PPOArgs(ActorCriticArgs):
     update_epochs: Count = 1
     """PPO epochs: passes over a rollout; the first one takes every sample"""
     entropy_cost_end: NonNegative | None = None
-    """entropy coefficient after entropy-steps, annealed linearly; None: entropy-cost all the time"""
+    """entropy coefficient after entropy-steps, annealed linearly from entropy-cost; None: it stays constant"""
     entropy_steps: Annotated[int, Between(0)] = 0
     """agent steps until the entropy coefficient is at its end, where it stays; 0: total-steps"""
     repeat_fraction: Fraction = 1.0
@@ -219,7 +219,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps
 
 
 def annealed(args: A, steps: int) -> A:
-    """Return the settings of a step: `--entropy-cost` goes to its end, linear over `--entropy-steps`."""
+    """Return the settings with the entropy coefficient after `steps`: linear to its end over `--entropy-steps`."""
     if args.entropy_cost_end is None:
         return args
     total = args.entropy_steps or args.total_steps

@@ -1,4 +1,4 @@
-"""The first lines of a run's log: spaces, net, rewards and learning rate, and what a resumed run changes."""
+"""The first lines of a run's log: spaces, net, rewards, schedules, and what a resumed run changes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def net_text(net: nn.Module) -> str:
 
 
 def settings_parts(args: CommonArgs) -> list[str]:
-    """What becomes of rewards, learning rate and, where it falls, the entropy coefficient."""
+    """What becomes of rewards, the learning rate and, where it is annealed, the entropy coefficient."""
     parts = []
     if hasattr(args, "reward_clip"):
         rewards = "rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)" if args.reward_clip else "rewards"
@@ -155,7 +155,9 @@ def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> 
         return ""
     note = f"total-steps is {args.total_steps:,} now, {before:,} before"
     entropy_follows = vars(args).get("entropy_cost_end") is not None and not vars(args)["entropy_steps"]
-    also = "; the entropy coefficient reaches its end at the new total" if entropy_follows else ""
+    also = (
+        "; the entropy coefficient may change at once, and reaches its end at the new total" if entropy_follows else ""
+    )
     if hasattr(args, "learning_rates"):
         start, end = args.learning_rates
         own_end, had_own_end = vars(args)["anneal_steps"], saved.get("anneal_steps")

@@ -202,6 +202,8 @@ def test_report_keeps_results_with_other_flags_apart_and_out_of_the_readme(tmp_p
     today = as_recorded(common.trainer_settings(["train_a3c_data.py", "--env-id=CartPole-v1"]))
     other["settings"] = {"default": today}
     assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): other}, "they have become the preset"
+    other["settings"] = {"default": {name: value for name, value in today.items() if name != "update_epochs"}}
+    assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}, "one epoch, before the setting"
     other["settings"] = {"default": today | {"net": "paper"}}
     assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}
     interrupted = solved_at("box", "2026-01-03 10:00:00", 9.0) | {"bench": {"seeds": 2}}

@@ -65,7 +65,7 @@ def test_games_that_fail_confirm_nothing_and_the_run_goes_on(run_inline, monkeyp
     assert "the games of the confirmation failed (RuntimeError: no); training continues" in done.log
 
 
-@pytest.mark.parametrize("ended_by", ["the clock", "SIGINT"])
+@pytest.mark.parametrize("ended_by", ["the clock", "SIGTERM"])
 def test_games_that_hang_are_ended(run_inline, monkeypatch, ended_by):
     play, calls = report.play_greedily, []
 
@@ -74,8 +74,8 @@ def test_games_that_hang_are_ended(run_inline, monkeypatch, ended_by):
         calls.append(args)
         for game in play(*games, on_step):
             if len(calls) == 1:
-                if ended_by == "SIGINT":
-                    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                if ended_by == "SIGTERM":
+                    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
                 time.sleep(60)
             yield game
 
@@ -88,7 +88,7 @@ def test_games_that_hang_are_ended(run_inline, monkeypatch, ended_by):
         assert (done.code, done.summary["solved"], len(calls)) == (0, True, 2)
         assert "failed (TimeoutError: a step took longer than --hang-seconds 1); training continues" in done.log
     else:
-        assert (done.code, done.summary["exit_reason"], len(calls)) == (130, "SIGINT", 1)
+        assert (done.code, done.summary["exit_reason"], len(calls)) == (143, "SIGTERM", 1)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
