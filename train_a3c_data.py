@@ -19,8 +19,6 @@ from torch.optim import Optimizer
 
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import (
-    PPO_PRESETS,
-    PPOArgs,
     Samples,
     allocate,
     annealed,
@@ -28,7 +26,8 @@ from a3c_mp.algorithms.actor_critic import (
     rollout_layout,
     targets,
     update_obs_stats,
-)  # fmt: skip
+)
+from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS, PPOArgs
 from a3c_mp.cli import parse_args
 from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector

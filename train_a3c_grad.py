@@ -18,8 +18,9 @@ from typing import Annotated, Any
 
 import torch
 
-from a3c_mp.algorithms import actor_critic, gradients
-from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples, allocate, rollout_layout
+from a3c_mp.algorithms import actor_critic, actor_critic_settings, gradients
+from a3c_mp.algorithms.actor_critic import Samples, allocate, rollout_layout
+from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
 from a3c_mp.algorithms.gradients import Gradient, GradientFilter, MeanGradient, RolloutStats
 from a3c_mp.cli import parse_args
 from a3c_mp.config import Between, Count
@@ -65,7 +66,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "CartPole-v0": {"batch_size": 32},
     "CartPole-v1": {"batch_size": 32},
 }
-PRESETS = {name: preset | CHANGES.get(name, {}) for name, preset in actor_critic.PRESETS.items()}
+PRESETS = {name: preset | CHANGES.get(name, {}) for name, preset in actor_critic_settings.PRESETS.items()}
 
 
 def actor(

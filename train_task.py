@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from a3c_mp.algorithms import actor_critic, attach, roles
-from a3c_mp.algorithms.actor_critic import PPO_PRESETS, GradientSteps, Samples, update_obs_stats
+from a3c_mp.algorithms.actor_critic import GradientSteps, Samples, update_obs_stats
+from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS
 from a3c_mp.algorithms.roles import Cluster, Learner, Memory, RoleArgs
 from a3c_mp.cli import parse_args
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec

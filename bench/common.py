@@ -22,7 +22,7 @@ import torch
 
 from a3c_mp.algorithms import ray_settings
 from a3c_mp.cli import parse_algo, parse_args
-from a3c_mp.run.run_dir import git_commit
+from a3c_mp.run.run_dir import as_recorded, git_commit
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -62,6 +62,11 @@ def trainer_settings(command: Sequence[str]) -> Any:
         return parse_algo(ray_settings.SETTINGS, "", command[1:])
     chapter = importlib.import_module(Path(command[0]).stem)
     return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
+
+
+def settings_then(result: Mapping[str, Any], args_class: type) -> dict[str, Any]:
+    """The settings of a result's runs, as a file has them; those that are newer had the defaults of their class."""
+    return as_recorded(args_class()) | result["settings"]["default"]
 
 
 def presets(command: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:

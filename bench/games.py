@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import numpy as np
 
+from a3c_mp.algorithms.actor_critic_settings import PONG_SCHEDULE
 from a3c_mp.cli import parse_own
 from a3c_mp.config import Count, flag_name
 from a3c_mp.errors import ConfigError
@@ -69,10 +70,6 @@ GAMES = {
 PUBLISHED = {"dqn": "DQN", "rainbow": "Rainbow", "iqn": "IQN"}
 """fields of `Game` with scores of others -> their names"""
 PONG = "PongNoFrameskip-v4"
-NO_SCHEDULE: dict[str, float | None] = {
-    "learning_rate_end": 0.0, "anneal_steps": 0, "entropy_cost": 0.01, "entropy_cost_end": None, "entropy_steps": 0,
-}  # fmt: skip
-"""in place of Pong's own schedules: the learning rate falls to 0 over the run, the entropy coefficient is constant"""
 
 
 @dataclass(frozen=True)
@@ -107,8 +104,10 @@ def preset_flags(command: Sequence[str]) -> list[str]:
     preset = {**common.presets(command).get(PONG, {})}
     for name in ("stop_return", "total_steps", "algo"):
         preset.pop(name, None)
+    defaults = defaults_of(command)
+    preset |= {name: defaults[name] for name in preset.keys() & PONG_SCHEDULE.keys()}
     flags = []
-    for name, value in {**preset, **{name: NO_SCHEDULE[name] for name in preset.keys() & NO_SCHEDULE.keys()}}.items():
+    for name, value in preset.items():
         flag = name.replace("_", "-")
         flags.append((f"--{flag}" if value else f"--no-{flag}") if isinstance(value, bool) else f"--{flag}={value}")
     return flags

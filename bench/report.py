@@ -117,12 +117,10 @@ def trainer_flags(result: Result) -> str:
 
 def is_preset(result: Result) -> bool:
     """Whether a result's settings are those of its game's preset today, though they were given as flags."""
-    recorded = result.get("settings", {}).get("default")
-    if recorded is None:
+    if "default" not in result.get("settings", {}):
         return False
     settings = common.trainer_settings([*common.CHAPTERS[result["chapter"]], f"--env-id={result['env_id']}"])
-    then = as_recorded(type(settings)()) | recorded  # settings that are newer than the file had their class's defaults
-    today = as_recorded(settings)
+    today, then = as_recorded(settings), common.settings_then(result, type(settings))
     return all(then[name] == value for name, value in today.items() if name not in {"seed", *PLACE})
 
 

@@ -66,13 +66,11 @@ def command_of(result: dict[str, Any], seeds: int) -> list[str]:
     Settings that the recorded flags would give other values today become flags too.
     """
     flags = [*common.without_folders(result["command"][1:]), f"--seeds={seeds}"]
-    recorded = result.get("settings", {}).get("default")
-    if recorded is None:  # an old file: the flags are all that is known
+    if "default" not in result.get("settings", {}):  # an old file: the flags are all that is known
         return flags
     _, trainer_flags = tyro.cli(solve.Args, args=flags, return_unknown_args=True)
     settings = common.trainer_settings([*common.CHAPTERS[result["chapter"]], *trainer_flags])
-    today = as_recorded(settings)
-    then = as_recorded(type(settings)()) | recorded  # settings that are newer than the file had their class's defaults
+    today, then = as_recorded(settings), common.settings_then(result, type(settings))
     changed = {name for name in today.keys() - SAME - without_effect(then).keys() if then[name] != today[name]}
     return [*flags, *(word for name in sorted(changed) for word in flag_of(name, then[name]))]
 

@@ -12,7 +12,8 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from a3c_mp.algorithms.actor_critic import RolloutArgs, allocate_slots, make_optimizer
+from a3c_mp.algorithms.actor_critic import allocate_slots, make_optimizer
+from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
 from a3c_mp.errors import ConfigError, one_line

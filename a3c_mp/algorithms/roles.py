@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms import actor_critic
-from a3c_mp.algorithms.actor_critic import PPOArgs, rollout_layout
+from a3c_mp.algorithms.actor_critic import rollout_layout
+from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import Between
 from a3c_mp.data.actor_states import ActorStates

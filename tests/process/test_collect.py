@@ -7,7 +7,7 @@ from envs import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete
 from inline import unconnected_channel
 
-from a3c_mp.algorithms.actor_critic import RolloutArgs
+from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.rollout import Rollout, episode_starts, rollout_spec
 from a3c_mp.nets.actor_critic import initial_state, unroll

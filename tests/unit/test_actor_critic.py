@@ -11,9 +11,6 @@ import train_a3c_data
 import train_task
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import (
-    PRESETS,
-    ActorCriticArgs,
-    PPOArgs,
     Samples,
     annealed,
     epochs,
@@ -22,6 +19,7 @@ from a3c_mp.algorithms.actor_critic import (
     set_learning_rate,
     targets,
 )
+from a3c_mp.algorithms.actor_critic_settings import PRESETS, ActorCriticArgs, PPOArgs
 from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
 from a3c_mp.maths import losses, returns

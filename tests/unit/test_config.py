@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from harness import ALL_CHAPTERS, CONTINUOUS
 
 from a3c_mp.algorithms import apex_settings
-from a3c_mp.algorithms.actor_critic import PPOArgs
+from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.cli import parse_args, parse_int, parse_plain
 from a3c_mp.cli.flags import GROUPS, ONLY_IN, OTHER_NAMES
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, LearningArgs, check_ranges, flag_name

@@ -9,7 +9,7 @@ from envs import CountEnv, Env
 from harness import A3C_DATA, A3C_GRAD, IMPALA, row_id
 from inline import unconnected_channel
 
-from a3c_mp.algorithms.actor_critic import RolloutArgs
+from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.exploration import FREQUENCY, Bursts
 from a3c_mp.data.rollout import empty_rollout, rollout_spec

@@ -12,7 +12,8 @@ from torch import nn
 import train_a3c_data
 import train_task
 from a3c_mp.algorithms import actor_critic
-from a3c_mp.algorithms.actor_critic import ActorCriticArgs, Samples
+from a3c_mp.algorithms.actor_critic import Samples
+from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
 from a3c_mp.maths import losses
 from a3c_mp.nets.distributions import Categorical
 from a3c_mp.nets.obs_norm import ObsNorm

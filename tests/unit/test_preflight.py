@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from a3c_mp.algorithms.actor_critic import PPOArgs as A3cArgs
+from a3c_mp.algorithms.actor_critic_settings import PPOArgs as A3cArgs
 from a3c_mp.algorithms.ray_settings import ImpalaArgs as RayArgs
 from a3c_mp.algorithms.roles import RoleArgs as TaskArgs
 from a3c_mp.errors import ConfigError

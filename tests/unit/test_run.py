@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import nn
 
 from a3c_mp.algorithms import apex, apex_settings
-from a3c_mp.algorithms.actor_critic import PPOArgs
+from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.algorithms.apex_settings import ReplayArgs as ApexArgs
 from a3c_mp.config import CommonArgs, LearningArgs
 from a3c_mp.data.episodes import Episode

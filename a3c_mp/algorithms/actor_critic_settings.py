@@ -1,0 +1,152 @@
+"""Settings and presets of the actor-critics: what chapters 1, 2, 4, 5 and 7 share, A3C's (1, 2, 5) and PPO's (1, 5)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative, Positive
+from a3c_mp.data.exploration import STRETCH
+from a3c_mp.nets.build import NetSpec
+
+CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}
+CONTINUOUS: dict[str, Any] = {
+    "total_steps": 300_000,
+    "num_envs": 8,
+    "unroll_length": 200,
+    "batch_size": 64,
+    "learning_rate": 1e-3,
+    "entropy_cost": 0.0,
+    "value_cost": 1.0,
+    "reward_scale": 0.1,
+}
+MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
+MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
+VECTORS = {"num_envs": 8, "unroll_length": 128, "batch_size": 64, "reward_scale": 0.1}
+CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
+"""epochs of each rollout, where it can be learned from several times"""
+SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_after": 2_048}
+"""exploration where no rewards come by chance, as in Freeway: one of 16 environments"""
+PONG_SCHEDULE: dict[str, Any] = {
+    "anneal_steps": 800_000,
+    "learning_rate_end": 1e-4,
+    "entropy_cost": 0.03,
+    "entropy_cost_end": 0.005,
+    "entropy_steps": 400_000,
+}
+"""made for runs that are solved after some 500,000 steps; a policy that only loses at first stays random for longer"""
+
+
+@dataclass(frozen=True)
+class RolloutArgs(LearningArgs):
+    """Settings of the chapters whose actors collect rollouts: 1, 2, 4, 5 and 7."""
+
+    unroll_length: Count = 32
+    """rollout length: steps of each environment in one rollout (T)"""
+    slots_per_actor: Annotated[int, Between(1, 64)] = 1
+    """rollouts in flight for each actor: with 1 it waits while the learner uses its rollout, with 2 it keeps acting"""
+    learning_rate: NonNegative = 5e-4
+    """learning rate at the start, annealed linearly to learning-rate-end over anneal-steps"""
+    learning_rate_end: NonNegative = 0.0
+    """learning rate after anneal-steps; as high as learning-rate, it stays constant"""
+    anneal_steps: Annotated[int, Between(0)] = 0
+    """agent steps until the learning rate is at its end, where it stays; 0: total-steps"""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """optimizer; the A3C and IMPALA papers use rmsprop"""
+    adam_eps: Annotated[float, Between(1e-12)] = 1e-5
+    """Adam epsilon"""
+    rmsprop_eps: Annotated[float, Between(1e-12)] = 1e-5
+    """RMSProp epsilon (decay 0.99); the papers' 0.01 and 0.1 are for summed losses, here losses are means"""
+    clip_grad: Positive = 1.0
+    """max gradient norm: gradients are clipped to it; 1e9: not at all"""
+    entropy_cost: NonNegative = 0.01
+    """entropy coefficient: weight of the entropy bonus in the loss"""
+    value_cost: NonNegative = 2.0
+    """value loss coefficient, of half the squared error (2.0 is SB3's vf_coef 1.0)"""
+    normalize_advantages: bool = True
+    """normalize advantages to mean 0 and variance 1, over a whole rollout, in IMPALA over each batch"""
+    net: str = "book"
+    """network for images: paper (A3C's, 2 convolutions), book (3) or deep (IMPALA's, 15); or module:function"""
+    hidden: tuple[int, ...] = (64, 64)
+    """units of each hidden layer of the MLPs for policy and value (observations that are vectors)"""
+    log_std_init: Annotated[float, Between(-20, 2)] = 0.0
+    """continuous actions: initial log standard deviation of the Gaussian policy"""
+    noise_steps: Count = 1
+    """hold exploration noise for so many steps: all actions of an environment use the same random numbers"""
+    explore_envs: Fraction = 0.0
+    """share of environments that repeat a random (discrete) action now and then; the mean return omits them"""
+    explore_steps: Annotated[int, Between(1, STRETCH)] = 20
+    """longest time that they repeat an action (agent steps)"""
+    explore_after: Annotated[int, Between(0)] = 0
+    """only while an actor's other environments have had no reward for so many steps, together; 0: always"""
+    lstm = False  # a flag of IMPALA only
+
+    @property
+    def net_spec(self) -> NetSpec:
+        return NetSpec(self.net, self.lstm, tuple(self.hidden), self.log_std_init)
+
+    @property
+    def explorers(self) -> int:
+        share = round(self.explore_envs * self.num_envs, 9)  # 0.07 of 100 are 7, though the product is a little more
+        return min(math.ceil(share), self.num_envs - 1)
+
+    @property
+    def learning_rates(self) -> tuple[float, float]:
+        """At the start, and after anneal-steps."""
+        return self.learning_rate, self.learning_rate_end
+
+
+@dataclass(frozen=True)
+class ActorCriticArgs(RolloutArgs):
+    """Settings of A3C: chapters 1 and 2."""
+
+    continuous: ClassVar = {**CONTINUOUS, **MUJOCO}
+    vectors: ClassVar = VECTORS
+
+    batch_size: Count = 128
+    """minibatch size: samples in one gradient; at most the whole rollout, T * B"""
+    returns: Literal["gae", "nstep"] = "gae"
+    """advantage estimator: GAE or n-step returns"""
+    gae_lambda: Fraction = 0.95
+    """GAE lambda (--returns gae)"""
+    n_step: Count = 4
+    """n of n-step returns: rewards in a return (--returns nstep)"""
+    clip_ratio: NonNegative = 0.2
+    """PPO clip range: ratios beyond 1 +- this give no gradient"""
+
+
+@dataclass(frozen=True)
+class PPOArgs(ActorCriticArgs):
+    """Settings of chapters 1 and 5, which learn from a rollout several times."""
+
+    continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
+    vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
+    images: ClassVar = {"net": "paper", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
+
+    update_epochs: Count = 1
+    """PPO epochs: passes over a rollout; the first one takes every sample"""
+    entropy_cost_end: NonNegative | None = None
+    """entropy coefficient after entropy-steps, annealed linearly from entropy-cost; None: it stays constant"""
+    entropy_steps: Annotated[int, Between(0)] = 0
+    """agent steps until the entropy coefficient is at its end, where it stays; 0: total-steps"""
+    repeat_fraction: Fraction = 1.0
+    """share of the samples that later epochs repeat: those of the largest absolute advantage; 0: one epoch only"""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
+    "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
+    "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
+    "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
+    "Pendulum-v1": {**CONTINUOUS, "gamma": 0.9, "stop_return": -200.0},
+    "MountainCarContinuous-v0": {**CONTINUOUS, **MOUNTAIN_CAR, "stop_return": 90.0},
+    "HalfCheetah-v5": {**CONTINUOUS, **MUJOCO},
+    "Hopper-v5": {**CONTINUOUS, **MUJOCO},
+}
+PPO_PRESETS = PRESETS | {
+    name: PRESETS[name] | {"update_epochs": VECTOR_EPOCHS if "CartPole" in name else CONTINUOUS_EPOCHS}
+    for name in PRESETS
+    if "NoFrameskip" not in name
+}
+PPO_PRESETS["PongNoFrameskip-v4"] = PRESETS["PongNoFrameskip-v4"] | PONG_SCHEDULE
