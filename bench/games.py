@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 import numpy as np
 
-from a3c_mp.algorithms.actor_critic_settings import PONG_SCHEDULE
+from a3c_mp.algorithms.actor_critic_settings import PONG_SETTINGS
 from a3c_mp.cli import parse_own
 from a3c_mp.config import Count, flag_name
 from a3c_mp.errors import ConfigError
@@ -69,7 +69,7 @@ GAMES = {
 }
 PUBLISHED = {"dqn": "DQN", "rainbow": "Rainbow", "iqn": "IQN"}
 """fields of `Game` with scores of others -> their names"""
-PONG = "PongNoFrameskip-v4"
+PONG, BOXING = (f"{game}NoFrameskip-v4" for game in ("Pong", "Boxing"))
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def defaults_of(command: Sequence[str]) -> dict[str, Any]:
 
 
 def preset_flags(command: Sequence[str]) -> list[str]:
-    """Flags of a chapter's preset for Pong, without its stop rule, budget and schedules."""
+    """Flags of a chapter's preset for Pong, without its stop rule and budget, and what chapter 1 has for Pong alone."""
     preset = {**common.presets(command).get(PONG, {})}
     for name in ("stop_return", "total_steps", "algo"):
         preset.pop(name, None)
-    defaults = defaults_of(command)
-    preset |= {name: defaults[name] for name in preset.keys() & PONG_SCHEDULE.keys()}
+    others = as_recorded(common.trainer_settings([*command, f"--env-id={BOXING}"]))
+    preset |= {name: others[name] for name in preset.keys() & PONG_SETTINGS.keys()}
     flags = []
     for name, value in preset.items():
         flag = name.replace("_", "-")

@@ -28,14 +28,17 @@ CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
 """epochs of each rollout, where it can be learned from several times"""
 SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_after": 2_048}
 """exploration where no rewards come by chance, as in Freeway: one of 16 environments"""
-PONG_SCHEDULE: dict[str, Any] = {
+PONG_SETTINGS: dict[str, Any] = {
+    "update_epochs": 2,
+    "repeat_fraction": 0.5,
     "anneal_steps": 800_000,
     "learning_rate_end": 1e-4,
     "entropy_cost": 0.03,
     "entropy_cost_end": 0.005,
     "entropy_steps": 400_000,
 }
-"""made for runs that are solved after some 500,000 steps; a policy that only loses at first stays random for longer"""
+"""fewer passes, and schedules for runs that are solved after some 500,000 steps, in which a policy that only loses at
+first stays random for longer"""
 
 
 @dataclass(frozen=True)
@@ -149,4 +152,4 @@ PPO_PRESETS = PRESETS | {
     for name in PRESETS
     if "NoFrameskip" not in name
 }
-PPO_PRESETS["PongNoFrameskip-v4"] = PRESETS["PongNoFrameskip-v4"] | PONG_SCHEDULE
+PPO_PRESETS["PongNoFrameskip-v4"] = PRESETS["PongNoFrameskip-v4"] | PONG_SETTINGS
