@@ -26,7 +26,7 @@ from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import hint_of_runs, parse_plain
-from a3c_mp.config import Between, Count, Fraction
+from a3c_mp.config import Between, CommonArgs, Count, Fraction
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import CheckpointError, ConfigError, Stopped
 from a3c_mp.nets.actor_critic import ActorCritic
@@ -60,6 +60,8 @@ class Args:
     """run folder, runs/<name>: evaluates its best checkpoint; or one checkpoint file (.pt)"""
     episodes: Count = 20
     """number of evaluation episodes, each a whole game"""
+    max_steps: Count = CommonArgs.eval_max_steps
+    """longest game (agent steps): it is cut there, with the score so far; Atari ends games there itself"""
     sampled: bool = False
     """stochastic policy: sample actions instead of taking the most probable one; no effect for Ape-X and populations"""
     epsilon: Fraction = 0.0
@@ -234,7 +236,7 @@ def main() -> int:
     print(f"{run.path}{of}: {trained}, {how} actions, seed {args.seed}")
     with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
         played: list[Episode] = []
-        games = play_episodes(policy, env, args.episodes)
+        games = play_episodes(policy, env, args.episodes, max_steps=args.max_steps)
         try:
             played.extend(track(games, "playing", total=args.episodes, transient=True))
         except Stopped:
@@ -245,12 +247,14 @@ def main() -> int:
                 print_scores(played)
             raise
     print_scores(played)
+    if cut := sum(game.length >= args.max_steps for game in played):
+        print(f"{cut} of them reached {args.max_steps:,} steps, where they are cut (--max-steps)")
     mean = float(np.mean([episode.episode_return for episode in played]))
     if text := compare_with_training(run, mean, args.sampled):
         print(text)
     if args.video is not None:
         try:
-            episode = record_episode(policy, run.env_id, args.video, seed=args.seed)
+            episode = record_episode(policy, run.env_id, args.video, seed=args.seed, max_steps=args.max_steps)
         except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
             raise ConfigError("video", args.video, "it cannot be written to the end", "is the disk full?") from error
         print(f"{args.video}: a game of {episode.length} steps, score {episode.episode_return:g}")

@@ -45,6 +45,8 @@ class CommonArgs:
     """evaluation interval (agent steps): a process beside the training plays whole games, greedily; 0: no evaluation"""
     eval_episodes: Annotated[int, Between(1, 10_000)] = 20
     """episodes in each evaluation, the same seeds every time"""
+    eval_max_steps: Count = 27_000
+    """longest evaluation game (agent steps): it is cut there, with the return so far; Atari ends games there itself"""
     stop_eval_return: float | None = None
     """early stopping: solved when the mean return of an evaluation reaches this; needs --eval-every"""
     max_seconds: Annotated[float, Between(0.1)] | None = None

@@ -31,7 +31,7 @@ RULES = (
     Rule("entropy-steps", "entropy_cost_end", lambda end: end is not None, "add --entropy-cost-end"),
     Rule("explore-envs", "num_envs", lambda num_envs: num_envs > 1, "raise --num-envs: one of them never explores"),
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),
-    Rule("eval-episodes", "eval_every", bool, "add --eval-every"),
+    Rule("eval-episodes eval-max-steps", "eval_every", bool, "add --eval-every"),
     Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),
     Rule("importance-exponent", "priority_exponent", bool, "raise --priority-exponent"),
     Rule("blocks-per-actor prefetch", "deterministic", lambda ordered: not ordered, "leave out --deterministic"),

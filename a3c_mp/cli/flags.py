@@ -10,10 +10,10 @@ from typing import Any
 from unittest import mock
 
 GROUPS = {
-    "run": "total-steps stop-return max-seconds eval-every eval-episodes stop-eval-return confirm-episodes seed "
-    "deterministic run-name runs-dir resume checkpoint-seconds checkpoint-steps save-replay track cuda precision "
-    "learner-threads num-learners print-per-step transport standalone async-mode listen attach-to role key-file "
-    "remote-actors address token-file insecure-cluster",
+    "run": "total-steps stop-return max-seconds eval-every eval-episodes eval-max-steps stop-eval-return "
+    "confirm-episodes seed deterministic run-name runs-dir resume checkpoint-seconds checkpoint-steps save-replay "
+    "track cuda precision learner-threads num-learners print-per-step transport standalone async-mode listen attach-to "
+    "role key-file remote-actors address token-file insecure-cluster",
     "environment": "env-id env-kwargs reward-clip reward-scale life-loss-terminal normalize-obs",
     "collection": "num-actors population num-envs unroll-length slots-per-actor block-length blocks-per-actor "
     "replay-size learning-starts num-shards generation-steps explore-envs explore-steps explore-after epsilon "
@@ -85,7 +85,7 @@ ONLY_IN = {
     "impala ray": "batch-unrolls lstm vtrace clip-rho clip-c clip-pg-rho replay-proportion force-lag",
     "task": "standalone async-mode print-per-step transport listen remote-actors attach-to role key-file",
     "ray": "address token-file insecure-cluster num-shards",
-    "population": "population generation-steps eval-max-steps confirm-episodes init evolve keep-default "
+    "population": "population generation-steps confirm-episodes init evolve keep-default "
     "tournament-size elitism mutate-none mutate-architecture mutate-parameters mutate-activation "
     "mutate-hyperparameters parameter-noise grow-factor shrink-factor resample touch new-layer learning-rate-range "
     "batch-size-range learn-every learn-every-range units-range layers-range activation",

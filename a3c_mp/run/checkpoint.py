@@ -4,7 +4,8 @@
 synced and renamed, the manifest last. A checkpoint exists once its manifest does. A kill between the two renames of one
 that is saved again at the same step leaves it with another SHA-256: a resume takes the one before. The last three are
 kept, and as `best_<steps>.pt` the best one, now and at the time of each. By the mean return of training the best is a
-copy of a checkpoint; by evaluation it holds the net that was evaluated, and its manifest says with what result.
+copy of a checkpoint; by evaluation it holds the net that was evaluated, and its manifest says with what result. Where
+a resume changes which of them decides, both are kept.
 """
 
 from __future__ import annotations
@@ -87,10 +88,14 @@ def save_best(
 
 def best_evaluation(folder: Path) -> dict[str, Any] | None:
     """The result in the manifest of the newest best checkpoint; None if no evaluation chose it, or there is none."""
-    for path in list_checkpoints(folder, "best")[:1]:
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            evaluation = json.loads(path.with_suffix(".json").read_text())["evaluation"]
-            return {**evaluation, "return_mean": float(evaluation["return_mean"])}
+    return _evaluation_of(best[0]) if (best := list_checkpoints(folder, "best")) else None
+
+
+def _evaluation_of(path: Path) -> dict[str, Any] | None:
+    """The result in the manifest of a best checkpoint; None if no evaluation chose it."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        evaluation = json.loads(path.with_suffix(".json").read_text())["evaluation"]
+        return {**evaluation, "return_mean": float(evaluation["return_mean"])}
     return None
 
 
@@ -161,9 +166,12 @@ def _steps(path: Path) -> str:
 def _prune(folder: Path) -> None:
     """Delete all but the newest three, the best now and as of each of them, and files that killed processes left."""
     newest, best = list_checkpoints(folder)[:KEEP], list_checkpoints(folder, "best")
-    kept = {*newest, *best[:1]}
-    for path in newest:  # a run may be resumed from any of them
-        kept |= set([other for other in best if _steps(other) <= _steps(path)][:1])
+    evaluated = [path for path in best if _evaluation_of(path) is not None]
+    kept = set(newest)
+    for alike in (evaluated, [path for path in best if path not in evaluated]):
+        kept |= set(alike[:1])
+        for path in newest:  # a run may be resumed from any of them
+            kept |= set([other for other in alike if _steps(other) <= _steps(path)][:1])
     for old in {*list_checkpoints(folder), *best} - kept:
         old.with_suffix(".json").unlink(missing_ok=True)
         old.unlink(missing_ok=True)

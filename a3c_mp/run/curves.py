@@ -43,6 +43,7 @@ class Curve(NamedTuple):
     settings: dict[str, Any]  # without what runs of a group may differ in; with the commit, and what a resume changed
     goal: float | None  # `--stop-return`
     solved: bool
+    solved_at: tuple[int, float] | None  # steps and minutes, by the run's own rule
     steps: np.ndarray
     minutes: np.ndarray
     mean_return: np.ndarray
@@ -94,13 +95,16 @@ def read_curve(folder: Path, window: int) -> Curve:
     starts = np.maximum(ends - window, 0)
     means = (sums[ends] - sums[starts]) / (ends - starts)
     last = np.append(steps[1:] != steps[:-1], True)  # of the games that ended at the same step
-    solved = False
-    with suppress(OSError, ValueError, AttributeError):  # a run that still goes on, or was killed, has no summary
-        solved = bool(json.loads((folder / "summary.json").read_text()).get("solved"))
+    solved, solved_at = False, None
+    # A run that still goes on, or was killed, has no summary.
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        summary = json.loads((folder / "summary.json").read_text())
+        solved = bool(summary.get("solved"))
+        solved_at = int(summary.get("solved_at_steps")), float(summary.get("solved_at_seconds")) / 60
     minutes = seconds / 60
     counts = ends >= min(window, MIN_EPISODES)  # as for the run itself
     points = steps[last], minutes[last], means[last], counts[last]
-    return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved, *points)
+    return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved, solved_at, *points)
 
 
 def changed_on_resume(folder: Path, newest: dict[str, Any]) -> list[str]:
@@ -197,14 +201,16 @@ class Row(NamedTuple):
 
 
 def table(games: dict[str, list[Group]], goal: float | None) -> list[Row]:
-    """Rows for all groups; the goal is that of each run's settings (`stop_return`) unless given."""
+    """Rows for all groups; without a goal, a run that was solved reached its own then, whatever its rule is."""
     rows = []
     for env_id, groups in games.items():
         for label, runs in groups:
             reached = []
             for run in runs:
                 wanted = goal_of(run, goal)
-                if wanted is not None and (there := run.counts & (run.mean_return >= wanted)).any():
+                if goal is None and run.solved_at is not None:
+                    reached.append(run.solved_at)
+                elif wanted is not None and (there := run.counts & (run.mean_return >= wanted)).any():
                     first = int(there.argmax())
                     reached.append((run.steps[first], run.minutes[first]))
             steps, minutes = np.array(reached).reshape(-1, 2).T

@@ -50,6 +50,7 @@ class EvalProgress:
         self.seed = evaluation_seed(args)
         self.next_steps = self.every  # agent steps at which the next one is due
         self.started = self.finished = self.restarts = 0  # the last: of the evaluator
+        self.has_failed = False  # no further evaluation in this start
         self.last: Evaluation | None = None
         self.best_mean = -math.inf
         self.best: dict[str, Any] = {}  # what the summary says of it

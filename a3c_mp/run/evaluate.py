@@ -111,8 +111,8 @@ def play_episodes(
             yield Episode(float(stats.returns[i]), int(stats.lengths[i]))
 
 
-def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Episode:
-    """Play one game and write it to an mp4 file at normal speed: of Atari's 60 frames a second every 4th.
+def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int, max_steps: int) -> Episode:
+    """Play a game of at most `max_steps` and write it to an mp4 file at normal speed (of Atari: every 4th frame).
 
     Raises:
         ImportError: the extra `video` is not installed.
@@ -131,7 +131,8 @@ def record_episode(policy: Policy, env_id: str, path: Path, *, seed: int) -> Epi
             action = policy(obs[None], np.array([length == 0]), None if mask is None else mask[None])[0]
             obs, reward, terminated, truncated, info = env.step(action)
             video.append_data(_frame(env))
-            episode_return, length, done = episode_return + float(reward), length + 1, terminated or truncated
+            episode_return, length = episode_return + float(reward), length + 1
+            done = terminated or truncated or length >= max_steps
     env.close()
     return Episode(episode_return, length)
 

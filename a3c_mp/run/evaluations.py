@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+from a3c_mp.config import CommonArgs
 from a3c_mp.errors import WorkerError
 from a3c_mp.run.eval_progress import Evaluation
 from a3c_mp.run.progress import Progress
@@ -89,7 +90,6 @@ class Evaluations:
         self.running: tuple[int, int] | None = None  # number and steps of its snapshot
         self._is_handed_out = False  # the running one; not yet after a resume
         self._played: PlayedGames | None = None  # the answer, until it counts
-        self._has_failed = False
 
     def end_round(self) -> bool:
         """Record a result that has arrived, and start the next evaluation when it is due; called after each round.
@@ -100,7 +100,7 @@ class Evaluations:
         Raises:
             WorkerError: the evaluator has failed for good, and with `--stop-eval-return` the run cannot go on.
         """
-        if self._has_failed:
+        if self.progress.evals.has_failed:
             return True
         evals, steps = self.progress.evals, self.progress.steps
         is_due = evals.is_due(steps)
@@ -125,7 +125,7 @@ class Evaluations:
 
     def finish(self) -> None:
         """Wait for the running evaluation at the end of a run, at most `LAST_RESULT_SECONDS`, and record it."""
-        if self.running is None or self._has_failed:
+        if self.running is None or self.progress.evals.has_failed:
             return
         try:
             self._play()
@@ -143,7 +143,9 @@ class Evaluations:
     def announcement(self) -> str:
         """A line that says what is evaluated, and how `play.py` does the same."""
         args, seed = self.progress.args, self.progress.evals.seed
-        how = f"{args.eval_episodes} greedy games, as play.py --episodes {args.eval_episodes} --seed {seed} plays them"
+        flags = f"--episodes {args.eval_episodes} --seed {seed}"
+        flags += f" --max-steps {args.eval_max_steps}" * (args.eval_max_steps != CommonArgs.eval_max_steps)
+        how = f"{args.eval_episodes} greedy games, as play.py {flags} plays them"
         return f"evaluation every {args.eval_every:,} steps: {how}"
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,10 +178,13 @@ class Evaluations:
             **evaluation.figures
         )
         of = f"weights of {evaluation.steps:,} steps, {len(evaluation.returns)} games"
+        longest = self.progress.args.eval_max_steps
+        if num := sum(length >= longest for length in evaluation.lengths):
+            of += f", of which {num} reached {longest:,} steps, where they are cut (--eval-max-steps)"
         self.log.info(f"evaluation {evaluation.number}: {figures}; {of}{'; the best so far' if is_best else ''}")
         self.on_result(evaluation, self.snapshot if is_best else None)
 
     def _give_up(self, error: WorkerError) -> None:
         self.log.warning(f"no further evaluation in this run, training continues: {error}")
-        self._has_failed, self.running = True, None
+        self.progress.evals.has_failed, self.running = True, None
         self.evaluator.close()

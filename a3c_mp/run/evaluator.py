@@ -43,15 +43,16 @@ class EvaluatorUpkeep(Upkeep, Protocol):
 
 
 class EvaluationGames(NamedTuple):
-    """Which games an evaluation plays: the same as `play.py` with this seed and number of episodes."""
+    """Which games an evaluation plays: the same as `play.py` with these settings."""
 
     env_id: str
     episodes: int
     seed: int
+    max_steps: int  # of one game
 
     @classmethod
     def of(cls, args: CommonArgs) -> EvaluationGames:
-        return cls(args.env_id, args.eval_episodes, evaluation_seed(args))
+        return cls(args.env_id, args.eval_episodes, evaluation_seed(args), args.eval_max_steps)
 
     @property
     def result_spec(self) -> Spec:
@@ -62,7 +63,7 @@ class EvaluationGames(NamedTuple):
         channel.starting()
         env = channel.closing(make_play_envs(self.env_id, self.episodes, seed=self.seed))
         policy = make_policy(net, env.single_action_space)
-        return list(play_episodes(policy, env, self.episodes, channel.beat))
+        return list(play_episodes(policy, env, self.episodes, channel.beat, self.max_steps))
 
 
 def evaluator(

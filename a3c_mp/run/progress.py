@@ -153,9 +153,9 @@ class Progress:
 
     @property
     def is_best(self) -> bool:
-        """Whether the mean return is higher than at every checkpoint so far; evaluations decide where there are any."""
+        """Whether the mean return is higher than at every checkpoint so far; evaluations decide where they go on."""
         is_higher = self.window.is_representative and self.window.mean > self.best_mean
-        return is_higher and not self.args.evaluates
+        return is_higher and (not self.args.evaluates or self.evals.has_failed)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint written now holds of it."""

@@ -113,6 +113,7 @@ class Run(HasProgress):
             self.log.info(f"resumed from {self.checkpointer.newest} at {self.steps:,} steps")
 
     def __enter__(self) -> Run:
+        (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
         self.metrics.open()
         for signum in SIGNALS:
             if signum not in IGNORED_AT_START:  # nohup ignores SIGHUP
@@ -237,9 +238,13 @@ class Run(HasProgress):
         if self._finished:
             return
         self.metrics.clock.stop()
-        reached_its_end = error is None and self.progress.stop_reason() in HOW_TO_GO_ON
+        reason = self.progress.stop_reason()
+        reached_its_end = error is None and reason in HOW_TO_GO_ON
         if self.evaluations is not None and reached_its_end and not self.is_interrupted():
             self.evaluations.finish()
+            self.progress.record_solved()
+            # A signal, or the end of the time, has ended only this wait.
+            self.exit_reason = reason if self.progress.solved_at is None else "solved"
         self._finished = True
         self.progress.record_solved()
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)

@@ -197,13 +197,16 @@ def settings_before(folder: Path, starts_since: int) -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Commit of the source tree, with "+" when it differs from the commit; None outside git."""
+    """Commit of the source tree, with "+" when it differs from the commit; None if git does not track it."""
+
+    here = Path(__file__)
 
     def git(*command: str) -> str:
-        here = Path(__file__).parent
-        return subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        run = subprocess.run(["git", *command], cwd=here.parent, capture_output=True, text=True, check=True)
+        return run.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", here.name)  # installed packages may lie in a repository of the user's own
         return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -174,6 +174,20 @@ def test_the_best_by_evaluation_stays_where_it_is_newer_than_every_checkpoint_an
     assert checkpoint.best_evaluation(tmp_path)["return_mean"] == 8
 
 
+def test_where_a_resume_changes_what_decides_the_best_of_both_kinds_is_kept(tmp_path):
+    for steps in (1, 2):
+        save(tmp_path, steps, best=True)
+    for steps in (5, 7):
+        save_evaluated(tmp_path, steps, mean=steps)
+    for steps in range(8, 12):
+        save(tmp_path, steps, best=steps == 9)
+    save_evaluated(tmp_path, 10, mean=10.0)
+    for steps in range(12, 16):
+        save(tmp_path, steps)
+    assert [load(path)["steps"] for path in checkpoint.list_checkpoints(tmp_path, "best")] == [10, 9]
+    assert checkpoint.best_evaluation(tmp_path)["return_mean"] == 10.0
+
+
 def test_a_best_checkpoint_that_no_evaluation_chose_or_that_is_damaged_has_no_result(tmp_path):
     assert checkpoint.best_evaluation(tmp_path) is None
     save(tmp_path, 10, best=True)

@@ -5,6 +5,7 @@ The same with real processes, kills and signals is in tests/process/test_evaluat
 
 import json
 import math
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -123,9 +124,12 @@ def test_the_goal_is_reached_by_an_evaluation_and_the_mean_return_of_training_de
 
 
 def test_a_failed_evaluator_costs_a_warning_and_with_a_goal_the_run(log, tape):
-    scene = Scene(log)
+    scene = Scene(log, replace(ARGS, num_actors=1, num_envs=1))
+    scene.progress.record_rollout(0, [Episode(9.0, 5)] * MIN_EPISODES, 0, 0)
     scene.round(100)
+    assert not scene.progress.is_best
     scene.round(150, WorkerError("evaluator (pid 1) is lost"))
+    assert scene.progress.is_best, "from here on training decides"
     for steps in (200, 300):
         scene.round(steps)
     assert tape.messages == ["no further evaluation in this run, training continues: evaluator (pid 1) is lost"]
@@ -198,6 +202,31 @@ def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it
     scene.evaluations.finish()
     assert scene.results == [(1, 100, 7.0, 100)]
     assert len(scene.evaluator.tape) == 1, "it had arrived"
+
+
+@pytest.mark.parametrize(
+    ("during", "mean", "reason"),
+    [("SIGINT", None, "total_steps"), ("the time limit", None, "total_steps"), ("SIGINT", 60.0, "solved")],
+)
+def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, reason, tmp_path, monkeypatch):
+    settings = {"total_steps": 1000, "max_seconds": 10.0, "stop_eval_return": 50.0}
+    args = replace(ARGS, env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", **settings)
+    net = nn.Linear(1, 1)
+    with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
+
+        def finish():
+            if during == "SIGINT":
+                signal.raise_signal(signal.SIGINT)
+            else:
+                run.progress.budget_since -= 20.0
+            assert run.is_interrupted()
+            if mean is not None:
+                run.progress.evals.record(Evaluation(1, 100, [mean], [5], "0"))
+
+        monkeypatch.setattr(run.evaluations, "finish", finish)
+        run.record_rollout(1000, [], 0, 0)
+        run.end_round()
+    assert (run.exit_code, run.exit_reason, run.summary()["solved"]) == (0, reason, mean is not None)
 
 
 def test_the_wait_at_the_end_does_not_lower_the_steps_a_second(tmp_path, monkeypatch):
@@ -275,6 +304,21 @@ def test_a_run_is_evaluated_beside_its_training_and_play_repeats_its_best_games(
     assert line.startswith(f"mean {evals['best_return_mean']:.2f}, standard deviation {evals['best_return_std']:.2f}, ")
 
 
+@pytest.mark.parametrize("chapter", [A3C_DATA, TASK], ids=row_id)
+def test_games_that_do_not_end_are_cut_in_evaluations_and_in_play(run_inline, chapter, register):
+    register(changes={"rest": (1.0, False, False, {})})
+    cut = ["--eval-every", "100", "--eval-episodes", "3", "--eval-max-steps", "7"]
+    done = run_inline.train(chapter, "--env-id", "Custom-v0", *cut, "--total-steps", "300")
+    assert done.code == 0, done.err
+    assert done.evals["return_mean"] == done.evals["length_mean"] == 7.0
+    assert "3 games, of which 3 reached 7 steps, where they are cut (--eval-max-steps)" in done.log
+    assert "as play.py --episodes 3 " in done.log
+    played = run_inline("play.py", "runs/r", "--episodes", "3", "--max-steps", "7")
+    assert played.code == 0, played.err
+    assert "raw scores: 7 7 7" in played.out
+    assert "3 of them reached 7 steps, where they are cut (--max-steps)" in played.out
+
+
 def test_a_run_that_is_solved_by_evaluation_ends_with_the_weights_that_passed(run_inline):
     done = run_inline.train(A3C_DATA, *EVALUATED, "--stop-eval-return", "5", "--total-steps", "1000000")
     assert (done.code, done.summary["exit_reason"], done.summary["solved"]) == (0, "solved", True)
@@ -348,5 +392,7 @@ def test_an_evaluator_has_the_time_of_a_start_to_make_its_environments(monkeypat
     channel = SimpleNamespace(
         starting=lambda: tape.append("starting"), closing=lambda env: space, beat=lambda: tape.append("beat")
     )
-    evaluator.EvaluationGames("CartPole-v1", 1, seed=1).play(nn.Linear(1, 1), lambda net, space: None, channel)
+    evaluator.EvaluationGames("CartPole-v1", 1, seed=1, max_steps=9).play(
+        nn.Linear(1, 1), lambda net, space: None, channel
+    )
     assert tape == ["starting", "environments", "games"]

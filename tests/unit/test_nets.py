@@ -433,14 +433,19 @@ def test_in_bfloat16_too_the_learner_computes_what_the_actor_computed_step_by_st
 class Body(nn.Module):
     """A net of a user's own: `policy`, `value` and `state` are what makes it right or wrong."""
 
-    def __init__(self, outputs=2, values=(), state=None):
+    def __init__(self, outputs=2, values=(), state=None, layer=None):
         super().__init__()
-        self.policy, self.values = nn.Linear(4, outputs), values
+        self.policy, self.values, self.layer = nn.Linear(4, outputs), values, layer or nn.Identity()
         self.register_buffer("state", state)
 
     def forward(self, obs):
-        outputs = self.policy(obs.flatten(1))
+        outputs = self.policy(self.layer(obs.flatten(1)))
         return outputs, outputs.new_zeros(len(obs), *self.values)
+
+
+class OverBatch(nn.Module):
+    def forward(self, obs):
+        return obs - obs.mean(0)
 
 
 def fails(obs_space, action_space):
@@ -452,6 +457,12 @@ OWN_NETS = {
     "too many outputs": (lambda *spaces: Body(3), r"shapes \(3, 3\) and \(3,\), must be \(3, 2\) and \(3,\)"),
     "a column of values": (lambda *spaces: Body(values=(1,)), r"shapes \(3, 2\) and \(3, 1\), must be"),
     "a counter": (lambda *spaces: Body(state=torch.zeros((), dtype=torch.int64)), "state is not floating-point"),
+    "dropout": (lambda *spaces: Body(layer=nn.Dropout(0.1)), "it answers the same observations differently"),
+    "statistics of a batch": (
+        lambda *spaces: Body(layer=nn.BatchNorm1d(4, track_running_stats=False)),
+        "ValueError: Expected more than 1 value per channel",
+    ),
+    "normalization over a batch": (lambda *spaces: Body(layer=OverBatch()), "it answers the same observations"),
     "no module": (lambda *spaces: 3, "it returned a int, must be a torch.nn.Module"),
     "an error": (fails, "RuntimeError: no such size"),
 }

@@ -69,7 +69,10 @@ def curve(name="a", env_id="CartPole-v1", seed=1, solved=False, end=100.0, slope
     steps = np.linspace(0, end, 11)
     settings = {"learning_rate": 1e-3, "commit": "0123456789", **settings}
     algorithm, goal = settings.pop("algorithm", "impala"), settings.pop("stop_return", 50.0)
-    return Curve(name, algorithm, env_id, seed, settings, goal, solved, steps, steps / 60, slope * steps, steps >= 0)
+    mean_return = slope * steps
+    return Curve(
+        name, algorithm, env_id, seed, settings, goal, solved, None, steps, steps / 60, mean_return, steps >= 0
+    )
 
 
 def test_a_curve_whose_games_all_ended_at_one_step_is_visible(tmp_path):
@@ -102,6 +105,17 @@ def test_a_goal_is_reached_by_a_mean_of_enough_games_and_its_median_is_over_all_
         assert row.steps.tolist() == steps
     cells = [curves.cells(row._replace(final=np.zeros(3), steps=s, minutes=s)) for s in np.split(np.arange(3.0), [1])]
     assert [cell[3] for cell in cells] == ["- (1/3)", "2 (2/3)"]
+
+
+def test_a_run_that_was_solved_by_another_rule_than_the_mean_of_training_reached_its_goal_then(tmp_path):
+    config = {"algorithm": "population", "args": {"env_id": "E", "seed": 1, "stop_return": 9.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "episodes.csv").write_text(f"{','.join(EpisodeRow._fields)}\n10,1.0,0,1.0,5\n")
+    (tmp_path / "summary.json").write_text('{"solved": true, "solved_at_steps": 72000, "solved_at_seconds": 90.0}')
+    games = curves.grouped([read_curve(tmp_path, window=100)])
+    (row,), (asked,) = curves.table(games, None), curves.table(games, 9.0)
+    assert curves.cells(row)[3:] == ("72,000 (1/1)", "1.5")
+    assert curves.cells(asked)[3:] == ("- (0/1)", "-"), "a goal that is given is one of training"
 
 
 def test_what_only_ends_or_evaluates_a_run_makes_no_curve_of_its_own(tmp_path):

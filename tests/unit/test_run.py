@@ -174,6 +174,7 @@ def test_a_run_that_has_ended_stays_as_it_is_unless_it_is_given_more_to_do(args,
     assert "resumed" not in (run.folder / "run.log").read_text()
     with a_run(replace(args, resume=run.folder, **more)) as again:
         assert not again.should_stop()
+        assert end_of(run.folder) is None, "it goes on"
     assert f"resumed from {again.checkpointer.newest} at 100 steps" in (run.folder / "run.log").read_text()
 
 

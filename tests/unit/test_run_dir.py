@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.run import run_dir as folder
 from a3c_mp.run.run import Run
+
+IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
 
 
 @pytest.fixture
@@ -197,6 +200,14 @@ def test_every_start_is_kept(args, monkeypatch):
     assert (second["commit"], second["command"][-1]) == ("c0ffee", "7"), "above the list stands the newest"
     assert [start["steps"] for start in second["starts"]] == [0, 10]
     assert first["starts"][0]["time"] <= second["starts"][1]["time"]
+
+
+def test_the_commit_is_that_of_the_source_tree_not_of_a_repository_that_it_is_installed_in(tmp_path, monkeypatch):
+    assert len(folder.git_commit().rstrip("+")) == 40
+    for command in (["init", "-q"], [*IDENTITY, "commit", "-qm", "theirs", "--allow-empty"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(folder, "__file__", str(tmp_path / "run_dir.py"))
+    assert folder.git_commit() is None
 
 
 def test_a_run_of_a_version_without_the_list_keeps_its_first_start(args):

@@ -256,7 +256,7 @@ def test_ddpg_trains_and_is_played(run_inline):
 
 
 def test_an_evaluation_that_is_stopped_tells_the_scores_so_far(run_inline, monkeypatch, capsys):
-    def interrupted(*_):
+    def interrupted(*_, **options):
         yield from (Episode(9.0, 9), Episode(11.0, 11))
         raise Stopped(130)
 
