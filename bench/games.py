@@ -3,10 +3,10 @@
     python bench/games.py --chapter a3c_data --seeds 2 --runs-dir runs/games
 
 Every game gets the flags of the chapter's preset for Pong, without its stop rule and what chapter 1 has for Pong alone:
-its schedules, which are made for much shorter runs, and its passes. Flags that are not listed here are the trainer's. The result file is written after every run, and a
-later start with the same settings goes on behind the runs that it has: an interruption costs one run. `--games Pong
-Breakout` plays some of the eight, `--sticky` the games of `ALE/*-v5`, where an action is repeated with a probability of
-0.25.
+its schedules, which are made for much shorter runs, and its passes. Flags that are not listed here are the trainer's.
+The result file is written after every run, and a later start with the same settings goes on behind the runs that it
+has: an interruption costs one run. `--games Pong Breakout` plays some of the eight, `--sticky` the games of `ALE/*-v5`,
+where an action is repeated with a probability of 0.25.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tables and learning curves made from `bench/results/*.json`: no figure is typed by hand.
 
 Of several results for one chapter, game, machine and flags the newest counts. The README gets a row for each chapter,
-of its newest result on any machine without flags, or with flags that are the preset today, none that was interrupted; those of another machine than most of a
-column name theirs.
+of its newest result on any machine without flags, or with flags that are the preset today, none that was interrupted;
+those of another machine than most of a column name theirs.
 `docs/results.md` gets every machine, `docs/curves.png` the learning curves, `docs/games.png` the scores of eight games.
 A table replaces what is between `<!-- results -->` and `<!-- /results -->`, or between those of `games`; a file without
 these markers stays as it is, and the table is printed.

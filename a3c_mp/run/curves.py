@@ -25,6 +25,7 @@ GRID = 200
 NOT_SETTINGS = {
     "seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps", "track", "max_seconds",
     "max_restarts", "hang_seconds", "stop_eval_return", "eval_every", "eval_episodes",
+    "eval_max_steps",
 }  # fmt: skip
 """settings in which the runs of a group may differ, besides the goal: they do not change what is learned"""
 RESUMED = "resumed"

@@ -137,7 +137,7 @@ class Evaluations:
             if self._played is not None:
                 self._record(self._played)
         except WorkerError as error:
-            self._give_up(error)
+            self.log.warning(f"without the evaluation that was running: {error}")
 
     @property
     def announcement(self) -> str:

@@ -152,10 +152,14 @@ class Progress:
         return self.seconds_before + time.monotonic() - self.started
 
     @property
+    def is_highest(self) -> bool:
+        """Whether the mean return is higher than at every checkpoint so far."""
+        return self.window.is_representative and self.window.mean > self.best_mean
+
+    @property
     def is_best(self) -> bool:
-        """Whether the mean return is higher than at every checkpoint so far; evaluations decide where they go on."""
-        is_higher = self.window.is_representative and self.window.mean > self.best_mean
-        return is_higher and (not self.args.evaluates or self.evals.has_failed)
+        """Whether a checkpoint written now is the best: the highest mean return, unless evaluations decide."""
+        return self.is_highest and (not self.args.evaluates or self.evals.has_failed)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint written now holds of it."""
@@ -167,7 +171,7 @@ class Progress:
             "worker_restarts": self.worker_restarts,
             "returns": list(self.window.returns),
             "confirmed_mean": self.confirmed_mean,
-            "best_mean": self.window.mean if self.is_best else self.best_mean,
+            "best_mean": self.window.mean if self.is_highest else self.best_mean,
             "wall_seconds": self.wall_seconds,
             "policy_lag": list(self.policy_lag),
             "counters": dict(self.counters),

@@ -130,6 +130,8 @@ def test_a_failed_evaluator_costs_a_warning_and_with_a_goal_the_run(log, tape):
     assert not scene.progress.is_best
     scene.round(150, WorkerError("evaluator (pid 1) is lost"))
     assert scene.progress.is_best, "from here on training decides"
+    scene.progress.best_mean = scene.progress.state_dict()["best_mean"]  # as a checkpoint does
+    assert not scene.progress.is_best, "it is no higher than it was"
     for steps in (200, 300):
         scene.round(steps)
     assert tape.messages == ["no further evaluation in this run, training continues: evaluator (pid 1) is lost"]
@@ -198,6 +200,9 @@ def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it
     assert scene.results == []
     [seconds] = scene.evaluator.tape
     assert seconds <= 60
+    scene.evaluator.answer = WorkerError("evaluator (pid 1) is lost")
+    scene.evaluations.finish()
+    assert not scene.progress.evals.has_failed, "it decides which of the checkpoints is the best"
     scene.evaluator.answer = games(7.0)
     scene.evaluations.finish()
     assert scene.results == [(1, 100, 7.0, 100)]
@@ -206,7 +211,12 @@ def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it
 
 @pytest.mark.parametrize(
     ("during", "mean", "reason"),
-    [("SIGINT", None, "total_steps"), ("the time limit", None, "total_steps"), ("SIGINT", 60.0, "solved")],
+    [
+        ("SIGINT", None, "total_steps"),
+        ("SIGTERM", None, "total_steps"),
+        ("the time limit", None, "total_steps"),
+        ("SIGINT", 60.0, "solved"),
+    ],
 )
 def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, reason, tmp_path, monkeypatch):
     settings = {"total_steps": 1000, "max_seconds": 10.0, "stop_eval_return": 50.0}
@@ -215,10 +225,10 @@ def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, 
     with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
 
         def finish():
-            if during == "SIGINT":
-                signal.raise_signal(signal.SIGINT)
-            else:
+            if during == "the time limit":
                 run.progress.budget_since -= 20.0
+            else:
+                signal.raise_signal(signal.Signals[during])
             assert run.is_interrupted()
             if mean is not None:
                 run.progress.evals.record(Evaluation(1, 100, [mean], [5], "0"))

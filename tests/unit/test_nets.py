@@ -443,11 +443,6 @@ class Body(nn.Module):
         return outputs, outputs.new_zeros(len(obs), *self.values)
 
 
-class OverBatch(nn.Module):
-    def forward(self, obs):
-        return obs - obs.mean(0)
-
-
 def fails(obs_space, action_space):
     raise RuntimeError("no such size")
 
@@ -457,12 +452,15 @@ OWN_NETS = {
     "too many outputs": (lambda *spaces: Body(3), r"shapes \(3, 3\) and \(3,\), must be \(3, 2\) and \(3,\)"),
     "a column of values": (lambda *spaces: Body(values=(1,)), r"shapes \(3, 2\) and \(3, 1\), must be"),
     "a counter": (lambda *spaces: Body(state=torch.zeros((), dtype=torch.int64)), "state is not floating-point"),
-    "dropout": (lambda *spaces: Body(layer=nn.Dropout(0.1)), "it answers the same observations differently"),
+    "dropout": (
+        lambda *spaces: Body(layer=nn.Dropout(0.1)),
+        "layer is Dropout; its outputs for one observation would differ",
+    ),
+    "dropout that is off": (lambda *spaces: Body(layer=nn.Dropout(0.0)), None),
     "statistics of a batch": (
         lambda *spaces: Body(layer=nn.BatchNorm1d(4, track_running_stats=False)),
-        "ValueError: Expected more than 1 value per channel",
+        "layer is BatchNorm1d",
     ),
-    "normalization over a batch": (lambda *spaces: Body(layer=OverBatch()), "it answers the same observations"),
     "no module": (lambda *spaces: 3, "it returned a int, must be a torch.nn.Module"),
     "an error": (fails, "RuntimeError: no such size"),
 }

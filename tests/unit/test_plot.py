@@ -119,7 +119,11 @@ def test_a_run_that_was_solved_by_another_rule_than_the_mean_of_training_reached
 
 
 def test_what_only_ends_or_evaluates_a_run_makes_no_curve_of_its_own(tmp_path):
-    ended = [("r1", 1, {"stop_return": 3.0}), ("r2", 2, {"max_seconds": 5.0}), ("r3", 3, {"eval_every": 100})]
+    ended = [
+        ("r1", 1, {"stop_return": 3.0}),
+        ("r2", 2, {"max_seconds": 5.0}),
+        ("r3", 3, {"eval_every": 100, "eval_max_steps": 9}),
+    ]
     for name, seed, settings in ended:
         (tmp_path / name).mkdir()
         config = {"algorithm": "a", "args": {"env_id": "E", "seed": seed, **settings}}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -203,11 +204,15 @@ def test_every_start_is_kept(args, monkeypatch):
 
 
 def test_the_commit_is_that_of_the_source_tree_not_of_a_repository_that_it_is_installed_in(tmp_path, monkeypatch):
-    assert len(folder.git_commit().rstrip("+")) == 40
-    for command in (["init", "-q"], [*IDENTITY, "commit", "-qm", "theirs", "--allow-empty"]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
     monkeypatch.setattr(folder, "__file__", str(tmp_path / "run_dir.py"))
+    for name in ("run_dir.py", "theirs.py"):
+        (tmp_path / name).touch()
+    for command in (["init", "-q"], ["add", "theirs.py"], [*IDENTITY, "commit", "-qm", "theirs"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
     assert folder.git_commit() is None
+    for command in (["add", "run_dir.py"], [*IDENTITY, "commit", "-qm", "the source"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert re.fullmatch("[0-9a-f]{40}", folder.git_commit())
 
 
 def test_a_run_of_a_version_without_the_list_keeps_its_first_start(args):

@@ -375,6 +375,8 @@ def test_play_records_a_game_of_breakout(run_inline, tmp_path):
     run_inline.train(A3C_DATA, "--env-id", "BreakoutNoFrameskip-v4", "--total-steps", "64")
     done = run_inline("play.py", "runs/r", "--episodes", "1", "--epsilon", "1", "--video", "game.mp4")
     assert done.code == 0, done.err
+    cut = run_inline("play.py", "runs/r", "--episodes", "1", "--max-steps", "7", "--video", "cut.mp4")
+    assert "cut.mp4: a game of 7 steps" in cut.out
     with imageio.get_reader(tmp_path / "game.mp4") as video:
         frame = video.get_data(50)
         assert video.get_meta_data()["duration"] > 5
