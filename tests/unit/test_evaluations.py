@@ -211,12 +211,7 @@ def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it
 
 @pytest.mark.parametrize(
     ("during", "mean", "reason"),
-    [
-        ("SIGINT", None, "total_steps"),
-        ("SIGTERM", None, "total_steps"),
-        ("the time limit", None, "total_steps"),
-        ("SIGINT", 60.0, "solved"),
-    ],
+    [("SIGTERM", None, "total_steps"), ("the time limit", None, "total_steps"), ("SIGTERM", 60.0, "solved")],
 )
 def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, reason, tmp_path, monkeypatch):
     settings = {"total_steps": 1000, "max_seconds": 10.0, "stop_eval_return": 50.0}
@@ -225,10 +220,10 @@ def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, 
     with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
 
         def finish():
-            if during == "the time limit":
-                run.progress.budget_since -= 20.0
+            if during == "SIGTERM":
+                signal.raise_signal(signal.SIGTERM)
             else:
-                signal.raise_signal(signal.Signals[during])
+                run.progress.budget_since -= 20.0
             assert run.is_interrupted()
             if mean is not None:
                 run.progress.evals.record(Evaluation(1, 100, [mean], [5], "0"))
