@@ -43,8 +43,7 @@ class Curve(NamedTuple):
     seed: int
     settings: dict[str, Any]  # without what runs of a group may differ in; with the commit, and what a resume changed
     goal: float | None  # `--stop-return`
-    solved: bool
-    solved_at: tuple[int, float] | None  # steps and minutes, by the run's own rule
+    solved_at: tuple[int, float] | None  # steps and minutes, by the run's own rule; None: it was not solved
     steps: np.ndarray
     minutes: np.ndarray
     mean_return: np.ndarray
@@ -96,16 +95,15 @@ def read_curve(folder: Path, window: int) -> Curve:
     starts = np.maximum(ends - window, 0)
     means = (sums[ends] - sums[starts]) / (ends - starts)
     last = np.append(steps[1:] != steps[:-1], True)  # of the games that ended at the same step
-    solved, solved_at = False, None
-    # A run that still goes on, or was killed, has no summary.
+    solved_at = None
+    # A run that still goes on, or was killed, has no summary; where it was not solved, there are no figures.
     with suppress(OSError, ValueError, TypeError, AttributeError):
         summary = json.loads((folder / "summary.json").read_text())
-        solved = bool(summary.get("solved"))
         solved_at = int(summary.get("solved_at_steps")), float(summary.get("solved_at_seconds")) / 60
     minutes = seconds / 60
     counts = ends >= min(window, MIN_EPISODES)  # as for the run itself
     points = steps[last], minutes[last], means[last], counts[last]
-    return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved, solved_at, *points)
+    return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved_at, *points)
 
 
 def changed_on_resume(folder: Path, newest: dict[str, Any]) -> list[str]:
@@ -182,7 +180,7 @@ def band_of(runs: Sequence[Curve], x_name: str) -> Band:
         return Band(xs[0], mean, mean, mean, np.ones(len(mean)))
     grid = np.linspace(max(x[0] for x in xs), max(x[-1] for x in xs), GRID)
     ys = np.stack([
-        np.interp(grid, x, run.mean_return, left=np.nan, right=run.mean_return[-1] if run.solved else np.nan)
+        np.interp(grid, x, run.mean_return, left=np.nan, right=run.mean_return[-1] if run.solved_at else np.nan)
         for x, run in zip(xs, runs, strict=True)
     ])  # fmt: skip
     number = np.isfinite(ys).sum(axis=0)

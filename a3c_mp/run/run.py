@@ -240,13 +240,13 @@ class Run(HasProgress):
         self.metrics.clock.stop()
         reason = self.progress.stop_reason()
         reached_its_end = error is None and reason in HOW_TO_GO_ON
-        if self.evaluations is not None and reached_its_end and not self.is_interrupted():
-            self.evaluations.finish()
-            self.progress.record_solved()
-            # A signal, or the end of the time, has ended only this wait.
-            self.exit_reason = reason if self.progress.solved_at is None else "solved"
+        evaluations = self.evaluations if reached_its_end and not self.is_interrupted() else None
+        if evaluations is not None:
+            evaluations.finish()
         self._finished = True
         self.progress.record_solved()
+        if evaluations is not None:  # a signal, or the end of the time, has ended only the wait for them
+            self.exit_reason = reason if self.progress.solved_at is None else "solved"
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
         if error is not None:  # what was due before it happened; time may have run out because of it
             self.exit_reason = self.exit_reason or self._reason_to_stop

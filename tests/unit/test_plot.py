@@ -64,15 +64,13 @@ def test_plot_writes_several_lineages(tmp_path, run_inline):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-def curve(name="a", env_id="CartPole-v1", seed=1, solved=False, end=100.0, slope=1.0, **settings):
+def curve(name="a", env_id="CartPole-v1", seed=1, solved_at=None, end=100.0, slope=1.0, **settings):
     """A run whose return is the number of steps, times `slope`."""
     steps = np.linspace(0, end, 11)
     settings = {"learning_rate": 1e-3, "commit": "0123456789", **settings}
     algorithm, goal = settings.pop("algorithm", "impala"), settings.pop("stop_return", 50.0)
     mean_return = slope * steps
-    return Curve(
-        name, algorithm, env_id, seed, settings, goal, solved, None, steps, steps / 60, mean_return, steps >= 0
-    )
+    return Curve(name, algorithm, env_id, seed, settings, goal, solved_at, steps, steps / 60, mean_return, steps >= 0)
 
 
 def test_a_curve_whose_games_all_ended_at_one_step_is_visible(tmp_path):
@@ -192,7 +190,7 @@ def test_a_seed_counts_once():
 
 
 def test_an_aborted_run_does_not_cut_the_mean_and_a_solved_one_keeps_its_last_value():
-    aborted, solved, whole = curve(end=50.0, slope=2.0), curve(end=50.0, solved=True), curve()
+    aborted, solved, whole = curve(end=50.0, slope=2.0), curve(end=50.0, solved_at=(50, 0.8)), curve()
     band = curves.band_of([aborted, whole], "steps")
     np.testing.assert_allclose(band.mean, np.where(band.x <= 50, 1.5, 1.0) * band.x)
     assert set(band.number[band.x <= 50]) == {2}
