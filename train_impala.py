@@ -111,7 +111,7 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
     with Actors(processes(actor, args, slots, weights, states), weights, states, run) as actors:
         for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]
-            # What --force-lag delays was that old already when it was published.
+            # With --force-lag N, version v holds the net of N publications before.
             lags = [weights.version - version + min(version, args.force_lag) for _, _, version in filled]
             stats = [
                 MessageStats(rollout.num_steps, finished_episodes(rollout), lag, is_finite(rollout))

@@ -60,9 +60,9 @@ class CommonArgs:
     resume: Path | None = None
     """run folder to continue from its newest checkpoint, with its saved settings; flags given now override them"""
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
-    """save a checkpoint every so many seconds"""
+    """time between checkpoints (s)"""
     checkpoint_steps: Count | None = None
-    """also save a checkpoint every so many agent steps"""
+    """additional checkpoints every N agent steps"""
     track: Literal["none", "wandb", "trackio"] = "none"
     """send the curves to an experiment tracker as well; TensorBoard events are always written"""
     deterministic: bool = False

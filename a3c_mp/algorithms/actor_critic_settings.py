@@ -76,11 +76,11 @@ class RolloutArgs(LearningArgs):
     log_std_init: Annotated[float, Between(-20, 2)] = 0.0
     """continuous actions: initial log standard deviation of the Gaussian policy"""
     noise_steps: Count = 1
-    """hold exploration noise for so many steps: all actions of an environment use the same random numbers"""
+    """steps of an environment for which the random numbers of exploration noise stay the same; 1: new ones each step"""
     explore_envs: Fraction = 0.0
     """share of environments that repeat a random (discrete) action now and then; the mean return omits them"""
     explore_steps: Annotated[int, Between(1, STRETCH)] = 20
-    """longest time that they repeat an action (agent steps)"""
+    """longest time that an exploring environment repeats an action (agent steps)"""
     explore_after: Annotated[int, Between(0)] = 0
     """only while an actor's other environments have had no reward for so many steps, together; 0: always"""
     lstm = False  # a flag of IMPALA only
@@ -102,7 +102,7 @@ class RolloutArgs(LearningArgs):
 
 @dataclass(frozen=True)
 class ActorCriticArgs(RolloutArgs):
-    """Settings of A3C: chapters 1 and 2."""
+    """Settings of A3C: chapters 1, 2 and 5."""
 
     continuous: ClassVar = {**CONTINUOUS, **MUJOCO}
     vectors: ClassVar = VECTORS

@@ -70,7 +70,7 @@ class Args(RolloutArgs):
     unroll_length: Count = 20
     """steps of each environment in one unroll (T)"""
     batch_unrolls: Count = 16
-    """batch size: unrolls (T steps of one environment) in one gradient of each learner; at most, without replay"""
+    """batch size: unrolls (T steps of one environment) in a gradient of each learner; without replay an upper limit"""
     lstm: bool = False
     """recurrent policy: add an LSTM to the network"""
     vtrace: bool = True
@@ -190,7 +190,7 @@ def select(unrolls: Rollout, columns: Tensor) -> Rollout:
 
 
 def batches(args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
-    """Yield batches with every new unroll once, filled up with replayed ones."""
+    """Store new unrolls in the replay, and yield batches with each of them once, filled up with replayed ones."""
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
     replay.add(unrolls)
     for columns in minibatches(num_unrolls, args.fresh_unrolls, 1, rng, device):

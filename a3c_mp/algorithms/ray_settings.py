@@ -54,7 +54,7 @@ class DqnArgs(apex_settings.Args, RayArgs):
     algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
     num_shards: Annotated[int, Between(1, 64)] = 2
-    """replay shards, each an actor on some node with the transitions of every so many-th actor"""
+    """replay shards, each a Ray actor on some node; shard i holds the transitions of actors i, i + num-shards, ..."""
 
 
 DQN_PRESETS = {name: preset for name, preset in apex_settings.PRESETS.items() if preset.get("algo") != "ddpg"}

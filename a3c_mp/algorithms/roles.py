@@ -64,7 +64,7 @@ class RoleArgs(PPOArgs):
     async_mode: bool = False
     """with --standalone: run the middleware of an iteration in threads, at the same time; at least 2 slots-per-actor"""
     print_per_step: Annotated[int, Between(0)] = 0
-    """print the time of each middleware every so many iterations; 0 prints none"""
+    """print the time of each middleware every N iterations; 0: never"""
     transport: Literal["ipc", "tcp"] = "ipc"
     """messages between the nodes of this machine: Unix sockets, or TCP on loopback with --key-file"""
     listen: str | None = None
@@ -74,7 +74,7 @@ class RoleArgs(PPOArgs):
     attach_to: str | None = None
     """join the task that listens at this address, with its settings; needs --key-file and --role"""
     role: Literal["learner", "collector", "evaluator"] = "learner"
-    """with --attach-to: join as so many collectors as num-actors, or as an evaluator"""
+    """with --attach-to: join as num-actors collectors, or as an evaluator"""
     key_file: Path | None = None
     """secret key of a task on TCP; made at the first --listen, copy it to the other machines"""
 

@@ -115,8 +115,8 @@ class ReplayShard:
         arrays = shards.arrays(actor)
         if new.start == NEW_GAMES:
             drop_incomplete(arrays, shards.rows)
-        if actor not in self.offsets:  # without a start, earlier rows went to a shard that is lost
-            self.first_whole[actor] = shards.stack - 1 if new.start is None else 0
+        if actor not in self.offsets:  # games that go on have earlier rows, which this shard has not
+            self.first_whole[actor] = 0 if new.start == NEW_GAMES else shards.stack - 1
         if actor not in self.offsets or new.start is not None:
             self.offsets[actor] = arrays["written"] - new.written[0]
         written, committed = new.written + self.offsets[actor], new.committed + self.offsets[actor]

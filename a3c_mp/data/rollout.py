@@ -29,7 +29,7 @@ class Rollout(NamedTuple):
     terminated: Tensor  # [T, B] bool
     truncated: Tensor  # [T, B] bool
     life_lost: Tensor  # [T, B] bool, a life lost while the game goes on
-    behaviour_logits: Tensor  # [T, B, P] float32, what the distribution that the action was sampled from is given by
+    behaviour_logits: Tensor  # [T, B, P] float32, parameters of the distribution that the action was sampled from
     baseline: Tensor  # [T+1, B] float32, V(obs[t]) from the acting pass
     final_baseline: Tensor  # [T, B] float32, V of the observation an episode was truncated at; elsewhere undefined
     episode_return: Tensor  # [T, B] float32, sum of raw rewards of the game so far

@@ -8,10 +8,11 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from a3c_mp.processes.spawn import SIGNALS
+from a3c_mp.processes.supervisor import START_SECONDS
 
 
 class Interrupted(Exception):
-    """A signal has arrived."""
+    """A signal has arrived, or the time is over."""
 
 
 @contextmanager
@@ -21,12 +22,13 @@ def ends_at_signals(is_interrupted: Callable[[], bool], hang_seconds: float) -> 
     Python runs signal handlers between its own instructions: a step that hangs in compiled code is not ended.
 
     Args:
-        is_interrupted: whether a signal has arrived, as the handlers found at the start record it.
-        hang_seconds: longest time between two steps (s).
+        is_interrupted: whether a signal has arrived, as the handlers found at the start record it, or the time is over.
+        hang_seconds: longest time between two steps (s); the first may take `START_SECONDS`, as environments are made
+            before it.
 
     Raises:
-        Interrupted: a signal has arrived.
-        TimeoutError: a step took longer than `hang_seconds`.
+        Interrupted: `is_interrupted` says so.
+        TimeoutError: a step took longer than `hang_seconds`, or the first one did not come in time.
     """
 
     def end() -> None:
@@ -40,12 +42,17 @@ def ends_at_signals(is_interrupted: Callable[[], bool], hang_seconds: float) -> 
 
         return on_signal
 
+    start_seconds = max(START_SECONDS, hang_seconds)
+    late = f"no first step within {start_seconds:g} s"
+
     def on_step() -> None:
+        nonlocal late
         end()  # an environment may have caught what a handler raised
+        late = f"a step took longer than --hang-seconds {hang_seconds:g}"
         signal.setitimer(signal.ITIMER_REAL, hang_seconds)
 
     def on_timeout(signum: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"a step took longer than --hang-seconds {hang_seconds:g}")
+        raise TimeoutError(late)
 
     with ExitStack() as cleanup:
         for signum in SIGNALS:
@@ -54,4 +61,5 @@ def ends_at_signals(is_interrupted: Callable[[], bool], hang_seconds: float) -> 
                 cleanup.callback(signal.signal, signum, old)
         cleanup.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, on_timeout))
         cleanup.callback(signal.setitimer, signal.ITIMER_REAL, 0)  # first: callbacks run in reverse
+        signal.setitimer(signal.ITIMER_REAL, start_seconds)
         yield on_step

@@ -175,7 +175,7 @@ def _mutate_architecture(
     deepens = rng.random() < steps.new_layer and len(hidden) < ranges["layers"].high
     if deepens and genome.activation == "relu":
         hidden.insert(layer, units)
-        change = f"new layer {layer + 2} of {units} units"
+        change = f"a new layer of {units} units"
     elif deepens:
         hidden[layer] = min(max(round(units * _factor(steps.grow, rng)), units + 1), int(bounds.high))
         change = f"layer {layer + 1}: {units} to {hidden[layer]} units, as a new {genome.activation} layer is not exact"

@@ -86,12 +86,14 @@ class Report:
         """Record the generation that has ended, and take its fittest member as the elite.
 
         Returns:
-            whether it is recorded; False if a signal has interrupted a confirmation: then a resumed run repeats it all.
+            whether it is recorded; False if a signal or the end of the time has interrupted its confirmation: a resumed
+                run repeats the generation.
         """
         run, population = self.run, self.population
         try:
             confirmed_mean = self._confirm()
         except Interrupted:
+            self.show_progress()  # logs what is lost
             return False
         population.end_generation()
         self._record_games()
@@ -202,7 +204,7 @@ class Report:
         costs this confirmation, not the run.
 
         Raises:
-            Interrupted: a signal has arrived meanwhile.
+            Interrupted: a signal has arrived meanwhile, or the time is over.
         """
         args, population, run = self.args, self.population, self.run
         if args.stop_return is None or not population.fitness(population.fittest) >= args.stop_return:
@@ -218,7 +220,10 @@ class Report:
             run.log.warning(f"not confirmed: the games of the confirmation failed ({why}); training continues")
             return math.nan
         run.counters["evaluation_steps"] += sum(game.length for game in games)
-        return float(np.mean([game.episode_return for game in games]))
+        returns = [game.episode_return for game in games if math.isfinite(game.episode_return)]
+        if not returns:
+            run.log.warning("not confirmed: no game of the confirmation has a finite return; training continues")
+        return float(np.mean(returns)) if returns else math.nan
 
     def _record_confirmation(self, mean: float) -> None:
         """Record what the fittest member did in new games: whether the task is solved."""
@@ -236,7 +241,8 @@ class Report:
         best, confirmed = self.run.progress.evals.best_mean, self.run.progress.confirmed_mean
         words = [f"generation {self.population.generation}"]
         words += [f"best fitness {best:.1f}"] if math.isfinite(best) else []
-        return words + ([f"confirmed {confirmed:.1f}"] if math.isfinite(confirmed) else [])
+        in_new_games = "confirmed" if self.run.progress.is_confirmed else "in new games"
+        return words + ([f"{in_new_games} {confirmed:.1f}"] if math.isfinite(confirmed) else [])
 
 
 class Lineage:

@@ -72,7 +72,7 @@ class Args(ReplayArgs):
     grow_factor: Ends = (1.1, 2.5)
     """a mutated hyperparameter or layer is multiplied by a log-uniform factor between these, in half of all cases"""
     shrink_factor: Ends = (1.1, 2.5)
-    """or divided by a factor between these"""
+    """in the other half it is divided by a log-uniform factor between these"""
     resample: Fraction = 0.25
     """probability that a mutated hyperparameter is drawn from its whole range instead"""
     touch: Fraction = 0.5

@@ -25,8 +25,6 @@ from a3c_mp.processes.spawn import SIGNALS, start_child
 from a3c_mp.processes.supervised import ERROR, run_supervised
 from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, Supervisor, how_ended, start_seconds
 
-PEER_SECONDS = START_SECONDS
-"""longest wait for another learner, besides the time that an actor of theirs may hang: the start of a new actor"""
 GLOO_SECONDS = 0.5
 """from the end of a learner to the end of the wait for it, where no closed connection ends that"""
 DEATH_SECONDS = 2.0
@@ -41,7 +39,7 @@ READY = "ready"
 """kind of the message `(READY,)`, the first one of a learner"""
 
 
-class HasProgress(Protocol):
+class RunToContinue(Protocol):
     """A run that learners start from: its progress so far, and whether it is to stop."""
 
     @property
@@ -63,7 +61,7 @@ class LearnerOptions:
     """gradients lie on GPUs, one for each learner"""
     hang_seconds: float = 0.0
     """how long an actor of another learner may hang before it is replaced"""
-    peer_seconds: float = PEER_SECONDS
+    peer_seconds: float = START_SECONDS
     """a learner that keeps the others waiting for longer than that and `hang_seconds` ends the run"""
 
 
@@ -100,7 +98,7 @@ class Learners:
         self._leaving = threading.Event()
 
     @classmethod
-    def of(cls, run: HasProgress, target: Callable[..., None]) -> Learners:
+    def of(cls, run: RunToContinue, target: Callable[..., None]) -> Learners:
         """Learners that continue a run from its progress so far, each with `target(group, args, steps, updates)`."""
         args = run.args
         return cls(

@@ -3,9 +3,9 @@
 `step_<steps>.pt` and its manifest `step_<steps>.json`, with the SHA-256 of the bytes, are written to temporary files,
 synced and renamed, the manifest last. A checkpoint exists once its manifest does. A kill between the two renames of one
 that is saved again at the same step leaves it with another SHA-256: a resume takes the one before. The last three are
-kept, and as `best_<steps>.pt` the best one, now and at the time of each. By the mean return of training the best is a
-copy of a checkpoint; by evaluation it holds the net that was evaluated, and its manifest says with what result. Where
-a resume changes which of them decides, both are kept.
+kept, and as `best_<steps>.pt` the best one so far and that as of each of the three. Chosen by the mean return of
+training, it is a copy of a checkpoint; chosen by evaluation, it holds the evaluated net, and its manifest the result.
+Where a resume changes which of them decides, both are kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a run is checkpointed, and what of: its net, optimizer, random numbers, progress and the chapter's parts."""
+"""Checkpoints of a run: when they are due, and what they hold (net, optimizer, random numbers, progress, parts)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class FiniteGuard:
         run.counters.update({counter: 0})  # adds: there from the start, kept on resume
 
     def check(self, value: bool | float | Tensor, source: str, what: str) -> bool:
-        """Whether a rollout or gradient is finite; if not, skip it.
+        """Return whether a rollout or gradient is finite; count and log one that is not, which the caller skips.
 
         Args:
             value: the norm or loss to check, finite only if all of it is; or the answer itself.

@@ -90,7 +90,7 @@ class Progress:
         self.samples += samples
 
     def on_restart(self, message: RestartMessage) -> list[CountedEpisode]:
-        """Count a restarted actor, and drop its unfinished games unless they were rebuilt; returns as above."""
+        """Count a restarted actor, and drop its unfinished games unless rebuilt; returns as `record_rollout`."""
         self.worker_restarts += message.replaced
         if message.actor < 0:  # it concerns no actor's games
             return []

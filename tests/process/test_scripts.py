@@ -23,7 +23,7 @@ from harness import (
     still_alive,
 )
 
-from a3c_mp.processes.learners import PEER_SECONDS
+from a3c_mp.processes.supervisor import START_SECONDS
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.episode_log import read_episodes
 
@@ -119,7 +119,7 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(run_inl
     each_round(kill_learner)
     done = run_inline.train(IMPALA, *IMPALA.two_learners, workers=None)
     [(pid, since)] = killed
-    assert time.monotonic() - since < PEER_SECONDS / 2, "it is not waited for like a frozen one"
+    assert time.monotonic() - since < START_SECONDS / 2, "it is not waited for like a frozen one"
     assert done.code == 1
     assert f"learner 1 (pid {pid}) was killed by SIGKILL" in done.out
     newest = done.checkpoints[0]

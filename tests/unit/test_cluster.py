@@ -29,7 +29,7 @@ from a3c_mp.cluster.guardian import Guardian, command_line, has_open
 from a3c_mp.cluster.parameters import Publisher, Reader
 from a3c_mp.cluster.remote_replay import RemoteReplay
 from a3c_mp.cluster.session import Session, check_store
-from a3c_mp.cluster.shards import Outbox, ReplayShard, ReplaySpec, Reply
+from a3c_mp.cluster.shards import CONTINUED, Outbox, ReplayShard, ReplaySpec, Reply
 from a3c_mp.cluster.transport import Packer
 from a3c_mp.cluster.watchdog import ClusterState
 from a3c_mp.data.rollout import rollout_spec
@@ -140,7 +140,8 @@ def test_a_successor_drops_or_continues_what_was_incomplete():
     assert cut.replay.size < whole.replay.size
 
 
-def test_rows_whose_beginning_went_to_a_lost_shard_are_left_out():
+@pytest.mark.parametrize("start", [None, CONTINUED], ids=["the same process", "its successor"])
+def test_rows_whose_beginning_went_to_a_lost_shard_are_left_out(start):
     spec = ReplaySpec(1, Box(0, 255, (4, *FRAME), np.uint8), Discrete(2), 4)
     outbox = Outbox(spec, 10, 1)
     writer = Writer(outbox.ring, 0, 1, 0.9)
@@ -154,7 +155,7 @@ def test_rows_whose_beginning_went_to_a_lost_shard_are_left_out():
         if t == 9:
             outbox.take()
     shard = ReplayShard(spec, 1, 40, 0.5, 7)
-    shard.insert(0, outbox.take())
+    shard.insert(0, outbox.take()._replace(start=start))
     batch = shard.sample(64).batch
     newest = batch["obs"][:, -1, 0, 0]
     assert set(newest.tolist()) <= set(range(14, 20)), "rows 11 to 13 have no whole stack here"

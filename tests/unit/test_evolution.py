@@ -201,8 +201,8 @@ def test_a_relu_net_gets_a_copy_of_a_layers_size_and_others_are_widened_and_say_
     always = Steps(new_layer=1.0)
     deeper = {mutate(START, "architecture", RANGES, rng, always) for _ in range(50)}
     assert {(genome.hidden, change) for genome, change in deeper} == {
-        ((64, 64, 32), "new layer 2 of 64 units"),
-        ((64, 32, 32), "new layer 3 of 32 units"),
+        ((64, 64, 32), "a new layer of 64 units"),
+        ((64, 32, 32), "a new layer of 32 units"),
     }
     for activation in ACTIVATIONS[1:]:
         parent = replace(START, activation=activation)

@@ -29,7 +29,6 @@ TABLE = {
     "task": GROUND | {"config", "processes"},
     "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},
 }
-TABLE["task"] = GROUND | {"config", "processes"}
 TABLE["cluster"] = TABLE["task"] | {"replay"}
 TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task", "cluster"}
 TABLE["population"] = TABLE["algorithms"] - {"task", "cluster"} | {"algorithms", "_bootstrap"}

@@ -18,7 +18,7 @@ import plot
 import train_population
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
-from a3c_mp.population import report
+from a3c_mp.population import confirmation, report
 from a3c_mp.run.display import Display
 
 
@@ -47,6 +47,40 @@ def test_a_fitness_is_confirmed_in_new_games_and_steps_of_all_games_are_counted(
     lost = f"not confirmed: mean return 0.0 in 100 new games, after a fitness of {goal:.1f}; training continues"
     assert (lost in done.log) == is_lucky
     assert f"confirmed: mean return {goal:.1f} in 100 new games" in done.log
+
+
+def test_games_of_a_confirmation_whose_return_is_not_finite_are_not_counted(run_inline, monkeypatch):
+    play, calls, goal = report.play_greedily, [], sum(range(EPISODE_LENGTH))
+
+    def broken(*args):
+        calls.append(args)
+        games = list(play(*args))
+        if len(calls) == 1:
+            return [Episode(math.nan, game.length) for game in games]
+        lost = 0.0 if len(calls) == 2 else float(goal)
+        return [Episode(math.inf, games[0].length), *(Episode(lost, game.length) for game in games[1:])]
+
+    monkeypatch.setattr(report, "play_greedily", broken)
+    done = run_inline.train(POPULATION, "--env-id", "envs:Count-v0", "--stop-return", str(goal), "--eval-episodes", "5")
+    assert (done.code, done.summary["solved"], len(calls)) == (0, True, 3)
+    assert "not confirmed: no game of the confirmation has a finite return; training continues" in done.log
+    assert "not confirmed: mean return 0.0 in 100 new games" in done.log
+    assert f"confirmed: mean return {goal:.1f} in 100 new games" in done.log
+
+
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_making_environments_for_a_confirmation_may_not_hang(monkeypatch, has_stepped):
+    monkeypatch.setattr(confirmation, "START_SECONDS", 0.2)
+
+    def hang():
+        with confirmation.ends_at_signals(lambda: False, hang_seconds=0.1) as on_step:
+            if has_stepped:
+                on_step()
+            time.sleep(20)
+
+    late = r"a step took longer than --hang-seconds 0\.1" if has_stepped else r"no first step within 0\.2 s"
+    with pytest.raises(TimeoutError, match=late):
+        hang()
 
 
 def test_games_that_fail_confirm_nothing_and_the_run_goes_on(run_inline, monkeypatch):
@@ -89,6 +123,7 @@ def test_games_that_hang_are_ended(run_inline, monkeypatch, ended_by):
         assert "failed (TimeoutError: a step took longer than --hang-seconds 1); training continues" in done.log
     else:
         assert (done.code, done.summary["exit_reason"], len(calls)) == (143, "SIGTERM", 1)
+        assert "generation 0 is interrupted: its 400 steps are not kept" in done.log
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
