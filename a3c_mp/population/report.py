@@ -91,7 +91,7 @@ class Report:
         """
         run, population = self.run, self.population
         try:
-            confirmed_mean = self._confirm()
+            returns = self._confirm()
         except Interrupted:
             self.show_progress()  # logs what is lost
             return False
@@ -106,7 +106,7 @@ class Report:
         elite = rows[population.fittest]
         fittest = f"the fittest is member {elite['id']}, at place {elite['place']}"
         run.log.info(f"generation {population.generation}: {fittest}\n{table(rows)}")
-        self._record_confirmation(confirmed_mean)
+        self._record_confirmation(returns)
         self._evaluate()
         return True
 
@@ -197,8 +197,8 @@ class Report:
         is_best = run.progress.evals.record(evaluation, confirmed=run.progress.is_confirmed)
         run.record_evaluation(evaluation, population.elite if is_best else None)
 
-    def _confirm(self) -> float:
-        """Have the fittest member play new games once its fitness reaches the goal, and return their mean; else NaN.
+    def _confirm(self) -> list[float]:
+        """Have the fittest member play new games once its fitness reaches the goal; return their finite returns.
 
         The fittest of many has been lucky too: only new games say what it is worth. An environment that fails in them
         costs this confirmation, not the run.
@@ -208,7 +208,7 @@ class Report:
         """
         args, population, run = self.args, self.population, self.run
         if args.stop_return is None or not population.fitness(population.fittest) >= args.stop_return:
-            return math.nan
+            return []
         seed = derive_seeds(args.seed, population.generation, CONFIRMATION)[0]
         try:
             with ends_at_signals(run.is_interrupted, args.hang_seconds) as on_step:
@@ -218,19 +218,20 @@ class Report:
         except Exception as error:  # whatever an environment raises
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             run.log.warning(f"not confirmed: the games of the confirmation failed ({why}); training continues")
-            return math.nan
+            return []
         run.counters["evaluation_steps"] += sum(game.length for game in games)
         returns = [game.episode_return for game in games if math.isfinite(game.episode_return)]
         if not returns:
             run.log.warning("not confirmed: no game of the confirmation has a finite return; training continues")
-        return float(np.mean(returns)) if returns else math.nan
+        return returns
 
-    def _record_confirmation(self, mean: float) -> None:
-        """Record what the fittest member did in new games: whether the task is solved."""
-        if math.isnan(mean):
+    def _record_confirmation(self, returns: Sequence[float]) -> None:
+        """Record what the fittest member did in new games, if there are any: whether the task is solved."""
+        if not returns:
             return
+        mean = float(np.mean(returns))
         self.run.progress.confirm(mean)
-        games = f"mean return {mean:.1f} in {self.args.confirm_episodes} new games"
+        games = f"mean return {mean:.1f} in {len(returns)} new games"
         if self.run.progress.is_confirmed:
             self.run.log.info(f"confirmed: {games}")
         else:

@@ -60,12 +60,20 @@ def test_games_of_a_confirmation_whose_return_is_not_finite_are_not_counted(run_
         lost = 0.0 if len(calls) == 2 else float(goal)
         return [Episode(math.inf, games[0].length), *(Episode(lost, game.length) for game in games[1:])]
 
+    evaluate, headlines = report.Report._evaluate, []
+
+    def then_headline(self):
+        evaluate(self)
+        headlines.append("  ".join(self._headline()))
+
     monkeypatch.setattr(report, "play_greedily", broken)
+    monkeypatch.setattr(report.Report, "_evaluate", then_headline)
     done = run_inline.train(POPULATION, "--env-id", "envs:Count-v0", "--stop-return", str(goal), "--eval-episodes", "5")
     assert (done.code, done.summary["solved"], len(calls)) == (0, True, 3)
     assert "not confirmed: no game of the confirmation has a finite return; training continues" in done.log
-    assert "not confirmed: mean return 0.0 in 100 new games" in done.log
-    assert f"confirmed: mean return {goal:.1f} in 100 new games" in done.log
+    assert "not confirmed: mean return 0.0 in 99 new games" in done.log
+    assert [line.split("  ")[2:] for line in headlines] == [[], ["in new games 0.0"], [f"confirmed {goal:.1f}"]]
+    assert f"confirmed: mean return {goal:.1f} in 99 new games" in done.log
 
 
 @pytest.mark.parametrize("has_stepped", [False, True])
