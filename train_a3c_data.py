@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import (
     Samples,
+    advantages_and_targets,
     allocate,
-    annealed,
-    epochs,
+    anneal_entropy_cost,
+    epoch_minibatches,
     rollout_layout,
-    targets,
     update_obs_stats,
 )
 from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS, PPOArgs
@@ -93,13 +93,13 @@ def learn(
     args: Args, run: RunState, net: ActorCritic, optimizer: Optimizer, rollout: Rollout, guard: FiniteGuard
 ) -> None:
     """Take gradient steps on shuffled minibatches of a rollout, in `--update-epochs` epochs."""
-    args = annealed(args, run.steps)  # entropy coefficient after this rollout
-    advantages, value_targets = targets(args, rollout)  # by GAE, or --returns nstep
+    args = anneal_entropy_cost(args, run.steps)  # entropy coefficient after this rollout
+    advantages, value_targets = advantages_and_targets(args, rollout)  # by GAE, or --returns nstep
     if args.normalize_advantages:
         advantages = losses.normalize(advantages)
     samples = Samples.flat(rollout, advantages, value_targets)
     parameters = list(net.parameters())
-    for indices in epochs(args, samples.advantages, run.rng):
+    for indices in epoch_minibatches(args, samples.advantages, run.rng):
         total, metrics = loss(args, net, samples.select(indices))
         optimizer.zero_grad(set_to_none=True)
         total.backward()

@@ -117,7 +117,7 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
         for filled in actors.rounds():  # one block, or in a deterministic run one of every actor, in order
             stats = apex.ingest_blocks(args, learner, filled, weights.version)
             recorded = actors.record_round(filled, stats, block_guard, replay.size)
-            limiter.insert(sum(block.steps for block in stats), recorded.extras)
+            limiter.insert(sum(block.steps for block in stats), recorded.replay_sizes)
             updates_before = run.updates
             for batch in limiter.allowed(batches, run):
                 with run.timing("learning"):

@@ -109,7 +109,7 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
     group.broadcast_state(net, optimizer, states, weights, delayed)
     rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
     with Actors(processes(actor, args, slots, weights, states), weights, states, run) as actors:
-        for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
+        for filled in actors.rounds(impala.rollouts_per_round(args)):  # enough for a batch, oldest first
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]
             # With --force-lag N, version v holds the net of N publications before.
             lags = [weights.version - version + min(version, args.force_lag) for _, _, version in filled]

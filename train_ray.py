@@ -104,7 +104,7 @@ def dqn_loss(
 def train_impala(args: ImpalaArgs, run: Run, trainer: RayTrainer, learner: impala.LearnerState) -> None:
     """Train on unrolls in the order in which they arrive."""
     with trainer.start_actors(ImpalaActor, replay=learner.replay) as actors:
-        for filled in actors.rounds(impala.rollouts_per_batch(args)):  # enough for a batch, oldest first
+        for filled in actors.rounds(impala.rollouts_per_round(args)):  # enough for a batch, oldest first
             rollouts, stats = trainer.read_rollouts(filled, actors.weights.version)
             set_learning_rate(learner.optimizer, args, run.steps)
             if actors.record_round(filled, stats, trainer.data_guard).finite:

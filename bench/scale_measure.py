@@ -158,7 +158,7 @@ class Trainer:
         self.rollout_bytes = packer.nbytes
         self.weights = Publisher(session, self.net)
         reader = Reader(self.weights.buffers.dtype)
-        states: Any = SimpleNamespace(start=0, of=lambda actor: None, forget=lambda actor: None)
+        states: Any = SimpleNamespace(start=0, record_start=lambda actor: None, forget=lambda actor: None)
         self.fleet = Fleet(
             session, SleepingActor, (message, reader, args.collect_seconds),
             Inbox(packer, Slots(message.spec, num_actors), None), num_actors, states=states,

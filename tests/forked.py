@@ -32,7 +32,7 @@ class ForkedProcess(ForkServerProcess):
 
 
 def run(environ, target, args):
-    """First code of a forked process: the environment, and no end with its parent, which is the server."""
+    """Entry point of a forked process: set its environment, and let it outlive its parent, the server."""
     os.environ.clear()
     os.environ.update(environ)
     spawn.end_with_parent = lambda pid: None

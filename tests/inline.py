@@ -34,7 +34,7 @@ class InlineChannel:
     def __init__(self, worker, first_actor, states, results):
         self.worker, self.actor, self.results, self.given = worker, first_actor + worker, results, queue.Queue()
         self.entropy = (states.start if states else 0, self.actor, 0)
-        self.restored = states.of(self.actor) if states else None
+        self.restored = states.record_start(self.actor) if states else None
         self._open = []
 
     def tokens(self):

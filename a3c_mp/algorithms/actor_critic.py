@@ -74,7 +74,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps
         group["lr"] = linear(*args.learning_rates, steps, args.anneal_steps or args.total_steps)
 
 
-def annealed(args: A, steps: int) -> A:
+def anneal_entropy_cost(args: A, steps: int) -> A:
     """Return the settings with the entropy coefficient after `steps`: linear to its end over `--entropy-steps`."""
     if args.entropy_cost_end is None:
         return args
@@ -106,7 +106,7 @@ def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, 
     return returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.final_baseline)
 
 
-def targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
+def advantages_and_targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass.
 
     They are computed on the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.
@@ -133,7 +133,7 @@ class Samples(NamedTuple):
     @classmethod
     def of(cls, args: ActorCriticArgs, rollout: Rollout) -> Samples:
         """Compute advantages and value targets of a rollout, and flatten its steps into samples."""
-        advantages, value_targets = targets(args, rollout)
+        advantages, value_targets = advantages_and_targets(args, rollout)
         if args.normalize_advantages:
             advantages = losses.normalize(advantages)
         return cls.flat(rollout, advantages, value_targets)
@@ -149,7 +149,7 @@ class Samples(NamedTuple):
         return Samples(*(field.index_select(0, indices) for field in self))
 
 
-def epochs(args: PPOArgs, advantages: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
+def epoch_minibatches(args: PPOArgs, advantages: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
     """Yield indices of shuffled minibatches, int64 [M], for all PPO epochs of a rollout.
 
     The first epoch takes every sample once; each later one repeats the `--repeat-fraction` of them with the largest
@@ -193,8 +193,8 @@ class GradientSteps:
 
     def take(self, samples: Samples) -> None:
         """Learn from all samples in `--update-epochs` epochs."""
-        run, args = self.run, annealed(self.args, self.run.steps)
-        for indices in epochs(args, samples.advantages, run.rng):
+        run, args = self.run, anneal_entropy_cost(self.args, self.run.steps)
+        for indices in epoch_minibatches(args, samples.advantages, run.rng):
             total, metrics = self.loss(args, self.net, samples.select(indices))
             self.optimizer.zero_grad(set_to_none=True)
             total.backward()

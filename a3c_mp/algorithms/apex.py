@@ -111,22 +111,32 @@ def build_learner(args: Args, algo: Algorithm, rank: int = 0) -> LearnerState:
 
 def rows_per_lane(args: Args) -> int:
     """Return the rows of the replay for each environment. Raises ConfigError for inconsistent sizes."""
-    rows = -(-args.replay_size // (args.num_actors * args.num_envs))
-    least = 4 * room(args) + args.n_step + FRAMES
+    rows = _rows_per_lane(args)
+    least = 4 * rows_in_flight(args) + args.n_step + FRAMES
     if rows < least:
         why = f"each of {args.num_actors} * {args.num_envs} environments has {rows} steps in it, {least} are needed"
         raise ConfigError("replay-size", args.replay_size, why, "raise it, or lower --num-envs or --block-length")
     if args.batch_size > args.replay_size:
         why = f"the replay has room for {args.replay_size}"
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --replay-size")
-    # In the middle of an episode, a lane holds neither the rows that may be overwritten nor incomplete transitions.
-    least_held = args.num_actors * args.num_envs * (rows - room(args) - args.n_step - FRAMES)
-    if args.learning_starts > min(args.replay_size // 2, least_held):
+    if args.learning_starts > min(args.replay_size // 2, transitions_held(args, args.num_actors)):
         why = f"the replay has room for {args.replay_size}"
         raise ConfigError(
             "learning-starts", args.learning_starts, why, "use half of it at most, or raise --replay-size"
         )
     return rows
+
+
+def transitions_held(args: Args, num_actors: int) -> int:
+    """Return how many transitions the lanes of `num_actors` actors hold at least, once their rows are full.
+
+    In the middle of an episode, a lane holds neither the rows that may be overwritten nor incomplete transitions.
+    """
+    return num_actors * args.num_envs * (_rows_per_lane(args) - rows_in_flight(args) - args.n_step - FRAMES)
+
+
+def _rows_per_lane(args: Args) -> int:
+    return -(-args.replay_size // (args.num_actors * args.num_envs))
 
 
 def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int = 0) -> tuple[Shards, Slots]:
@@ -154,20 +164,20 @@ def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space, r
     except MemoryError as error:
         raise ConfigError("replay-size", args.replay_size, str(error), "lower it") from error
     try:
-        slots = Slots(episode_stats_spec(args.block_length, args.num_envs), num_actors * blocks_under_way(args))
+        slots = Slots(episode_stats_spec(args.block_length, args.num_envs), num_actors * blocks_in_flight(args))
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
     return shards, slots
 
 
-def blocks_under_way(args: Args) -> int:
+def blocks_in_flight(args: Args) -> int:
     """Return the number of blocks in flight for each actor: 1 in deterministic runs."""
     return 1 if args.deterministic else args.blocks_per_actor
 
 
-def room(args: Args) -> int:
+def rows_in_flight(args: Args) -> int:
     """Return the most rows of a lane that blocks in flight can fill: two for each step (see `Replay.make_room`)."""
-    return 2 * args.block_length * blocks_under_way(args)
+    return 2 * args.block_length * blocks_in_flight(args)
 
 
 def bad_blocks_in_a_row(args: Args) -> int:
@@ -224,7 +234,7 @@ def obs_for_stats(batch: Batch) -> Tensor:
 def actor_layout(args: Args, learner: LearnerState) -> ActorLayout:
     """Return the layout of the states that deterministic actors send beside their transitions."""
     carried = writer_state_spec(args.num_envs, args.n_step) | learner.algo.policy_state_spec(args, learner.action_space)
-    return ActorLayout(learner.action_space, args.block_length, carried, blocks_under_way(args))
+    return ActorLayout(learner.action_space, args.block_length, carried, blocks_in_flight(args))
 
 
 def make_run(args: Args, learner: LearnerState) -> Run:
@@ -239,7 +249,7 @@ def make_run(args: Args, learner: LearnerState) -> Run:
 def make_room(args: Args, replay: Replay, shards: Iterable[int] | None = None) -> None:
     """Retire the rows that blocks in flight may overwrite, in the given shards or in all."""
     for shard in range(replay.shards.num_shards) if shards is None else shards:
-        replay.make_room(shard, room(args))
+        replay.make_room(shard, rows_in_flight(args))
 
 
 def show_collecting(run: Run, args: Args, size: Callable[[], int]) -> None:

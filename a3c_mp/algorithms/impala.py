@@ -111,7 +111,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def rollouts_per_batch(args: Args) -> int:
+def rollouts_per_round(args: Args) -> int:
     """Return how many rollouts, of B unrolls each, a learner takes at a time: enough for a batch.
 
     In a deterministic run it takes one rollout of each of its actors.
@@ -245,7 +245,7 @@ class LearnerState(NamedTuple):
 def build_learner(args: Args, rank: int = 0) -> LearnerState:
     """Build network, optimizer, slots and replay of learner `rank`. Raises ConfigError for inconsistent settings."""
     check_learners(args.num_learners, args.num_actors, args.cuda)
-    rollouts_per_batch(args)
+    rollouts_per_round(args)
     if args.explorers and not args.vtrace:
         raise ConfigError("explore-envs", args.explore_envs, "V-trace corrects for it", "leave out --no-vtrace")
     obs_space, action_space = check_env(args.env_id)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import gymnasium
 import numpy as np
@@ -33,7 +33,7 @@ from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.workers import Filled
+from a3c_mp.processes.workers import Filled, RestartMessage
 from a3c_mp.replay import writer_state_spec
 from a3c_mp.run.actors import Actors, MessageStats
 from a3c_mp.run.device import set_up_torch
@@ -89,7 +89,7 @@ def _build_learner(args: RayRunArgs) -> Any:
     target_net = copy.deepcopy(net).requires_grad_(False)
     try:
         slots = Slots(
-            episode_stats_spec(args.block_length, args.num_envs), args.num_actors * apex.blocks_under_way(args)
+            episode_stats_spec(args.block_length, args.num_envs), args.num_actors * apex.blocks_in_flight(args)
         )
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
@@ -120,7 +120,7 @@ def layout_of(args: RayRunArgs, learner: Any) -> ActorLayout:
     if isinstance(args, ImpalaArgs):
         return rollout_layout(args, learner.action_space, learner.net.core_size)
     carried = writer_state_spec(args.num_envs, args.n_step)
-    return ActorLayout(learner.action_space, args.block_length, carried, apex.blocks_under_way(args))
+    return ActorLayout(learner.action_space, args.block_length, carried, apex.blocks_in_flight(args))
 
 
 def needs_of(args: RayRunArgs, learner: Any, packer: Packer) -> Needs:
@@ -132,7 +132,7 @@ def needs_of(args: RayRunArgs, learner: Any, packer: Packer) -> Needs:
         obs = int(np.prod(learner.spec.obs_space.shape)) * learner.spec.obs_space.dtype.itemsize
         block = 2 * args.block_length * args.num_envs * (obs // learner.spec.stack + 64)
         batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
-        results = args.num_actors * (apex.blocks_under_way(args) + HELD) * block + batches
+        results = args.num_actors * (apex.blocks_in_flight(args) + HELD) * block + batches
     return Needs(args.num_actors, results + 4 * weights + (args.num_actors + HELD) * MIB)
 
 
@@ -226,9 +226,13 @@ class RayTrainer:
         self.inbox = Inbox(self.packer, self.learner.slots, states.slots)
         reader = Reader(weights.buffers.dtype, weights.untrained)
         fleet = partial(Fleet, self.session, target, (self.args, self.packer, reader, *args), self.inbox)
-        actors = Actors(fleet, weights, states, run)
-        workers = actors.workers
-        assert isinstance(workers, Fleet)
+
+        def warn_if_too_few(message: RestartMessage) -> None:
+            if message.left and run.updates == 0 and (warning := warning_of_too_few(self.args, workers.placed)):
+                run.log.warning(warning)
+
+        actors = Actors(fleet, weights, states, run, warn_if_too_few)
+        workers = cast(Fleet, actors.workers)
         run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
         run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.state.nodes))
         run.metrics.gauges["cluster/object_store"] = lambda: self.session.state.store_bytes / MIB
@@ -281,6 +285,21 @@ class RayTrainer:
             episodes = finished_episodes(self.learner.slots[slot])
             stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
         return stats
+
+
+def warning_of_too_few(args: RayRunArgs, placed: int) -> str:
+    """Return the warning for when one more actor has no place: whether those with one can fill DQN's replay.
+
+    Empty if they can until `--learning-starts`, if one more could not either (an earlier warning said so), or if nobody
+    collects before all have a place (`--deterministic`).
+    """
+    if not isinstance(args, DqnArgs) or args.deterministic:
+        return ""
+    held, with_one_more = (apex.transitions_held(args, number) for number in (placed, placed + 1))
+    if not held < args.learning_starts <= with_one_more:
+        return ""
+    why = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,} transitions"
+    return f"{why} (--learning-starts), so learning may not start: lower it, or --num-actors, or add nodes"
 
 
 def state_of(args: CommonArgs, fields: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:

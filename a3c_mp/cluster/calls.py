@@ -52,7 +52,7 @@ class NotedModule:
 
 
 def in_time(function: Callable[[], object], seconds: float) -> bool:
-    """Call a function on a thread. Returns whether it came back within so long (s) without an exception."""
+    """Call a function on a thread. Returns whether it came back within `seconds` without an exception."""
     done = threading.Event()
 
     def call() -> None:

@@ -119,7 +119,7 @@ class Fleet:
         A deterministic run waits for all of its actors.
         """
         while not should_stop():
-            able = self.options.slots_per_worker * sum(not actor.is_waiting for actor in self.actors)
+            able = self.options.slots_per_worker * self.placed
             if found := self._ledger.take(min(size, max(able, 1))):
                 return found
             self._watch(should_stop, WAIT_SECONDS)
@@ -140,10 +140,15 @@ class Fleet:
         """How many actors have started."""
         return sum(actor.hello is None and actor.handle is not None for actor in self.actors)
 
+    @property
+    def placed(self) -> int:
+        """How many actors do not wait for a place."""
+        return sum(not actor.is_waiting for actor in self.actors)
+
     # ---- results
 
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
-        """Wait for a result or so long (s), and deal with it and with deaths and silence."""
+        """Wait for a result for at most `seconds`, and deal with it and with deaths and silence."""
         self.session.check()
         owners = {ref: number for number, actor in enumerate(self.actors) for ref in actor.references}
         if owners:
@@ -277,7 +282,7 @@ class Fleet:
 
     def _start(self, number: int) -> None:
         actor = self.actors[number]
-        restored = self.states.of(number)
+        restored = self.states.record_start(number)
         entropy = (self.states.start, number, 0 if restored is not None else actor.starts)
         actor.starts += 1
         channel = FleetChannel(number, entropy, restored)

@@ -113,8 +113,8 @@ class ActorStates:
         """Whether a round that was read contains the last message of any actor's rollout."""
         return any(self._sent[self.own[worker]] == 0 for worker, _, _ in filled)
 
-    def of(self, actor: int) -> ActorState | None:
-        """Return the state to rebuild an actor from; None if the run is not deterministic."""
+    def record_start(self, actor: int) -> ActorState | None:
+        """Record that a process of an actor starts; return the state to rebuild it from, None if not deterministic."""
         if self.slots is None:
             self._sent[actor] = 0  # it starts with a new rollout
             return None

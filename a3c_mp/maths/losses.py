@@ -91,26 +91,37 @@ def huber(errors: Tensor, weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def approx_kl(log_ratios: Tensor) -> Tensor:
+    """Return the approximate KL divergence E_mu[log mu - log pi] from the policy that acted, sample by sample, [...].
+
+    This estimator has less variance than the mean of log mu - log pi, and is never negative (Schulman 2020,
+    "Approximating KL divergence").
+
+    Args:
+        log_ratios: [...], log pi(a|s) - log mu(a|s).
+    """
+    log_ratios = log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    return log_ratios.expm1() - log_ratios
+
+
+@torch.no_grad()
 def ratio_metrics(log_ratios: Tensor, clip_ratio: float) -> dict[str, Tensor]:
     """Return PPO's approximate KL divergence from the policy that acted, and its share of clipped samples.
 
     Args:
-        log_ratios: [B], log pi(a|s) - log mu(a|s). The estimator of E_mu[log mu - log pi] has less variance than their
-            mean, and is never negative (Schulman 2020, "Approximating KL divergence").
+        log_ratios: [B], log pi(a|s) - log mu(a|s).
         clip_ratio: epsilon.
     """
-    log_ratios = log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-    differences = log_ratios.expm1()
-    clipped = (differences.abs() > clip_ratio).float()
-    return {"policy/approx_kl": differences - log_ratios, "policy/clip_fraction": clipped}
+    clipped = (log_ratios.expm1().abs() > clip_ratio).float()
+    return {"policy/approx_kl": approx_kl(log_ratios), "policy/clip_fraction": clipped}
 
 
 @torch.no_grad()
 def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
-    """Return V-trace's ratios rho, the share that `clip_rho` truncates, and the KL divergence as in `ratio_metrics`."""
+    """Return V-trace's ratios rho, the share that `clip_rho` truncates, and the approximate KL divergence."""
     rhos = log_rhos.exp()
-    kl = ratio_metrics(log_rhos, clip_rho)["policy/approx_kl"]
-    return {"values/rho": rhos, "values/rho_clipped": (rhos > clip_rho).float(), "policy/approx_kl": kl}
+    clipped = (rhos > clip_rho).float()
+    return {"values/rho": rhos, "values/rho_clipped": clipped, "policy/approx_kl": approx_kl(log_rhos)}
 
 
 @torch.no_grad()

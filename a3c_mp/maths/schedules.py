@@ -1,4 +1,4 @@
-"""Schedules: linear annealing, and triggers for every so many steps."""
+"""Schedules: linear annealing, and whether a count has passed a multiple or a power of two."""
 
 
 def linear(start: float, end: float, step: int, total: int) -> float:
@@ -7,23 +7,9 @@ def linear(start: float, end: float, step: int, total: int) -> float:
     return start + (end - start) * share
 
 
-class Every:
-    """Periodic trigger: true when a count has reached or passed a multiple of `period` since the last call.
-
-    Args:
-        period: 1 or more; None for never.
-        count: its value at the start.
-    """
-
-    def __init__(self, period: int | None, count: int = 0):
-        self.period = period
-        self.multiple = 0 if period is None else count // period
-
-    def __call__(self, count: int) -> bool:
-        if self.period is None:
-            return False
-        before, self.multiple = self.multiple, count // self.period
-        return self.multiple > before
+def passes_multiple(before: int, after: int, period: int) -> bool:
+    """Whether a count has reached or passed a multiple of `period`, which is 1 or more."""
+    return after // period > before // period
 
 
 def passes_power_of_two(before: int, after: int) -> bool:

@@ -92,7 +92,7 @@ class WorkerChannel(Closing):
         pipes: to its parent.
         entropy: numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts
             so far. Where nothing can be restored, the last one keeps a successor from playing the same games again.
-        restored: the state to continue from, what `StateSource.of` returned; None for a fresh start.
+        restored: the state to continue from, what `StateSource.record_start` returned; None for a fresh start.
     """
 
     def __init__(self, worker: int, actor: int, pipes: Pipes, *, entropy: tuple[int, ...], restored: Any = None):
@@ -146,7 +146,7 @@ class WorkerChannel(Closing):
 
 
 def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple, niceness: int = NICENESS) -> None:
-    """First code of a worker process."""
+    """Entry point of a worker process."""
     torch.set_num_threads(1)
     os.nice(niceness)
     channel.run(target, args)

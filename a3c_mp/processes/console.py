@@ -80,7 +80,7 @@ class ConsoleThread:
             self._put(status)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Wait until everything is written, at most so long (s). Returns whether it is."""
+        """Wait until everything is written, for at most `seconds`. Returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._is_writing, seconds)
 

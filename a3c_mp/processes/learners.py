@@ -236,7 +236,7 @@ class Learners:
 def run_learner(
     target: Callable[..., None], group: LearnerGroup, args: tuple, pipe: connection.Connection, rendezvous: Rendezvous
 ) -> None:
-    """First code of a learner besides the first."""
+    """Entry point of the process of a learner besides the first."""
 
     def main() -> None:
         try:

@@ -133,7 +133,7 @@ class Prints:
         return writer
 
     def settle(self, seconds: float = SETTLE_SECONDS) -> None:
-        """Show what children have printed so far; waits at most so long (s)."""
+        """Show what children have printed so far; waits for at most `seconds`."""
         if self._thread is not None:
             self._settled.clear()
             self._asked.set()

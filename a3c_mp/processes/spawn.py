@@ -64,7 +64,7 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
 
 
 def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], args: tuple, group: bool) -> None:
-    """First code of every child."""
+    """Entry point of every child process."""
     if group:
         os.setpgid(0, 0)
         for signum in (signal.SIGTTOU, signal.SIGTTIN):  # a background group that uses the terminal would be stopped

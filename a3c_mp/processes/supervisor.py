@@ -179,16 +179,16 @@ class Supervisor:
             child.process.terminate()
 
     def stop(self, seconds: float = CLOSE_SECONDS) -> None:
-        """End all processes: SIGTERM, then SIGKILL for those that take longer than so long (s)."""
+        """End all processes: SIGTERM, then SIGKILL for those that take longer than `seconds`."""
         self.terminate()
         self.await_end(seconds)
 
     def await_end(self, seconds: float) -> None:
-        """Wait until all processes have ended; kill those that take longer than so long (s)."""
+        """Wait until all processes have ended; kill those that take longer than `seconds`."""
         await_end([child.process for child in self.started], seconds)
 
     def await_own_end(self, seconds: float) -> None:
-        """Wait until all processes have ended by themselves, or for so long (s)."""
+        """Wait until all processes have ended by themselves, or for `seconds`."""
         still_alive([child.process for child in self.started], seconds)
 
     def _start(self, number: int) -> None:
@@ -291,7 +291,7 @@ class Supervisor:
 
 
 def still_alive(processes: Iterable[Any], seconds: float) -> list[Any]:
-    """Wait until processes have ended; return those that take longer than so long (s)."""
+    """Wait until processes have ended; return those that take longer than `seconds`."""
     deadline = time.monotonic() + seconds
     alive = [process for process in processes if process.is_alive()]
     while alive and time.monotonic() < deadline:
@@ -301,7 +301,7 @@ def still_alive(processes: Iterable[Any], seconds: float) -> list[Any]:
 
 
 def await_end(processes: Iterable[Any], seconds: float) -> None:
-    """Wait until processes have ended; kill those that take longer than so long (s), even stopped ones (SIGSTOP)."""
+    """Wait until processes have ended; kill those that take longer than `seconds`, even stopped ones (SIGSTOP)."""
     alive = still_alive(processes, seconds)
     for process in alive:
         process.kill()

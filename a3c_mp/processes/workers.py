@@ -47,7 +47,7 @@ class StateSource(Protocol):
 
     start: int  # seeds of workers follow from it
 
-    def of(self, actor: int) -> Any: ...
+    def record_start(self, actor: int) -> Any: ...
     def forget(self, actor: int) -> None: ...
 
 
@@ -233,7 +233,7 @@ class Workers:
             child_ends.enter_context(take_end)
             results, send_end = mp.Pipe(duplex=False)
             child_ends.enter_context(send_end)
-            restored = None if self.states is None else self.states.of(actor)
+            restored = None if self.states is None else self.states.record_start(actor)
             restarts = 0 if restored is not None else self.restarts
             entropy = (0 if self.states is None else self.states.start, actor, restarts)
             pipes = Pipes(take_end, send_end, self._beats)

@@ -27,7 +27,7 @@ class Round(NamedTuple):
     """A round of all learners, as `Actors.record_round` recorded it."""
 
     finite: bool  # whether all of its messages can be learned from
-    extras: list[Any]  # one more thing of every learner, in the order of their ranks
+    replay_sizes: list[int]  # of every learner, in the order of their ranks
 
 
 def processes(target: Callable[..., None], *args: Any) -> Callable[..., WorkerPool]:
@@ -106,7 +106,7 @@ class Actors:
         self.workers.release(filled, self.weights.version)
 
     def record_round(
-        self, filled: Sequence[Filled], stats: Sequence[MessageStats], guard: FiniteGuard, extra: Any = None
+        self, filled: Sequence[Filled], stats: Sequence[MessageStats], guard: FiniteGuard, replay_size: int = 0
     ) -> Round:
         """Record a round's steps and episodes, with those of other learners: all keep equal counters and decide alike.
 
@@ -115,12 +115,12 @@ class Actors:
         Args:
             filled, stats: the round of this learner, and the statistics of each of its messages.
             guard: checks what the messages hold, in every learner alike.
-            extra: one more thing to share.
+            replay_size: transitions that this learner's replay holds, to share with the others.
         """
         named = [(self.own[message.worker], figures) for message, figures in zip(filled, stats, strict=True)]
         reports = self._reports if self.group.size > 1 else []
         with self.run.timing("waiting"):
-            everything = self.group.all_gather_object((named, self.restart_messages, reports, extra))
+            everything = self.group.all_gather_object((named, self.restart_messages, reports, replay_size))
         verdicts = []
         for rank, (their_stats, their_restarts, their_reports, _) in enumerate(everything):
             for message in their_restarts:
@@ -133,7 +133,7 @@ class Actors:
                     verdicts.append(guard.check(finite, f"actor {actor}", f"message from actor {actor}"))
             self.states.advance(their_reports)
         self.restart_messages = []
-        return Round(all(verdicts), [their_extra for *_, their_extra in everything])
+        return Round(all(verdicts), [size for *_, size in everything])
 
     def _on_restart(self, message: RestartMessage) -> None:
         if self.group.size > 1:

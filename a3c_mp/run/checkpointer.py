@@ -14,7 +14,7 @@ from torch import nn
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import CheckpointError, ConfigError, DoesNotFit
-from a3c_mp.maths.schedules import Every
+from a3c_mp.maths.schedules import passes_multiple
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.eval_progress import Evaluation
@@ -106,8 +106,8 @@ class Checkpointer:
         if args.resume is not None:
             self._restore(args)
         # A new run saves after its first round: whatever happens to it then, it can be resumed.
-        self._saved_at = time.monotonic() if args.resume is not None else -math.inf
-        self._steps_due = Every(args.checkpoint_steps, state.progress.steps)
+        self._tried_seconds = time.monotonic() if args.resume is not None else -math.inf
+        self._tried_steps = state.progress.steps
 
     def _restore(self, args: CommonArgs) -> None:
         warn = self.state.log.warning
@@ -124,10 +124,12 @@ class Checkpointer:
         if not args.evaluates_in_order:  # else it is played again, at the same step
             self.state.progress.evals.restore_best(checkpoint.best_evaluation(self.folder))
 
+    @property
     def is_due(self) -> bool:
-        """Whether `--checkpoint-steps` or `--checkpoint-seconds` have passed; to be called once a round."""
-        steps_due = self._steps_due(self.state.progress.steps)
-        return steps_due or time.monotonic() - self._saved_at >= self.args.checkpoint_seconds
+        """Whether `--checkpoint-steps` or `--checkpoint-seconds` have passed since the last `save`."""
+        period = self.args.checkpoint_steps
+        steps_due = period is not None and passes_multiple(self._tried_steps, self.state.progress.steps, period)
+        return steps_due or time.monotonic() - self._tried_seconds >= self.args.checkpoint_seconds
 
     def save(self) -> None:
         """Write a checkpoint; a failure costs a warning, and the previous one stays."""
@@ -139,7 +141,7 @@ class Checkpointer:
             self.saved_steps, progress.best_mean = progress.steps, state["best_mean"]
         except (OSError, CheckpointError) as error:
             self.state.log.warning(f"checkpoint at {progress.steps:,} steps not written to {self.folder}: {error}")
-        self._saved_at = time.monotonic()
+        self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
 
     def save_best(self, net: nn.Module, evaluation: Evaluation) -> None:
         """Write the net of the best evaluation; a failure costs a warning."""

@@ -111,8 +111,8 @@ def changed_on_resume(folder: Path, newest: dict[str, Any]) -> list[str]:
     changed: set[str] = set()
     for start in earlier_starts(folder / "config.json"):
         changed |= changed_settings(newest, start.get("args") or {}).keys()
-    told_elsewhere = {f"--{flag_name(name)}" for name in (*NOT_SETTINGS, "total_steps", "stop_return")}
-    return sorted(changed - told_elsewhere)
+    shown_elsewhere = {f"--{flag_name(name)}" for name in (*NOT_SETTINGS, "total_steps", "stop_return")}
+    return sorted(changed - shown_elsewhere)
 
 
 def goal_of(run: Curve, goal: float | None) -> float | None:

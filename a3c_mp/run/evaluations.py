@@ -42,7 +42,7 @@ class Evaluator(Protocol):
         """Return the games once they are played, else None; does not wait."""
 
     def wait(self, seconds: float) -> PlayedGames | None:
-        """Wait for the games, at most so long (s); None after that, or if a signal has asked the run to stop."""
+        """Wait for the games, for at most `seconds`; None after that, or if a signal has asked the run to stop."""
 
     def close(self) -> None: ...
 

@@ -177,7 +177,8 @@ def check_env(
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:  # an environment of the user's own can raise anything
-        why = _one_line(error).split(" Did you mean:")[0].rstrip(".")  # gymnasium's guess leaves out the version
+        # gymnasium's guess leaves out the version
+        why = _describe_env_error(error).split(" Did you mean:")[0].rstrip(".")
         fix = "install it, or choose another" if isinstance(error, DependencyNotInstalled) else _fix_for(env_id)
         raise ConfigError("env-id", env_id, why, fix) from error
     try:
@@ -216,11 +217,11 @@ def _check_contract(env: gymnasium.Env, env_id: str) -> None:
         raise
     except BaseException as error:
         if isinstance(error, wrappers.BrokenContract) or not isinstance(error, Exception):
-            raise ConfigError("env-id", env_id, _one_line(error), FIX_ENV) from error
+            raise ConfigError("env-id", env_id, _describe_env_error(error), FIX_ENV) from error
         # an actor reports other errors of the environment, with their traceback
 
 
-def _one_line(error: BaseException) -> str:
+def _describe_env_error(error: BaseException) -> str:
     """The message of an error that an environment raised."""
     text = " ".join(str(error).split())
     if not isinstance(error, Exception):  # SystemExit: an environment must not end the process

@@ -95,6 +95,8 @@ class Run(HasProgress):
             self.state = TrainingState(net, optimizer, self.progress, extra or {}, self.log)
             self.checkpointer = Checkpointer(self.folder / "checkpoints", self.state, algorithm)
             self._refuse_ended()
+            if args.resume is not None:
+                self.log.info(f"resumed from {self.checkpointer.newest} at {self.steps:,} steps")
             self.metrics = MetricsWriter(self.folder, self.progress, self.log)
             if optimizer is not None:
                 self.metrics.gauges["charts/learning_rate"] = lambda: optimizer.param_groups[0]["lr"]
@@ -109,8 +111,6 @@ class Run(HasProgress):
         if self.args.resume is not None and reason in HOW_TO_GO_ON and end_of(self.folder) == (reason, self.steps):
             what = f"{self.folder} has ended: {ENDINGS.get(reason, reason)} after {self.steps:,} steps"
             raise NothingToDo(f"{what}; {HOW_TO_GO_ON[reason]} lets it go on")
-        if self.args.resume is not None:
-            self.log.info(f"resumed from {self.checkpointer.newest} at {self.steps:,} steps")
 
     def __enter__(self) -> Run:
         (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
@@ -184,7 +184,7 @@ class Run(HasProgress):
         self.progress.record_solved()
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
         self.metrics.end_round()
-        if self.checkpointer.is_due():
+        if self.checkpointer.is_due:
             self.metrics.flush()  # the files have what the checkpoint counts
             self.save()
 
@@ -251,7 +251,7 @@ class Run(HasProgress):
         if error is not None:  # what was due before it happened; time may have run out because of it
             self.exit_reason = self.exit_reason or self._reason_to_stop
         if error is not None and self._is_failure(error):
-            self.exit_code, self.exit_reason = 1, f"error: {in_one_line(describe_error(error))}"
+            self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
         if reached_its_end and not self.updates and self._skipped():
             self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
@@ -331,7 +331,7 @@ def describe_error(error: BaseException) -> str:
     return str(error) if isinstance(error, A3CError) and str(error) else f"{type(error).__name__}: {error}"
 
 
-def in_one_line(text: str) -> str:
+def error_summary(text: str) -> str:
     """First line of an error's text, for `exit_reason`; if a worker's traceback follows, with what was raised."""
     first, *rest = text.splitlines()
     frames = [number for number, line in enumerate(rest) if line.startswith('  File "')]

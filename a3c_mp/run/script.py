@@ -85,7 +85,7 @@ def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoRetur
 
 
 def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> bool:
-    """Run a function on a thread and wait for it at most so long (s). Returns whether it has ended."""
+    """Run a function on a thread and wait for it for at most `seconds`. Returns whether it has ended."""
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
     thread.join(seconds)

@@ -189,7 +189,7 @@ class NodePool:
 
     def _prepare(self, worker: int) -> Setup:
         """Called before a node of this machine is started."""
-        restored = self.states.of(worker)
+        restored = self.states.record_start(worker)
         restarts = 0 if restored is not None or self.node is None else self.node.supervisor.restarts
         return Setup(worker, (self.states.start, worker, restarts), restored)
 

@@ -27,7 +27,7 @@ class LocalPool:
     ):  # fmt: skip
         self.ledger = SlotLedger(num_workers, replace(options, in_order=True))
         self.channels = [
-            LocalChannel(self, Setup(worker, (states.start, worker, 0), states.of(worker)))
+            LocalChannel(self, Setup(worker, (states.start, worker, 0), states.record_start(worker)))
             for worker in range(num_workers)
         ]
         for channel, tokens in zip(self.channels, self.ledger.given, strict=True):

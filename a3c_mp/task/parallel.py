@@ -218,7 +218,7 @@ def run_node(
     main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArgs, niceness: int,
     pipe: connection.Connection,
 ) -> None:  # fmt: skip
-    """First code of a node besides node 0."""
+    """Entry point of the process of a node besides node 0."""
     torch.set_num_threads(1)
     os.nice(niceness)
     open_nodes: list[Node] = []

@@ -237,7 +237,7 @@ class States:
     def __init__(self, state):
         self.state, self.lost = state, []
 
-    def of(self, actor):
+    def record_start(self, actor):
         return self.state
 
     def forget(self, actor):

@@ -12,12 +12,12 @@ import train_task
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import (
     Samples,
-    annealed,
-    epochs,
+    advantages_and_targets,
+    anneal_entropy_cost,
+    epoch_minibatches,
     make_optimizer,
     obs_for_stats,
     set_learning_rate,
-    targets,
 )
 from a3c_mp.algorithms.actor_critic_settings import PRESETS, ActorCriticArgs, PPOArgs
 from a3c_mp.config import check_ranges
@@ -58,7 +58,7 @@ def test_what_follows_a_step_depends_on_how_it_ended(terminated, truncated, life
     expected = 3.0 + 0.5 * (not ended) * (100.0 if truncated else 10.0)
     for estimator in ("nstep", "gae"):
         args = replace(ARGS, returns=estimator, life_loss_terminal=life_loss_terminal)
-        advantages, value_targets = targets(args, rollout)
+        advantages, value_targets = advantages_and_targets(args, rollout)
         assert value_targets.item() == pytest.approx(expected)
         assert advantages.item() == pytest.approx(expected - rollout.baseline[0].item(), abs=1e-5)
 
@@ -67,27 +67,29 @@ def test_rewards_are_clipped_to_their_sign_for_learning_only():
     rollout = a_rollout(3)
     rollout.reward.copy_(torch.tensor([[7.0], [-0.5], [0.0]]))
     rollout.terminated.fill_(True)
-    assert targets(replace(ARGS, reward_clip=True), rollout)[1].flatten().tolist() == [1.0, -1.0, 0.0]
-    assert targets(ARGS, rollout)[1].flatten().tolist() == [7.0, -0.5, 0.0]
-    assert targets(replace(ARGS, reward_scale=2.0), rollout)[1].flatten().tolist() == [14.0, -1.0, 0.0]
+    assert advantages_and_targets(replace(ARGS, reward_clip=True), rollout)[1].flatten().tolist() == [1.0, -1.0, 0.0]
+    assert advantages_and_targets(ARGS, rollout)[1].flatten().tolist() == [7.0, -0.5, 0.0]
+    assert advantages_and_targets(replace(ARGS, reward_scale=2.0), rollout)[1].flatten().tolist() == [14.0, -1.0, 0.0]
     scaled_signs = replace(ARGS, reward_clip=True, reward_scale=2.0)
-    assert targets(scaled_signs, rollout)[1].flatten().tolist() == [2.0, -2.0, 0.0]
+    assert advantages_and_targets(scaled_signs, rollout)[1].flatten().tolist() == [2.0, -2.0, 0.0]
     assert rollout.reward.flatten().tolist() == [7.0, -0.5, 0.0]
 
 
 def test_the_estimator_is_the_one_asked_for():
     rollout = a_rollout(5, 2)
     case = (rollout.reward, torch.full((5, 2), 0.5), rollout.baseline[:-1], rollout.baseline[-1])
-    found = targets(replace(ARGS, returns="gae", gae_lambda=0.7), rollout)
+    found = advantages_and_targets(replace(ARGS, returns="gae", gae_lambda=0.7), rollout)
     for x, expected in zip(found, returns.gae(*case, lam=0.7), strict=True):
         torch.testing.assert_close(x, expected)
-    torch.testing.assert_close(targets(replace(ARGS, n_step=3), rollout)[1], returns.n_step_returns(*case, n=3))
+    torch.testing.assert_close(
+        advantages_and_targets(replace(ARGS, n_step=3), rollout)[1], returns.n_step_returns(*case, n=3)
+    )
 
 
 def test_samples_keep_what_belongs_together():
     """Sample t * B + b is step t of environment b, in every field."""
     rollout = a_rollout(4, 3)
-    fields = (rollout.obs, rollout.action, rollout.behaviour_logits, *targets(ARGS, rollout))
+    fields = (rollout.obs, rollout.action, rollout.behaviour_logits, *advantages_and_targets(ARGS, rollout))
     samples = Samples.of(ARGS, rollout)
     assert [len(sample) for sample in samples] == [4 * 3] * 5
     for t in range(4):
@@ -117,7 +119,7 @@ def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_paramete
 
 def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
     net, rollout = MLPActorCritic((3,), ActionHead(Discrete(2))), a_rollout(8, 2)
-    advantages, value_targets = (field.flatten() for field in targets(ARGS, rollout))
+    advantages, value_targets = (field.flatten() for field in advantages_and_targets(ARGS, rollout))
     for normalize, expected in [(False, advantages), (True, losses.normalize(advantages))]:
         args = replace(ARGS, normalize_advantages=normalize)
         _, metrics = actor_critic.loss(args, net, Samples.of(args, rollout))
@@ -129,7 +131,7 @@ def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
 def taken(fraction, advantages, num_epochs=3, batch_size=10):
     """The samples of each minibatch, by their indices, in all epochs."""
     args = PPOArgs(batch_size=batch_size, update_epochs=num_epochs, repeat_fraction=fraction)
-    return [batch.tolist() for batch in epochs(args, advantages, torch.Generator().manual_seed(1))]
+    return [batch.tolist() for batch in epoch_minibatches(args, advantages, torch.Generator().manual_seed(1))]
 
 
 def test_later_epochs_repeat_the_samples_of_the_largest_absolute_advantage():
@@ -190,9 +192,11 @@ def test_every_group_of_parameters_has_the_annealed_learning_rate():
 @pytest.mark.parametrize(("steps", "expected"), [(0, 0.03), (25, 0.02), (75, 0.0), (90, 0.0)])
 def test_the_entropy_coefficient_falls_to_its_end_and_stays_there(steps, expected):
     args = PPOArgs(entropy_cost=0.03, entropy_cost_end=0.0, entropy_steps=75, total_steps=100)
-    assert annealed(args, steps) == replace(args, entropy_cost=pytest.approx(expected))
-    assert annealed(replace(args, entropy_steps=0), 50).entropy_cost == pytest.approx(0.015), "at total-steps"
-    assert annealed(replace(args, entropy_cost_end=None), steps).entropy_cost == 0.03
+    assert anneal_entropy_cost(args, steps) == replace(args, entropy_cost=pytest.approx(expected))
+    assert anneal_entropy_cost(replace(args, entropy_steps=0), 50).entropy_cost == pytest.approx(0.015), (
+        "at total-steps"
+    )
+    assert anneal_entropy_cost(replace(args, entropy_cost_end=None), steps).entropy_cost == 0.03
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 4e-4), (25, 2.5e-4), (50, 1e-4), (75, 1e-4)])

@@ -51,7 +51,7 @@ def test_alone_the_states_have_advanced_when_the_loop_body_begins(actors_of):
     guard = SimpleNamespace(check=lambda *_: True)
     for filled in actors.rounds():
         assert advanced == ["report"]
-        assert actors.record_round(filled, STATS, guard, "mine") == (True, ["mine"])
+        assert actors.record_round(filled, STATS, guard, 12) == (True, [12])
     assert advanced == ["report"], "once"
     assert recorded == [(8, [], 0, 0)]
 

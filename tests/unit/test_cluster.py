@@ -453,7 +453,7 @@ class Fleets:
 
     def __call__(self, mishaps, at_start=False, **options):
         shared = Mishaps(mishaps)
-        states = SimpleNamespace(start=0, of=lambda actor: None, forget=lambda actor: None)
+        states = SimpleNamespace(start=0, record_start=lambda actor: None, forget=lambda actor: None)
         store = SimpleNamespace(write=lambda slot, result, cargo: result)
         settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
         return Fleet(

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 import train_impala
 import train_ray
-from a3c_mp.algorithms.impala import PRESETS, Args, DelayLine, UnrollReplay, batches, rollouts_per_batch
+from a3c_mp.algorithms.impala import PRESETS, Args, DelayLine, UnrollReplay, batches, rollouts_per_round
 from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
@@ -94,12 +94,12 @@ def test_replay_keeps_the_newest():
 
 def test_a_batch_never_waits_for_more_unrolls_than_there_are():
     args = Args(num_actors=2, num_envs=4, batch_unrolls=6)
-    assert rollouts_per_batch(args) == 2
-    assert rollouts_per_batch(replace(args, batch_unrolls=4)) == 1
-    assert rollouts_per_batch(replace(args, batch_unrolls=4, deterministic=True)) == 2
-    assert rollouts_per_batch(replace(args, batch_unrolls=16, replay_proportion=0.5)) == 2
+    assert rollouts_per_round(args) == 2
+    assert rollouts_per_round(replace(args, batch_unrolls=4)) == 1
+    assert rollouts_per_round(replace(args, batch_unrolls=4, deterministic=True)) == 2
+    assert rollouts_per_round(replace(args, batch_unrolls=16, replay_proportion=0.5)) == 2
     with pytest.raises(ConfigError, match="batch-unrolls=9"):
-        rollouts_per_batch(replace(args, batch_unrolls=9))
+        rollouts_per_round(replace(args, batch_unrolls=9))
 
 
 def test_learners_share_the_actors_evenly():
@@ -173,4 +173,4 @@ def test_a_delay_line_gives_the_net_of_so_many_calls_ago():
 def test_presets_are_settings_within_their_ranges(env_id):
     args = Args(env_id=env_id, **PRESETS[env_id])
     check_ranges(args)
-    assert rollouts_per_batch(args) >= 1
+    assert rollouts_per_round(args) >= 1

@@ -132,7 +132,7 @@ def make_pool(nodes):
 
     def make(numbers, num_workers, slots_per_worker=2):
         told = []
-        states = SimpleNamespace(start=7, of=lambda worker: None)
+        states = SimpleNamespace(start=7, record_start=lambda worker: None)
         options = WorkerOptions(slots_per_worker=slots_per_worker)
         slots = Slots(SPEC, num_workers * slots_per_worker)
         pool = NodePool({}, numbers, slots, num_workers, states=states, options=options, on_restart=told.append)

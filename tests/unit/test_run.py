@@ -29,7 +29,7 @@ from a3c_mp.run.announce import budget_notes, end_text, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import PrintedLines, hms, open_log
 from a3c_mp.run.mean_return import MIN_EPISODES
-from a3c_mp.run.run import Run, in_one_line, resume_command
+from a3c_mp.run.run import Run, error_summary, resume_command
 from a3c_mp.run.summary import end_of
 
 TRACEBACK = """Traceback (most recent call last):
@@ -213,7 +213,7 @@ def test_a_resume_with_another_net_names_the_tensor_and_the_flag(tmp_path):
     ],
 )
 def test_the_reason_names_what_a_worker_raised(text, expected):
-    assert in_one_line(text) == expected
+    assert error_summary(text) == expected
 
 
 def test_samples_have_a_rate_of_their_own_and_gauges_are_read(args, monkeypatch):

@@ -1,10 +1,10 @@
-"""A schedule is a straight line between its ends, and flat beyond them; periods are told once each."""
+"""A schedule is a straight line between its ends, and flat beyond them; a count passes the multiples of a period."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a3c_mp.maths.schedules import Every, linear
+from a3c_mp.maths.schedules import linear, passes_multiple
 
 
 @given(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3), st.integers(1, 10**9))
@@ -25,15 +25,7 @@ def test_half_way_it_is_half_way():
     assert linear(4e-4, 0.0, 500, 1000) == pytest.approx(2e-4)
 
 
-@given(st.integers(1, 50), st.integers(0, 200), st.lists(st.integers(0, 120)))
-def test_every_multiple_is_told_once_however_the_count_grows(period, count, increments):
-    every = Every(period, count)
-    for increment in increments:
-        multiples = [n for n in range(count + 1, count + increment + 1) if n % period == 0]
-        count += increment
-        assert every(count) == bool(multiples)
-
-
-def test_without_a_period_no_multiple_is_reached():
-    every = Every(None, 5)
-    assert not any(every(count) for count in range(5, 500))
+@given(st.integers(1, 50), st.integers(0, 200), st.integers(0, 120))
+def test_a_multiple_is_passed_if_it_lies_after_the_count_before_and_not_after_the_other(period, before, increment):
+    multiples = [n for n in range(before + 1, before + increment + 1) if n % period == 0]
+    assert passes_multiple(before, before + increment, period) == bool(multiples)

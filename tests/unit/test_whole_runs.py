@@ -35,6 +35,7 @@ from a3c_mp.algorithms.ray_trainer import RayTrainer
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
+from a3c_mp.processes.workers import RestartMessage
 from a3c_mp.run import metrics
 
 APEX_CURVES = {
@@ -243,6 +244,27 @@ def test_a_run_on_ray_that_is_stuck_says_how_it_ended(run_inline, monkeypatch, s
     assert "continue with " in ended[1]
     assert done.summary["exit_reason"] == (signal or "error: the head is lost")
     assert done.state["steps"] == done.summary["steps"] > 0
+
+
+@pytest.mark.parametrize(("learning_starts", "warned"), [("400", 0), ("2000", 1)])
+def test_too_few_actors_to_fill_the_replay_are_warned_of_once(run_inline, monkeypatch, learning_starts, warned):
+    """One of two actors has no place; that the other's half of 4,000 transitions suffices decides."""
+    start = Fleet._start
+
+    def start_first(fleet, number):
+        if number == 0:
+            start(fleet, number)
+        else:
+            fleet.actors[number].is_waiting = True
+            fleet.on_restart(RestartMessage(number, "actor 1 waits", replaced=False, left=True))
+
+    monkeypatch.setattr(Fleet, "_start", start_first)
+    sizes = ["--num-actors", "2", "--num-shards", "1", "--replay-size", "4000", "--learning-starts", learning_starts]
+    done = run_inline.train(RAY_DQN, "--total-steps", "2400", *sizes)
+    assert done.code == 0, done.err
+    log = (done.folder / "run.log").read_text()
+    assert log.count("the replay of 1 of 2 actors may never hold 2,000 transitions (--learning-starts)") == warned
+    assert (done.summary["updates"] == 0) == bool(warned)
 
 
 def test_ddpg_trains_and_is_played(run_inline):
