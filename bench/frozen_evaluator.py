@@ -60,6 +60,8 @@ def watched_run(name: str, stopped: bool, args: Args, flags: list[str]) -> dict[
     with common.running_script([*command, *flags]) as process:
         time.sleep(SETTLED)
         while stopped and not has_evaluated(folder):
+            if process.poll() is not None:
+                raise SystemExit(f"{folder} ended before its first evaluation; raise --total-steps")
             time.sleep(0.1)
         learner = psutil.Process(process.pid)
         evaluator = evaluator_of(process.pid) if stopped else None

@@ -58,6 +58,8 @@ PEERS = {
 }
 CONTINUOUS = ("Pendulum-v1", "MountainCarContinuous-v0")
 """environments besides Atari, with settings in run_sb3.py"""
+WITHOUT_LIVES = ("PongNoFrameskip-v4", "BoxingNoFrameskip-v4", "FreewayNoFrameskip-v4")
+"""games in which rl_games and RLlib, whose environments end with a life, report returns of whole games"""
 OURS: dict[str, common.ChapterName] = {"ours": "a3c_data", "ours_impala": "impala"}
 """chapters 1 and 4, with their presets"""
 
@@ -218,6 +220,9 @@ def main() -> int:
         raise ConfigError("env-id", args.env_id, "the other libraries have no settings for it", fix)
     if args.env_id in CONTINUOUS and (others := set(args.peers) - set(versatile)):
         raise ConfigError("peers", min(others), "it is run on Atari only", f"choose from {', '.join(versatile)}")
+    if args.solve and (by_life := {"rl_games", "rllib"} & set(args.peers)) and args.env_id not in WITHOUT_LIVES:
+        why = "in games with lives, what it reports as a return is that of one life"
+        raise ConfigError("peers", min(by_life), why, f"leave it out, or choose {', '.join(WITHOUT_LIVES)}")
     for name, peer in peers.items():
         if not python_of(peer, args.environments).exists():
             raise ConfigError("peers", name, f"it is not installed in {args.environments}", "run with --install first")

@@ -56,9 +56,13 @@ class NodeEvaluator:
         self._send()
 
     def poll(self) -> PlayedGames | None:
-        if not self._ready and (error := self.error()) is not None:
-            raise error
         result, self._result = self._result, None
+        if result is None and not self._ready:
+            own = self.node.child(self.own)
+            if (error := self.error()) is not None:
+                raise error
+            if self.run.args.listen is None and own is not None and own.is_done:
+                raise WorkerError("the evaluator ended with the task, before it had the weights")
         return result
 
     def wait(self, seconds: float) -> PlayedGames | None:

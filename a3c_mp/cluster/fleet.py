@@ -65,7 +65,8 @@ class FleetActor:
 
     @property
     def references(self) -> list[Any]:
-        return [ref for ref in (self.hello, self.beat_request, *self.calls) if ref is not None]
+        """What to wait for: of the calls only the first, so that results count in order, as Ray does not keep it."""
+        return [ref for ref in (self.hello, self.beat_request, next(iter(self.calls), None)) if ref is not None]
 
 
 class Fleet:

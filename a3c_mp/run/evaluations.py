@@ -136,6 +136,8 @@ class Evaluations:
                 self._played = self.evaluator.wait(LAST_RESULT_SECONDS)
             if self._played is not None:
                 self._record(self._played)
+            else:
+                self.log.warning(f"evaluation {self.running[0]} has not ended; the run ends without it")
         except WorkerError as error:
             self.log.warning(f"without the evaluation that was running: {error}")
 

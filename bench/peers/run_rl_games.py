@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-import numpy as np
 import torch
 from points import WINDOW, Points, parser
 from rl_games.common.algo_observer import AlgoObserver
@@ -33,8 +32,6 @@ class Curve(AlgoObserver):
 
     def process_infos(self, infos: Any, done_indices: Any) -> None:
         done = done_indices.cpu().numpy().flatten()
-        if "lives" in infos:  # the game goes on after a lost life
-            done = np.argwhere(infos["lives"] == 0).flatten()
         self.games.extend(infos["scores"][done].tolist())
 
     def after_steps(self) -> None:

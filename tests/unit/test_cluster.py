@@ -1,6 +1,7 @@
 """Parts of chapter 7 without Ray, or with Ray as threads of this process."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -480,6 +481,20 @@ def test_a_fleet_gives_rounds_as_workers_do(fleets):
             fleet.release(filled, number)
         assert fleet.take(lambda: True) == []
     assert not fleets.said
+
+
+def test_rollouts_of_an_actor_count_in_their_order_even_if_a_later_one_arrives_first(fleets, monkeypatch):
+    with fleets([], slots_per_worker=2, in_order=True) as fleet:
+        first, wait, waits = next(iter(fleet.actors[0].calls)), fleet.session.ray.wait, itertools.count()
+
+        def late(references, **options):
+            """As if the first result were still on its way for the first few looks."""
+            arrived = [ref for ref in references if ref is not first or next(waits) > 5]
+            return wait(arrived, **options) if arrived else ([], references)
+
+        monkeypatch.setattr(fleet.session.ray, "wait", late)
+        slots = [slot for _ in range(2) for _, slot, _ in fleet.take(lambda: False)]
+    assert slots == [0, 2, 1, 3]
 
 
 def test_a_round_is_smaller_while_an_actor_has_no_place(fleets):

@@ -192,7 +192,7 @@ def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
 # ---- the end of a run, and its progress
 
 
-def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it_should(scene):
+def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it_should(scene, tape):
     scene.evaluations.finish()
     scene.round(100)
     scene.progress.steps, scene.evaluator.answer = 180, None
@@ -200,6 +200,7 @@ def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it
     assert scene.results == []
     [seconds] = scene.evaluator.tape
     assert seconds <= 60
+    assert tape.messages[-1] == "evaluation 1 has not ended; the run ends without it"
     scene.evaluator.answer = WorkerError("evaluator (pid 1) is lost")
     scene.evaluations.finish()
     assert not scene.progress.evals.has_failed, "it decides which of the checkpoints is the best"

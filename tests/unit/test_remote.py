@@ -389,7 +389,7 @@ def evaluators(nodes):
     lines = []
     log = logging.Logger("run")
     log.info = lines.append
-    run = SimpleNamespace(args=SimpleNamespace(eval_episodes=2), log=log, is_interrupted=lambda: False)
+    run = SimpleNamespace(args=SimpleNamespace(eval_episodes=2, listen=None), log=log, is_interrupted=lambda: False)
     learner = NodeEvaluator(nodes[0], "node.1", run, lambda: None)
     learner.lines = lines
     return learner, lambda node: EvaluatorChannel(node, None, nn.Linear(2, 1))
@@ -418,6 +418,23 @@ def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare
     assert hub.child("node.1").results == [True], "an exception later on is worth a restart"
     assert learner.poll() == ([1.0, 2.0], [3, 4], "sha")
     assert learner.poll() is None
+
+
+def test_without_an_evaluator_that_could_still_play_nothing_is_waited_for(nodes, evaluators):
+    """It had its FINISH before the snapshot."""
+    hub, local, _ = nodes
+    learner, add = evaluators
+    end = add(local)
+    run_until(lambda: learner._ready, hub)
+    learner.start(nn.Linear(2, 1))
+    run_until(has_snapshot(end), hub, local)
+    assert learner.wait(0.1) is None, "it may answer"
+    local.leave()
+    run_until(lambda: not learner._ready, hub)
+    with pytest.raises(WorkerError, match="the evaluator ended with the task, before it had the weights"):
+        learner.wait(60)
+    learner.run.args.listen = "tcp://127.0.0.1:5555"
+    assert learner.wait(0.1) is None, "one of another machine may come back"
 
 
 def test_an_evaluator_that_repeats_itself_joins_once(nodes, evaluators, tape):
