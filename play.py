@@ -91,7 +91,7 @@ class TrainedRun(NamedTuple):
 def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     """(run folder, checkpoint): the best of a run folder, or else the newest; or the named file."""
     if run.suffix == ".pt":
-        return run.parent.parent, run
+        return run.absolute().parent.parent, run
     folder = run / "checkpoints"
     best = [] if newest else checkpoint.list_checkpoints(folder, "best")
     paths = best or checkpoint.list_checkpoints(folder)

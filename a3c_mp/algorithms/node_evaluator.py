@@ -39,10 +39,11 @@ class NodeEvaluator:
         own: name of the evaluator of the learner's machine.
         run: gets log lines; a signal to it ends every wait.
         error: what the evaluator of this machine is given up for, if it is.
+        others: whether evaluators of other machines can join.
     """
 
-    def __init__(self, node: FirstNode, own: str, run: Run, error: Callable[[], WorkerError | None]):
-        self.node, self.own, self.run, self.error = node, own, run, error
+    def __init__(self, node: FirstNode, own: str, run: Run, error: Callable[[], WorkerError | None], others: bool):
+        self.node, self.own, self.run, self.error, self.others = node, own, run, error, others
         self._ready: list[str] = []  # names of the nodes that could evaluate
         self._name: str | None = None  # of the node that evaluates the snapshot
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
@@ -61,7 +62,7 @@ class NodeEvaluator:
             own = self.node.child(self.own)
             if (error := self.error()) is not None:
                 raise error
-            if self.run.args.listen is None and own is not None and own.is_done:
+            if not self.others and own is not None and own.is_done:
                 raise WorkerError("the evaluator ended with the task, before it had the weights")
         return result
 

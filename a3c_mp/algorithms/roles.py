@@ -288,7 +288,8 @@ class Cluster:
             self.actors.workers.connect(self.node)
             serve_weights(self.node, self.actors.weights)
             own = node_name(self.args.num_actors + 1)
-            self.run.evaluate_with(NodeEvaluator(self.node, own, self.run, lambda: self._evaluator_error))
+            others, error = self.args.listen is not None, lambda: self._evaluator_error
+            self.run.evaluate_with(NodeEvaluator(self.node, own, self.run, error, others))
         else:
             self.run.evaluate_with(InlineEvaluator(self.node, EvaluationGames.of(self.args), self.run.is_interrupted))
         if self.args.listen is not None:

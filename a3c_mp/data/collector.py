@@ -121,13 +121,20 @@ class RolloutCollector:
             if truncated.any():
                 write_step(rollout, t, final_baseline=self.act(torch.from_numpy(infos["final_obs"]), self.state)[1])
             write_step(rollout, t + 1, obs=next_obs)
-            self.entry = [reset_state(state, self.stats.done) for state in self.state]
+            self.entry = [reset_state(state, self._starts(state)) for state in self.state]
             self.logits, self.baseline, self.state = self.act(rollout.obs[t + 1], self.entry)
             self.logits = mask_logits(self.logits, action_mask(self.env))
             write_step(rollout, t + 1, baseline=self.baseline)
             self.channel.beat()
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1
+
+    def _starts(self, state: Tensor) -> Tensor:
+        """Which environments start with an empty LSTM state [B, S]: those of new episodes, bool [B].
+
+        Those in which NaN is left from a bad observation too: it would spoil all later steps of the episode.
+        """
+        return torch.as_tensor(self.stats.done, device=state.device) | ~state.isfinite().all(dim=1)
 
     def rollout_seeds(self) -> tuple[int, int]:
         """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""

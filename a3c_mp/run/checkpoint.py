@@ -10,6 +10,7 @@ Where a resume changes which of them decides, both are kept.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -264,7 +265,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
     settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if [set(group) for group in state["param_groups"]] != [{*s, "params"} for s in settings]:
         raise ValueError("it holds the state of another optimizer")
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(copy.deepcopy(state))  # else its moments would keep the whole file mapped
     for group, now in zip(optimizer.param_groups, settings, strict=True):
         group.update(now)
 

@@ -89,7 +89,8 @@ def check_evaluation(args: CommonArgs) -> None:
     """Raise ConfigError for `--stop-eval-return` without evaluations."""
     if args.stop_eval_return is not None and not args.eval_every:
         why = "there is no evaluation whose return could reach it"
-        raise ConfigError("stop-eval-return", args.stop_eval_return, why, "give --eval-every too, or leave it out")
+        fix = "give --eval-every too, or leave it out (resumed: --stop-eval-return none)"
+        raise ConfigError("stop-eval-return", args.stop_eval_return, why, fix)
 
 
 def check_system() -> None:

@@ -152,6 +152,11 @@ def as_recorded(args: CommonArgs) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(args), default=str))
 
 
+def name_of(folder: Path) -> str:
+    """The name of a run folder, also of one that is given as `.`"""
+    return os.path.basename(os.path.abspath(folder))
+
+
 def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:
     """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run.
 
@@ -162,7 +167,12 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
         steps: agent steps of the run at this start.
     """
     start = {
-        "args": {**as_recorded(args), "resume": None, "run_name": folder.name, "runs_dir": str(folder.parent)},
+        "args": {
+            **as_recorded(args),
+            "resume": None,
+            "run_name": name_of(folder),
+            "runs_dir": os.path.normpath(folder / ".."),
+        },
         "versions": {
             "a3c_mp": a3c_mp.__version__,
             "python": platform.python_version(),

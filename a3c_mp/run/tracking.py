@@ -18,11 +18,15 @@ from typing import Any
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.run.files import write_atomically
+from a3c_mp.run.run_dir import name_of
+from a3c_mp.run.script import in_time
 
 PROJECT = "a3c-mp"
 """project that runs are grouped in, unless WANDB_PROJECT names another"""
 STEPS = "steps"
 """metric that is the x axis: agent steps"""
+FINISH_SECONDS = 30.0
+"""longest wait, at the end of a run, for a tracker to send what it has"""
 
 
 def check_tracker(args: CommonArgs) -> None:
@@ -71,7 +75,7 @@ class Tracker:
             own: dict[str, Any] = {"dir": str(folder), "id": run_id(folder)} if args.track == "wandb" else {}
             module = importlib.import_module(args.track)
             with no_input():
-                module.init(project=project, name=folder.name, config=settings, resume=resume, **own)
+                module.init(project=project, name=name_of(folder), config=settings, resume=resume, **own)
             if args.track == "wandb":
                 module.define_metric("*", step_metric=STEPS)  # evaluations come late, with the steps of their weights
             self.module = module
@@ -87,7 +91,11 @@ class Tracker:
             self._call("log", {**metrics, STEPS: step})
 
     def close(self) -> None:
-        self._call("finish")
+        """Have everything sent, for at most `FINISH_SECONDS`: signals do not end the process meanwhile."""
+        if self.module is not None and not in_time(lambda: self._call("finish"), FINISH_SECONDS):
+            self.log.warning(
+                f"{self.name} has not sent everything after {FINISH_SECONDS:.0f} s; TensorBoard has all curves"
+            )
 
     def _call(self, function: str, *args: Any) -> None:
         if self.module is not None:

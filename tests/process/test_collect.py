@@ -9,13 +9,23 @@ from inline import unconnected_channel
 
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.rollout import Rollout, episode_starts, rollout_spec
+from a3c_mp.data.rollout import Rollout, episode_starts, is_finite, rollout_spec
 from a3c_mp.nets.actor_critic import initial_state, unroll
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from wrappers import make_vec_env
 
 T, B, ROLLOUTS = 5, 3, 8
 SPACES = Box(-np.inf, np.inf, (2,), np.float32), Discrete(3)
+
+
+def collect(net, env, spaces, number):
+    """Rollouts that follow each other."""
+    collector, rollouts = RolloutCollector(RolloutArgs(seed=0), env, net, unconnected_channel()), []
+    for _ in range(number):
+        spec = rollout_spec(T, env.num_envs, *spaces, net.core_size)
+        rollouts.append(Rollout(**{name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}))
+        collector.collect(rollouts[-1])
+    return rollouts
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +35,7 @@ def collected():
     net = make_actor_critic(*SPACES, NetSpec(lstm=True))
     torch.nn.init.normal_(net.policy[-1].weight)
     env = make_vec_env("envs:Count-v0", B, seed=0)
-    collector = RolloutCollector(RolloutArgs(env_id="envs:Count-v0", seed=0), env, net, unconnected_channel())
-    rollouts = []
-    for _ in range(ROLLOUTS):
-        spec = rollout_spec(T, B, *SPACES, net.core_size)
-        rollouts.append(Rollout(**{name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}))
-        collector.collect(rollouts[-1])
-    return net, rollouts
+    return net, collect(net, env, SPACES, ROLLOUTS)
 
 
 def test_an_unroll_of_the_learner_is_what_the_actor_computed_step_by_step(collected):
@@ -74,3 +78,12 @@ def test_the_state_matters_to_these_tests(collected):
     assert rollout.core_state.any()
     logits, _ = unroll(net, rollout.obs, torch.zeros_like(rollout.core_state[0]), episode_starts(rollout))
     assert not torch.allclose(logits[0], rollout.behaviour_logits[0], atol=1e-3)
+
+
+def test_an_observation_that_is_nan_spoils_no_later_unroll_of_the_episode():
+    spaces = Box(-np.inf, np.inf, (4,), np.float32), Discrete(2)
+    net = make_actor_critic(*spaces, NetSpec(lstm=True))
+    bad, good = collect(net, make_vec_env("envs:NanObs-v0?at=2", 1, seed=0), spaces, 2)
+    assert not (bad.terminated | bad.truncated).any(), "the episode goes on"
+    assert not is_finite(bad)
+    assert is_finite(good)

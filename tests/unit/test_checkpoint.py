@@ -94,6 +94,18 @@ def test_the_hash_is_that_of_the_file_also_where_the_state_changes_meanwhile(tmp
         )
 
 
+def test_a_restored_optimizer_does_not_keep_its_file_mapped(tmp_path):
+    """Else the gigabytes of a pruned checkpoint with a replay would stay on the disk until the run ends."""
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+    path = checkpoint.save(tmp_path, state, steps=3, **IDENTITY)
+    checkpoint.restore_optimizer(optimizer, load(path)["optimizer"])
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
 def test_a_net_and_its_optimizer_go_on_as_if_never_interrupted(tmp_path):
     def trainer():
         torch.manual_seed(1)

@@ -18,6 +18,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.run import run_dir as folder
 from a3c_mp.run.run import Run
+from a3c_mp.run.run_dir import describe_run
 
 IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
 
@@ -36,6 +37,13 @@ def ten_steps(run):
     with run:
         run.record_rollout(10, [], 0, 0)
     return run
+
+
+def test_the_current_folder_has_its_name(args, tmp_path, monkeypatch):
+    (folder := tmp_path / "runs" / "r").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    recorded = describe_run(replace(args, resume=Path()), "test", Path(), 0)["args"]
+    assert (recorded["run_name"], recorded["runs_dir"]) == ("r", "..")
 
 
 # ---- made

@@ -3,6 +3,7 @@
 import importlib.machinery
 import io
 import sys
+import threading
 import types
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from torch import nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
+from a3c_mp.run import tracking
 from a3c_mp.run.run import Run
 
 
@@ -69,6 +71,18 @@ def test_a_tracker_that_fails_costs_one_warning(broken, args, monkeypatch):
     run = a_run(args)
     assert run.exit_code == 0
     assert (run.folder / "run.log").read_text().count("wandb fails (ConnectionError: no network); the run goes on") == 1
+
+
+def test_a_tracker_that_does_not_come_back_is_not_waited_for(args, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", module := Module())
+    monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.2)
+    module.finish = (released := threading.Event()).wait
+    run = a_run(args)
+    released.set()
+    assert run.exit_code == 0
+    lines = (run.folder / "run.log").read_text()
+    assert "wandb has not sent everything after 0 s; TensorBoard has all curves" in lines
+    assert "ended" in lines.splitlines()[-1] or "steps" in lines.splitlines()[-1], "how the run ended comes last"
 
 
 def test_a_tracker_that_is_not_installed_is_bad_input(args, monkeypatch):

@@ -292,7 +292,7 @@ def test_an_evaluation_that_is_stopped_tells_the_scores_so_far(run_inline, monke
 
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)
-def test_the_net_of_a_run_is_the_one_that_is_played(run_inline, chapter, register):
+def test_the_net_of_a_run_is_the_one_that_is_played(run_inline, chapter, register, monkeypatch):
     image = {"observation_space": Box(0, 255, (1, 36, 36), np.uint8), "obs": np.ones((1, 36, 36), np.uint8)}
     register(changes=image | {"rest": (1.0, True, False, {})})
     flags = ["--env-id", "Custom-v0", "--net", "paper", "--total-steps", "32"]
@@ -301,6 +301,9 @@ def test_the_net_of_a_run_is_the_one_that_is_played(run_inline, chapter, registe
     assert done.state["net"]["torso.0.0.weight"].shape == (16, 1, 8, 8)
     played = run_inline("play.py", "runs/r", "--episodes", "2")
     assert played.code == 0, played.err
+    monkeypatch.chdir(done.folder / "checkpoints")
+    newest = max(Path().glob("step_*.pt"))
+    assert play.find_checkpoint(newest) == (done.folder.absolute(), newest), "a bare name is one of the current folder"
 
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)
