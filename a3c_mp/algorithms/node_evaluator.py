@@ -63,7 +63,7 @@ class NodeEvaluator:
             if (error := self.error()) is not None:
                 raise error
             if not self.others and own is not None and own.is_done:
-                raise WorkerError("the evaluator ended with the task, before it had the weights")
+                raise WorkerError("the evaluator ended with the task and sent no result")
         return result
 
     def wait(self, seconds: float) -> PlayedGames | None:

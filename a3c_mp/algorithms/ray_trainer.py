@@ -227,8 +227,10 @@ class RayTrainer:
         reader = Reader(weights.buffers.dtype, weights.untrained)
         fleet = partial(Fleet, self.session, target, (self.args, self.packer, reader, *args), self.inbox)
 
+        updates = run.updates  # at this start: a resumed run fills an empty replay again
+
         def warn_if_too_few(message: RestartMessage) -> None:
-            if message.left and run.updates == 0 and (warning := warning_of_too_few(self.args, workers.placed)):
+            if message.left and run.updates == updates and (warning := warning_of_too_few(self.args, workers.placed)):
                 run.log.warning(warning)
 
         actors = Actors(fleet, weights, states, run, warn_if_too_few)
@@ -288,10 +290,10 @@ class RayTrainer:
 
 
 def warning_of_too_few(args: RayRunArgs, placed: int) -> str:
-    """Return the warning for when one more actor has no place: whether those with one can fill DQN's replay.
+    """Return a warning if the actors that have a place cannot fill DQN's replay to `--learning-starts`; else "".
 
-    Empty if they can until `--learning-starts`, if one more could not either (an earlier warning said so), or if nobody
-    collects before all have a place (`--deterministic`).
+    For when an actor starts to wait for a place. Also "" if one more actor would not be enough either (an earlier
+    call has warned), and in deterministic runs, where nobody collects before all actors have a place.
     """
     if not isinstance(args, DqnArgs) or args.deterministic:
         return ""

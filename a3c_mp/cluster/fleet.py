@@ -65,7 +65,10 @@ class FleetActor:
 
     @property
     def references(self) -> list[Any]:
-        """What to wait for: of the calls only the first, so that results count in order, as Ray does not keep it."""
+        """What to wait for. Of the calls only the oldest, so that results count in order.
+
+        Ray may deliver a later one first.
+        """
         return [ref for ref in (self.hello, self.beat_request, next(iter(self.calls), None)) if ref is not None]
 
 

@@ -130,9 +130,9 @@ class RolloutCollector:
         self.rollouts += 1
 
     def _starts(self, state: Tensor) -> Tensor:
-        """Which environments start with an empty LSTM state [B, S]: those of new episodes, bool [B].
+        """Return which environments get an empty LSTM state, bool [B]: those in which an episode starts.
 
-        Those in which NaN is left from a bad observation too: it would spoil all later steps of the episode.
+        Also those whose state [B, S] has NaN or inf in it after a bad observation: it would stay to the episode's end.
         """
         return torch.as_tensor(self.stats.done, device=state.device) | ~state.isfinite().all(dim=1)
 

@@ -8,7 +8,7 @@ def linear(start: float, end: float, step: int, total: int) -> float:
 
 
 def passes_multiple(before: int, after: int, period: int) -> bool:
-    """Whether a count has reached or passed a multiple of `period`, which is 1 or more."""
+    """Whether a count that grew from `before` to `after` has reached or passed a multiple of `period` (1 or more)."""
     return after // period > before // period
 
 

@@ -33,13 +33,13 @@ class Filled(NamedTuple):
 
 
 class RestartMessage(NamedTuple):
-    """Report of an actor that was replaced, or that could not be rebuilt."""
+    """Report of an actor that was replaced, could not be rebuilt, waits for a place, or has joined."""
 
     actor: int  # its number in the whole run
     text: str
-    replaced: bool = True  # False: it runs, but plays new games, as those in progress could not be rebuilt
-    joined: bool = False  # from another machine
-    left: bool = False  # nobody takes its place for now
+    replaced: bool = True  # False, if it has neither joined nor left: it runs, but plays new games
+    joined: bool = False  # from another machine, or after it waited for a place
+    left: bool = False  # its machine has left, or no node has a place for it: nobody acts for it now
 
 
 class StateSource(Protocol):

@@ -27,7 +27,7 @@ class Round(NamedTuple):
     """A round of all learners, as `Actors.record_round` recorded it."""
 
     finite: bool  # whether all of its messages can be learned from
-    replay_sizes: list[int]  # of every learner, in the order of their ranks
+    replay_sizes: list[int]  # transitions in the replay of each learner, by rank; 0 without a replay
 
 
 def processes(target: Callable[..., None], *args: Any) -> Callable[..., WorkerPool]:
@@ -43,7 +43,7 @@ class Actors:
         weights: the ones whose versions actors are given with their slots.
         states: what actors are rebuilt from, and which of them belong to this learner.
         run: counts restarts, says when to stop.
-        on_restart: called in addition before an actor is replaced.
+        on_restart: called in addition with each `RestartMessage`: of an actor that is replaced, leaves or joins.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Actors:
         self.group, self.own = states.group, states.own
         self.restart_messages: list[RestartMessage] = []  # of a group of learners, until the next `record_round`
         self._reports: list[ActorReport] = []
-        self._prepare_successor = on_restart
+        self._also_on_restart = on_restart
         args, layout = run.args, states.layout
         self.workers = start(
             num_workers=len(self.own),
@@ -140,4 +140,4 @@ class Actors:
             self.restart_messages.append(message)
         else:
             self.run.on_restart(message)
-        self._prepare_successor(message)
+        self._also_on_restart(message)

@@ -126,7 +126,10 @@ class Checkpointer:
 
     @property
     def is_due(self) -> bool:
-        """Whether `--checkpoint-steps` or `--checkpoint-seconds` have passed since the last `save`."""
+        """Whether, since the last `save`, the steps passed a multiple of `--checkpoint-steps` or its seconds are over.
+
+        A `save` that failed counts too: it is not tried again in every round.
+        """
         period = self.args.checkpoint_steps
         steps_due = period is not None and passes_multiple(self._tried_steps, self.state.progress.steps, period)
         return steps_due or time.monotonic() - self._tried_seconds >= self.args.checkpoint_seconds

@@ -57,7 +57,7 @@ class Task:
         self.known_labels = (*self.labels, *known_labels) if known_labels else ()
         self.ctx, self.router = Context(), router
         self.events = Events(self.labels, router)
-        self._ended_elsewhere = False  # by another node, which has told everyone
+        self._ended_elsewhere = False  # by another node, which has sent FINISH to all
         self.events.on_internal(FINISH, self._on_finish)
         self._middleware: list[Step] = []
         self._wrappers: list[Wrapper] = []

@@ -82,7 +82,7 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
     context = mp.get_context("forkserver")  # no time for forty imports of torch; its parent has no threads to lose
     shards = make_shards()
     replay, rng = Replay(shards, 0.6, 0), np.random.default_rng(0)
-    room = 2 * STEPS * 2  # two blocks may be under way
+    room = 2 * STEPS * 2  # two blocks may be in flight
 
     def start(shard, life):
         replay.make_room(shard, room)

@@ -194,7 +194,7 @@ SPECIAL = {
     "the same in chapter 2": (A3C_GRAD, ["--batch-size", "1e6"], "batch-size=1000000: a rollout has only 32 * 8"),
     "batch larger than the replay": (APEX_DQN, ["--batch-size", "300_000"], "batch-size=300000: the replay has room"),
     "batch larger than what is collected": (IMPALA, ["--batch-unrolls", "1e4"], "batch-unrolls=10000: 625 new"),
-    "rollouts under way": (A3C_DATA, ["--deterministic", "--slots-per-actor", "3"], "slots-per-actor=3: "),
+    "too many rollouts in flight": (A3C_DATA, ["--deterministic", "--slots-per-actor", "3"], "slots-per-actor=3: "),
     "more rollouts than tokens fit into a pipe": (
         A3C_DATA,
         ["--slots-per-actor", "5000"],

@@ -102,7 +102,10 @@ def test_a_restored_optimizer_does_not_keep_its_file_mapped(tmp_path):
     optimizer.step()
     state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
     path = checkpoint.save(tmp_path, state, steps=3, **IDENTITY)
-    checkpoint.restore_optimizer(optimizer, load(path)["optimizer"])
+    loaded = load(path)
+    assert str(path) in Path("/proc/self/maps").read_text(), "a loaded file is mapped"
+    checkpoint.restore_optimizer(optimizer, loaded["optimizer"])
+    del loaded
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 

@@ -1,4 +1,4 @@
-"""The command line: defaults, presets, resumed settings, and one line about anything a user can mend."""
+"""The command line: defaults, presets, resumed settings, and one line about anything a user can fix."""
 
 import dataclasses
 import importlib

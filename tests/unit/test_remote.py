@@ -421,7 +421,7 @@ def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare
 
 
 def test_without_an_evaluator_that_could_still_play_nothing_is_waited_for(nodes, evaluators):
-    """It had its FINISH before the snapshot."""
+    """The evaluator of this machine has ended with the task, and none can join from another."""
     hub, local, _ = nodes
     learner, add = evaluators
     end = add(local)
@@ -431,7 +431,11 @@ def test_without_an_evaluator_that_could_still_play_nothing_is_waited_for(nodes,
     assert learner.wait(0.1) is None, "it may answer"
     local.leave()
     run_until(lambda: not learner._ready, hub)
-    with pytest.raises(WorkerError, match="the evaluator ended with the task, before it had the weights"):
+    child = hub.child("node.1")
+    child.is_done = False
+    assert learner.poll() is None, "it may be started again"
+    child.is_done = True
+    with pytest.raises(WorkerError, match="the evaluator ended with the task and sent no result"):
         learner.wait(60)
     learner.others = True
     assert learner.wait(0.1) is None, "one of another machine may come back"

@@ -248,7 +248,7 @@ def test_a_run_on_ray_that_is_stuck_says_how_it_ended(run_inline, monkeypatch, s
 
 @pytest.mark.parametrize(("learning_starts", "warned"), [("400", 0), ("2000", 1)])
 def test_too_few_actors_to_fill_the_replay_are_warned_of_once(run_inline, monkeypatch, learning_starts, warned):
-    """One of two actors has no place; that the other's half of 4,000 transitions suffices decides."""
+    """Actor 1 of two has no place. The lanes of actor 0 can hold 400 transitions, but not 2,000."""
     start = Fleet._start
 
     def start_first(fleet, number):
@@ -263,7 +263,8 @@ def test_too_few_actors_to_fill_the_replay_are_warned_of_once(run_inline, monkey
     done = run_inline.train(RAY_DQN, "--total-steps", "2400", *sizes)
     assert done.code == 0, done.err
     log = (done.folder / "run.log").read_text()
-    assert log.count("the replay of 1 of 2 actors may never hold 2,000 transitions (--learning-starts)") == warned
+    warning = f"the replay of 1 of 2 actors may never hold {int(learning_starts):,} transitions (--learning-starts)"
+    assert log.count(warning) == warned
     assert (done.summary["updates"] == 0) == bool(warned)
 
 
