@@ -293,7 +293,7 @@ def warning_of_too_few(args: RayRunArgs, placed: int) -> str:
     """Return a warning if the actors that have a place cannot fill DQN's replay to `--learning-starts`; else "".
 
     For when an actor starts to wait for a place. Also "" if one more actor would not be enough either (an earlier
-    call has warned), and in deterministic runs, where nobody collects before all actors have a place.
+    call has warned), and in deterministic runs, where no actor collects before all have a place.
     """
     if not isinstance(args, DqnArgs) or args.deterministic:
         return ""

@@ -39,7 +39,7 @@ class RestartMessage(NamedTuple):
     text: str
     replaced: bool = True  # False, if it has neither joined nor left: it runs, but plays new games
     joined: bool = False  # from another machine, or after it waited for a place
-    left: bool = False  # its machine has left, or no node has a place for it: nobody acts for it now
+    left: bool = False  # its machine has left, or no node has a place for it: no process acts for it now
 
 
 class StateSource(Protocol):
