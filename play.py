@@ -35,7 +35,7 @@ from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.population.records import Spaces
 from a3c_mp.run import checkpoint
-from a3c_mp.run.announce import net_text
+from a3c_mp.run.banner import net_text
 from a3c_mp.run.evaluate import (
     NUM_ENVS,
     NotRendered,
@@ -48,7 +48,7 @@ from a3c_mp.run.evaluate import (
     with_random_actions,
 )
 from a3c_mp.run.export import ExportedPolicy, head_of, write_onnx, write_safetensors
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
 
 VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn": dqn}
@@ -134,7 +134,7 @@ def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[st
 def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
     """The trained net, and the spaces of its environment. Raises ConfigError if it does not fit the environment."""
     algo = VALUE_BASED.get(run.algorithm)
-    spaces = check_env(run.env_id, algo.ACTIONS if algo else ACTIONS)
+    spaces = probe_env(run.env_id, algo.ACTIONS if algo else ACTIONS)
     net: Any
     if run.algorithm == "population":
         net = EliteNet(Spaces(*spaces))

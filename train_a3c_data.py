@@ -22,16 +22,16 @@ from a3c_mp.algorithms.actor_critic import (
     Samples,
     advantages_and_targets,
     allocate,
-    anneal_entropy_cost,
+    anneal_entropy_coef,
     epoch_minibatches,
     rollout_layout,
     update_obs_stats,
 )
 from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS, PPOArgs
 from a3c_mp.cli import parse_args
-from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
+from a3c_mp.data.resume_states import ResumeStates
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
@@ -43,8 +43,8 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.actors import Actors, processes
 from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.guard import FiniteGuard
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.guard import NonFiniteFilter
+from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
@@ -60,7 +60,7 @@ class Args(PPOArgs):
 PRESETS = PPO_PRESETS
 
 
-def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
+def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ResumeStates) -> None:
     """Actor process: fill slots with rollouts until the learner stops it."""
     env = make_envs(args, channel)
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec).to(weights.buffers)
@@ -82,18 +82,18 @@ def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, Metric
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
     value_loss = losses.value_loss(values, value_targets)
     entropy_loss = -policy.entropy().mean()
-    total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
+    total = policy_loss + args.value_coef * value_loss + args.entropy_coef * entropy_loss
     metrics: Metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
-    metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
+    metrics |= {"values/advantage": advantages, "values/value": values, "values/target": value_targets}
     metrics |= {"policy/log_ratio": log_probs - behaviour_log_probs, "policy/clip_ratio": args.clip_ratio}
     return total, metrics | {"losses/total": total}
 
 
 def learn(
-    args: Args, run: RunState, net: ActorCritic, optimizer: Optimizer, rollout: Rollout, guard: FiniteGuard
+    args: Args, run: RunState, net: ActorCritic, optimizer: Optimizer, rollout: Rollout, guard: NonFiniteFilter
 ) -> None:
     """Take gradient steps on shuffled minibatches of a rollout, in `--update-epochs` epochs."""
-    args = anneal_entropy_cost(args, run.steps)  # entropy coefficient after this rollout
+    args = anneal_entropy_coef(args, run.steps)  # entropy coefficient after this rollout
     advantages, value_targets = advantages_and_targets(args, rollout)  # by GAE, or --returns nstep
     if args.normalize_advantages:
         advantages = losses.normalize(advantages)
@@ -103,7 +103,7 @@ def learn(
         total, metrics = loss(args, net, samples.select(indices))
         optimizer.zero_grad(set_to_none=True)
         total.backward()
-        metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(parameters, args.clip_grad)
+        metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
         # The sum is finite only if both are.
         if guard.check(norm + total.detach(), "the learner", f"gradient {run.updates + 1}"):
             optimizer.step()
@@ -112,7 +112,7 @@ def learn(
 
 def main() -> int:
     args = parse_args(Args, PRESETS, __doc__)
-    obs_space, action_space = check_env(args.env_id)
+    obs_space, action_space = probe_env(args.env_id)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
@@ -121,9 +121,12 @@ def main() -> int:
     with Run(args, args.chapter, net, optimizer) as run:
         weights = Weights(net, acting_dtype(args.precision, net))
         # What deterministic runs rebuild actors from, bit for bit; in others nothing is written to it.
-        states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
+        states = ResumeStates(args, rollout_layout(args, action_space), start=run.steps)
         run.keep(actors=states, weights=weights)
-        rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
+        rollout_guard, grad_guard = (
+            NonFiniteFilter(run, "rollouts_not_finite"),
+            NonFiniteFilter(run, "grads_not_finite"),
+        )
         with Actors(processes(actor, args, slots, weights, states), weights, states, run) as actors:
             # A round is one rollout, or with --deterministic one of every actor. Its slots go back after the loop body.
             for filled in actors.rounds():

@@ -24,9 +24,9 @@ from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
 from a3c_mp.algorithms.gradients import Gradient, GradientFilter, MeanGradient, RolloutStats
 from a3c_mp.cli import parse_args
 from a3c_mp.config import Between, Count
-from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
+from a3c_mp.data.resume_states import ResumeStates
 from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
@@ -36,7 +36,7 @@ from a3c_mp.processes.weights import Weights
 from a3c_mp.run.actors import Actors, processes
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import merge_moments
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
@@ -70,7 +70,7 @@ PRESETS = {name: preset | CHANGES.get(name, {}) for name, preset in actor_critic
 
 
 def actor(
-    channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, acting_weights: Weights, states: ActorStates
+    channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, acting_weights: Weights, states: ResumeStates
 ) -> None:
     """Actor process: collect rollouts and fill slots with their gradients until the learner stops it."""
     env = make_envs(args, channel)
@@ -105,7 +105,7 @@ def actor(
 
 def main() -> int:
     args: Args = gradients.settle_sync(parse_args(Args, PRESETS, __doc__))
-    obs_space, action_space = check_env(args.env_id)
+    obs_space, action_space = probe_env(args.env_id)
     device = set_up_torch(args)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
@@ -116,7 +116,7 @@ def main() -> int:
         weights = Weights(net)
         acting_weights = Weights(net) if args.sync else weights  # apart: a rollout has one version
         grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)
-        states = ActorStates(args, rollout_layout(args, action_space, messages=grads_per_rollout), start=run.steps)
+        states = ResumeStates(args, rollout_layout(args, action_space, messages=grads_per_rollout), start=run.steps)
         run.keep(actors=states, weights=weights, acting_weights=acting_weights)
         mean, gradient_filter = MeanGradient(net), GradientFilter(run, args.max_lag, grads_per_rollout)
         start = processes(actor, args, slots, weights, acting_weights, states)
@@ -134,7 +134,7 @@ def main() -> int:
                             run.record_metrics(report.metrics)
                 if mean.count >= (1 if args.sync else args.grads_per_step):
                     with run.timing("learning"):
-                        grad_norm = mean.finish(args.clip_grad)
+                        grad_norm = mean.finish(args.max_grad_norm)
                         optimizer.step()
                         run.record_update({"losses/grad_norm": grad_norm})
                     with run.timing("publishing"):

@@ -22,8 +22,8 @@ from a3c_mp.algorithms.apex import Algorithm, LearnerState
 from a3c_mp.algorithms.apex_settings import PRESETS, Args
 from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.cli import parse_args
-from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.games import make_envs
+from a3c_mp.data.resume_states import ResumeStates
 from a3c_mp.data.transitions import TransitionCollector
 from a3c_mp.maths import losses
 from a3c_mp.maths.schedules import linear
@@ -35,7 +35,7 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.replay import Batch, Prefetch, Shards, importance_weights
 from a3c_mp.run.actors import Actors, processes
-from a3c_mp.run.guard import FiniteGuard, update_norm
+from a3c_mp.run.guard import NonFiniteFilter, update_norm
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.replica import ReplicaRun
 from a3c_mp.run.script import exit_with
@@ -44,13 +44,15 @@ ALGORITHMS: dict[str, Algorithm] = {"dqn": dqn, "ddpg": ddpg}
 
 
 def actor(
-    channel: WorkerChannel, args: Args, shards: Shards, episode_stats: Slots, weights: Weights, states: ActorStates
+    channel: WorkerChannel, args: Args, shards: Shards, episode_stats: Slots, weights: Weights, states: ResumeStates
 ) -> None:
     """Actor process: append transitions to its shard, a block of steps at a time, until its learner stops it."""
     env, algo = make_envs(args, channel), ALGORITHMS[args.algo]
     net = algo.make_net(env.single_observation_space, env.single_action_space).to(weights.buffers)
     collector = TransitionCollector(args, env, shards, args.n_step, channel)
-    policy = algo.Policy(args, net, env.single_action_space, collector.obs, channel.actor, collector.games.carried)
+    policy = algo.Policy(
+        args, net, env.single_action_space, collector.obs, channel.actor, collector.games.successor_state
+    )
     for slot, version in channel.tokens():
         version = weights.load(net, version if args.deterministic else None)
         nothing_learned = weights.untrained and version == 0  # dqn then acts at random
@@ -74,7 +76,7 @@ def loss(args: Args, learner: LearnerState, batch: Batch, importance: Tensor) ->
 
 
 def learn(
-    args: Args, run: RunState, group: LearnerGroup, learner: LearnerState, drawn: Batch, guard: FiniteGuard
+    args: Args, run: RunState, group: LearnerGroup, learner: LearnerState, drawn: Batch, guard: NonFiniteFilter
 ) -> None:
     """Take one gradient step on a batch, and update its transitions' priorities to their absolute TD errors."""
     net, target_net, optimizer, replay = learner.net, learner.target_net, learner.optimizer, learner.replay
@@ -88,7 +90,7 @@ def learn(
     optimizer.zero_grad(set_to_none=True)
     total.backward()
     group.all_reduce_gradients(net, total)
-    metrics["losses/grad_norm"] = norm = apex.clip_gradients(optimizer, args.clip_grad)
+    metrics["losses/grad_norm"] = norm = apex.clip_gradients(optimizer, args.max_grad_norm)
     # The Huber loss has a finite gradient even where a TD error is inf, so the check includes the loss.
     if guard.check(norm + total.detach(), "the learners", f"gradient {run.updates + 1}"):
         optimizer.step()
@@ -103,12 +105,12 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
     net, replay = learner.net, learner.replay
     group.broadcast_state(net, learner.target_net, learner.optimizer)
     weights = Weights(net, acting_dtype(args.precision, net), untrained=run.updates == 0)
-    states = ActorStates(args, apex.actor_layout(args, learner), start=run.steps, group=group)
+    states = ResumeStates(args, apex.actor_layout(args, learner), start=run.steps, group=group)
     limiter = RateLimiter(args.replay_ratio, args.learning_starts)
     if args.save_replay:  # without it, actors start new games when the run is resumed
         run.keep(actors=states, weights=weights, limiter=limiter)
-    block_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
-    grad_guard = FiniteGuard(run, "grads_not_finite")
+    block_guard = NonFiniteFilter(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
+    grad_guard = NonFiniteFilter(run, "grads_not_finite")
     batches = Prefetch(replay, args.batch_size, ahead=0 if args.deterministic else args.prefetch, pin=args.cuda)
     apex.make_room(args, replay)  # a restored replay may be full
     prepare = apex.prepare_successor(args, replay, states.own)

@@ -22,9 +22,9 @@ from a3c_mp.algorithms import impala
 from a3c_mp.algorithms.actor_critic import obs_for_stats, rewards_and_discounts, rollout_layout, set_learning_rate
 from a3c_mp.algorithms.impala import PRESETS, Args, DelayLine, LearnerState
 from a3c_mp.cli import parse_args
-from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
+from a3c_mp.data.resume_states import ResumeStates
 from a3c_mp.data.rollout import Rollout, episode_starts, finished_episodes, is_finite, join
 from a3c_mp.maths import losses
 from a3c_mp.maths.losses import Metrics
@@ -38,14 +38,14 @@ from a3c_mp.processes.learners import Learners
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.actors import Actors, MessageStats, processes
-from a3c_mp.run.guard import FiniteGuard, update_norm
+from a3c_mp.run.guard import NonFiniteFilter, update_norm
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.replica import ReplicaRun
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 
-def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ActorStates) -> None:
+def actor(channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, states: ResumeStates) -> None:
     """Actor process: fill slots with unrolls until its learner stops it."""
     env = make_envs(args, channel)
     net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec)
@@ -61,7 +61,7 @@ def loss(args: Args, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) ->
     """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
     rewards, discounts = rewards_and_discounts(args, unrolls)
     with autocast(args.precision, net):
-        logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
+        logits, values = unroll(net, unrolls.obs, unrolls.lstm_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
     policy, behaviour = net.distributions(logits, unrolls.behaviour_logits)
     log_probs = policy.log_prob(unrolls.action)
@@ -73,14 +73,14 @@ def loss(args: Args, net: ActorCritic, unrolls: Rollout, group: LearnerGroup) ->
     policy_loss = losses.policy_gradient_loss(log_probs, weights * advantages)
     value_loss = losses.value_loss(values, vs)
     entropy_loss = -policy.entropy().mean()
-    total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
+    total = policy_loss + args.value_coef * value_loss + args.entropy_coef * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
-    metrics |= {"values/advantage": weights * advantages, "values/baseline": values, "values/target": vs}
+    metrics |= {"values/advantage": weights * advantages, "values/value": values, "values/target": vs}
     return total, metrics | losses.rho_metrics(log_rhos, args.clip_rho) | {"losses/total": total}
 
 
 def learn(
-    args: Args, run: RunState, group: LearnerGroup, learner: LearnerState, unrolls: Rollout, guard: FiniteGuard
+    args: Args, run: RunState, group: LearnerGroup, learner: LearnerState, unrolls: Rollout, guard: NonFiniteFilter
 ) -> None:
     """Take a gradient step on every batch of new unrolls, filled up with replayed ones."""
     net, optimizer = learner.net, learner.optimizer
@@ -91,7 +91,7 @@ def learn(
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         group.all_reduce_gradients(net, total)
-        metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm)
         if guard.check(norm + total.detach(), "the learners", f"gradient {run.updates + 1}"):
             optimizer.step()
             run.record_update(metrics)
@@ -103,11 +103,11 @@ def train(args: Args, run: RunState, group: LearnerGroup, learner: LearnerState)
     device = next(net.parameters()).device
     delayed = DelayLine(args.force_lag)
     weights = Weights(delayed(net), acting_dtype(args.precision, net))
-    states = ActorStates(args, rollout_layout(args, action_space, net.core_size), start=run.steps, group=group)
+    states = ResumeStates(args, rollout_layout(args, action_space, net.lstm_size), start=run.steps, group=group)
     run.keep(actors=states, weights=weights, delayed=delayed, replay=replay)
     impala.warn_of_lost_unrolls(args, run)
     group.broadcast_state(net, optimizer, states, weights, delayed)
-    rollout_guard, grad_guard = FiniteGuard(run, "rollouts_not_finite"), FiniteGuard(run, "grads_not_finite")
+    rollout_guard, grad_guard = NonFiniteFilter(run, "rollouts_not_finite"), NonFiniteFilter(run, "grads_not_finite")
     with Actors(processes(actor, args, slots, weights, states), weights, states, run) as actors:
         for filled in actors.rounds(impala.rollouts_per_round(args)):  # enough for a batch, oldest first
             rollouts = [Rollout(**slots[slot]) for _, slot, _ in filled]

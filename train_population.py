@@ -74,7 +74,7 @@ def learn(args: Args, sampler: MemberSampler, state: MemberState, batch: Batch) 
     total, metrics = loss(args, state, batch)
     optimizer.zero_grad(set_to_none=True)
     total.backward()
-    torch.nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+    torch.nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm)
     optimizer.step()
     sampler.means.add(metrics)
     if state.updates % args.target_period == 0:

@@ -60,7 +60,9 @@ class DqnActor:
         self.outbox = Outbox(spec, args.block_length, args.n_step, channel.restored)
         self.collector = TransitionCollector(args, env, self.outbox.ring, args.n_step, channel)
         games, self.block = self.collector.games, packer.empty()
-        self.policy = dqn.Policy(args, self.net, env.single_action_space, games.obs, channel.actor, games.carried)
+        self.policy = dqn.Policy(
+            args, self.net, env.single_action_space, games.obs, channel.actor, games.successor_state
+        )
 
     def __call__(self, token: Token) -> tuple[Result, Rows]:
         version = self.weights.load(self.net, token.version if self.args.deterministic else None)
@@ -74,7 +76,7 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
     rewards, discounts = rewards_and_discounts(args, unrolls)
     with autocast(args.precision, net):
-        logits, values = unroll(net, unrolls.obs, unrolls.core_state[0], episode_starts(unrolls))
+        logits, values = unroll(net, unrolls.obs, unrolls.lstm_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1].float(), values[:-1].float(), values[-1].float()
     policy, behaviour = net.distributions(logits, unrolls.behaviour_logits)
     log_probs = policy.log_prob(unrolls.action)
@@ -84,9 +86,9 @@ def impala_loss(args: ImpalaArgs, net: ActorCritic, unrolls: Rollout) -> tuple[T
     advantages = weights * (losses.normalize(advantages, weights) if args.normalize_advantages else advantages)
     policy_loss, entropy_loss = losses.policy_gradient_loss(log_probs, advantages), -policy.entropy().mean()
     value_loss = losses.value_loss(values, vs)
-    total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
+    total = policy_loss + args.value_coef * value_loss + args.entropy_coef * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
-    metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": vs}
+    metrics |= {"values/advantage": advantages, "values/value": values, "values/target": vs}
     return total, metrics | losses.rho_metrics(log_rhos, args.clip_rho)
 
 

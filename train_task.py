@@ -19,7 +19,7 @@ from torch import Tensor
 from a3c_mp.algorithms import actor_critic, attach, roles
 from a3c_mp.algorithms.actor_critic import GradientSteps, Samples, update_obs_stats
 from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS
-from a3c_mp.algorithms.roles import Cluster, Learner, Memory, RoleArgs
+from a3c_mp.algorithms.roles import Learner, Memory, NodeGroup, RoleArgs
 from a3c_mp.cli import parse_args
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
 from a3c_mp.maths import losses
@@ -27,8 +27,8 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import autocast
 from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.guard import FiniteGuard
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.guard import NonFiniteFilter
+from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.context import Context
 from a3c_mp.task.middleware import Middleware
@@ -79,9 +79,9 @@ def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, losses
     log_probs, behaviour_log_probs = policy.log_prob(action), behaviour.log_prob(action)
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
     value_loss, entropy_loss = losses.value_loss(values, value_targets), -policy.entropy().mean()
-    total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
+    total = policy_loss + args.value_coef * value_loss + args.entropy_coef * entropy_loss
     metrics: losses.Metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
-    metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
+    metrics |= {"values/advantage": advantages, "values/value": values, "values/target": value_targets}
     metrics |= {"policy/log_ratio": log_probs - behaviour_log_probs, "policy/clip_ratio": args.clip_ratio}
     return total, metrics | {"losses/total": total}
 
@@ -89,7 +89,7 @@ def loss(args: Args, net: ActorCritic, samples: Samples) -> tuple[Tensor, losses
 def learn(args: Args, memory: Memory, learner: Learner) -> Middleware:
     """Middleware: take gradient steps on the rollouts that were taken, and publish the weights."""
     run, weights, net, optimizer = learner.run, learner.actors.weights, learner.net, learner.optimizer
-    guard, steps = FiniteGuard(run, "rollouts_not_finite"), GradientSteps(args, run, net, optimizer, loss)
+    guard, steps = NonFiniteFilter(run, "rollouts_not_finite"), GradientSteps(args, run, net, optimizer, loss)
 
     def _learn(ctx: Context) -> None:
         for worker, slot, version in ctx.filled:
@@ -137,11 +137,11 @@ def main() -> int:
     args = roles.check_roles(parse_args(Args, PRESETS, __doc__))
     if args.attach_to is not None:
         return attach.join_task(pipeline, args)
-    spaces, device = check_env(args.env_id), set_up_torch(args)
+    spaces, device = probe_env(args.env_id), set_up_torch(args)
     net = make_actor_critic(*spaces, args.net_spec).to(device)
     optimizer = actor_critic.make_optimizer(args, net)
     slots = roles.allocate(args, net, rollout_spec(args.unroll_length, args.num_envs, *spaces))
-    with roles.make_run(args, net, optimizer) as run, Cluster(pipeline, args, run, slots, spaces[1]) as cluster:
+    with roles.make_run(args, net, optimizer) as run, NodeGroup(pipeline, args, run, slots, spaces[1]) as cluster:
         pipeline(cluster.node, args, cluster.memory, Learner(run, cluster.actors, net, optimizer))
     return run.exit_code
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 LEARNER = 2**32 - 1
-"""last number of the entropy of a learner's seeds; an actor's is its restart count"""
+"""last number of the key of a learner's seeds; an actor's is its restart count"""
 EVALUATOR = 2**32 - 2
 """the same for the evaluator"""
 FIRST, MEMBER, FITNESS, WEIGHTS, EVOLUTION, CONFIRMATION = (2**32 - number for number in range(3, 9))
@@ -18,7 +18,7 @@ BURSTS, NOISE = 2**32 - 11, 2**32 - 12
 """the same for the bursts of exploration in a rollout, and for noise that is held for several steps"""
 
 
-def derive_seeds(*entropy: int) -> tuple[int, int]:
+def derive_seeds(*key: int) -> tuple[int, int]:
     """Return two seeds, the first of 31 bits for environments; different numbers give different seeds."""
-    first, second = np.random.SeedSequence(entropy).generate_state(2)
+    first, second = np.random.SeedSequence(key).generate_state(2)
     return int(first // 2), int(second)

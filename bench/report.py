@@ -101,7 +101,7 @@ def has_goal(result: Result) -> bool:
 
 
 def trainer_flags(result: Result) -> str:
-    """The flags with which a chapter ran, but for its game and where it ends: `--net=book`."""
+    """The flags with which a chapter ran, but for its game and where it ends: `--net=nature`."""
     flags = result.get("flags")
     if flags is None:
         args_class = {"solve": solve.Args, "throughput": throughput.Args}[result["kind"]]

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import tyro
 
 from a3c_mp.cli import parse_plain
-from a3c_mp.cli.effects import without_effect
+from a3c_mp.cli.unused_flags import unused
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.run_dir import PLACE, as_recorded
@@ -71,7 +71,7 @@ def command_of(result: dict[str, Any], seeds: int) -> list[str]:
     _, trainer_flags = tyro.cli(solve.Args, args=flags, return_unknown_args=True)
     settings = common.trainer_settings([*common.CHAPTERS[result["chapter"]], *trainer_flags])
     today, then = as_recorded(settings), common.settings_then(result, type(settings))
-    changed = {name for name in today.keys() - SAME - without_effect(then).keys() if then[name] != today[name]}
+    changed = {name for name in today.keys() - SAME - unused(then).keys() if then[name] != today[name]}
     return [*flags, *(word for name in sorted(changed) for word in flag_of(name, then[name]))]
 
 

@@ -30,7 +30,7 @@ from a3c_mp.config import Between, Count
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
 from bench import common, stages
 from bench.scale_measure import Message, Row, Settings, measure_clusters
@@ -119,7 +119,7 @@ def main() -> int:
         raise ConfigError("nodes", args.nodes, "must be two or more sizes that grow", "for instance --nodes 1 2 4 10")
     check_installed()
     settings = common.trainer_settings(["train_ray.py", f"--env-id={args.env_id}"])
-    spaces = check_env(args.env_id, Discrete)
+    spaces = probe_env(args.env_id, Discrete)
     spec = rollout_spec(settings.unroll_length, settings.num_envs, *spaces)
     message = Message(spec, spaces, settings.net_spec, stack_of(settings))
     frames, stacks = Packer(spec, message.stack).nbytes, Packer(spec).nbytes

@@ -3,7 +3,7 @@
 Flags that are not listed here are the trainer's. `--rows` compares settings; a row is flags without their dashes, with
 spaces between, and `default` changes nothing:
 
-    python bench/solve.py --rows default entropy-cost=0.02 "optimizer=rmsprop no-normalize-obs" --steps 600_000
+    python bench/solve.py --rows default entropy-coef=0.02 "optimizer=rmsprop no-normalize-obs" --steps 600_000
     python bench/solve.py --chapter impala --rows vtrace no-vtrace --env-id CartPole-v1 --force-lag 20
 
 `--rule machin` judges the runs by the rule of the Machin library instead, in episodes; it was made for CartPole-v0.
@@ -121,7 +121,7 @@ def flags_of(row: str) -> list[str]:
         return []
     for word in row.split():
         if not re.fullmatch(r"[a-z][\w-]*(=\S+)?", word):
-            fix = 'write "entropy-cost=0.02 no-normalize-obs"'
+            fix = 'write "entropy-coef=0.02 no-normalize-obs"'
             raise ConfigError("rows", word, "a row is made of flags without their dashes", fix)
     return [f"--{word}" for word in row.split()]
 

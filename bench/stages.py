@@ -48,20 +48,20 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
 
     @torch.inference_mode()
     def act(obs: np.ndarray):
-        logits, baseline = acting_net(torch.from_numpy(obs).to(device))
-        logits, baseline = logits.float(), baseline.float()
-        return logits, baseline, acting_net.distribution(logits).sample(rng).cpu().numpy()
+        logits, value = acting_net(torch.from_numpy(obs).to(device))
+        logits, value = logits.float(), value.float()
+        return logits, value, acting_net.distribution(logits).sample(rng).cpu().numpy()
 
     spec = rollout_spec(args.unroll_length, args.num_envs, *spaces)
     rollout = empty_rollout(spec)
     obs, _ = env.reset()
     for t in range(args.unroll_length):
-        logits, baseline, action = act(obs)
-        write_step(rollout, t, obs=obs, baseline=baseline, action=action, behaviour_logits=logits)
+        logits, value, action = act(obs)
+        write_step(rollout, t, obs=obs, value=value, action=action, behaviour_logits=logits)
         obs, reward, terminated, truncated, infos = env.step(action)
         life_lost = infos.get("life_lost", False)
         write_step(rollout, t, reward=reward, terminated=terminated, truncated=truncated, life_lost=life_lost)
-    write_step(rollout, args.unroll_length, obs=obs, baseline=act(obs)[1])
+    write_step(rollout, args.unroll_length, obs=obs, value=act(obs)[1])
     frames, actions = cycle(rollout.obs.numpy()), cycle(rollout.action.numpy())
 
     net = make_actor_critic(*spaces, args.net_spec).to(device)
@@ -76,7 +76,7 @@ def actor_critic_stages(args: Any, device: torch.device, dtype: torch.dtype) -> 
         loss, _ = train_a3c_data.loss(args, net, next(batches))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm)
         optimizer.step()
 
     yield {
@@ -93,9 +93,9 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
     env = make_vec_env(args.env_id, args.num_envs, seed=args.seed)
     spaces = env.single_observation_space, env.single_action_space
     acting_net = make_actor_critic(*spaces, args.net_spec).to(device, dtype)
-    channel: Any = SimpleNamespace(entropy=(0,), restored=None, beat=lambda: None)
+    channel: Any = SimpleNamespace(seed_key=(0,), restored=None, beat=lambda: None)
     collector = RolloutCollector(args, env, acting_net, channel)
-    spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, acting_net.core_size)
+    spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, acting_net.lstm_size)
     rollout = empty_rollout(spec)
     collector.collect(rollout)
     frames, actions = cycle(rollout.obs), cycle(rollout.action.numpy())
@@ -110,11 +110,15 @@ def impala_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterat
         loss, _ = train_impala.loss(args, net, batch, LearnerGroup())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), args.clip_grad)
+        nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm)
         optimizer.step()
 
     def act() -> Tensor:
-        return acting_net.distribution(collector.act(next(frames), collector.entry)[0]).sample(collector.rng).cpu()
+        return (
+            acting_net.distribution(collector.act(next(frames), collector.lstm_state_before)[0])
+            .sample(collector.rng)
+            .cpu()
+        )
 
     yield {
         "env": (lambda: env.step(next(actions)), args.num_envs),
@@ -158,7 +162,7 @@ def apex_stages(args: Any, device: torch.device, dtype: torch.dtype) -> Iterator
         loss, _, _ = train_apex.loss(args, learner, batch, batch.probability.float())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        apex.clip_gradients(optimizer, args.clip_grad)
+        apex.clip_gradients(optimizer, args.max_grad_norm)
         optimizer.step()
 
     yield {

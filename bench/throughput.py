@@ -29,7 +29,7 @@ from a3c_mp.config import Between, Count, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.images import is_image
 from a3c_mp.nets.precision import compute_dtype
-from a3c_mp.run.preflight import check_device, check_env
+from a3c_mp.run.preflight import check_device, probe_env
 from a3c_mp.run.script import exit_with
 from bench import common
 from bench.stages import Setup, bound, learning_threads, measure, measure_on_all_cores
@@ -37,7 +37,7 @@ from bench.stages import Setup, bound, learning_threads, measure, measure_on_all
 UNTIL_STOPPED = ["--stop-return", "1e6", "--total-steps", "1_000_000_000"]
 SB3_STEPS = 5
 """what Stable-Baselines3's A2C takes of each environment in one gradient by default"""
-LIKE_SB3 = {"net": "book", "update_epochs": "1"}
+LIKE_SB3 = {"net": "nature", "update_epochs": "1"}
 """settings of chapters for a fair comparison: run_sb3.py has that net, and A2C takes one pass"""
 TRIAL_SECONDS = 15.0
 """how long each way to run Stable-Baselines3's environments is tried (s)"""
@@ -163,7 +163,7 @@ def main() -> int:
         trainer_flags += common.defaults_for(trainer_flags, alike)
         command = [*common.CHAPTERS[args.chapter], *trainer_flags]
         settings = common.trainer_settings(command)
-    obs_space, _ = check_env(settings.env_id, gymnasium.Space)
+    obs_space, _ = probe_env(settings.env_id, gymnasium.Space)
     device = check_device(settings.cuda)
     dtype = compute_dtype(settings.precision, device, is_image(obs_space))
     cores = common.usable_cores()

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 SPACE: dict[str, tuple[Any, ...]] = {
     "learning_rate": ("log", 1e-4, 1e-2),
-    "entropy_cost": ("log", 1e-4, 1e-1),
+    "entropy_coef": ("log", 1e-4, 1e-1),
     "gamma": ("choice", 0.9, 0.95, 0.98, 0.99, 0.995),
     "unroll_length": ("choice", 8, 16, 32, 64, 128),
     "batch_size": ("choice", 32, 64, 128, 256),
     "update_epochs": ("choice", 1, 2, 4, 8),
     "clip_ratio": ("choice", 0.1, 0.2, 0.3),
-    "clip_grad": ("log", 0.1, 10.0),
+    "max_grad_norm": ("log", 0.1, 10.0),
     "n_step": ("choice", 1, 3, 5, 10),
     "replay_ratio": ("log", 1.0, 32.0),
     "target_period": ("log int", 1, 2000),

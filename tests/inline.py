@@ -33,7 +33,7 @@ class InlineChannel:
 
     def __init__(self, worker, first_actor, states, results):
         self.worker, self.actor, self.results, self.given = worker, first_actor + worker, results, queue.Queue()
-        self.entropy = (states.start if states else 0, self.actor, 0)
+        self.seed_key = (states.start if states else 0, self.actor, 0)
         self.restored = states.record_start(self.actor) if states else None
         self._open = []
 
@@ -67,7 +67,7 @@ class InlineChannel:
 
 def unconnected_channel(actor=0):
     """A channel for a collector that no learner waits for."""
-    return SimpleNamespace(worker=actor, actor=actor, entropy=(0, actor, 0), restored=None, beat=lambda: None)
+    return SimpleNamespace(worker=actor, actor=actor, seed_key=(0, actor, 0), restored=None, beat=lambda: None)
 
 
 class InlineWorkers:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs, PPOArgs, RolloutArgs
-from a3c_mp.data.actor_states import ActorLayout
 from a3c_mp.data.collector import acting_state_spec
+from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.rollout import Rollout, minibatches
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.maths import losses, returns
@@ -20,7 +20,7 @@ from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.precision import autocast
 from a3c_mp.processes.slots import Slots, Spec
-from a3c_mp.run.guard import FiniteGuard, update_norm
+from a3c_mp.run.guard import NonFiniteFilter, update_norm
 from a3c_mp.run.progress import RunState
 
 NORM_STEPS = 2
@@ -42,11 +42,11 @@ def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
 
 
 def rollout_layout(
-    args: RolloutArgs, action_space: gymnasium.Space, core_size: int = 0, messages: int = 1
+    args: RolloutArgs, action_space: gymnasium.Space, lstm_size: int = 0, messages: int = 1
 ) -> ActorLayout:
     """Return the layout of the states that actors send with rollouts, in `messages` messages for each rollout."""
-    carried = acting_state_spec(args.num_envs, action_space, core_size)
-    return ActorLayout(action_space, args.unroll_length, carried, args.slots_per_actor, messages)
+    successor_state = acting_state_spec(args.num_envs, action_space, lstm_size)
+    return ActorLayout(action_space, args.unroll_length, successor_state, args.slots_per_actor, messages)
 
 
 def allocate(args: ActorCriticArgs, spec: Spec, device: torch.device | str = "cpu") -> Slots:
@@ -74,12 +74,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps
         group["lr"] = linear(*args.learning_rates, steps, args.anneal_steps or args.total_steps)
 
 
-def anneal_entropy_cost(args: A, steps: int) -> A:
+def anneal_entropy_coef(args: A, steps: int) -> A:
     """Return the settings with the entropy coefficient after `steps`: linear to its end over `--entropy-steps`."""
-    if args.entropy_cost_end is None:
+    if args.entropy_coef_end is None:
         return args
     total = args.entropy_steps or args.total_steps
-    return replace(args, entropy_cost=linear(args.entropy_cost, args.entropy_cost_end, steps, total))
+    return replace(args, entropy_coef=linear(args.entropy_coef, args.entropy_coef_end, steps, total))
 
 
 def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:
@@ -103,7 +103,7 @@ def rewards_and_discounts(args: RolloutArgs, rollout: Rollout) -> tuple[Tensor, 
     rewards = args.reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
     ended = rollout.terminated | rollout.life_lost if args.life_loss_terminal else rollout.terminated
     discounts = args.gamma * (~ended).float()
-    return returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.final_baseline)
+    return returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.truncation_value)
 
 
 def advantages_and_targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
@@ -111,8 +111,8 @@ def advantages_and_targets(args: ActorCriticArgs, rollout: Rollout) -> tuple[Ten
 
     They are computed on the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.
     """
-    device, rewards_discounts = rollout.baseline.device, rewards_and_discounts(args, rollout)
-    rewards, discounts, values = (part.cpu() for part in (*rewards_discounts, rollout.baseline))
+    device, rewards_discounts = rollout.value.device, rewards_and_discounts(args, rollout)
+    rewards, discounts, values = (part.cpu() for part in (*rewards_discounts, rollout.value))
     if args.returns == "gae":
         advantages, value_targets = returns.gae(rewards, discounts, values[:-1], values[-1], args.gae_lambda)
     else:
@@ -174,7 +174,7 @@ def epoch_minibatches(args: PPOArgs, advantages: Tensor, rng: torch.Generator) -
 
 
 class GradientSteps:
-    """Takes gradient steps on samples, in shuffled minibatches, with gradients clipped to `--clip-grad`.
+    """Takes gradient steps on samples, in shuffled minibatches, with gradients clipped to `--max-grad-norm`.
 
     Args:
         args: of the chapter.
@@ -189,16 +189,16 @@ class GradientSteps:
     ):  # fmt: skip
         self.args, self.run, self.net, self.optimizer, self.loss = args, run, net, optimizer, loss
         self.parameters = list(net.parameters())
-        self.guard = FiniteGuard(run, "grads_not_finite")
+        self.guard = NonFiniteFilter(run, "grads_not_finite")
 
     def take(self, samples: Samples) -> None:
         """Learn from all samples in `--update-epochs` epochs."""
-        run, args = self.run, anneal_entropy_cost(self.args, self.run.steps)
+        run, args = self.run, anneal_entropy_coef(self.args, self.run.steps)
         for indices in epoch_minibatches(args, samples.advantages, run.rng):
             total, metrics = self.loss(args, self.net, samples.select(indices))
             self.optimizer.zero_grad(set_to_none=True)
             total.backward()
-            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(self.parameters, args.clip_grad)
+            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(self.parameters, args.max_grad_norm)
             if self.guard.check(norm + total.detach(), "the learner", f"gradient {run.updates + 1}"):
                 self.optimizer.step()
                 run.record_update(metrics)
@@ -220,8 +220,8 @@ def loss(args: ActorCriticArgs, net: ActorCritic, samples: Samples) -> tuple[Ten
     policy_loss = losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, args.clip_ratio)
     value_loss = losses.value_loss(values, value_targets)
     entropy_loss = -policy.entropy().mean()
-    total = policy_loss + args.value_cost * value_loss + args.entropy_cost * entropy_loss
+    total = policy_loss + args.value_coef * value_loss + args.entropy_coef * entropy_loss
     metrics: losses.Metrics = {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy_loss}
-    metrics |= {"values/advantage": advantages, "values/baseline": values, "values/target": value_targets}
+    metrics |= {"values/advantage": advantages, "values/value": values, "values/target": value_targets}
     metrics |= {"policy/log_ratio": log_probs - behaviour_log_probs, "policy/clip_ratio": args.clip_ratio}
     return total, metrics | {"losses/total": total}

@@ -17,8 +17,8 @@ CONTINUOUS: dict[str, Any] = {
     "unroll_length": 200,
     "batch_size": 64,
     "learning_rate": 1e-3,
-    "entropy_cost": 0.0,
-    "value_cost": 1.0,
+    "entropy_coef": 0.0,
+    "value_coef": 1.0,
     "reward_scale": 0.1,
 }
 MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
@@ -33,8 +33,8 @@ PONG_SETTINGS: dict[str, Any] = {
     "repeat_fraction": 0.5,
     "anneal_steps": 800_000,
     "learning_rate_end": 1e-4,
-    "entropy_cost": 0.03,
-    "entropy_cost_end": 0.005,
+    "entropy_coef": 0.03,
+    "entropy_coef_end": 0.005,
     "entropy_steps": 400_000,
 }
 """fewer passes, and schedules for runs that are solved after some 500,000 steps, in which a policy that only loses at
@@ -61,15 +61,15 @@ class RolloutArgs(LearningArgs):
     """Adam epsilon"""
     rmsprop_eps: Annotated[float, Between(1e-12)] = 1e-5
     """RMSProp epsilon (decay 0.99); the papers' 0.01 and 0.1 are for summed losses, here losses are means"""
-    clip_grad: Positive = 1.0
+    max_grad_norm: Positive = 1.0
     """max gradient norm: gradients are clipped to it; 1e9: not at all"""
-    entropy_cost: NonNegative = 0.01
+    entropy_coef: NonNegative = 0.01
     """entropy coefficient: weight of the entropy bonus in the loss"""
-    value_cost: NonNegative = 2.0
+    value_coef: NonNegative = 2.0
     """value loss coefficient, of half the squared error (2.0 is SB3's vf_coef 1.0)"""
     normalize_advantages: bool = True
     """normalize advantages to mean 0 and variance 1, over a whole rollout, in IMPALA over each batch"""
-    net: str = "book"
+    net: str = "nature"
     """network for images: paper (A3C's, 2 convolutions), book (3) or deep (IMPALA's, 15); or module:function"""
     hidden: tuple[int, ...] = (64, 64)
     """units of each hidden layer of the MLPs for policy and value (observations that are vectors)"""
@@ -125,12 +125,12 @@ class PPOArgs(ActorCriticArgs):
 
     continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
     vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
-    images: ClassVar = {"net": "paper", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
+    images: ClassVar = {"net": "a3c", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
 
     update_epochs: Count = 1
     """PPO epochs: passes over a rollout; the first one takes every sample"""
-    entropy_cost_end: NonNegative | None = None
-    """entropy coefficient after entropy-steps, annealed linearly from entropy-cost; None: it stays constant"""
+    entropy_coef_end: NonNegative | None = None
+    """entropy coefficient after entropy-steps, annealed linearly from entropy-coef; None: it stays constant"""
     entropy_steps: Annotated[int, Between(0)] = 0
     """agent steps until the entropy coefficient is at its end, where it stays; 0: total-steps"""
     repeat_fraction: Fraction = 1.0

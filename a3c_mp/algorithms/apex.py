@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.apex_settings import Args
-from a3c_mp.data.actor_states import ActorLayout
+from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
@@ -20,14 +20,14 @@ from a3c_mp.nets.q_values import ReplayNet
 from a3c_mp.processes.free_memory import GIB, free_memory
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.slots import Slots, Spec
-from a3c_mp.processes.workers import Filled, RestartMessage
+from a3c_mp.processes.workers import Filled, WorkerEvent
 from a3c_mp.replay import Replay, Shards, writer_state_spec
 from a3c_mp.replay.replay import Batch
 from a3c_mp.run import evaluate
 from a3c_mp.run.actors import MessageStats
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW
-from a3c_mp.run.preflight import check_env, check_learners, check_replay_memory
+from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env
 from a3c_mp.run.run import Run
 from wrappers import is_atari
 
@@ -100,7 +100,7 @@ def build_learner(args: Args, algo: Algorithm, rank: int = 0) -> LearnerState:
         ConfigError: inconsistent settings.
     """
     check_learners(args.num_learners, args.num_actors, args.cuda)
-    obs_space, action_space = check_env(args.env_id, algo.ACTIONS)
+    obs_space, action_space = probe_env(args.env_id, algo.ACTIONS)
     device = set_up_torch(args, rank)
     net = algo.make_net(obs_space, action_space).to(device)
     target_net = copy.deepcopy(net).requires_grad_(False)
@@ -208,13 +208,13 @@ def ingest_blocks(args: Args, learner: LearnerState, filled: Sequence[Filled], v
     return stats
 
 
-def prepare_successor(args: Args, replay: Replay, own: range) -> Callable[[RestartMessage], None]:
+def prepare_successor(args: Args, replay: Replay, own: range) -> Callable[[WorkerEvent], None]:
     """Return a function that prepares the shard of a dead actor, one of a learner's `own`, for its successor.
 
     A deterministic successor writes the lost block again; any other continues after the rows already written of it.
     """
 
-    def prepare(message: RestartMessage) -> None:
+    def prepare(message: WorkerEvent) -> None:
         if args.deterministic and message.replaced:
             replay.roll_back(message.actor - own.start)
         elif not args.deterministic:
@@ -233,8 +233,9 @@ def obs_for_stats(batch: Batch) -> Tensor:
 
 def actor_layout(args: Args, learner: LearnerState) -> ActorLayout:
     """Return the layout of the states that deterministic actors send beside their transitions."""
-    carried = writer_state_spec(args.num_envs, args.n_step) | learner.algo.policy_state_spec(args, learner.action_space)
-    return ActorLayout(learner.action_space, args.block_length, carried, blocks_in_flight(args))
+    spec = writer_state_spec(args.num_envs, args.n_step)
+    spec |= learner.algo.policy_state_spec(args, learner.action_space)
+    return ActorLayout(learner.action_space, args.block_length, spec, blocks_in_flight(args))
 
 
 def make_run(args: Args, learner: LearnerState) -> Run:

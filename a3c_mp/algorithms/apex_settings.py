@@ -46,7 +46,7 @@ class ReplayArgs(LearningArgs):
     """dqn: environment i of all N (of one member, in a population) has epsilon ** (1 + this * i / (N - 1))"""
     adam_eps: Annotated[float, Between(1e-12)] = 1.5e-4
     """Adam or RMSProp epsilon"""
-    clip_grad: Positive = 10.0
+    max_grad_norm: Positive = 10.0
     """max gradient norm: gradients are clipped to it; 1e9: not at all"""
     target_period: Count = 2_000
     """target network update interval (updates)"""

@@ -9,7 +9,7 @@ from typing import Any
 
 from a3c_mp.algorithms.actor_critic import rollout_layout
 from a3c_mp.algorithms.roles import RoleArgs
-from a3c_mp.data.actor_states import ActorStates
+from a3c_mp.data.resume_states import ResumeStates
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
@@ -18,7 +18,7 @@ from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots
 from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
-from a3c_mp.run.preflight import check_env, check_memory, check_open_files, check_system
+from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.joining import REPORT_REFUSAL, JoinedNodes
 from a3c_mp.task.node import Node
@@ -51,7 +51,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     try:
         with Router(Endpoint(None, "star", dials=(args.attach_to,), key_file=args.key_file), log) as router:
             theirs = settings_of(args, router.greeting)
-            check_env(theirs.env_id)
+            probe_env(theirs.env_id)
             log.info(
                 f"{len(roles)} {args.role}{'s' * (len(roles) > 1)} for the task on {theirs.env_id} at {args.attach_to}"
             )
@@ -92,7 +92,7 @@ class OwnMemory:
 
     def __init__(self, node: Node, args: RoleArgs):
         self.node, self.args = node, args
-        self.spaces = check_env(args.env_id)
+        self.spaces = probe_env(args.env_id)
 
     @cached_property
     def slots(self) -> Slots:
@@ -105,8 +105,8 @@ class OwnMemory:
         return RemoteWeights(self.node, acting_dtype(self.args.precision, net))
 
     @cached_property
-    def states(self) -> ActorStates:
-        return ActorStates(self.args, rollout_layout(self.args, self.spaces[1]), start=0)
+    def states(self) -> ResumeStates:
+        return ResumeStates(self.args, rollout_layout(self.args, self.spaces[1]), start=0)
 
 
 def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) -> None:

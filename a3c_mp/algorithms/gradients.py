@@ -17,7 +17,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.slots import Spec
-from a3c_mp.run.guard import BAD_IN_A_ROW, FiniteGuard
+from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter
 from a3c_mp.run.progress import RunState
 
 
@@ -166,7 +166,7 @@ class GradientFilter:
 
     def __init__(self, run: RunState, max_lag: int | None, grads_per_rollout: int = 1):
         self.run, self.max_lag = run, max_lag
-        self.guard = FiniteGuard(run, "grads_not_finite", in_a_row=BAD_IN_A_ROW * grads_per_rollout)
+        self.guard = NonFiniteFilter(run, "grads_not_finite", in_a_row=BAD_IN_A_ROW * grads_per_rollout)
         run.counters.update(grads_too_old=0)  # adds: there from the start, kept on resume
 
     def check(self, report: Report, worker: int, lag: int) -> bool:

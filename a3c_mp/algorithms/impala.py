@@ -21,7 +21,7 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots, Spec, layout
 from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.preflight import check_env, check_learners, check_replay_memory
+from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env
 from a3c_mp.run.progress import RunState
 
 CARTPOLE: dict[str, Any] = {
@@ -37,8 +37,8 @@ MOUNTAIN_CAR: dict[str, Any] = {
     "total_steps": 300_000,
     "num_envs": 8,
     "unroll_length": 32,
-    "entropy_cost": 0.0,
-    "value_cost": 1.0,
+    "entropy_coef": 0.0,
+    "value_coef": 1.0,
     "reward_scale": 0.1,
     "replay_proportion": 0.875,
     "noise_steps": 16,
@@ -48,14 +48,14 @@ CONTINUOUS: dict[str, Any] = {
     "num_envs": 8,
     "unroll_length": 16,
     "batch_unrolls": 4,
-    "entropy_cost": 0.0,
-    "value_cost": 1.0,
+    "entropy_coef": 0.0,
+    "value_coef": 1.0,
     "reward_scale": 0.03,
     "normalize_advantages": False,  # small batches have too few for a mean and a deviation
 }
 PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
 VECTORS = {"num_envs": 8, "replay_proportion": 0.875, "reward_scale": 0.1}
-IMAGES = {"net": "paper", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times
+IMAGES = {"net": "a3c", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times
 
 
 @dataclass(frozen=True)
@@ -248,10 +248,10 @@ def build_learner(args: Args, rank: int = 0) -> LearnerState:
     rollouts_per_round(args)
     if args.explorers and not args.vtrace:
         raise ConfigError("explore-envs", args.explore_envs, "V-trace corrects for it", "leave out --no-vtrace")
-    obs_space, action_space = check_env(args.env_id)
+    obs_space, action_space = probe_env(args.env_id)
     device = set_up_torch(args, rank)
     net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
-    spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.core_size)
+    spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.lstm_size)
     slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
     capacity = args.replay_size if args.replay_proportion else 0
     if device.type == "cpu" and rank == 0:

@@ -24,7 +24,7 @@ from a3c_mp.cluster.session import MIB, Needs, Session, check_store
 from a3c_mp.cluster.shards import ReplayShard, ReplaySpec
 from a3c_mp.cluster.transport import Inbox, Packer
 from a3c_mp.config import CommonArgs
-from a3c_mp.data.actor_states import ActorLayout, ActorStates
+from a3c_mp.data.resume_states import ActorLayout, ResumeStates
 from a3c_mp.data.rollout import Rollout, is_finite
 from a3c_mp.data.rollout import finished_episodes as episodes_of
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
@@ -33,12 +33,12 @@ from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.workers import Filled, RestartMessage
+from a3c_mp.processes.workers import Filled, WorkerEvent
 from a3c_mp.replay import writer_state_spec
 from a3c_mp.run.actors import Actors, MessageStats
 from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.guard import FiniteGuard, update_norm
-from a3c_mp.run.preflight import check_env, check_replay_memory
+from a3c_mp.run.guard import NonFiniteFilter, update_norm
+from a3c_mp.run.preflight import check_replay_memory, probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 from wrappers import is_atari
@@ -79,7 +79,7 @@ def build_learner(args: RayRunArgs) -> Any:
 def _build_learner(args: RayRunArgs) -> Any:
     if isinstance(args, ImpalaArgs):
         return impala.build_learner(args)
-    obs_space, action_space = check_env(args.env_id, dqn.ACTIONS)
+    obs_space, action_space = probe_env(args.env_id, dqn.ACTIONS)
     rows = apex.rows_per_lane(args)
     spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack_of(args))
     if args.address is None:
@@ -118,9 +118,9 @@ def packer_of(args: RayRunArgs, learner: Any) -> Packer:
 def layout_of(args: RayRunArgs, learner: Any) -> ActorLayout:
     """Layout of the states that deterministic actors send."""
     if isinstance(args, ImpalaArgs):
-        return rollout_layout(args, learner.action_space, learner.net.core_size)
-    carried = writer_state_spec(args.num_envs, args.n_step)
-    return ActorLayout(learner.action_space, args.block_length, carried, apex.blocks_in_flight(args))
+        return rollout_layout(args, learner.action_space, learner.net.lstm_size)
+    successor_state = writer_state_spec(args.num_envs, args.n_step)
+    return ActorLayout(learner.action_space, args.block_length, successor_state, apex.blocks_in_flight(args))
 
 
 def needs_of(args: RayRunArgs, learner: Any, packer: Packer) -> Needs:
@@ -148,11 +148,11 @@ class RayTrainer:
     def __init__(self, args: RayRunArgs, run: Run, learner: Any):
         self.args, self.run, self.learner = args, run, learner
         self.device = next(learner.net.parameters()).device
-        self.guard = FiniteGuard(run, "grads_not_finite")
+        self.guard = NonFiniteFilter(run, "grads_not_finite")
         if isinstance(args, ImpalaArgs):
-            self.data_guard = FiniteGuard(run, "rollouts_not_finite")
+            self.data_guard = NonFiniteFilter(run, "rollouts_not_finite")
         else:
-            self.data_guard = FiniteGuard(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
+            self.data_guard = NonFiniteFilter(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
         self.packer = packer_of(args, learner)
         address = None if args.address is None else find_cluster(args.address, args.token_file)
         self.session = Session(address, needs_of(args, learner, self.packer), run.log)
@@ -193,7 +193,7 @@ class RayTrainer:
             optimizer.zero_grad(set_to_none=True)
             total.backward()
             metrics["losses/total"] = total
-            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), self.args.clip_grad)
+            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), self.args.max_grad_norm)
             finite = self.guard.check(norm + total.detach(), "the trainer", f"gradient {run.updates + 1}")
             if finite:
                 optimizer.step()
@@ -221,7 +221,7 @@ class RayTrainer:
         run, net = self.run, self.learner.net
         dtype = compute_dtype(self.args.precision, torch.device("cpu"), net.norm.image)  # where actors compute
         self.weights = weights = Publisher(self.session, net, dtype, untrained=run.updates == 0)
-        states = ActorStates(self.args, layout_of(self.args, self.learner), start=run.steps)
+        states = ResumeStates(self.args, layout_of(self.args, self.learner), start=run.steps)
         run.keep(actors=states, weights=weights, **kept)
         self.inbox = Inbox(self.packer, self.learner.slots, states.slots)
         reader = Reader(weights.buffers.dtype, weights.untrained)
@@ -229,7 +229,7 @@ class RayTrainer:
 
         updates = run.updates  # at this start: a resumed run fills an empty replay again
 
-        def warn_if_too_few(message: RestartMessage) -> None:
+        def warn_if_too_few(message: WorkerEvent) -> None:
             if message.left and run.updates == updates and (warning := warning_of_too_few(self.args, workers.placed)):
                 run.log.warning(warning)
 
@@ -283,7 +283,7 @@ class RayTrainer:
         args, stats = self.args, []
         assert isinstance(args, DqnArgs)
         for actor, slot, (acted_with, finite) in filled:
-            replay.insert(actor, self.inbox.cargo.pop(slot))
+            replay.insert(actor, self.inbox.rows_ref.pop(slot))
             episodes = finished_episodes(self.learner.slots[slot])
             stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
         return stats

@@ -22,9 +22,9 @@ from a3c_mp.algorithms.actor_critic import rollout_layout
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import Between
-from a3c_mp.data.actor_states import ActorStates
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
+from a3c_mp.data.resume_states import ResumeStates
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
@@ -37,7 +37,7 @@ from a3c_mp.processes.workers import WorkerPool
 from a3c_mp.run.actors import Actors
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import EvaluationGames
-from a3c_mp.run.preflight import allow_open_files, check_env
+from a3c_mp.run.preflight import allow_open_files, probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp, node_name
 from a3c_mp.task.exchange import CollectorChannel, NodeChannel, NodePool
@@ -95,7 +95,7 @@ class Memory(Protocol):
     @property
     def weights(self) -> Weights | RemoteWeights: ...
     @property
-    def states(self) -> ActorStates: ...
+    def states(self) -> ResumeStates: ...
 
 
 class SharedMemory(NamedTuple):
@@ -103,7 +103,7 @@ class SharedMemory(NamedTuple):
 
     slots: Slots
     weights: Weights
-    states: ActorStates
+    states: ResumeStates
 
 
 class Learner(NamedTuple):
@@ -221,7 +221,7 @@ def make_run(args: RoleArgs, net: ActorCritic, optimizer: torch.optim.Optimizer)
 def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> SharedMemory:
     """Make what the learner shares with its collectors."""
     weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
-    states = ActorStates(args, rollout_layout(args, action_space), start=run.steps)
+    states = ResumeStates(args, rollout_layout(args, action_space), start=run.steps)
     run.keep(actors=states, weights=weights)
     return SharedMemory(slots, weights, states)
 
@@ -245,7 +245,7 @@ def _network_of(args: RoleArgs, run: Run) -> Network:
     )  # fmt: skip
 
 
-class Cluster:
+class NodeGroup:
     """The nodes of a run, seen from the learner; to be used in a `with` block.
 
     Args:
@@ -281,7 +281,7 @@ class Cluster:
             start = partial(NodePool, callbacks, range(1, args.num_actors + 1), memory.slots)
         self.actors = Actors(start, memory.weights, memory.states, run)
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> NodeGroup:
         self.node = self.nodes.__enter__()
         if isinstance(self.actors.workers, NodePool):
             self.actors.workers.check = self._check_rollout
@@ -346,4 +346,4 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluat
 
 
 def make_net(args: RoleArgs) -> ActorCritic:
-    return make_actor_critic(*check_env(args.env_id), args.net_spec)
+    return make_actor_critic(*probe_env(args.env_id), args.net_spec)

@@ -18,9 +18,9 @@ from gymnasium.spaces import Box
 
 import a3c_mp
 import wrappers
-from a3c_mp.cli.effects import check_effects
 from a3c_mp.cli.flags import grouped_help, peek, peek_all
 from a3c_mp.cli.messages import UnknownFlag, parse_error, stray_value
+from a3c_mp.cli.unused_flags import check_unused
 from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.images import is_image
@@ -64,7 +64,7 @@ def parse_args(
             description += f" {env_id} is not registered, so these are the chapter's own."
     args = _cli(args_class, default, description, argv)
     check_ranges(args)
-    check_effects(args, argv)
+    check_unused(args, argv)
     return _name_kwargs(args)
 
 
@@ -131,7 +131,7 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
                 defaults.pop("explore_envs", None)  # it repeats discrete actions
     except Stopped:
         raise
-    except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `check_env` says what is wrong
+    except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `probe_env` says what is wrong
         pass
     return defaults | dict(preset or {})
 

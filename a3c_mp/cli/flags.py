@@ -26,10 +26,11 @@ OTHER_NAMES = {
     "learning-rate": "lr alpha-lr step-size",
     "learning-rate-end": "anneal-lr lr-end final-lr final-learning-rate lr-schedule",
     "anneal-steps": "lr-decay-steps lr-anneal-steps decay-steps",
-    "entropy-cost": "ent-coef entropy-coef entropy-coeff exploration-loss-coeff beta-entropy entropy-coefficient",
-    "value-cost": "vf-coef value-coef vf-loss-coeff value-loss-coeff baseline-cost",
+    "entropy-coef-end": "entropy-cost-end",
+    "entropy-coef": "ent-coef entropy-cost entropy-coeff exploration-loss-coeff beta-entropy entropy-coefficient",
+    "value-coef": "vf-coef value-cost vf-loss-coeff value-loss-coeff baseline-cost",
     "clip-ratio": "clip-coef clip-range ppo-clip-ratio clip-param",
-    "clip-grad": "max-grad-norm grad-clip grad-norm-clipping",
+    "max-grad-norm": "clip-grad grad-clip grad-norm-clipping",
     "unroll-length": "num-steps n-steps rollout rollout-length rollout-fragment-length",
     "update-epochs": "n-epochs num-epochs epochs num-sgd-iter",
     "batch-size": "minibatch-size num-minibatches nminibatches",
@@ -64,18 +65,18 @@ OTHER_NAMES = {
     "reward-clip": "clip-rewards clip-reward",
 }
 """flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others"""
-MEANINGS = {"value-cost": ", of half the squared error (as in CleanRL; twice SB3's vf_coef)"}
+MEANINGS = {"value-coef": ", of half the squared error (as in CleanRL; twice SB3's vf_coef)"}
 """flag here -> in what it differs from some of them"""
 ONLY_IN = {
     "a3c_data a3c_grad apex impala ray task": "num-actors eval-every stop-eval-return optimizer",
     "a3c_data a3c_grad impala population ray task": "hidden",
     "a3c_data a3c_grad apex population ray task": "batch-size",
     "a3c_data a3c_grad impala ray task": "unroll-length slots-per-actor learning-rate-end anneal-steps rmsprop-eps "
-    "entropy-cost value-cost normalize-advantages net log-std-init noise-steps explore-envs explore-steps "
+    "entropy-coef value-coef normalize-advantages net log-std-init noise-steps explore-envs explore-steps "
     "explore-after",
     "a3c_data a3c_grad apex ray task": "n-step",
     "a3c_data a3c_grad task": "returns gae-lambda clip-ratio",
-    "a3c_data task": "update-epochs repeat-fraction entropy-cost-end entropy-steps",
+    "a3c_data task": "update-epochs repeat-fraction entropy-coef-end entropy-steps",
     "a3c_grad": "grads-per-step max-lag sync",
     "apex impala population ray": "replay-size",
     "apex population ray": "learning-starts epsilon ladder-exponent target-period target-rate",

@@ -18,7 +18,7 @@ from a3c_mp.cluster.session import Session
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.channel import Token
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
-from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
+from a3c_mp.processes.workers import Filled, SlotLedger, StateSource, WorkerEvent, WorkerOptions
 
 BEAT_SECONDS = 1.0
 """between two requests for the heartbeats of an actor that has sent nothing"""
@@ -31,11 +31,11 @@ BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
 class Store(Protocol):
     """Where the fleet puts what actors send; see `transport.Inbox`."""
 
-    def write(self, slot: int, result: Any, cargo: Any) -> Any:
+    def write(self, slot: int, result: Any, rows_ref: Any) -> Any:
         """Copy a result into a slot; returns the payload that the caller gets with it.
 
         Args:
-            cargo: reference to what else the actor has sent.
+            rows_ref: reference to what else the actor has sent.
         """
 
 
@@ -46,7 +46,7 @@ class FleetActor:
     name: str
     handle: Any = None
     hello: Any = None  # reference to its `Hello`, until that has arrived
-    calls: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # reference -> slot that it fills, its cargo
+    calls: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # reference -> slot that it fills, its rows_ref
     beat_request: Any = None  # reference
     pid: int = 0
     node_id: str = ""
@@ -85,7 +85,7 @@ class Fleet:
 
     def __init__(
         self, session: Session, target: Callable[..., Any], args: tuple, store: Store, num_workers: int, *,
-        states: StateSource, options: WorkerOptions, on_restart: Callable[[RestartMessage], None],
+        states: StateSource, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
         self.session, self.target, self.args, self.store = session, target, args, store
         self.states, self.options, self.on_restart = states, options, on_restart
@@ -190,10 +190,10 @@ class Fleet:
         if reference is actor.hello:
             self._welcome(number, result)
         elif reference in actor.calls:
-            slot, cargo = actor.calls.pop(reference)
+            slot, rows_ref = actor.calls.pop(reference)
             actor.has_result = actor.had_result = True
             actor.failures = 0
-            self._ledger.fill(number, slot, self.store.write(slot, result, cargo))
+            self._ledger.fill(number, slot, self.store.write(slot, result, rows_ref))
 
     def _counted(self, number: int) -> int:
         """The number of an actor for a message by which its games leave the count, or join it.
@@ -211,11 +211,11 @@ class Fleet:
         if actor.is_waiting:
             actor.is_waiting = False
             text = f"{actor.name} has found a place (pid {actor.pid} at {self.session.state.nodes.get(actor.node_id)})"
-            self.on_restart(RestartMessage(self._counted(number), text, replaced=False, joined=True))
+            self.on_restart(WorkerEvent(self._counted(number), text, replaced=False, joined=True))
         for reason in hello.not_restored:
             self.states.forget(number)
             text = f"{actor} cannot be rebuilt: {reason}"
-            self.on_restart(RestartMessage(number, text, replaced=False))
+            self.on_restart(WorkerEvent(number, text, replaced=False))
 
     # ---- deaths
 
@@ -242,7 +242,7 @@ class Fleet:
                 raise WorkerError(f"{message}; restart budget of {self.options.max_restarts} spent{details}")
             self.restarts += 1
             message += f"; restart {self.restarts} of {self.options.max_restarts}"
-        self.on_restart(RestartMessage(number, message + details))
+        self.on_restart(WorkerEvent(number, message + details))
         self._ledger.forget(number)
         pause = BACKOFF_SECONDS[min(actor.failures, len(BACKOFF_SECONDS) - 1)]
         actor.failures += 1
@@ -273,7 +273,7 @@ class Fleet:
             if not actor.is_waiting and time.monotonic() - actor.started >= WAITING_SECONDS:
                 actor.is_waiting = True
                 text = f"{actor.name} waits for a node with a free CPU"
-                self.on_restart(RestartMessage(self._counted(number), text, replaced=False, left=True))
+                self.on_restart(WorkerEvent(self._counted(number), text, replaced=False, left=True))
         elif actor.silence > longest:
             place = (actor.node_id, actor.pid) if actor.pid else self.session.place_of(actor.handle)
             if place is not None:  # otherwise it has no process yet
@@ -287,9 +287,9 @@ class Fleet:
     def _start(self, number: int) -> None:
         actor = self.actors[number]
         restored = self.states.record_start(number)
-        entropy = (self.states.start, number, 0 if restored is not None else actor.starts)
+        seed_key = (self.states.start, number, 0 if restored is not None else actor.starts)
         actor.starts += 1
-        channel = FleetChannel(number, entropy, restored)
+        channel = FleetChannel(number, seed_key, restored)
         actor.handle = self.session.start_actor(
             self._worker_class, (self.target, channel, self.args, self.options.niceness), num_cpus=1,
             concurrency_groups={"control": 1},
@@ -302,8 +302,8 @@ class Fleet:
     def _request(self, number: int, token: Token) -> None:
         actor = self.actors[number]
         if actor.handle is not None:
-            result, cargo = actor.handle.fill.options(num_returns=2).remote(token)
-            actor.calls[result] = token.slot, cargo
+            result, rows_ref = actor.handle.fill.options(num_returns=2).remote(token)
+            actor.calls[result] = token.slot, rows_ref
 
     def _end(self, actor: FleetActor) -> None:
         """Kill an actor's process, if it has one, and forget its requests."""

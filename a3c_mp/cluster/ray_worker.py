@@ -17,14 +17,14 @@ class FleetChannel(Closing):
 
     Args:
         actor: its number in the fleet.
-        entropy: numbers that its seeds follow from, as of a `WorkerChannel`.
+        seed_key: numbers that its seeds follow from, as of a `WorkerChannel`.
         restored: the state to continue from, or None.
     """
 
-    def __init__(self, actor: int, entropy: tuple[int, ...], restored: Any = None):
+    def __init__(self, actor: int, seed_key: tuple[int, ...], restored: Any = None):
         super().__init__()
         self.worker, self.actor = 0, actor  # the only one that writes into the memory of its process
-        self.entropy, self.restored = entropy, restored
+        self.seed_key, self.restored = seed_key, restored
         self.beats = 0
         self.reasons: list[str] = []  # why it could not be rebuilt
 
@@ -65,7 +65,7 @@ class RayWorker:
         return Hello(os.getpid(), node_id, dict(versions()), self.channel.reasons)
 
     def fill(self, token: Token) -> tuple[Any, Any]:
-        """Return (result, cargo): the result is for the trainer, the cargo for others, by reference."""
+        """Return (result, rows_ref): the result is for the trainer, the rows_ref for others, by reference."""
         self.channel.beat()
         return self.produce(token)
 

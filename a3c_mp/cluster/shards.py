@@ -63,10 +63,10 @@ class Outbox:
 
     def __init__(self, spec: ReplaySpec, steps: int, n_step: int, restored: Any = None):
         self.ring = spec.shards(1, 4 * steps + 2 * n_step + spec.stack + 2)
-        carried = restored.carried if restored is not None else {}
-        self.start: str | None = CONTINUED if carried else NEW_GAMES
-        if carried:
-            self.ring.written[:] = carried["nstep_pending"].sum(axis=0)
+        successor_state = restored.successor_state if restored is not None else {}
+        self.start: str | None = CONTINUED if successor_state else NEW_GAMES
+        if successor_state:
+            self.ring.written[:] = successor_state["nstep_pending"].sum(axis=0)
         self._counters = np.stack([self.ring.written, self.ring.committed])  # at the last `take`
 
     def take(self) -> Rows:

@@ -92,13 +92,13 @@ class Inbox:
 
     def __init__(self, packer: Packer, slots: Slots, states: Slots | None):
         self.packer, self.slots, self.states = packer, slots, states
-        self.cargo: dict[int, Any] = {}  # of each slot
+        self.rows_ref: dict[int, Any] = {}  # of each slot
 
-    def write(self, slot: int, result: Result, cargo: Any) -> Any:
-        """Copy a result into a slot, keep the reference to its cargo; returns its payload."""
+    def write(self, slot: int, result: Result, rows_ref: Any) -> Any:
+        """Copy a result into a slot, keep the reference to its rows_ref; returns its payload."""
         self.packer.unpack(result.fields, self.slots[slot])
         if self.states is not None:
             for name, place in self.states[slot].items():
                 place.numpy()[...] = result.state[name]
-        self.cargo[slot] = cargo
+        self.rows_ref[slot] = rows_ref
         return result.payload

@@ -23,14 +23,14 @@ from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
 from wrappers import action_mask
 
 
-def acting_state_spec(num_envs: int, action_space: gymnasium.Space, core_size: int = 0) -> Spec:
+def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: int = 0) -> Spec:
     """Return shapes and dtypes of the state of a `RolloutCollector`, besides its games."""
-    state = ((num_envs, core_size), torch.float32)
+    state = ((num_envs, lstm_size), torch.float32)
     return {
         "logits": ((num_envs, num_params(action_space)), torch.float32),  # of the next action
-        "baseline": ((num_envs,), torch.float32),  # of the newest observation
-        "entry": state,  # of the LSTM before the newest observation
-        "state": state,  # of the LSTM after it
+        "value": ((num_envs,), torch.float32),  # of the newest observation
+        "lstm_state_before": state,  # of the LSTM before the newest observation
+        "lstm_state": state,  # of the LSTM after it
     }
 
 
@@ -57,7 +57,7 @@ class RolloutCollector:
     Args:
         args: of the chapter.
         env: from `make_vec_env`.
-        net: observations -> (logits [B, P], baseline [B]), with an LSTM also state [B, S] -> the next state; the caller
+        net: observations -> (logits [B, P], value [B]), with an LSTM also state [B, S] -> the next state; the caller
             loads new weights into it between rollouts.
         channel: to the learner.
     """
@@ -73,20 +73,20 @@ class RolloutCollector:
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
-        self.entry = initial_state(net, env.num_envs)  # the LSTM's state before self.obs
-        self.forward = acting_forward(net, self.obs, *self.entry, deterministic=args.deterministic)
+        self.lstm_state_before = initial_state(net, env.num_envs)  # the LSTM's state before self.obs
+        self.forward = acting_forward(net, self.obs, *self.lstm_state_before, deterministic=args.deterministic)
         self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to
-        if carried := {name: torch.from_numpy(part) for name, part in self.games.carried.items()}:
+        if saved := {name: torch.from_numpy(part) for name, part in self.games.successor_state.items()}:
             device = next(net.parameters()).device
-            self.logits, self.baseline = carried["logits"].to(device), carried["baseline"].to(device)
-            self.state = [carried["state"].to(state) for state in self.entry]
-            self.entry = [carried["entry"].to(state) for state in self.entry]
+            self.logits, self.value = saved["logits"].to(device), saved["value"].to(device)
+            self.lstm_state = [saved["lstm_state"].to(zeros) for zeros in self.lstm_state_before]
+            self.lstm_state_before = [saved["lstm_state_before"].to(zeros) for zeros in self.lstm_state_before]
 
     @torch.inference_mode()
     def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Run the net on observations on the CPU: (logits [B, P] float32, baseline [B] float32, next LSTM state)."""
-        logits, baseline, *state = self.forward(obs, *state)
-        return logits.float(), baseline.float(), state
+        """Run the net on observations on the CPU: (logits [B, P] float32, value [B] float32, next LSTM state)."""
+        logits, value, *state = self.forward(obs, *state)
+        return logits.float(), value.float(), state
 
     def collect(self, rollout: Rollout) -> None:
         """Fill a rollout with the next T steps of every environment.
@@ -97,13 +97,13 @@ class RolloutCollector:
         """
         self.rng.manual_seed(self.rollout_seeds()[1])
         if self.logits is None:
-            self.logits, self.baseline, self.state = self.act(self.obs, self.entry)
+            self.logits, self.value, self.lstm_state = self.act(self.obs, self.lstm_state_before)
             self.logits = mask_logits(self.logits, action_mask(self.env))
-        write_step(rollout, 0, obs=self.obs, baseline=self.baseline)
-        for state in self.entry:
-            write_step(rollout, 0, core_state=state)
-        rollout.final_baseline.zero_()
-        bursts = self.bursts if self.bursts and self.bursts.wanted(self.stats.dry) else None
+        write_step(rollout, 0, obs=self.obs, value=self.value)
+        for state in self.lstm_state_before:
+            write_step(rollout, 0, lstm_state=state)
+        rollout.truncation_value.zero_()
+        bursts = self.bursts if self.bursts and self.bursts.wanted(self.stats.steps_since_reward) else None
         if bursts is not None:
             bursts.draw(self.bursts_seed, self.rollouts, len(rollout.action))
         for t in range(len(rollout.action)):
@@ -119,12 +119,14 @@ class RolloutCollector:
                 episode_return=self.stats.returns, episode_length=self.stats.lengths,
             )  # fmt: skip
             if truncated.any():
-                write_step(rollout, t, final_baseline=self.act(torch.from_numpy(infos["final_obs"]), self.state)[1])
+                write_step(
+                    rollout, t, truncation_value=self.act(torch.from_numpy(infos["final_obs"]), self.lstm_state)[1]
+                )
             write_step(rollout, t + 1, obs=next_obs)
-            self.entry = [reset_state(state, self._starts(state)) for state in self.state]
-            self.logits, self.baseline, self.state = self.act(rollout.obs[t + 1], self.entry)
+            self.lstm_state_before = [reset_state(state, self._starts(state)) for state in self.lstm_state]
+            self.logits, self.value, self.lstm_state = self.act(rollout.obs[t + 1], self.lstm_state_before)
             self.logits = mask_logits(self.logits, action_mask(self.env))
-            write_step(rollout, t + 1, baseline=self.baseline)
+            write_step(rollout, t + 1, value=self.value)
             self.channel.beat()
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1
@@ -138,24 +140,24 @@ class RolloutCollector:
 
     def rollout_seeds(self) -> tuple[int, int]:
         """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
-        return derive_seeds(self.seed, *self.channel.entropy, self.rollouts)
+        return derive_seeds(self.seed, *self.channel.seed_key, self.rollouts)
 
     def noise_seed(self, hold: int) -> int:
         """Return the seed of noise that is held for `--noise-steps` steps, by its number."""
-        return derive_seeds(self.seed, *self.channel.entropy, hold, NOISE)[1]
+        return derive_seeds(self.seed, *self.channel.seed_key, hold, NOISE)[1]
 
     def bursts_seed(self, stretch: int) -> int:
         """Return the seed of the bursts in a stretch of rollouts."""
-        return derive_seeds(self.seed, *self.channel.entropy, stretch, BURSTS)[0]
+        return derive_seeds(self.seed, *self.channel.seed_key, stretch, BURSTS)[0]
 
     def state_fields(self, rollout: Rollout) -> dict[str, Any]:
-        """Return the state after a rollout, for `ActorStates.write`."""
+        """Return the state after a rollout, for `ResumeStates.write`."""
         empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
         done = rollout.terminated | rollout.truncated
         action = torch.from_numpy(to_env(self.action_space, rollout.action.numpy()))
         return self.games.state_fields(action, done, self.obs) | {
             "logits": self.logits,
-            "baseline": self.baseline,
-            "entry": self.entry[0] if self.entry else empty,
-            "state": self.state[0] if self.entry else empty,
+            "value": self.value,
+            "lstm_state_before": self.lstm_state_before[0] if self.lstm_state_before else empty,
+            "lstm_state": self.lstm_state[0] if self.lstm_state_before else empty,
         }

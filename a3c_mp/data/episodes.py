@@ -28,14 +28,14 @@ def episodes_at(done: Tensor, episode_return: Tensor, episode_length: Tensor) ->
 class EpisodeStats:
     """Running raw return float32 [N] and length int32 [N] of the episode in each of N environments.
 
-    `dry` int32 [N] counts the steps since the last reward other than 0, across episodes.
+    `steps_since_reward` int32 [N] counts the steps since the last reward other than 0, across episodes.
     """
 
     def __init__(self, num_envs: int):
         self.returns = np.zeros(num_envs, dtype=np.float32)
         self.lengths = np.zeros(num_envs, dtype=np.int32)
         self.done = np.zeros(num_envs, dtype=np.bool_)
-        self.dry = np.zeros(num_envs, dtype=np.int32)
+        self.steps_since_reward = np.zeros(num_envs, dtype=np.int32)
 
     def step(self, reward: np.ndarray, done: np.ndarray) -> None:
         """Add one step: rewards [N] and `done` bool [N]. The values of a finished episode stay until the next step."""
@@ -44,7 +44,7 @@ class EpisodeStats:
         self.returns += reward
         self.lengths += 1
         self.done = done
-        self.dry = np.where(reward == 0, self.dry + 1, 0).astype(np.int32)
+        self.steps_since_reward = np.where(reward == 0, self.steps_since_reward + 1, 0).astype(np.int32)
 
     def fields(self) -> dict[str, np.ndarray]:
         """Return all arrays, [N] each, by name, for `restore`."""
@@ -52,11 +52,11 @@ class EpisodeStats:
             "episode_return": self.returns,
             "episode_length": self.lengths,
             "episode_done": self.done,
-            "dry_steps": self.dry,
+            "steps_since_reward": self.steps_since_reward,
         }
 
     def restore(self, fields: Mapping[str, np.ndarray]) -> None:
-        """Load the arrays that `fields` returned; older checkpoints have no `dry_steps`."""
+        """Load the arrays that `fields` returned; older checkpoints have no `steps_since_reward`."""
         names = ("episode_return", "episode_length", "episode_done")
         self.returns, self.lengths, self.done = (fields[name].copy() for name in names)
-        self.dry = fields.get("dry_steps", self.dry).copy()
+        self.steps_since_reward = fields.get("steps_since_reward", self.steps_since_reward).copy()

@@ -46,17 +46,17 @@ class Bursts:
         self.first_logits = torch.tensor([0, *sizes[:-1]]).cumsum(0)  # of each part, among all logits
         self.repeated = torch.empty(0)  # int64 [T, B, D]: the action of each step, -1 where the policy acts
 
-    def wanted(self, dry: np.ndarray) -> bool:
+    def wanted(self, steps_since_reward: np.ndarray) -> bool:
         """Whether there are bursts in the next rollout.
 
         Without rewards, advantages are the value net's errors alone, and the policy takes a random walk: bursts are
         worth their cost then. Where rewards come, the policy learns by itself.
 
         Args:
-            dry: int [B], steps of each environment since its last reward. The environments that explore do not count:
-                what a burst finds, the policy has not learned yet.
+            steps_since_reward: int [B], steps of each environment since its last reward. The environments that
+                explore do not count: what a burst finds, the policy has not learned yet.
         """
-        others = dry[self.explorers :]
+        others = steps_since_reward[self.explorers :]
         return len(others) * int(others.min(initial=self.after)) >= self.after
 
     def draw(self, seed_of: Callable[[int], int], rollout: int, unroll_length: int) -> None:

@@ -9,8 +9,8 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.config import CommonArgs
-from a3c_mp.data.actor_states import ActorState
 from a3c_mp.data.episodes import EpisodeStats
+from a3c_mp.data.resume_states import ActorState
 from a3c_mp.processes.channel import ActorChannel
 from a3c_mp.seeds import derive_seeds
 from wrappers import make_vec_env, obs_hashes
@@ -18,7 +18,7 @@ from wrappers import make_vec_env, obs_hashes
 
 def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
     """Make an actor's vector environment, seeded for this actor, and closed however the process ends."""
-    env_seed, _ = derive_seeds(args.seed, *channel.entropy)
+    env_seed, _ = derive_seeds(args.seed, *channel.seed_key)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
     return channel.closing(env)
 
@@ -35,17 +35,17 @@ class Games:
         self.env, self.stats = env, EpisodeStats(env.num_envs)
         state: ActorState | None = channel.restored
         self.rollouts, self.messages = (state.rollouts, state.messages) if state else (0, 0)
-        self.carried = state.carried if state else {}
+        self.successor_state = state.successor_state if state else {}
         self.obs: np.ndarray = env.rebuild(state.games, channel.beat) if state else env.reset()[0]  # type: ignore[attr-defined]
-        if not self.carried:
+        if not self.successor_state:
             return
-        differing = np.flatnonzero(obs_hashes(self.obs) != self.carried["obs_hash"])
+        differing = np.flatnonzero(obs_hashes(self.obs) != self.successor_state["obs_hash"])
         if len(differing):
-            self.obs, self.carried, self.messages = env.start_new_games(), {}, 0  # type: ignore[attr-defined]
+            self.obs, self.successor_state, self.messages = env.start_new_games(), {}, 0  # type: ignore[attr-defined]
             why = "is not deterministic: the same seed and actions gave other observations"
             channel.not_restored(f"environment {differing[0]} {why}; it starts new games")
         else:
-            self.stats.restore(self.carried)
+            self.stats.restore(self.successor_state)
 
     def state_fields(self, action: Tensor, done: Tensor, obs: Tensor) -> dict[str, Any]:
         """Return the state fields that all chapters share, of steps [T, B] and the observations [B, ...] after them."""

@@ -30,11 +30,11 @@ class Rollout(NamedTuple):
     truncated: Tensor  # [T, B] bool
     life_lost: Tensor  # [T, B] bool, a life lost while the game goes on
     behaviour_logits: Tensor  # [T, B, P] float32, parameters of the distribution that the action was sampled from
-    baseline: Tensor  # [T+1, B] float32, V(obs[t]) from the acting pass
-    final_baseline: Tensor  # [T, B] float32, V of the observation an episode was truncated at; elsewhere undefined
+    value: Tensor  # [T+1, B] float32, V(obs[t]) from the acting pass
+    truncation_value: Tensor  # [T, B] float32, V of the observation an episode was truncated at; elsewhere undefined
     episode_return: Tensor  # [T, B] float32, sum of raw rewards of the game so far
     episode_length: Tensor  # [T, B] int32, agent steps of the game so far
-    core_state: Tensor  # [1, B, S] float32, state of a recurrent net before obs[0]; S = 0 for other nets
+    lstm_state: Tensor  # [1, B, S] float32, state of a recurrent net before obs[0]; S = 0 for other nets
 
     @property
     def num_steps(self) -> int:
@@ -47,7 +47,7 @@ class Rollout(NamedTuple):
 
 
 def rollout_spec(
-    unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, core_size: int = 0
+    unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, lstm_size: int = 0
 ) -> Spec:
     """Return shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs."""
     assert isinstance(obs_space, Box), obs_space
@@ -65,11 +65,11 @@ def rollout_spec(
         "truncated": (steps, torch.bool),
         "life_lost": (steps, torch.bool),
         "behaviour_logits": ((*steps, num_params(action_space)), torch.float32),
-        "baseline": (states, torch.float32),
-        "final_baseline": (steps, torch.float32),
+        "value": (states, torch.float32),
+        "truncation_value": (steps, torch.float32),
         "episode_return": (steps, torch.float32),
         "episode_length": (steps, torch.int32),
-        "core_state": ((1, num_envs, core_size), torch.float32),
+        "lstm_state": ((1, num_envs, lstm_size), torch.float32),
     }
 
 
@@ -94,7 +94,7 @@ def join(rollouts: Sequence[Rollout]) -> Rollout:
 def episode_starts(rollout: Rollout) -> Tensor:
     """Return bool [T+1, B]: whether obs[t] is an episode's first, so that the LSTM's state is reset before it.
 
-    False at t = 0, because `core_state` is already reset there.
+    False at t = 0, because `lstm_state` is already reset there.
     """
     ended = rollout.terminated | rollout.truncated
     return torch.cat([torch.zeros_like(ended[:1]), ended])
@@ -102,8 +102,8 @@ def episode_starts(rollout: Rollout) -> Tensor:
 
 def is_finite(rollout: Rollout) -> bool:
     """Whether a rollout has no NaN or inf in what is learned from."""
-    fields = [rollout.reward, rollout.baseline, rollout.behaviour_logits, rollout.final_baseline[rollout.truncated]]
-    fields += [rollout.obs, rollout.core_state, rollout.action]
+    fields = [rollout.reward, rollout.value, rollout.behaviour_logits, rollout.truncation_value[rollout.truncated]]
+    fields += [rollout.obs, rollout.lstm_state, rollout.action]
     return all(bool(torch.isfinite(field).all()) for field in fields if field.is_floating_point())
 
 

@@ -52,11 +52,11 @@ class TransitionCollector:
         self.args, self.env, self.channel = args, env, channel
         self.games = Games(env, channel)
         self.stats, self.obs, self.blocks = self.games.stats, self.games.obs, self.games.rollouts
-        self.writer = Writer(shards, channel.worker, n_step, args.gamma, self.games.carried)
+        self.writer = Writer(shards, channel.worker, n_step, args.gamma, self.games.successor_state)
 
     def collect(self, block: dict[str, Tensor], policy: Policy, warm_up: bool = False) -> None:
         """Take a block of steps: transitions go to the shard, episode statistics to `block`."""
-        policy.start_block(derive_seeds(self.args.seed, *self.channel.entropy, self.blocks)[1])
+        policy.start_block(derive_seeds(self.args.seed, *self.channel.seed_key, self.blocks)[1])
         self.actions = []  # as the environments get them
         for t in range(len(block["done"])):
             mask = action_mask(self.env)
@@ -78,7 +78,7 @@ class TransitionCollector:
         self.blocks += 1
 
     def state_fields(self, block: dict[str, Tensor], policy: Policy) -> dict[str, Any]:
-        """Return the state after a block, for `ActorStates.write`."""
+        """Return the state after a block, for `ResumeStates.write`."""
         actions = torch.from_numpy(np.stack(self.actions))
         games = self.games.state_fields(actions, block["done"], torch.from_numpy(self.obs))
         return {**games, **self.writer.fields(), **policy.fields()}

@@ -136,7 +136,7 @@ def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
         found |= ratio_metrics(log_ratios, float(found.pop("policy/clip_ratio")))
     if "losses/entropy" in metrics:
         found["policy/entropy"] = -metrics["losses/entropy"]
-    values, targets = metrics.get("values/baseline"), metrics.get("values/target")
+    values, targets = metrics.get("values/value"), metrics.get("values/target")
     if isinstance(values, Tensor) and isinstance(targets, Tensor):
         variance = targets.var(correction=0)
         explained = 1 - (targets - values).var(correction=0) / variance

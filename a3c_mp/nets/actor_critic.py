@@ -1,7 +1,7 @@
-"""Actor-critic networks: observations -> `(logits [B, P], baseline [B])`, in the dtype that the net computes in.
+"""Actor-critic networks: observations -> `(logits [B, P], value [B])`, in the dtype that the net computes in.
 
 The logits are those of discrete actions; for continuous ones they are the parameters of a Gaussian (`distributions`).
-A recurrent net has an LSTM core: it also takes the core's state [B, S] and returns the next one. S is its `core_size`.
+A recurrent net has an LSTM core: it also takes the core's state [B, S] and returns the next one. S is its `lstm_size`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from a3c_mp.nets.obs_norm import ObsNorm
 
 
 class ActorCritic(nn.Module):
-    """Base of actor-critic nets: observations -> (logits [B, P], baseline [B]).
+    """Base of actor-critic nets: observations -> (logits [B, P], value [B]).
 
     Args:
         norm: applied to the observations.
         head: applied to the outputs of the policy.
     """
 
-    core_size = 0
+    lstm_size = 0
 
     def __init__(self, norm: ObsNorm, head: ActionHead):
         super().__init__()
@@ -64,7 +64,7 @@ class ConvActorCritic(ActorCritic):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """obs uint8 [B, C, H, W] -> (logits [B, P], baseline [B])."""
+        """obs uint8 [B, C, H, W] -> (logits [B, P], value [B])."""
         features = self.conv(self.norm.convert(obs))
         return self.head(self.policy(features)), self.value(features).squeeze(-1)
 
@@ -86,7 +86,7 @@ class MLPActorCritic(ActorCritic):
         init_orthogonal(self)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """obs float32 or uint8 [B, ...] -> (logits [B, P], baseline [B])."""
+        """obs float32 or uint8 [B, ...] -> (logits [B, P], value [B])."""
         inputs = self.norm.convert(obs)
         inputs = inputs.reshape(inputs.shape[0], -1)
         return self.head(self.policy(inputs)), self.value(inputs).squeeze(-1)
@@ -112,7 +112,7 @@ class SharedActorCritic(ActorCritic):
         torso = nn.Flatten() if convolutions is None else convolutions(obs_shape[0])
         self.torso = nn.Sequential(torso, nn.Linear(num_features(torso, obs_shape), hidden), nn.ReLU())
         self.core = LSTMCore(hidden, hidden) if lstm else None
-        self.core_size = 2 * hidden if lstm else 0
+        self.lstm_size = 2 * hidden if lstm else 0
         self.policy = nn.Sequential(nn.Linear(hidden, head.num_outputs))
         self.value = nn.Sequential(nn.Linear(hidden, 1))
         init_orthogonal(self)
@@ -122,7 +122,7 @@ class SharedActorCritic(ActorCritic):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
-        """obs [B, ...] -> (logits [B, P], baseline [B]); with an LSTM, also state [B, S] -> the next state."""
+        """obs [B, ...] -> (logits [B, P], value [B]); with an LSTM, also state [B, S] -> the next state."""
         if self.core is None:
             return self._heads(self.torso(self.norm.convert(obs)))
         assert state is not None
@@ -144,7 +144,7 @@ class SharedActorCritic(ActorCritic):
 
 def initial_state(net: ActorCritic, num_envs: int) -> list[Tensor]:
     """Return the LSTM state at the start of B episodes, [zeros [B, S] float32]; [] for nets without an LSTM."""
-    return [torch.zeros(num_envs, net.core_size, device=net.norm.shift.device)] if net.core_size else []
+    return [torch.zeros(num_envs, net.lstm_size, device=net.norm.shift.device)] if net.lstm_size else []
 
 
 def unroll(net: ActorCritic, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,14 +14,14 @@ from a3c_mp.nets.images import is_image
 from a3c_mp.nets.layers import a3c_convolutions, nature_convolutions, residual_convolutions
 from a3c_mp.nets.own import make_own_net
 
-CONVOLUTIONS = {"paper": a3c_convolutions, "book": nature_convolutions, "deep": residual_convolutions}
+CONVOLUTIONS = {"a3c": a3c_convolutions, "nature": nature_convolutions, "deep": residual_convolutions}
 """`--net` -> convolutions"""
 
 
 class NetSpec(NamedTuple):
     """Which net, as the flags of these names say."""
 
-    net: str = "book"
+    net: str = "nature"
     lstm: bool = False
     hidden: tuple[int, ...] = (64, 64)
     log_std_init: float = 0.0
@@ -46,11 +46,11 @@ def make_actor_critic(
     """
     assert obs_space.shape is not None
     shape, head, image = obs_space.shape, ActionHead(action_space, spec.log_std_init), is_image(obs_space)
-    name = "book" if spec.net == "shallow" else spec.net  # its name in older versions
+    name = "nature" if spec.net == "shallow" else spec.net  # its name in older versions
     _check(spec, name, obs_space)
     if ":" in name:
         return make_own_net(name, obs_space, action_space, head)
-    if spec.lstm or (image and name != "book"):
+    if spec.lstm or (image and name != "nature"):
         return SharedActorCritic(shape, head, CONVOLUTIONS[name] if image else None, lstm=spec.lstm)
     return ConvActorCritic(shape, head) if image else MLPActorCritic(shape, head, spec.hidden)
 
@@ -60,7 +60,7 @@ def _check(spec: NetSpec, name: str, obs_space: gymnasium.Space) -> None:
     image, own = is_image(obs_space), ":" in name
     if not own and name not in CONVOLUTIONS:
         raise ConfigError("net", spec.net, f"must be {', '.join(CONVOLUTIONS)} or module:function")
-    if not image and not own and name != "book":
+    if not image and not own and name != "nature":
         why = f"observations are of shape {obs_space.shape}, it needs images (uint8, 36 x 36 or more)"
         raise ConfigError("net", spec.net, why, "leave it out")
     if own and spec.lstm:

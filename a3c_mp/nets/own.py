@@ -36,7 +36,7 @@ class OwnActorCritic(ActorCritic):
         self.body = body
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """obs [B, ...] -> (logits [B, P], baseline [B])."""
+        """obs [B, ...] -> (logits [B, P], value [B])."""
         outputs, values = self.body(self.norm.convert(obs))
         return self.head(outputs), values
 

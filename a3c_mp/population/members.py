@@ -9,7 +9,7 @@ from typing import Any
 from a3c_mp.errors import TrainingError
 from a3c_mp.population.population import Population
 from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
-from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, Workers
+from a3c_mp.processes.workers import Filled, WorkerEvent, WorkerOptions, Workers
 from a3c_mp.run.progress import RunState
 
 
@@ -37,7 +37,7 @@ class Members:
         self.run, self.population, self.group, self.on_wait = run, population, group, on_wait
         self.places = group.own_share(population.args.population)
         self._ended: list[Filled] = []  # of this rank's members, in the generation that has ended
-        self._restarts: list[RestartMessage] = []  # of a rank besides 0, until the generation ends
+        self._restarts: list[WorkerEvent] = []  # of a rank besides 0, until the generation ends
         options = WorkerOptions(
             role="member",
             flag="--population",
@@ -110,4 +110,4 @@ class Members:
         self._restarts.clear()
         for report in reports:
             for message in json.loads(report):
-                self.run.on_restart(RestartMessage(*message))
+                self.run.on_restart(WorkerEvent(*message))

@@ -16,7 +16,7 @@ from a3c_mp.nets.images import is_image
 from a3c_mp.population.genome import Genome, Range
 from a3c_mp.population.growth import MemberState
 from a3c_mp.processes.slots import Spec
-from a3c_mp.run.preflight import check_env, check_system
+from a3c_mp.run.preflight import check_system, probe_env
 
 GENOME_BYTES = 512
 """longest genome as JSON"""
@@ -32,9 +32,9 @@ class Spaces(NamedTuple):
 
 
 def find_spaces(env_id: str) -> Spaces:
-    """Return the spaces of an environment. Raises ConfigError if it has images, or as `check_env` does."""
+    """Return the spaces of an environment. Raises ConfigError if it has images, or as `probe_env` does."""
     check_system()  # the population's memory comes before the run
-    spaces = Spaces(*check_env(env_id, dqn.ACTIONS))
+    spaces = Spaces(*probe_env(env_id, dqn.ACTIONS))
     if is_image(spaces.obs):
         why = f"observations are images {spaces.obs.shape}, members need vectors"
         raise ConfigError("env-id", env_id, why, "choose another, or train_apex.py")

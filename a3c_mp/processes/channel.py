@@ -44,7 +44,7 @@ class ActorChannel(Upkeep, Protocol):
 
     worker: int
     actor: int
-    entropy: tuple[int, ...]
+    seed_key: tuple[int, ...]
     restored: Any
 
     def not_restored(self, reason: str) -> None: ...
@@ -90,13 +90,13 @@ class WorkerChannel(Closing):
         worker: its number among the workers of this learner.
         actor: its number among the actors of the whole run.
         pipes: to its parent.
-        entropy: numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts
+        seed_key: numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts
             so far. Where nothing can be restored, the last one keeps a successor from playing the same games again.
         restored: the state to continue from, what `StateSource.record_start` returned; None for a fresh start.
     """
 
-    def __init__(self, worker: int, actor: int, pipes: Pipes, *, entropy: tuple[int, ...], restored: Any = None):
-        self.worker, self.actor, self.entropy, self.restored = worker, actor, entropy, restored
+    def __init__(self, worker: int, actor: int, pipes: Pipes, *, seed_key: tuple[int, ...], restored: Any = None):
+        self.worker, self.actor, self.seed_key, self.restored = worker, actor, seed_key, restored
         self._tokens, self._results, self._beats = pipes
         super().__init__()
         self._terminated = False

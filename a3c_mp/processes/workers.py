@@ -32,7 +32,7 @@ class Filled(NamedTuple):
     payload: Any  # what the worker sent with it
 
 
-class RestartMessage(NamedTuple):
+class WorkerEvent(NamedTuple):
     """Report of an actor that was replaced, could not be rebuilt, waits for a place, or has joined."""
 
     actor: int  # its number in the whole run
@@ -43,7 +43,7 @@ class RestartMessage(NamedTuple):
 
 
 class StateSource(Protocol):
-    """Gives the state that an actor is rebuilt from when it is started; see `actor_states.ActorStates`."""
+    """Gives the state that an actor is rebuilt from when it is started; see `resume_states.ResumeStates`."""
 
     start: int  # seeds of workers follow from it
 
@@ -153,7 +153,7 @@ class Workers:
         *,
         states: StateSource | None = None,
         options: WorkerOptions | None = None,
-        on_restart: Callable[[RestartMessage], None] = print,
+        on_restart: Callable[[WorkerEvent], None] = print,
     ):
         self.options = options = options or WorkerOptions()
         self.target, self.args, self.states, self.on_restart = target, args, states, on_restart
@@ -235,9 +235,9 @@ class Workers:
             child_ends.enter_context(send_end)
             restored = None if self.states is None else self.states.record_start(actor)
             restarts = 0 if restored is not None else self.restarts
-            entropy = (0 if self.states is None else self.states.start, actor, restarts)
+            seed_key = (0 if self.states is None else self.states.start, actor, restarts)
             pipes = Pipes(take_end, send_end, self._beats)
-            channel = WorkerChannel(number, actor, pipes, entropy=entropy, restored=restored)
+            channel = WorkerChannel(number, actor, pipes, seed_key=seed_key, restored=restored)
             args = (self.target, channel, self.args, self.options.niceness)
             name = self.options.name or f"worker-{number}"
             process = start_child(run_worker, args, name=name, daemon=True, group=True)
@@ -254,7 +254,7 @@ class Workers:
         self._supervisor.children[number].record_result()
 
     def _forget(self, number: int, text: str) -> None:
-        self.on_restart(RestartMessage(self.options.first_actor + number, text))
+        self.on_restart(WorkerEvent(self.options.first_actor + number, text))
         self._ledger.forget(number)
 
     def _forget_state(self, number: int, reason: str) -> None:
@@ -262,7 +262,7 @@ class Workers:
         actor = self.options.first_actor + number
         self.states.forget(actor)
         text = f"{self._supervisor.children[number]} cannot be rebuilt: {reason}"
-        self.on_restart(RestartMessage(actor, text, replaced=False))
+        self.on_restart(WorkerEvent(actor, text, replaced=False))
 
     def _send(self, number: int, token: Token) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died; its successor gets the token again

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from a3c_mp.data.actor_states import ActorReport, ActorStates
 from a3c_mp.data.episodes import Episode
+from a3c_mp.data.resume_states import ActorReport, ResumeStates
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, WorkerPool, Workers
-from a3c_mp.run.guard import FiniteGuard
+from a3c_mp.processes.workers import Filled, WorkerEvent, WorkerOptions, WorkerPool, Workers
+from a3c_mp.run.guard import NonFiniteFilter
 from a3c_mp.run.progress import RunState
 
 
@@ -43,16 +43,16 @@ class Actors:
         weights: the ones whose versions actors are given with their slots.
         states: what actors are rebuilt from, and which of them belong to this learner.
         run: counts restarts, says when to stop.
-        on_restart: called in addition with each `RestartMessage`: of an actor that is replaced, leaves or joins.
+        on_restart: called in addition with each `WorkerEvent`: of an actor that is replaced, leaves or joins.
     """
 
     def __init__(
-        self, start: Callable[..., WorkerPool], weights: Weights, states: ActorStates, run: RunState,
-        on_restart: Callable[[RestartMessage], None] = lambda message: None,
+        self, start: Callable[..., WorkerPool], weights: Weights, states: ResumeStates, run: RunState,
+        on_restart: Callable[[WorkerEvent], None] = lambda message: None,
     ):  # fmt: skip
         self.weights, self.states, self.run = weights, states, run
         self.group, self.own = states.group, states.own
-        self.restart_messages: list[RestartMessage] = []  # of a group of learners, until the next `record_round`
+        self.restart_messages: list[WorkerEvent] = []  # of a group of learners, until the next `record_round`
         self._reports: list[ActorReport] = []
         self._also_on_restart = on_restart
         args, layout = run.args, states.layout
@@ -106,7 +106,7 @@ class Actors:
         self.workers.release(filled, self.weights.version)
 
     def record_round(
-        self, filled: Sequence[Filled], stats: Sequence[MessageStats], guard: FiniteGuard, replay_size: int = 0
+        self, filled: Sequence[Filled], stats: Sequence[MessageStats], guard: NonFiniteFilter, replay_size: int = 0
     ) -> Round:
         """Record a round's steps and episodes, with those of other learners: all keep equal counters and decide alike.
 
@@ -135,7 +135,7 @@ class Actors:
         self.restart_messages = []
         return Round(all(verdicts), [size for *_, size in everything])
 
-    def _on_restart(self, message: RestartMessage) -> None:
+    def _on_restart(self, message: WorkerEvent) -> None:
         if self.group.size > 1:
             self.restart_messages.append(message)
         else:

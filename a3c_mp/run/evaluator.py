@@ -21,7 +21,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.channel import Upkeep, WorkerChannel
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, RestartMessage, WorkerOptions, Workers
+from a3c_mp.processes.workers import Filled, WorkerEvent, WorkerOptions, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.eval_progress import Evaluation, evaluation_seed
 from a3c_mp.run.evaluate import MakePolicy, make_play_envs, play_episodes
@@ -99,7 +99,7 @@ class EvaluatorProcess:
 
     def __init__(
         self, args: CommonArgs, net: nn.Module, make_policy: MakePolicy, should_stop: Callable[[], bool],
-        on_restart: Callable[[RestartMessage], None],
+        on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
         self.should_stop = should_stop
         games = EvaluationGames.of(args)
@@ -179,7 +179,7 @@ def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy | 
         make_policy: makes the policy that it acts with. None: another evaluator will play, and nothing is allocated.
     """
 
-    def on_restart(message: RestartMessage) -> None:
+    def on_restart(message: WorkerEvent) -> None:
         run.progress.evals.restarts += 1
         run.log.warning(message.text)
 

@@ -70,9 +70,9 @@ def write_onnx(path: Path, policy: ExportedPolicy, obs_space: gymnasium.Space, d
         ConfigError: the extra `export` is not installed.
         OSError: the file cannot be written.
     """
-    core_size = getattr(policy.net, "core_size", 0)
+    lstm_size = getattr(policy.net, "lstm_size", 0)
     example = torch.from_numpy(obs_space.sample())[None].expand(EXAMPLES, *obs_space.shape or ()).contiguous()
-    inputs: tuple[Tensor, ...] = (example, torch.zeros(EXAMPLES, core_size)) if core_size else (example,)
+    inputs: tuple[Tensor, ...] = (example, torch.zeros(EXAMPLES, lstm_size)) if lstm_size else (example,)
     batch = {0: torch.export.Dim("batch")}
     try:
         import onnxscript  # noqa: F401
@@ -84,7 +84,7 @@ def write_onnx(path: Path, policy: ExportedPolicy, obs_space: gymnasium.Space, d
             inputs,
             dynamo=True,
             verbose=False,
-            dynamic_shapes=(batch, (batch,)) if core_size else (batch,),
+            dynamic_shapes=(batch, (batch,)) if lstm_size else (batch,),
             input_names=["obs", "state"][: len(inputs)],
             output_names=["action", "output", "next_state"][: 1 + len(inputs)],
         )

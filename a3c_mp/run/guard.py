@@ -16,7 +16,7 @@ BAD_IN_A_ROW = 5
 """rollouts or gradients with NaN or inf after which a run fails, where each has a cause of its own"""
 
 
-class FiniteGuard:
+class NonFiniteFilter:
     """Check for NaN and inf: counts what is not finite, logs it, and fails if it does not stop.
 
     Args:

@@ -51,7 +51,7 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 class FoundEnv(NamedTuple):
-    """What `check_env` found out about an environment."""
+    """What `probe_env` found out about an environment."""
 
     obs_space: gymnasium.Space
     action_space: gymnasium.Space
@@ -59,7 +59,7 @@ class FoundEnv(NamedTuple):
 
 
 FOUND: dict[str, FoundEnv] = {}
-"""environment id -> what the newest `check_env` in this process found"""
+"""environment id -> what the newest `probe_env` in this process found"""
 
 
 def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True) -> None:
@@ -158,7 +158,7 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def check_env(
+def probe_env(
     env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS
 ) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(observation space, action space) of an environment, which is made, stepped and closed for it.
@@ -264,7 +264,7 @@ def check_device(cuda: bool) -> torch.device:
 
 
 def check_exploration(args: CommonArgs) -> None:
-    """Raise ConfigError for exploration that the actions do not have; `check_env` has found out which they are.
+    """Raise ConfigError for exploration that the actions do not have; `probe_env` has found out which they are.
 
     Runs that are resumed keep settings of noise that older versions accepted, without effect.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
-from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run.averages import Timings
 from a3c_mp.run.eval_progress import EvalProgress
 from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow
@@ -43,7 +43,7 @@ class RunState(Protocol):
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None: ...
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None: ...
     def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None: ...
-    def on_restart(self, message: RestartMessage) -> None: ...
+    def on_restart(self, message: WorkerEvent) -> None: ...
     def keep(self, **parts: Stateful) -> None: ...
     def end_round(self) -> None: ...
 
@@ -89,7 +89,7 @@ class Progress:
         self.updates += 1
         self.samples += samples
 
-    def on_restart(self, message: RestartMessage) -> list[CountedEpisode]:
+    def on_restart(self, message: WorkerEvent) -> list[CountedEpisode]:
         """Count a restarted actor, and drop its unfinished games unless rebuilt; returns as `record_rollout`."""
         self.worker_restarts += message.replaced
         if message.actor < 0:  # it concerns no actor's games

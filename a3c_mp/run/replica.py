@@ -11,7 +11,7 @@ from torch import Tensor
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
-from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run.averages import Timings
 from a3c_mp.run.progress import HasProgress, Progress
 from a3c_mp.seeds import LEARNER, derive_seeds
@@ -50,7 +50,7 @@ class ReplicaRun(HasProgress):
     def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None:
         self.progress.record_update(samples)
 
-    def on_restart(self, message: RestartMessage) -> None:
+    def on_restart(self, message: WorkerEvent) -> None:
         self.progress.on_restart(message)
 
     def keep(self, **parts: Stateful) -> None:

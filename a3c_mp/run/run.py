@@ -29,9 +29,9 @@ from a3c_mp.processes.console import console
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
-from a3c_mp.processes.workers import RestartMessage
-from a3c_mp.run.announce import first_lines
+from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run.averages import Timings
+from a3c_mp.run.banner import first_lines
 from a3c_mp.run.checkpointer import Checkpointer, TrainingState
 from a3c_mp.run.display import hms, open_log
 from a3c_mp.run.eval_progress import Evaluation
@@ -165,7 +165,7 @@ class Run(HasProgress):
         self.progress.record_update(samples)
         self.metrics.record_update(metrics)
 
-    def on_restart(self, message: RestartMessage) -> None:
+    def on_restart(self, message: WorkerEvent) -> None:
         """Count and log the restart of an actor that died or hung, lost games, joins and leaves."""
         what, *details = message.text.splitlines()
         if self.args.deterministic and message.actor >= 0:  # -1: no actor's games are concerned

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from a3c_mp.processes.channel import ActorChannel, Token
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
+from a3c_mp.processes.workers import Filled, SlotLedger, StateSource, WorkerEvent, WorkerOptions
 from a3c_mp.task.endpoint import node_name
 from a3c_mp.task.events import JOINED, LEFT
 from a3c_mp.task.node import FirstNode, Node
@@ -27,14 +27,14 @@ version], ...]), and later of one more (slot, version)"""
 FILLED, NOT_RESTORED = "slots.filled", "slots.not_restored"
 """events: of a collector (slot, payload, fields or None), (reason)"""
 JOIN, SETUP, NO_PLACE = "slots.join", "slots.setup", "slots.no_place"
-"""events: of a collector of another machine (host name), and to it (worker, entropy), or (number of places)"""
+"""events: of a collector of another machine (host name), and to it (worker, seed_key), or (number of places)"""
 
 
 class Setup(NamedTuple):
     """What a collector starts with."""
 
     worker: int  # its number among the collectors, from 0
-    entropy: tuple[int, ...]  # numbers that its seeds follow from, as of a `WorkerChannel`
+    seed_key: tuple[int, ...]  # numbers that its seeds follow from, as of a `WorkerChannel`
     restored: Any = None  # the state to continue from
 
 
@@ -60,7 +60,7 @@ class NodeChannel:
 
     worker: int
     actor: int
-    entropy: tuple[int, ...]
+    seed_key: tuple[int, ...]
     restored: Any
 
     def __init__(self, node: Node, setup: Setup | None, own_slots: Slots | None = None):
@@ -100,7 +100,7 @@ class NodeChannel:
 
     def _set_up(self, setup: Setup) -> None:
         self.worker = self.actor = setup.worker
-        self.entropy, self.restored = setup.entropy, setup.restored
+        self.seed_key, self.restored = setup.seed_key, setup.restored
         self._ask()
 
     def _ask(self) -> None:
@@ -141,7 +141,7 @@ class NodePool:
 
     def __init__(
         self, callbacks: dict[int, Callbacks], numbers: Iterable[int], slots: Slots, num_workers: int, *,
-        states: StateSource, options: WorkerOptions, on_restart: Callable[[RestartMessage], None],
+        states: StateSource, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
         self.slots, self.states, self.on_restart = slots, states, on_restart
         self.numbers = list(numbers)
@@ -201,7 +201,7 @@ class NodePool:
             raise WireError(f"it is not collector {worker}")
         if is_local and sender == own:
             text = f"collector {worker} was cut off and is back; its rollout is lost"
-            self.on_restart(RestartMessage(worker, text, replaced=False))
+            self.on_restart(WorkerEvent(worker, text, replaced=False))
         self._names[worker] = sender
         self.ledger.forget(worker)
         assert self.node is not None
@@ -248,7 +248,7 @@ class NodePool:
             self._names[worker] = sender
             self._joins += 1
             text = f"collector {worker} joined from {host!r:.80} ({sender})"
-            self.on_restart(RestartMessage(worker, text, replaced=False, joined=True))
+            self.on_restart(WorkerEvent(worker, text, replaced=False, joined=True))
         self.node.send(SETUP, worker, (self.states.start, worker, self._joins), to=sender)
 
     def _on_left(self, sender: str) -> None:
@@ -256,7 +256,7 @@ class NodePool:
             worker = self._names.index(sender)
             self._names[worker] = None
             self.ledger.forget(worker)
-            self.on_restart(RestartMessage(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
+            self.on_restart(WorkerEvent(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
 
     def _on_not_restored(self, sender: str, reason: str) -> None:
         if sender not in self._names:
@@ -267,11 +267,11 @@ class NodePool:
             raise WireError("a collector of another machine has no state to restore")
         self.states.forget(worker)
         text = f"{self.node.child(sender)} cannot be rebuilt: {reason}"
-        self.on_restart(RestartMessage(worker, text, replaced=False))
+        self.on_restart(WorkerEvent(worker, text, replaced=False))
 
     def _on_restart(self, worker: int, text: str) -> None:
         """Forget what a lost collector has filled."""
-        self.on_restart(RestartMessage(worker, text))
+        self.on_restart(WorkerEvent(worker, text))
         self._names[worker] = None
         self.ledger.forget(worker)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from a3c_mp.processes.channel import Closing, Token
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.workers import Filled, RestartMessage, SlotLedger, StateSource, WorkerOptions
+from a3c_mp.processes.workers import Filled, SlotLedger, StateSource, WorkerEvent, WorkerOptions
 from a3c_mp.task.exchange import Setup
 
 
@@ -23,7 +23,7 @@ class LocalPool:
 
     def __init__(
         self, num_workers: int, *, states: StateSource, options: WorkerOptions,
-        on_restart: Callable[[RestartMessage], None],
+        on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
         self.ledger = SlotLedger(num_workers, replace(options, in_order=True))
         self.channels = [
@@ -56,7 +56,7 @@ class LocalChannel(Closing):
 
     def __init__(self, pool: LocalPool, setup: Setup):
         self.pool, self.worker, self.actor = pool, setup.worker, setup.worker
-        self.entropy, self.restored = setup.entropy, setup.restored
+        self.seed_key, self.restored = setup.seed_key, setup.restored
         self.tokens: list[Token] = []
         super().__init__()
 
@@ -73,7 +73,7 @@ class LocalChannel(Closing):
     def not_restored(self, reason: str) -> None:
         self.pool.states.forget(self.worker)
         text = f"collector {self.worker} cannot be rebuilt: {reason}"
-        self.pool.on_restart(RestartMessage(self.worker, text, replaced=False))
+        self.pool.on_restart(WorkerEvent(self.worker, text, replaced=False))
 
     def beat(self) -> None:
         pass

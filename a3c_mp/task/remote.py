@@ -48,10 +48,10 @@ class RemoteChannel(NodeChannel):
     def _ask_again(self) -> None:
         self.node.send(JOIN, socket.gethostname(), to="node.0")
 
-    def _on_setup(self, sender: str, worker: int, entropy: list[int]) -> None:
+    def _on_setup(self, sender: str, worker: int, seed_key: list[int]) -> None:
         self._has_place = True
         self.node.report(REPORT_NAME, f"collector {worker}")
-        self._set_up(Setup(worker, tuple(entropy)))
+        self._set_up(Setup(worker, tuple(seed_key)))
 
     def _on_no_place(self, sender: str, number: int) -> None:
         why = f"its {number} places for collectors of other machines are taken"

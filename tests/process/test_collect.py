@@ -22,7 +22,7 @@ def collect(net, env, spaces, number):
     """Rollouts that follow each other."""
     collector, rollouts = RolloutCollector(RolloutArgs(seed=0), env, net, unconnected_channel()), []
     for _ in range(number):
-        spec = rollout_spec(T, env.num_envs, *spaces, net.core_size)
+        spec = rollout_spec(T, env.num_envs, *spaces, net.lstm_size)
         rollouts.append(Rollout(**{name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}))
         collector.collect(rollouts[-1])
     return rollouts
@@ -44,9 +44,9 @@ def test_an_unroll_of_the_learner_is_what_the_actor_computed_step_by_step(collec
     assert sum(rollout.terminated[:-1].any() for rollout in rollouts) > 1, "episodes end inside unrolls"
     for rollout in rollouts:
         with torch.no_grad():
-            logits, values = unroll(net, rollout.obs, rollout.core_state[0], episode_starts(rollout))
+            logits, values = unroll(net, rollout.obs, rollout.lstm_state[0], episode_starts(rollout))
         torch.testing.assert_close(logits[:-1], rollout.behaviour_logits)
-        torch.testing.assert_close(values, rollout.baseline)
+        torch.testing.assert_close(values, rollout.value)
 
 
 def test_the_memory_reaches_back_to_the_start_of_the_episode_and_no_further(collected):
@@ -55,7 +55,7 @@ def test_the_memory_reaches_back_to_the_start_of_the_episode_and_no_further(coll
     obs = torch.cat([rollout.obs[:T] for rollout in rollouts])
     logits = torch.cat([rollout.behaviour_logits for rollout in rollouts])
     final = {
-        i * T + t: r.final_baseline[t]
+        i * T + t: r.truncation_value[t]
         for i, r in enumerate(rollouts)
         for t in r.truncated[:, 0].nonzero()[:, 0].tolist()
     }
@@ -75,8 +75,8 @@ def test_the_memory_reaches_back_to_the_start_of_the_episode_and_no_further(coll
 def test_the_state_matters_to_these_tests(collected):
     net, rollouts = collected
     rollout = rollouts[1]
-    assert rollout.core_state.any()
-    logits, _ = unroll(net, rollout.obs, torch.zeros_like(rollout.core_state[0]), episode_starts(rollout))
+    assert rollout.lstm_state.any()
+    logits, _ = unroll(net, rollout.obs, torch.zeros_like(rollout.lstm_state[0]), episode_starts(rollout))
     assert not torch.allclose(logits[0], rollout.behaviour_logits[0], atol=1e-3)
 
 

@@ -27,7 +27,7 @@ from a3c_mp.run.preflight import check_learners
 pytestmark = pytest.mark.usefixtures("forked")
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
-ARGS = Args(num_learners=2, num_actors=2, reward_clip=False, clip_grad=1e9)
+ARGS = Args(num_learners=2, num_actors=2, reward_clip=False, max_grad_norm=1e9)
 UNROLLS = 4
 
 

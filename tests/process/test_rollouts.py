@@ -8,7 +8,7 @@ from forked import fork_children
 from gymnasium.spaces import Box, Discrete
 from harness import rounds
 
-from a3c_mp.data.actor_states import ActorLayout, ActorStates
+from a3c_mp.data.resume_states import ActorLayout, ResumeStates
 from a3c_mp.data.rollout import Rollout, finished_episodes, rollout_spec
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots
@@ -26,7 +26,7 @@ def rollouts():
     args = Args(env_id="envs:Count-v0", num_actors=ACTORS, num_envs=B, unroll_length=T)
     net = make_actor_critic(*SPACES)
     slots, weights = Slots(rollout_spec(T, B, *SPACES), 2 * ACTORS), Weights(net)
-    states = ActorStates(args, ActorLayout(SPACES[1], T, {}), start=0)
+    states = ResumeStates(args, ActorLayout(SPACES[1], T, {}), start=0)
     seen: dict[int, list[Rollout]] = {worker: [] for worker in range(ACTORS)}
     with pytest.MonkeyPatch.context() as patch:
         fork_children(patch)
@@ -46,7 +46,7 @@ def stream(field):
 def test_rollouts_join_end_to_end(rollouts):
     for found in rollouts[1]:
         torch.testing.assert_close(found.obs[1:, 0], found.obs[:-1, T])
-        torch.testing.assert_close(found.baseline[1:, 0], found.baseline[:-1, T])
+        torch.testing.assert_close(found.value[1:, 0], found.value[:-1, T])
 
 
 def test_every_step_is_there_once_and_in_place(rollouts):
@@ -72,8 +72,8 @@ def test_values_and_logits_are_those_of_the_published_net(rollouts):
     net, founds = rollouts
     for found in founds:
         with torch.no_grad():
-            logits, baseline = net(found.obs.flatten(0, 2))
-        torch.testing.assert_close(found.baseline.flatten(), baseline)
+            logits, value = net(found.obs.flatten(0, 2))
+        torch.testing.assert_close(found.value.flatten(), value)
         torch.testing.assert_close(found.behaviour_logits, logits.view(8, T + 1, B, 3)[:, :T])
 
 
@@ -83,7 +83,7 @@ def test_truncated_steps_bring_the_value_of_the_final_observation(rollouts):
         obs, truncated = stream(found.obs[:, :T]), stream(found.truncated)
         final_obs = obs[truncated] + torch.tensor([0.0, 1.0])  # what the next count would have been
         with torch.no_grad():
-            torch.testing.assert_close(stream(found.final_baseline)[truncated], net(final_obs)[1])
+            torch.testing.assert_close(stream(found.truncation_value)[truncated], net(final_obs)[1])
 
 
 def test_episodes_are_whole_games(rollouts):

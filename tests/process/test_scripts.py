@@ -37,7 +37,7 @@ CURVES_OF_LEARNING = {
         "losses/entropy",
         "losses/total",
     ),
-    *("values/advantage", "values/baseline", "values/target", "values/explained_variance"),
+    *("values/advantage", "values/value", "values/target", "values/explained_variance"),
     *("policy/entropy", "policy/approx_kl"),
     *("time/waiting", "time/learning", "time/publishing"),
 }

@@ -14,7 +14,7 @@ from harness import left_in_shm, rounds
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import WAIT_SECONDS
-from a3c_mp.processes.workers import RestartMessage, WorkerOptions, Workers
+from a3c_mp.processes.workers import WorkerEvent, WorkerOptions, Workers
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -35,7 +35,7 @@ def show_state(channel, slots):
         channel.not_restored("a coin was missing")
     for number, (slot, version) in enumerate(channel.tokens()):
         slots[slot]["count"].fill_(number)
-        channel.send(slot, (os.getpid(), version, channel.entropy, channel.restored))
+        channel.send(slot, (os.getpid(), version, channel.seed_key, channel.restored))
 
 
 def fail_at_start(channel, slots):
@@ -60,7 +60,7 @@ def freeze_in_the_third(channel, slots):
     for _ in range(2):
         slot, _ = channel.take()
         channel.send(slot, os.getpid())
-    if channel.entropy[-1] == 0:  # restarts
+    if channel.seed_key[-1] == 0:  # restarts
         os.kill(os.getpid(), signal.SIGSTOP)
     count(channel, slots)
 
@@ -122,9 +122,7 @@ def test_a_killed_worker_is_named_and_replaced_and_the_others_go_on(slots, signu
             found += fill(workers, slots, 100)
         assert workers.pids[1] == survivor
         assert workers.pids[0] != victim
-    assert restart_messages == [
-        RestartMessage(0, f"worker 0 (pid {victim}) was killed by {signum.name}; restart 1 of 5")
-    ]
+    assert restart_messages == [WorkerEvent(0, f"worker 0 (pid {victim}) was killed by {signum.name}; restart 1 of 5")]
     new = [number for worker, pid, number in found if worker == 0 and pid != victim]
     assert new
     assert new == list(range(len(new))), "the new worker has its slots to itself"
@@ -267,8 +265,8 @@ def test_a_successor_is_given_what_it_is_rebuilt_from_and_the_tokens_of_the_dead
     with Workers(show_state, 1, (slots,), states=states, options=options, on_restart=lambda message: None) as workers:
         taken = rounds(workers, lambda: False)
         [first] = next(taken)
-        pid, version, entropy, restored = first.payload
-        assert (version, entropy, restored) == (4, (7, 0, 0), "a state")
+        pid, version, seed_key, restored = first.payload
+        assert (version, seed_key, restored) == (4, (7, 0, 0), "a state")
         workers.release([first], 6)
         while len(workers._ledger.ready[0]) < 2:  # both have been filled, and are lost with the worker
             workers._supervisor.watch(lambda: False)
@@ -304,7 +302,7 @@ def test_a_worker_that_cannot_be_rebuilt_says_so_before_anything_else(slots):
         next(iter(rounds(workers, lambda: False)))
         pid = workers.pids[0]
     text = f"actor 3 (pid {pid}) cannot be rebuilt: a coin was missing"
-    assert restart_messages == [RestartMessage(3, text, replaced=False)]
+    assert restart_messages == [WorkerEvent(3, text, replaced=False)]
     assert states.lost == [3]
 
 
@@ -317,7 +315,7 @@ def end_with_exit_code_0(channel, slots):
 
 
 def end_by_a_nameless_signal(channel, slots):
-    if channel.entropy[-1] == 0:
+    if channel.seed_key[-1] == 0:
         os.kill(os.getpid(), 40)
     count(channel, slots)
 

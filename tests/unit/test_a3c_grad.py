@@ -24,7 +24,7 @@ from wrappers import make_vec_env
 
 CARTPOLE = ["--env-id", "CartPole-v1", "--num-envs", "3", "--unroll-length", "5", "--batch-size", "15"]
 PONG = ["--env-id", "PongNoFrameskip-v4", "--num-envs", "2", "--unroll-length", "3", "--batch-size", "6"]
-NO_CLIP = ["--clip-grad", "1e9", "--checkpoint-seconds", "1e6", "--precision", "fp32"]
+NO_CLIP = ["--max-grad-norm", "1e9", "--checkpoint-seconds", "1e6", "--precision", "fp32"]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def flat(tensors):
 def collected(args, net, worker):
     """The first rollout of an actor, collected again."""
     channel = unconnected_channel(worker)
-    env_seed, _ = derive_seeds(args.seed, *channel.entropy)
+    env_seed, _ = derive_seeds(args.seed, *channel.seed_key)
     env = make_vec_env(args.env_id, args.num_envs, seed=env_seed)
     spec = rollout_spec(args.unroll_length, args.num_envs, env.single_observation_space, env.single_action_space)
     rollout = empty_rollout(spec)
@@ -83,7 +83,7 @@ def reference_gradient(args, net, rollouts):
     ratio = probs[chosen] / behaviour_logits.softmax(dim=-1)[chosen]
     surrogate = torch.minimum(ratio * advantages, ratio.clip(1 - args.clip_ratio, 1 + args.clip_ratio) * advantages)
     entropy = -(probs * probs.log()).sum(dim=-1)
-    losses = -surrogate + args.value_cost / 2 * (values - value_targets) ** 2 - args.entropy_cost * entropy
+    losses = -surrogate + args.value_coef / 2 * (values - value_targets) ** 2 - args.entropy_coef * entropy
     (losses.sum() / len(action)).backward()
     return [p.grad for p in net.parameters()]
 
@@ -177,7 +177,7 @@ def test_k_gradients_make_a_step(train, tape, monkeypatch):
 
 def test_the_mean_is_clipped_once(train, tape, monkeypatch):
     monkeypatch.setattr(train_a3c_grad, "actor", scripted((3.0, 0), (-1.0, 0)))
-    train(*CARTPOLE, "--clip-grad", "0.5", "--num-actors", "1", "--grads-per-step", "2", "--total-steps", "20")
+    train(*CARTPOLE, "--max-grad-norm", "0.5", "--num-actors", "1", "--grads-per-step", "2", "--total-steps", "20")
     assert flat(tape[0][2]).norm().item() == pytest.approx(0.5, rel=1e-5)
     assert (flat(tape[0][2]) > 0).all(), "the clipped mean, not the mean of the clipped"
 

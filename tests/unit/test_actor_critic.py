@@ -13,7 +13,7 @@ from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import (
     Samples,
     advantages_and_targets,
-    anneal_entropy_cost,
+    anneal_entropy_coef,
     epoch_minibatches,
     make_optimizer,
     obs_for_stats,
@@ -53,14 +53,14 @@ def test_what_follows_a_step_depends_on_how_it_ended(terminated, truncated, life
     values = {"reward": 3.0, "terminated": terminated, "truncated": truncated, "life_lost": life_lost}
     for name, value in values.items():
         getattr(rollout, name).fill_(value)
-    rollout.baseline[1], rollout.final_baseline[0] = 10.0, 100.0
+    rollout.value[1], rollout.truncation_value[0] = 10.0, 100.0
     ended = terminated or (life_lost and life_loss_terminal)
     expected = 3.0 + 0.5 * (not ended) * (100.0 if truncated else 10.0)
     for estimator in ("nstep", "gae"):
         args = replace(ARGS, returns=estimator, life_loss_terminal=life_loss_terminal)
         advantages, value_targets = advantages_and_targets(args, rollout)
         assert value_targets.item() == pytest.approx(expected)
-        assert advantages.item() == pytest.approx(expected - rollout.baseline[0].item(), abs=1e-5)
+        assert advantages.item() == pytest.approx(expected - rollout.value[0].item(), abs=1e-5)
 
 
 def test_rewards_are_clipped_to_their_sign_for_learning_only():
@@ -77,7 +77,7 @@ def test_rewards_are_clipped_to_their_sign_for_learning_only():
 
 def test_the_estimator_is_the_one_asked_for():
     rollout = a_rollout(5, 2)
-    case = (rollout.reward, torch.full((5, 2), 0.5), rollout.baseline[:-1], rollout.baseline[-1])
+    case = (rollout.reward, torch.full((5, 2), 0.5), rollout.value[:-1], rollout.value[-1])
     found = advantages_and_targets(replace(ARGS, returns="gae", gae_lambda=0.7), rollout)
     for x, expected in zip(found, returns.gae(*case, lam=0.7), strict=True):
         torch.testing.assert_close(x, expected)
@@ -109,8 +109,8 @@ def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_paramete
         total, metrics = loss(replace(ARGS, precision=precision), net, samples)
         total.backward()
         assert total.dtype == torch.float32
-        rounded = metrics["values/baseline"].bfloat16().float()
-        assert torch.equal(metrics["values/baseline"], rounded) == (precision == "bf16")
+        rounded = metrics["values/value"].bfloat16().float()
+        assert torch.equal(metrics["values/value"], rounded) == (precision == "bf16")
         assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
         totals.append(total.item())
     assert totals[1] == pytest.approx(totals[0], rel=0.05)
@@ -191,12 +191,12 @@ def test_every_group_of_parameters_has_the_annealed_learning_rate():
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 0.03), (25, 0.02), (75, 0.0), (90, 0.0)])
 def test_the_entropy_coefficient_falls_to_its_end_and_stays_there(steps, expected):
-    args = PPOArgs(entropy_cost=0.03, entropy_cost_end=0.0, entropy_steps=75, total_steps=100)
-    assert anneal_entropy_cost(args, steps) == replace(args, entropy_cost=pytest.approx(expected))
-    assert anneal_entropy_cost(replace(args, entropy_steps=0), 50).entropy_cost == pytest.approx(0.015), (
+    args = PPOArgs(entropy_coef=0.03, entropy_coef_end=0.0, entropy_steps=75, total_steps=100)
+    assert anneal_entropy_coef(args, steps) == replace(args, entropy_coef=pytest.approx(expected))
+    assert anneal_entropy_coef(replace(args, entropy_steps=0), 50).entropy_coef == pytest.approx(0.015), (
         "at total-steps"
     )
-    assert anneal_entropy_cost(replace(args, entropy_cost_end=None), steps).entropy_cost == 0.03
+    assert anneal_entropy_coef(replace(args, entropy_coef_end=None), steps).entropy_coef == 0.03
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 4e-4), (25, 2.5e-4), (50, 1e-4), (75, 1e-4)])

@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Discrete
 
 from a3c_mp.config import CommonArgs
-from a3c_mp.data.actor_states import ActorLayout, ActorStates
+from a3c_mp.data.resume_states import ActorLayout, ResumeStates
 from a3c_mp.errors import PeerLost
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.workers import Filled
@@ -66,17 +66,17 @@ def test_a_peer_that_is_lost_in_the_middle_of_a_round_leaves_the_states_at_its_s
 
 
 def test_states_of_actors_that_other_settings_have_made_are_refused():
-    def states(messages=4, carried=3):
-        layout = ActorLayout(Discrete(2), 8, {"waiting": ((carried, 2), torch.float32)}, messages=messages)
+    def states(messages=4, successor_state=3):
+        layout = ActorLayout(Discrete(2), 8, {"waiting": ((successor_state, 2), torch.float32)}, messages=messages)
         args = CommonArgs(env_id="CartPole-v1", num_actors=1, num_envs=2, deterministic=True)
-        return ActorStates(args, layout, start=0)
+        return ResumeStates(args, layout, start=0)
 
     saved = states()
     saved.read([Filled(0, 0, None)])  # one of four messages
     states().load_state_dict(saved.state_dict())
     with pytest.raises(ValueError, match="a rollout was sent in 4 messages, not 2"):
         states(messages=2).load_state_dict(saved.state_dict())
-    saved._carried[0] = {"waiting": torch.zeros(3, 2)}
+    saved._successor_state[0] = {"waiting": torch.zeros(3, 2)}
     states().load_state_dict(saved.state_dict())
     with pytest.raises(ValueError, match=r"waiting is \[3, 2\], not \[5, 2\]"):
-        states(carried=5).load_state_dict(saved.state_dict())
+        states(successor_state=5).load_state_dict(saved.state_dict())

@@ -28,7 +28,7 @@ from a3c_mp.maths import losses
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch
 from a3c_mp.run import preflight
-from a3c_mp.run.guard import FiniteGuard
+from a3c_mp.run.guard import NonFiniteFilter
 
 N = 7
 VECTOR = Box(-1.0, 1.0, (3,))
@@ -263,7 +263,7 @@ class Half(LearnerGroup):
 @pytest.mark.parametrize("algo", [dqn, ddpg])
 def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(algo):
     name = algo.__name__.rpartition(".")[2]
-    args = replace(ARGS, algo=name, batch_size=8, clip_grad=1e9, learning_rate=0.0, policy_learning_rate=0.0)
+    args = replace(ARGS, algo=name, batch_size=8, max_grad_norm=1e9, learning_rate=0.0, policy_learning_rate=0.0)
     space = Discrete(4) if algo is dqn else TORQUE
     net, target_net = two_nets(algo, space)
     action = torch.arange(8) % 4 if algo is dqn else torch.rand(8, 2) * 2 - 1
@@ -323,7 +323,7 @@ def test_a_batch_with_a_td_error_that_is_not_finite_changes_nothing(algo, bad):
     args = replace(ARGS, algo=algo.__name__.rpartition(".")[2], normalize_obs=False)
     updates = []
     state = learner(algo, net, target_net, args, updates.append)
-    train_apex.learn(args, run, LearnerGroup(), state, batch, FiniteGuard(run, "bad"))
+    train_apex.learn(args, run, LearnerGroup(), state, batch, NonFiniteFilter(run, "bad"))
     assert not updates, "no priorities"
     assert run.counters["bad"] == 1
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -334,7 +334,7 @@ def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_leng
     """n steps lie in up to ceil(n / block) + 1 blocks, one after the other."""
     run = SimpleNamespace(counters=Counter(), log=logging.Logger("quiet", logging.CRITICAL))
     args = replace(ARGS, n_step=n_step, block_length=block_length)
-    guard = FiniteGuard(run, "bad", apex.bad_blocks_in_a_row(args))
+    guard = NonFiniteFilter(run, "bad", apex.bad_blocks_in_a_row(args))
     assert not any(guard.check(False, "actor 0", "a message") for _ in range(patience - 1))
     assert patience - 1 > math.ceil(n_step / block_length) + 1
     with pytest.raises(TrainingError, match=f"contains NaN or inf, {patience} in a row from actor 0"):

@@ -102,7 +102,7 @@ def is_whole(hint):
 
 @EVERY_ONE_OF_ALL
 def test_whole_numbers_may_be_written_as_1e6(chapter, monkeypatch):
-    monkeypatch.setattr("a3c_mp.cli.check_effects", lambda *_: None)  # some of them have none without other flags
+    monkeypatch.setattr("a3c_mp.cli.check_unused", lambda *_: None)  # some of them have none without other flags
     make_args = chapter.args_class
     hints = typing.get_type_hints(make_args, include_extras=True)
     whole = [f.name for f in dataclasses.fields(make_args) if is_whole(hints[f.name])]
@@ -317,7 +317,7 @@ SPECIAL = {
         ["--replay-proportion", "0.02", "--batch-unrolls", "16"],
         "replay-proportion=0.02: rounded, it leaves no replayed unroll among 16; raise --batch-unrolls, or set it to 0",
     ),
-    "gradients clipped to nothing": (A3C_DATA, ["--clip-grad", "0"], "clip-grad=0.0: must be 1e-09 or more"),
+    "gradients clipped to nothing": (A3C_DATA, ["--max-grad-norm", "0"], "max-grad-norm=0.0: must be 1e-09 or more"),
     "replayed unrolls": (
         IMPALA,
         ["--replay-proportion", "0.5", "--replay-size", "3"],
@@ -568,11 +568,11 @@ def test_environments_that_ddpg_cannot_use(changes, message, register, refused):
 
 
 def test_an_environment_that_keeps_the_contract_passes(register):
-    from a3c_mp.run.preflight import check_env
+    from a3c_mp.run.preflight import probe_env
 
     sloppy = {"obs": [0.0, 0.5, 1.0], "rest": (np.float64(1.0), np.bool_(False), 0, {})}
     for changes in ({}, sloppy):
-        assert check_env(register(changes=changes), Discrete)[1] == Discrete(2)
+        assert probe_env(register(changes=changes), Discrete)[1] == Discrete(2)
 
 
 def leave(self, *args, **kwargs):
@@ -614,21 +614,21 @@ CLOSED = {
 
 @pytest.mark.parametrize("changes", CLOSED.values(), ids=CLOSED)
 def test_the_environment_that_is_tried_out_is_closed_in_every_case(changes, register):
-    from a3c_mp.run.preflight import check_env
+    from a3c_mp.run.preflight import probe_env
 
     closed = []
     with suppress(ConfigError):
-        check_env(register(changes={**changes, "close": lambda self: closed.append(True)}), Discrete)
+        probe_env(register(changes={**changes, "close": lambda self: closed.append(True)}), Discrete)
     assert closed == [True]
 
 
 def test_what_an_environment_raises_itself_is_left_for_the_actor_to_tell(register):
-    from a3c_mp.run.preflight import check_env
+    from a3c_mp.run.preflight import probe_env
 
     def step(self, action):
         raise ArithmeticError("the emulator caught fire")
 
-    assert check_env(register(changes={"step": step}), Discrete)
+    assert probe_env(register(changes={"step": step}), Discrete)
 
 
 def test_bytes_of_ram_do_not_go_through_convolutions(register, refused):
@@ -794,7 +794,7 @@ def test_play_names_a_spoilt_run(file, content, message, old, refused):
 
 
 def test_play_of_a_net_with_more_actions_than_the_environment_has(old, refused, monkeypatch):
-    monkeypatch.setattr(play, "check_env", lambda env_id, actions: (Box(-1.0, 1.0, (4,), np.float32), Discrete(1)))
+    monkeypatch.setattr(play, "probe_env", lambda env_id, actions: (Box(-1.0, 1.0, (4,), np.float32), Discrete(1)))
     assert "does not fit CartPole-v1 as it is now" in refused(play.main, ["old/impala"])
 
 

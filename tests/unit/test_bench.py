@@ -194,9 +194,9 @@ def test_report_takes_the_newest_result_of_each_chapter_and_names_machines_that_
 
 def test_report_keeps_results_with_other_flags_apart_and_out_of_the_readme(tmp_path):
     preset = solved_at("box", "2026-01-01 10:00:00", 20.0) | {"command": ["solve.py", "--env-id", "CartPole-v1"]}
-    flags = ["--chapter=a3c_data", "--seeds", "1", "--net", "book", "--env-id=CartPole-v1", "--lr=1e-3"]
+    flags = ["--chapter=a3c_data", "--seeds", "1", "--net", "nature", "--env-id=CartPole-v1", "--lr=1e-3"]
     other = solved_at("box", "2026-01-02 10:00:00", 10.0) | {"command": ["solve.py", *flags]}
-    assert report.trainer_flags(other) == "--net book --lr=1e-3"
+    assert report.trainer_flags(other) == "--net nature --lr=1e-3"
     assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}
     assert len(report.newest([preset, other], "solve", "stop-return")) == 2
     today = as_recorded(common.trainer_settings(["train_a3c_data.py", "--env-id=CartPole-v1"]))
@@ -204,12 +204,12 @@ def test_report_keeps_results_with_other_flags_apart_and_out_of_the_readme(tmp_p
     assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): other}, "they have become the preset"
     other["settings"] = {"default": {name: value for name, value in today.items() if name != "update_epochs"}}
     assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}, "one epoch, before the setting"
-    other["settings"] = {"default": today | {"net": "paper"}}
+    other["settings"] = {"default": today | {"net": "a3c"}}
     assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}
     interrupted = solved_at("box", "2026-01-03 10:00:00", 9.0) | {"bench": {"seeds": 2}}
     assert report.chosen([preset, interrupted]) == {("a3c_data", "CartPole-v1"): preset}
-    alike = throughput("2026-01-03 10:00:00", 3000.0) | {"flags": ["--net=book"]}
-    assert report.trainer_flags(alike) == "--net=book"
+    alike = throughput("2026-01-03 10:00:00", 3000.0) | {"flags": ["--net=nature"]}
+    assert report.trainer_flags(alike) == "--net=nature"
 
 
 def test_report_draws_what_has_curves(tmp_path):
@@ -281,8 +281,8 @@ def test_results_are_saved_whole_and_finite(tmp_path):
 
 def test_a_row_of_settings_becomes_flags():
     assert solve.flags_of("default") == []
-    assert solve.flags_of("entropy-cost=0.02 no-normalize-obs") == ["--entropy-cost=0.02", "--no-normalize-obs"]
-    for row in ("--entropy-cost=0.02", "entropy-cost =0.02", "entropy-cost="):
+    assert solve.flags_of("entropy-coef=0.02 no-normalize-obs") == ["--entropy-coef=0.02", "--no-normalize-obs"]
+    for row in ("--entropy-coef=0.02", "entropy-coef =0.02", "entropy-coef="):
         with pytest.raises(ConfigError, match="without their dashes"):
             solve.flags_of(row)
 
@@ -344,7 +344,7 @@ def test_rows_differ_and_machins_flags_yield_to_given_ones():
 def test_what_is_searched_includes_the_chapters_own_values():
     from bench import tune
 
-    own = SimpleNamespace(update_epochs=10, learning_rate=3e-2, entropy_cost=0.0, batch_size=64, unroll_length=20)
+    own = SimpleNamespace(update_epochs=10, learning_rate=3e-2, entropy_coef=0.0, batch_size=64, unroll_length=20)
     assert tune.searched(own, ["--batch-size=64"]) == {
         "learning_rate": ("log", 1e-4, 3e-2),
         "unroll_length": ("choice", 8, 16, 20, 32, 64, 128),

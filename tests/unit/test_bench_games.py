@@ -8,7 +8,7 @@ import sys
 import pytest
 import tyro
 
-from a3c_mp.cli.effects import without_effect
+from a3c_mp.cli.unused_flags import unused
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import EpisodeRow
 from a3c_mp.run.run_dir import as_recorded
@@ -168,7 +168,7 @@ def test_every_file_of_pong_can_be_run_again_with_the_settings_of_its_time():
         _, flags = tyro.cli(solve.Args, args=flags, return_unknown_args=True)
         again, then = as_recorded(common.trainer_settings([*command, *flags])), result["settings"]["default"]
         differing = {name for name in again.keys() & then.keys() - reproduce.SAME if again[name] != then[name]}
-        assert differing <= without_effect(then).keys(), path.name
+        assert differing <= unused(then).keys(), path.name
 
 
 def test_every_row_of_the_readme_has_a_file():

@@ -83,8 +83,8 @@ SETTINGS = (1, 40, 0.5, 7)
 class Acting:
     """Writes steps of two environments, some of which end, into an outbox or into shared memory."""
 
-    def __init__(self, ring, seed, carried=None):
-        self.rng, self.writer = np.random.default_rng(seed), Writer(ring, 0, 3, 0.9, carried)
+    def __init__(self, ring, seed, successor_state=None):
+        self.rng, self.writer = np.random.default_rng(seed), Writer(ring, 0, 3, 0.9, successor_state)
 
     def steps(self, count):
         for _ in range(count):
@@ -130,9 +130,11 @@ def test_a_successor_drops_or_continues_what_was_incomplete():
         acting.steps(4)
         shard.insert(0, outbox.take())
         if restored is not None:  # another process
-            carried = {name: field.copy() for name, field in acting.writer.fields().items()} if restored else None
-            outbox = Outbox(SPEC, 8, 3, carried and SimpleNamespace(carried=carried))
-            rng, acting = acting.rng, Acting(outbox.ring, 2, carried)
+            successor_state = (
+                {name: field.copy() for name, field in acting.writer.fields().items()} if restored else None
+            )
+            outbox = Outbox(SPEC, 8, 3, successor_state and SimpleNamespace(successor_state=successor_state))
+            rng, acting = acting.rng, Acting(outbox.ring, 2, successor_state)
             acting.rng = rng
         acting.steps(4)
         shard.insert(0, outbox.take())
@@ -455,7 +457,7 @@ class Fleets:
     def __call__(self, mishaps, at_start=False, **options):
         shared = Mishaps(mishaps)
         states = SimpleNamespace(start=0, record_start=lambda actor: None, forget=lambda actor: None)
-        store = SimpleNamespace(write=lambda slot, result, cargo: result)
+        store = SimpleNamespace(write=lambda slot, result, rows_ref: result)
         settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
         return Fleet(
             self.session, Counting, (shared, at_start), store, 2, states=states, options=settings,

@@ -19,7 +19,7 @@ from a3c_mp.cli import parse_args, parse_int, parse_plain
 from a3c_mp.cli.flags import GROUPS, ONLY_IN, OTHER_NAMES
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, LearningArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.preflight import check_device, check_env
+from a3c_mp.run.preflight import check_device, probe_env
 from a3c_mp.run.script import exit_with
 
 
@@ -153,7 +153,7 @@ def test_a_flag_that_turns_off_what_has_no_effect_is_no_mistake():
 @pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_impala", "train_task"])
 def test_images_have_settings_of_their_own_to_which_a_preset_adds(chapter):
     args_class = importlib.import_module(chapter).Args
-    net, num_envs = ("book", 32) if chapter == "train_a3c_grad" else ("paper", 16)
+    net, num_envs = ("nature", 32) if chapter == "train_a3c_grad" else ("a3c", 16)
     passes = 3 if issubclass(args_class, PPOArgs) else None
     continuous = {"num_envs": num_envs, **args_class.continuous, **args_class.images}
     for env_id in ("PongNoFrameskip-v4", "CarRacing-v3?continuous=false", "CarRacing-v3"):
@@ -527,7 +527,7 @@ def test_rewards_are_clipped_on_atari_unless_a_flag_or_a_preset_says_otherwise()
 def test_an_environment_that_is_not_known_is_left_to_its_own_message(env_id):
     args = parse_args(Learning, PRESETS, "", [f"--env-id={env_id}"])
     with pytest.raises(ConfigError, match=r"^env-id[=:]"):
-        check_env(args.env_id, Discrete)
+        probe_env(args.env_id, Discrete)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])
@@ -543,7 +543,7 @@ def test_a_resumed_run_clips_as_it_did(saved, env_id, tmp_path):
 
 
 def test_check_env_gives_the_spaces_of_the_environment():
-    obs_space, action_space = check_env("CartPole-v1", Discrete)
+    obs_space, action_space = probe_env("CartPole-v1", Discrete)
     assert obs_space.shape == (4,)
     assert action_space == Discrete(2)
 
@@ -564,15 +564,15 @@ def test_check_env_gives_the_spaces_of_the_environment():
 )
 def test_an_environment_that_cannot_be_made_is_one_line(env_id, reason):
     with pytest.raises(ConfigError, match=r"^env-id[=:]") as error:
-        check_env(env_id, Discrete)
+        probe_env(env_id, Discrete)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_actions_of_the_wrong_kind_are_one_line():
-    assert check_env("Pendulum-v1", Box)[1].shape == (1,)
+    assert probe_env("Pendulum-v1", Box)[1].shape == (1,)
     with pytest.raises(ConfigError, match=r"^env-id=Pendulum-v1: its actions are Box.*Discrete.*; .+$"):
-        check_env("Pendulum-v1", Discrete)
+        probe_env("Pendulum-v1", Discrete)
 
 
 def test_whatever_an_environment_raises_is_one_line(register):
@@ -580,7 +580,7 @@ def test_whatever_an_environment_raises_is_one_line(register):
         raise ZeroDivisionError("first line\nsecond line")
 
     with pytest.raises(ConfigError, match="first line second line") as error:
-        check_env(register(changes={"__init__": fail}), Discrete)
+        probe_env(register(changes={"__init__": fail}), Discrete)
     assert "\n" not in str(error.value)
 
 

@@ -60,7 +60,7 @@ def test_onnxruntime_chooses_the_same_actions(make_net, obs_space, action_space,
         write_onnx(tmp_path / "p.onnx", ExportedPolicy(net, head_of(net, action_space)), obs_space, {"steps": 7})
     session = onnxruntime.InferenceSession(tmp_path / "p.onnx")
     assert session.get_modelmeta().custom_metadata_map["steps"] == "7"
-    state = initial_state(net, NUMBER) if hasattr(net, "core_size") else []
+    state = initial_state(net, NUMBER) if hasattr(net, "lstm_size") else []
     for _ in range(1 + len(state)):  # from the state at the start, and from another
         obs = np.stack([obs_space.sample() for _ in range(NUMBER)])
         inputs = dict(zip(("obs", "state"), (obs, *(part.numpy() for part in state)), strict=False))

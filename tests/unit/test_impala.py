@@ -24,10 +24,10 @@ CPU = torch.device("cpu")
 ARGS = Args(reward_clip=False, life_loss_terminal=False, normalize_advantages=False)
 
 
-def some_unrolls(num_unrolls, unroll_length=6, core_size=0, seed=0):
+def some_unrolls(num_unrolls, unroll_length=6, lstm_size=0, seed=0):
     """Random unrolls; the observations of unroll b begin with the number `seed + b`."""
     rng = torch.Generator().manual_seed(seed)
-    spec = rollout_spec(unroll_length, num_unrolls, *SPACES, core_size)
+    spec = rollout_spec(unroll_length, num_unrolls, *SPACES, lstm_size)
     fields = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}
     for field in fields.values():
         if field.is_floating_point():
@@ -73,8 +73,8 @@ def test_a_share_of_a_batch_is_replayed():
 
 
 def test_a_replay_is_saved_without_the_room_that_is_empty():
-    replay = UnrollReplay(rollout_spec(6, 4, *SPACES, core_size=3), 100, CPU)
-    replay.add(some_unrolls(4, core_size=3))
+    replay = UnrollReplay(rollout_spec(6, 4, *SPACES, lstm_size=3), 100, CPU)
+    replay.add(some_unrolls(4, lstm_size=3))
     fields = [field for field in replay.state_dict().values() if isinstance(field, torch.Tensor)]
     assert [field.untyped_storage().nbytes() for field in fields] == [field.nbytes for field in fields]
 
@@ -115,25 +115,25 @@ def test_learners_share_the_actors_evenly():
 def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm, normalize):
     args = replace(ARGS, normalize_advantages=normalize)
     net = make_actor_critic(*SPACES, NetSpec(lstm=lstm))
-    batch = some_unrolls(5, core_size=net.core_size)
+    batch = some_unrolls(5, lstm_size=net.lstm_size)
     total, metrics = train_impala.loss(args, net, batch, LearnerGroup())
     total.backward()
     gradient = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
 
-    logits, values = unroll(net, batch.obs, batch.core_state[0], episode_starts(batch))
+    logits, values = unroll(net, batch.obs, batch.lstm_state[0], episode_starts(batch))
     log_pi = logits[:-1].log_softmax(-1).gather(-1, batch.action[..., None])[..., 0]
     log_mu = batch.behaviour_logits.log_softmax(-1).gather(-1, batch.action[..., None])[..., 0]
     discounts = ARGS.gamma * (~batch.terminated).float()
-    rewards, discounts = returns.cut_truncated(batch.reward, discounts, batch.truncated, batch.final_baseline)
+    rewards, discounts = returns.cut_truncated(batch.reward, discounts, batch.truncated, batch.truncation_value)
     constants = (x.detach() for x in (log_pi - log_mu, discounts, rewards, values[:-1], values[-1]))
     vs, advantages, weights = returns.vtrace(*constants)
     if args.normalize_advantages:
         mean = (weights * advantages).sum() / weights.sum()
         variance = (weights * (advantages - mean) ** 2).sum() / weights.sum()
         advantages = (advantages - mean) / variance.sqrt()
-    expected = -(weights * advantages * log_pi).mean() + ARGS.value_cost * 0.5 * (vs - values[:-1]).square().mean()
-    expected = expected + ARGS.entropy_cost * -Categorical(logits[:-1]).entropy().mean()
+    expected = -(weights * advantages * log_pi).mean() + ARGS.value_coef * 0.5 * (vs - values[:-1]).square().mean()
+    expected = expected + ARGS.entropy_coef * -Categorical(logits[:-1]).entropy().mean()
     expected.backward()
     torch.testing.assert_close(total, expected)
     for found, parameter in zip(gradient, net.parameters(), strict=True):

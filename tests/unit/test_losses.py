@@ -151,11 +151,11 @@ A3C_LOSS = pytest.mark.parametrize("a3c_loss", [train_a3c_data.loss, train_task.
 def test_the_total_is_the_losses_times_their_costs_in_float32(rng, a3c_loss, dtype):
     samples = some_samples(rng)
     logits, values = torch.randn(B, A, generator=rng).to(dtype), torch.randn(B, generator=rng).to(dtype)
-    total, metrics = a3c_loss(ActorCriticArgs(value_cost=0.5, entropy_cost=0.01), Given(logits, values), samples)
+    total, metrics = a3c_loss(ActorCriticArgs(value_coef=0.5, entropy_coef=0.01), Given(logits, values), samples)
     expected = metrics["losses/policy"] + 0.5 * metrics["losses/value"] + 0.01 * metrics["losses/entropy"]
     torch.testing.assert_close(total, expected)
     assert metrics["losses/total"] is total
-    for metric, field in {"advantage": samples.advantages, "baseline": values, "target": samples.value_targets}.items():
+    for metric, field in {"advantage": samples.advantages, "value": values, "target": samples.value_targets}.items():
         assert torch.equal(metrics[f"values/{metric}"], field.float())
     assert {tensor.dtype for tensor in [total, *losses.with_diagnostics(metrics).values()]} == {torch.float32}
 
@@ -163,7 +163,7 @@ def test_the_total_is_the_losses_times_their_costs_in_float32(rng, a3c_loss, dty
 @A3C_LOSS
 def test_one_sgd_step_is_theta_minus_learning_rate_times_gradient(rng, a3c_loss):
     """A linear policy and value, acting as it learns, so that every gradient has a closed form."""
-    learning_rate, value_cost, entropy_cost = 0.1, 0.5, 0.03
+    learning_rate, value_coef, entropy_coef = 0.1, 0.5, 0.03
     obs = torch.randn(B, 3, generator=rng)
     net = nn.Linear(3, A + 1)
     output = net(obs)
@@ -174,14 +174,14 @@ def test_one_sgd_step_is_theta_minus_learning_rate_times_gradient(rng, a3c_loss)
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1, keepdim=True)
     gradient = torch.empty(B, A + 1)
     gradient[:, :A] = -samples.advantages[:, None] * grad_log_prob(logits, samples.action)
-    gradient[:, :A] += entropy_cost * log_probs.exp() * (log_probs + entropy)  # d(-H)/dlogit_i = p_i (log p_i + H)
-    gradient[:, A] = value_cost * (values - samples.value_targets)
+    gradient[:, :A] += entropy_coef * log_probs.exp() * (log_probs + entropy)  # d(-H)/dlogit_i = p_i (log p_i + H)
+    gradient[:, A] = value_coef * (values - samples.value_targets)
     gradient /= B
     expected_weight = net.weight.detach() - learning_rate * gradient.T @ obs
     expected_bias = net.bias.detach() - learning_rate * gradient.sum(dim=0)
 
     optimizer = torch.optim.SGD(net.parameters(), lr=learning_rate)
-    args = ActorCriticArgs(value_cost=value_cost, entropy_cost=entropy_cost)
+    args = ActorCriticArgs(value_coef=value_coef, entropy_coef=entropy_coef)
     a3c_loss(args, Given(output[:, :A], output[:, A]), samples)[0].backward()
     optimizer.step()
     torch.testing.assert_close(net.weight.detach(), expected_weight)
@@ -204,12 +204,12 @@ def test_metrics_of_ratios_against_the_divergence_of_distributions(rng):
 def test_diagnostics_are_read_off_a_loss():
     targets = torch.tensor([1.0, 2.0, 3.0])
     for values, share in ((targets + 5, 1.0), (torch.zeros(3), 0.0), (-targets, -3.0)):
-        found = losses.with_diagnostics({"values/baseline": values, "values/target": targets, "losses/entropy": -0.5})
+        found = losses.with_diagnostics({"values/value": values, "values/target": targets, "losses/entropy": -0.5})
         assert found["values/explained_variance"].item() == pytest.approx(share)
         assert found["policy/entropy"] == 0.5
     log_ratios = torch.tensor([0.0, 0.1, 0.5])
     found = losses.with_diagnostics({"policy/log_ratio": log_ratios, "policy/clip_ratio": 0.2})
     assert found.keys() == losses.ratio_metrics(log_ratios, 0.2).keys()
     assert found["policy/clip_fraction"].tolist() == [0, 0, 1]
-    constant = {"values/baseline": targets, "values/target": torch.ones(3)}
+    constant = {"values/value": targets, "values/target": torch.ones(3)}
     assert losses.with_diagnostics(constant)["values/explained_variance"] == 0

@@ -10,7 +10,7 @@ from a3c_mp.algorithms import dqn
 from a3c_mp.nets.actor_critic import MLPActorCritic
 from a3c_mp.nets.distributions import MASKED, ActionHead, mask_logits
 from a3c_mp.replay import Batch, EnvStep, MaskedDiscrete, Replay, Shards, Writer
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.preflight import probe_env
 from wrappers import action_mask, make_vec_env, mask_in
 from wrappers.actions import allows
 
@@ -171,8 +171,8 @@ def test_double_q_chooses_among_the_allowed_actions():
 
 
 def test_the_environment_is_known_to_have_masks_before_a_run():
-    assert str(check_env(ENV_ID)[1]) == "Discrete(8) masked"
-    assert type(check_env("CartPole-v1")[1]) is Discrete
+    assert str(probe_env(ENV_ID)[1]) == "Discrete(8) masked"
+    assert type(probe_env("CartPole-v1")[1]) is Discrete
 
 
 @pytest.mark.parametrize(

@@ -352,21 +352,21 @@ def test_policy_and_value_have_hidden_layers_of_their_own():
         assert all(p.grad is not None for p in net.value.parameters())
 
 
-NETS = [(net, lstm) for net in ("paper", "book", "deep") for lstm in (False, True)]
+NETS = [(net, lstm) for net in ("a3c", "nature", "deep") for lstm in (False, True)]
 
 
 @pytest.mark.parametrize("space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (3,))], ids=["image", "vector"])
 @pytest.mark.parametrize(("kind", "lstm"), NETS)
 def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
-    if kind != "book" and not is_image(space):
+    if kind != "nature" and not is_image(space):
         with pytest.raises(ConfigError, match=f"net={kind}: observations are of shape .* needs images"):
             make_actor_critic(space, Discrete(5), NetSpec(kind, lstm))
         return
     net = make_actor_critic(space, Discrete(5), NetSpec(kind, lstm))
     obs = torch.from_numpy(np.stack([[space.sample() for _ in range(2)] for _ in range(3)]))
-    logits, values = unroll(net, obs, torch.zeros(2, net.core_size), torch.zeros(3, 2, dtype=torch.bool))
+    logits, values = unroll(net, obs, torch.zeros(2, net.lstm_size), torch.zeros(3, 2, dtype=torch.bool))
     assert (logits.shape, values.shape) == ((3, 2, 5), (3, 2))
-    assert (net.core_size > 0) == lstm == bool(initial_state(net, 2))
+    assert (net.lstm_size > 0) == lstm == bool(initial_state(net, 2))
     (logits.square().sum() + values.sum()).backward()
     dead = [name for name, parameter in net.named_parameters() if parameter.grad is None]
     assert not dead
@@ -374,14 +374,14 @@ def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
 
 @pytest.mark.parametrize(
     ("kind", "convolutions", "features", "hidden"),
-    [("paper", 2, 32 * 9 * 9, 256), ("book", 3, 64 * 7 * 7, 512), ("deep", 15, 32 * 11 * 11, 256)],
+    [("a3c", 2, 32 * 9 * 9, 256), ("nature", 3, 64 * 7 * 7, 512), ("deep", 15, 32 * 11 * 11, 256)],
 )
 def test_nets_have_the_sizes_of_their_papers(kind, convolutions, features, hidden):
     net = make_actor_critic(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), NetSpec(kind))
     assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == convolutions
     linear = next(module for module in net.modules() if isinstance(module, nn.Linear))
     assert (linear.in_features, linear.out_features) == (features, hidden)
-    assert isinstance(net, ConvActorCritic) == (kind == "book")
+    assert isinstance(net, ConvActorCritic) == (kind == "nature")
 
 
 def test_the_core_is_torchs_lstm_reset_at_episode_starts():
@@ -407,8 +407,8 @@ def test_the_core_is_torchs_lstm_reset_at_episode_starts():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_net_with_a_core_acts_in_its_own_format(dtype):
     net = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2), NetSpec(lstm=True)).to(dtype)
-    logits, baseline, state = net(torch.ones(2, 3), *initial_state(net, 2))
-    assert {logits.dtype, baseline.dtype} == {dtype}
+    logits, value, state = net(torch.ones(2, 3), *initial_state(net, 2))
+    assert {logits.dtype, value.dtype} == {dtype}
     assert state.dtype == torch.float32, "it is carried from step to step"
     assert state.any()
     assert not reset_state(state, np.array([True, False]))[0].any()
@@ -426,7 +426,7 @@ def test_in_bfloat16_too_the_learner_computes_what_the_actor_computed_step_by_st
             logits, _, *state = acting(now, *state)
             acted.append(logits)
         with torch.autocast("cpu", torch.bfloat16):
-            learned, _ = unroll(net, obs, torch.zeros(64, net.core_size), torch.zeros(40, 64, dtype=torch.bool))
+            learned, _ = unroll(net, obs, torch.zeros(64, net.lstm_size), torch.zeros(40, 64, dtype=torch.bool))
     assert (learned.float() - torch.stack(acted).float()).abs().mean() < 1e-4
 
 

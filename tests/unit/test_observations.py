@@ -12,7 +12,7 @@ from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 import wrappers
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.preflight import check_env
+from a3c_mp.run.preflight import probe_env
 from wrappers import BrokenContract, make_env, make_vec_env, split_id, with_kwargs
 
 SPACE = Dict({"goal": Box(-1, 1, (2,)), "hands": Tuple([Discrete(3, start=1), MultiDiscrete([2, 2])])})
@@ -41,7 +41,7 @@ def test_a_structure_becomes_one_vector_whose_layout_is_named(register):
     assert wrappers.layout(env) == "goal 0-1, hands.0 2-4 one-hot, hands.1 5-8 one-hot"
     assert wrappers.layout(make_env("CartPole-v1")) == ""
     np.testing.assert_array_equal(make_vec_env(env_id, 2, seed=0).reset()[0], [obs, obs])
-    assert check_env(env_id, Discrete)[0].shape == (9,)
+    assert probe_env(env_id, Discrete)[0].shape == (9,)
 
 
 def test_a_single_number_becomes_a_vector_of_one(register):
@@ -80,7 +80,7 @@ NO_SIZE = {
 @pytest.mark.parametrize(("space", "message"), NO_SIZE.values(), ids=NO_SIZE)
 def test_parts_that_are_no_vectors_are_refused_by_name(space, message, register):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_env(register(entry_point=Structured, changes={"observation_space": space}), Discrete)
+        probe_env(register(entry_point=Structured, changes={"observation_space": space}), Discrete)
 
 
 BROKEN = {
@@ -112,7 +112,7 @@ def test_the_contract_is_that_of_the_wrapped_environment(register):
     register("Flat-v0", entry_point=lambda: FlattenObservation(Structured()))
     register("Repaired-v0", entry_point=repaired)
     for env_id, shape in (("Flat-v0", (9,)), ("Repaired-v0", (2,))):
-        assert check_env(env_id, Discrete)[0].shape == shape
+        assert probe_env(env_id, Discrete)[0].shape == shape
 
 
 def test_an_id_may_have_keyword_arguments():

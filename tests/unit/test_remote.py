@@ -25,7 +25,7 @@ from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import RestartMessage, WorkerOptions
+from a3c_mp.processes.workers import WorkerEvent, WorkerOptions
 from a3c_mp.run import evaluator
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.progress import Progress
@@ -158,7 +158,7 @@ def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(no
     assert [token.slot for token in channel._tokens] == [1], "slot 0 is the learner's"
     assert not pool.ledger.ready[0], "what it had sent before is dropped, as it writes there again"
     text = "collector 0 was cut off and is back; its rollout is lost"
-    assert pool.told == [RestartMessage(0, text, replaced=False)]
+    assert pool.told == [WorkerEvent(0, text, replaced=False)]
     channel.take()
     channel._on_joined("node.0")  # while it fills slot 1
     channel.send(1, 0)
@@ -177,7 +177,7 @@ def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_pool,
     run_until(lambda: results, hub)
     thread.join()
     [channel] = results
-    assert (channel.worker, channel.entropy) == (0, (7, 0, 1))
+    assert (channel.worker, channel.seed_key) == (0, (7, 0, 1))
     run_until(lambda: channel._tokens, hub, node)
     fields = channel.fields(pool.slots, channel.take().slot)
     fields["obs"].copy_(torch.arange(6.0).view(2, 3))
@@ -513,12 +513,12 @@ def test_the_mean_return_waits_for_a_collector_from_its_join_until_it_leaves():
         ]
 
     assert end_game() == [0], "nobody has joined"
-    progress.on_restart(RestartMessage(1, "", replaced=False, joined=True))
+    progress.on_restart(WorkerEvent(1, "", replaced=False, joined=True))
     assert end_game() == [1], "it started before that"
     assert end_game() == [], "it started after the first game of the one that joined"
     assert end_game(actor=1) == [3, 2]
     assert end_game() == [4]
     assert end_game() == []
-    progress.on_restart(RestartMessage(1, "", replaced=False, left=True))
+    progress.on_restart(WorkerEvent(1, "", replaced=False, left=True))
     assert end_game() == [5, 6]
     assert progress.worker_restarts == 0

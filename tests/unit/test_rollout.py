@@ -25,7 +25,7 @@ def test_a_slot_made_from_the_spec_is_a_rollout():
     spec = rollout_spec(5, 3, IMAGES, Discrete(6))
     assert tuple(spec) == Rollout._fields
     for name, tensor in Slots(spec, 1)[0].items():
-        steps = {"obs": 6, "baseline": 6, "core_state": 1}.get(name, 5)
+        steps = {"obs": 6, "value": 6, "lstm_state": 1}.get(name, 5)
         assert tensor.shape[:2] == (steps, 3), name
 
 

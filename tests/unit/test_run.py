@@ -22,10 +22,10 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, NothingToDo, TrainingError, WorkerError
 from a3c_mp.population import settings as population_settings
 from a3c_mp.processes.console import progress_bar
-from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run import display
 from a3c_mp.run import run as run_module
-from a3c_mp.run.announce import budget_notes, end_text, settings_parts
+from a3c_mp.run.banner import budget_notes, end_text, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import PrintedLines, hms, open_log
 from a3c_mp.run.mean_return import MIN_EPISODES
@@ -135,7 +135,7 @@ def test_the_log_says_which_learning_rate_a_run_ends_with(total_steps, text):
     args = PPOArgs(total_steps=total_steps, learning_rate_end=5e-5, anneal_steps=75)
     assert settings_parts(args)[-1] == text
     assert settings_parts(replace(args, anneal_steps=0))[-1] == "lr 5e-4 -> 5e-5"
-    falling = replace(args, entropy_cost=0.03, entropy_cost_end=0.0)
+    falling = replace(args, entropy_coef=0.03, entropy_coef_end=0.0)
     assert settings_parts(falling)[-2:] == [text, "entropy 0.03 -> 0"]
     assert settings_parts(replace(falling, entropy_steps=25))[-1] == "entropy 0.03 -> 0 after 25 steps"
 
@@ -289,7 +289,7 @@ def test_rates_have_the_wait_in_which_a_run_ends_but_not_what_comes_after_its_lo
 )
 def test_what_an_incident_means_for_a_deterministic_run_stands_before_the_traceback(args, replaced, what):
     with a_run(replace(args, deterministic=True)) as run:
-        run.on_restart(RestartMessage(0, "actor 0 (pid 1) raised; restart 1 of 5\nTraceback:\nValueError", replaced))
+        run.on_restart(WorkerEvent(0, "actor 0 (pid 1) raised; restart 1 of 5\nTraceback:\nValueError", replaced))
         assert run.progress.worker_restarts == replaced
     log = (run.folder / "run.log").read_text()
     assert f"restart 1 of 5; {what}\nTraceback:\nValueError\n" in log
@@ -299,8 +299,8 @@ def test_a_message_about_no_actor_touches_no_games(args):
     with a_run(replace(args, deterministic=True)) as run:
         games, started = run.progress.window.games, []
         games.leave = games.lose = lambda actor: started.append(actor)
-        run.on_restart(RestartMessage(-1, "actor 1 waits for a place", replaced=False, left=True))
-        run.on_restart(RestartMessage(-1, "actor 1 has found a place", replaced=False, joined=True))
+        run.on_restart(WorkerEvent(-1, "actor 1 waits for a place", replaced=False, left=True))
+        run.on_restart(WorkerEvent(-1, "actor 1 has found a place", replaced=False, joined=True))
         assert not started
     assert "determinism is lost" not in (run.folder / "run.log").read_text()
 
@@ -309,7 +309,7 @@ def test_what_happened_before_a_resume_is_not_forgotten(args, tmp_path):
     with a_run(args) as run:
         run.record_rollout(64, [], actor=0, policy_lag=3)
         run.counters["grads_too_old"] += 2
-        run.on_restart(RestartMessage(0, "actor 0 (pid 1) was killed by SIGKILL"))
+        run.on_restart(WorkerEvent(0, "actor 0 (pid 1) was killed by SIGKILL"))
     with a_run(replace(args, resume=tmp_path / "r")) as run:
         run.counters.update(grads_too_old=0, grads_not_finite=0)
         run.record_rollout(64, [], actor=0, policy_lag=1)
@@ -522,7 +522,7 @@ def test_a_resume_with_another_budget_says_what_becomes_of_the_schedule(tmp_path
     with a_run(replace(args, resume=tmp_path / "r", total_steps=600, anneal_steps=50)) as run:
         log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
     assert "total-steps is 600 now, 500 before\n" in log, "nothing becomes of the schedule"
-    falling = replace(args, resume=tmp_path / "r", total_steps=700, anneal_steps=50, entropy_cost_end=0.0)
+    falling = replace(args, resume=tmp_path / "r", total_steps=700, anneal_steps=50, entropy_coef_end=0.0)
     with a_run(falling) as run:
         log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
     assert "total-steps is 700 now, 600 before; the entropy coefficient may change at once, and " in log

@@ -35,7 +35,7 @@ from a3c_mp.algorithms.ray_trainer import RayTrainer
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
-from a3c_mp.processes.workers import RestartMessage
+from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run import metrics
 
 APEX_CURVES = {
@@ -256,7 +256,7 @@ def test_too_few_actors_to_fill_the_replay_are_warned_of_once(run_inline, monkey
             start(fleet, number)
         else:
             fleet.actors[number].is_waiting = True
-            fleet.on_restart(RestartMessage(number, "actor 1 waits", replaced=False, left=True))
+            fleet.on_restart(WorkerEvent(number, "actor 1 waits", replaced=False, left=True))
 
     monkeypatch.setattr(Fleet, "_start", start_first)
     sizes = ["--num-actors", "2", "--num-shards", "1", "--replay-size", "4000", "--learning-starts", learning_starts]
@@ -296,7 +296,7 @@ def test_an_evaluation_that_is_stopped_tells_the_scores_so_far(run_inline, monke
 def test_the_net_of_a_run_is_the_one_that_is_played(run_inline, chapter, register, monkeypatch):
     image = {"observation_space": Box(0, 255, (1, 36, 36), np.uint8), "obs": np.ones((1, 36, 36), np.uint8)}
     register(changes=image | {"rest": (1.0, True, False, {})})
-    flags = ["--env-id", "Custom-v0", "--net", "paper", "--total-steps", "32"]
+    flags = ["--env-id", "Custom-v0", "--net", "a3c", "--total-steps", "32"]
     done = run_inline.train(chapter, *flags)
     assert done.code == 0, done.err
     assert done.state["net"]["torso.0.0.weight"].shape == (16, 1, 8, 8)

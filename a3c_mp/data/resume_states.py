@@ -1,8 +1,9 @@
 """Actor states: what a deterministic run saves of each actor, to rebuild it bit for bit after a crash or a resume.
 
 In a state slot beside each data slot, a deterministic actor sends the actions it took, which games ended, and what its
-successor (the process that replaces it) cannot recompute from them (`carried`: logits of the next action, incomplete
-n-step returns, ...). For each actor, the learner keeps the newest `carried` and the log of all actions in its games.
+successor (the process that replaces it) cannot recompute from them (`successor_state`: logits of the next action,
+incomplete n-step returns, ...). For each actor, the learner keeps the newest `successor_state` and the log of all
+actions in its games.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ActorState(NamedTuple):
 
     rollouts: int  # collected so far
     games: dict[str, Any]  # `GameLog.state_dict`
-    carried: dict[str, np.ndarray]  # of its last message; empty if its games could not be rebuilt
+    successor_state: dict[str, np.ndarray]  # of its last message; empty if its games could not be rebuilt
     messages: int  # that the learner took of the rollout in progress, where a rollout makes several
 
 
@@ -42,12 +43,12 @@ class ActorLayout(NamedTuple):
 
     action_space: gymnasium.Space  # of one environment
     steps: int  # T, of one rollout or block
-    carried: Spec  # shapes and dtypes of what a successor needs besides the game log
+    successor_state: Spec  # shapes and dtypes of what a successor needs besides the game log
     slots_per_actor: int = 1  # messages of an actor in flight
     messages: int = 1  # of an actor for each rollout
 
 
-class ActorStates:
+class ResumeStates:
     """States of all actors of a deterministic run. In other runs it is empty, and its calls do nothing.
 
     Args:
@@ -67,7 +68,7 @@ class ActorStates:
         self.slots: Slots | None = None
         self._sent = dict.fromkeys(range(args.max_actors), 0)  # messages taken of its rollout
         self._rollouts = dict.fromkeys(range(args.max_actors), 0)
-        self._carried: dict[int, dict[str, Tensor]] = {}
+        self._successor_state: dict[int, dict[str, Tensor]] = {}
         self._games: list[GameLog] = []
         if args.deterministic:
             seeding, num_envs = seeding_of(args.env_id), args.num_envs
@@ -106,7 +107,9 @@ class ActorStates:
         """Update the game logs and states of actors, also those of other learners."""
         for actor, fields in reports:
             self._games[actor].extend(fields["action"].numpy(), fields["done"].numpy())
-            self._carried[actor] = {name: field for name, field in fields.items() if name not in ("action", "done")}
+            self._successor_state[actor] = {
+                name: field for name, field in fields.items() if name not in ("action", "done")
+            }
             self._rollouts[actor] += 1
 
     def completes_rollout(self, filled: Sequence[Filled]) -> bool:
@@ -119,14 +122,14 @@ class ActorStates:
             self._sent[actor] = 0  # it starts with a new rollout
             return None
         games = self._games[actor].state_dict()
-        carried = {name: field.numpy() for name, field in self._carried.get(actor, {}).items()}
-        return ActorState(self._rollouts[actor], games, carried, self._sent[actor])
+        successor_state = {name: field.numpy() for name, field in self._successor_state.get(actor, {}).items()}
+        return ActorState(self._rollouts[actor], games, successor_state, self._sent[actor])
 
     def forget(self, actor: int) -> None:
         """Record that an actor could not rebuild its games and plays new ones."""
         self._games[actor].start_new_games()
         self._sent[actor] = 0
-        self._carried.pop(actor, None)
+        self._successor_state.pop(actor, None)
 
     # ---- checkpoints
 
@@ -135,7 +138,7 @@ class ActorStates:
         for actor, games in enumerate(self._games):
             log = {name: torch.as_tensor(value) for name, value in games.state_dict().items() if value is not None}
             counts = [self._rollouts[actor], self._sent[actor]]
-            actors.append({"games": log, "counts": counts, "carried": self._carried.get(actor, {})})
+            actors.append({"games": log, "counts": counts, "successor_state": self._successor_state.get(actor, {})})
         return {"start": self.start, "messages": self.layout.messages, "actors": actors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -149,7 +152,7 @@ class ActorStates:
             raise ValueError(f"it has {len(state['actors'])} actors, not {len(self._games)}")
         spec, messages = _spec(self.args.num_envs, self.layout), state.get("messages", self.layout.messages)
         for saved in state["actors"]:
-            for name, tensor in saved["carried"].items():
+            for name, tensor in saved["successor_state"].items():
                 if name in spec and tensor.shape != spec[name][0]:
                     raise ValueError(f"{name} is {list(tensor.shape)}, not {list(spec[name][0])}")
             if saved["counts"][1] and messages != self.layout.messages:
@@ -159,8 +162,10 @@ class ActorStates:
             arrays = {name: tensor.numpy() for name, tensor in saved["games"].items()}
             self._games[actor].load_state_dict({"actions": None, **arrays})
             self._rollouts[actor], self._sent[actor] = saved["counts"]
-            if saved["carried"]:
-                self._carried[actor] = {name: tensor.clone() for name, tensor in saved["carried"].items()}
+            if saved["successor_state"]:
+                self._successor_state[actor] = {
+                    name: tensor.clone() for name, tensor in saved["successor_state"].items()
+                }
 
 
 def _spec(num_envs: int, layout: ActorLayout) -> Spec:
@@ -174,6 +179,6 @@ def _spec(num_envs: int, layout: ActorLayout) -> Spec:
         "episode_return": ((num_envs,), torch.float32),
         "episode_length": ((num_envs,), torch.int32),
         "episode_done": ((num_envs,), torch.bool),
-        "dry_steps": ((num_envs,), torch.int32),
-        **layout.carried,
+        "steps_since_reward": ((num_envs,), torch.int32),
+        **layout.successor_state,
     }

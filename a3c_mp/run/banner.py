@@ -115,8 +115,8 @@ def settings_parts(args: CommonArgs) -> list[str]:
         parts.append(schedule_text("lr", start, end, vars(args)["anneal_steps"], args.total_steps))
     elif hasattr(args, "learning_rate"):
         parts.append(f"lr {short(args.learning_rate)}")
-    if (end := vars(args).get("entropy_cost_end")) is not None:
-        start, own_end = vars(args)["entropy_cost"], vars(args)["entropy_steps"]
+    if (end := vars(args).get("entropy_coef_end")) is not None:
+        start, own_end = vars(args)["entropy_coef"], vars(args)["entropy_steps"]
         parts.append(schedule_text("entropy", start, end, own_end, args.total_steps))
     return parts
 
@@ -154,7 +154,7 @@ def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> 
     if before == args.total_steps:
         return ""
     note = f"total-steps is {args.total_steps:,} now, {before:,} before"
-    entropy_follows = vars(args).get("entropy_cost_end") is not None and not vars(args)["entropy_steps"]
+    entropy_follows = vars(args).get("entropy_coef_end") is not None and not vars(args)["entropy_steps"]
     also = (
         "; the entropy coefficient may change at once, and reaches its end at the new total" if entropy_follows else ""
     )

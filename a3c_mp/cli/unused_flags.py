@@ -28,7 +28,7 @@ RULES = (
     Rule("epsilon ladder-exponent", "algo", lambda algo: algo != "ddpg", "add --algo dqn"),
     Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", lambda algo: algo == "ddpg", "use ddpg"),
     Rule("repeat-fraction", "update_epochs", lambda epochs: epochs > 1, "raise --update-epochs"),
-    Rule("entropy-steps", "entropy_cost_end", lambda end: end is not None, "add --entropy-cost-end"),
+    Rule("entropy-steps", "entropy_coef_end", lambda end: end is not None, "add --entropy-coef-end"),
     Rule("explore-envs", "num_envs", lambda num_envs: num_envs > 1, "raise --num-envs: one of them never explores"),
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),
     Rule("eval-episodes eval-max-steps", "eval_every", bool, "add --eval-every"),
@@ -54,7 +54,7 @@ REFUSED_ELSEWHERE = {"listen", "standalone", "async_mode", "remote_actors"}
 """flags for which `roles.check_roles` has reasons of their own"""
 
 
-def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
+def check_unused(args: CommonArgs, argv: Sequence[str]) -> None:
     """Raise ConfigError for a flag of the command line that has no effect beside the other settings."""
     settings = vars(args)
     if settings.get("attach_to") is not None:
@@ -62,14 +62,14 @@ def check_effects(args: CommonArgs, argv: Sequence[str]) -> None:
             if name not in OF_A_JOINED_NODE | REFUSED_ELSEWHERE and (given := given_as(name, settings, argv)):
                 why = "a node that joins has the settings of the task there"
                 raise ConfigError(flag_name(name), given, why, "leave it out")
-    for name, rule in without_effect(settings).items():
+    for name, rule in unused(settings).items():
         if settings.get(name) and (given := given_as(name, settings, argv)) is not None:  # 0 turns something off
             flag = flag_name(name)
             why = f"{as_flag(rule.setting, settings[rule.setting])} does not use it"
             raise ConfigError(flag, given, why, f"{rule.fix}, or leave out --{flag}")
 
 
-def without_effect(settings: Mapping[str, Any]) -> dict[str, Rule]:
+def unused(settings: Mapping[str, Any]) -> dict[str, Rule]:
     """The settings that have no effect beside the others -> the rule that says so."""
     idle = [
         rule
