@@ -12,33 +12,21 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
-from copy import deepcopy
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch
-
-from a3c_mp.algorithms import actor_critic, actor_critic_settings, gradients
-from a3c_mp.algorithms.actor_critic import Samples, allocate, rollout_layout
-from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
-from a3c_mp.algorithms.gradients import Gradient, GradientFilter, MeanGradient, RolloutStats
-from a3c_mp.cli import parse_args
+from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets
+from a3c_mp.algorithms.actor_critic_settings import PRESETS, ActorCriticArgs
+from a3c_mp.algorithms.gradients import GradientSetup, MeanGradient, Outbox
+from a3c_mp.chapter import Chapter
 from a3c_mp.config import Between, Count
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
-from a3c_mp.data.resume_states import ResumeStates
-from a3c_mp.data.rollout import empty_rollout, minibatches, rollout_spec
+from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.precision import acting_dtype
-from a3c_mp.processes.channel import WorkerChannel
-from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.weights import Weights
-from a3c_mp.run.actors import Actors, processes
-from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.guard import merge_moments
-from a3c_mp.run.preflight import probe_env
-from a3c_mp.run.run import Run
-from a3c_mp.run.script import exit_with
+from a3c_mp.run.learner import Learner
+from train_a3c_data import gradient, loss
 
 
 @dataclass(frozen=True)
@@ -58,7 +46,7 @@ class Args(ActorCriticArgs):
 
     @property
     def in_order(self) -> bool:
-        return self.sync
+        return self.sync or self.deterministic
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -66,84 +54,48 @@ CHANGES: dict[str, dict[str, Any]] = {
     "CartPole-v0": {"batch_size": 32},
     "CartPole-v1": {"batch_size": 32},
 }
-PRESETS = {name: preset | CHANGES.get(name, {}) for name, preset in actor_critic_settings.PRESETS.items()}
 
 
-def actor(
-    channel: WorkerChannel, args: Args, slots: Slots, weights: Weights, acting_weights: Weights, states: ResumeStates
-) -> None:
-    """Actor process: collect rollouts and fill slots with their gradients until the learner stops it."""
+def actor(channel: Any, args: Args) -> Callable[..., Any]:
+    """An actor's process: it collects rollouts, and fills each slot with the gradient of one of their minibatches."""
     env = make_envs(args, channel)
-    spaces, device = (env.single_observation_space, env.single_action_space), weights.buffers.device
-    net = make_actor_critic(*spaces, args.net_spec).to(device)  # float32: gradients are computed here
-    acting_net = deepcopy(net).to(acting_dtype(args.precision, net))
-    collector = RolloutCollector(args, env, acting_net, channel)
-    rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces), pin=args.cuda)
-    rng, num_sent = torch.Generator(), collector.games.messages  # sent already by the actor that this one replaces
+    collector = RolloutCollector(args, env, channel)  # acts in bfloat16 where that is faster
+    net = make_actor_critic(env.single_observation_space, env.single_action_space, args.net_spec)
+    net.to(channel.memory.weights.device)  # float32: gradients are computed with it
+    outbox = Outbox(args, collector, net)
 
-    slot, version = channel.take()  # with --sync, load weights only after it: it says that the last step is over
-    while True:
-        rng.manual_seed(collector.rollout_seeds()[0])  # so that a replacement draws the same minibatches
-        acting_weights.load(acting_net)
-        collector.collect(rollout)
-        stats = RolloutStats.of(rollout, acting_net.norm if args.normalize_obs else None)
-        samples = Samples.of(args, rollout.to(device))
-        batches = minibatches(len(samples.obs), args.batch_size, 1, rng, device)
-        for indices, counted in gradients.unsent(batches, stats, num_sent):
-            version = weights.load(net, version if args.sync else None)
-            total, metrics = actor_critic.loss(args, net, samples.select(indices))
-            net.zero_grad(set_to_none=True)
-            total.backward()
-            gradient = Gradient(**slots[slot])  # the message: one flat vector, and what the learner counts
-            gradients.copy_gradient(net, gradient.vector)
-            gradient.write_stats(counted)
-            states.write(slot, collector.state_fields, rollout)
-            channel.send(slot, gradient.report(version, len(indices), counted, metrics))
-            slot, version = channel.take()
-        num_sent = 0
+    def gradients() -> Generator[Any, Any, None]:
+        slot = yield  # with --sync, weights are loaded only after a slot has come: it says that the last step is over
+        while True:
+            rollout = outbox.collect()
+            advantages, value_targets = advantages_and_targets(args, rollout)
+            advantages = normalize(advantages) if args.normalize_advantages else advantages
+            samples = Samples.of(rollout, advantages, value_targets)
+            for indices in outbox.unsent(len(samples.obs)):
+                version = channel.memory.load(net, slot)  # the newest weights, for every gradient
+                _, metrics = gradient(args, net, loss, samples.select(indices))
+                slot = yield outbox.write(slot, version, metrics, len(indices))
+
+    filling = gradients()
+    next(filling)
+    return filling.send
 
 
-def main() -> int:
-    args: Args = gradients.settle_sync(parse_args(Args, PRESETS, __doc__))
-    obs_space, action_space = probe_env(args.env_id)
-    device = set_up_torch(args)
-    net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
-    optimizer = actor_critic.make_optimizer(args, net)
-    spec = gradients.gradient_spec(net, obs_space.shape or (), args.unroll_length * args.num_envs)
-    slots = allocate(args, spec, device)
+def train(args: Args, learner: Learner) -> None:
+    """Average gradients, which are finite and not too old, and take a step with the mean of K."""
+    mean = MeanGradient(learner.net)
+    for gradients in learner.rounds():  # one gradient, or with --sync one of every actor
+        for vector in gradients:
+            mean.add(vector)
+        if mean.count >= (1 if args.in_order else args.grads_per_step):
+            grad_norm = mean.finish(args.max_grad_norm)
+            learner.optimizer.step()
+            learner.record_update({"losses/grad_norm": grad_norm})
 
-    with Run(args, args.chapter, net, optimizer) as run:
-        weights = Weights(net)
-        acting_weights = Weights(net) if args.sync else weights  # apart: a rollout has one version
-        grads_per_rollout = -(-args.unroll_length * args.num_envs // args.batch_size)
-        states = ResumeStates(args, rollout_layout(args, action_space, messages=grads_per_rollout), start=run.steps)
-        run.keep(actors=states, weights=weights, acting_weights=acting_weights)
-        mean, gradient_filter = MeanGradient(net), GradientFilter(run, args.max_lag, grads_per_rollout)
-        start = processes(actor, args, slots, weights, acting_weights, states)
-        with Actors(start, weights, states, run) as actors:
-            for filled in actors.rounds():  # one gradient, or with --sync one of every actor, in order
-                actor_critic.set_learning_rate(optimizer, args, run.steps)
-                for worker, slot, report in filled:
-                    gradient, lag = Gradient(**slots[slot]), weights.version - report.version
-                    run.record_rollout(report.steps, gradient.finished_episodes(report), worker, lag)
-                    with run.timing("learning"):
-                        if gradient_filter.check(report, worker, lag):
-                            if gradient.obs_num > 0:
-                                merge_moments(run, net.norm, gradient.moments, report.clipped, f"actor {worker}")
-                            mean.add(gradient.vector)  # waits for the GPU: after this the slot has been read
-                            run.record_metrics(report.metrics)
-                if mean.count >= (1 if args.sync else args.grads_per_step):
-                    with run.timing("learning"):
-                        grad_norm = mean.finish(args.max_grad_norm)
-                        optimizer.step()
-                        run.record_update({"losses/grad_norm": grad_norm})
-                    with run.timing("publishing"):
-                        weights.publish(net)
-                if args.sync and states.completes_rollout(filled):  # the next rollout begins
-                    acting_weights.publish(net)
-                run.end_round()
-    return run.exit_code
 
+main = Chapter(
+    Args, {name: preset | CHANGES.get(name, {}) for name, preset in PRESETS.items()}, actor, train, GradientSetup
+)
 
 if __name__ == "__main__":
-    exit_with(main)
+    main.run_as_script()

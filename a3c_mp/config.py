@@ -1,4 +1,9 @@
-"""The flags that all chapters share, and the check of their ranges."""
+"""Settings: the flags that all chapters share, and the check of ranges.
+
+Settings are composed: a chapter's `Args` lists the groups that it is made of (`class Args(A3CArgs, RolloutArgs,
+RewardArgs, CommonArgs)`), and adds its own. A group is a frozen dataclass: a field is a flag, its annotation the range,
+the docstring under it the help text.
+"""
 
 from __future__ import annotations
 
@@ -77,14 +82,20 @@ class CommonArgs:
     """timeout: seconds without a step until an actor (or the evaluator) is restarted; 120 or more for a first step"""
 
     @property
+    def algorithm(self) -> str:
+        """Name of chapter and algorithm, in run folders and checkpoints."""
+        return f"{self.chapter}_{self.algo}" if hasattr(self, "algo") else self.chapter
+
+    @property
     def max_actors(self) -> int:
         """Actors that there can be at the same time."""
         return self.num_actors
 
     @property
     def explorers(self) -> int:
-        """Environments of each actor, its first ones, whose games do not enter the mean return."""
-        return 0
+        """Environments of each actor, its first ones, that explore: their games do not enter the mean return."""
+        share = round(getattr(self, "explore_envs", 0.0) * self.num_envs, 9)  # 0.07 of 100 are 7.000000000000001
+        return min(math.ceil(share), self.num_envs - 1)
 
     @property
     def training_goal(self) -> float | None:
@@ -118,7 +129,7 @@ class CommonArgs:
 
 
 @dataclass(frozen=True)
-class LearningArgs(CommonArgs):
+class RewardArgs:
     """Settings of rewards and observations, in every chapter."""
 
     gamma: Fraction = 0.99

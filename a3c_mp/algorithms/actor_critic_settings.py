@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative, Positive
+from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive, RewardArgs
 from a3c_mp.data.exploration import STRETCH
+from a3c_mp.data.rollout import InfoField
 from a3c_mp.nets.build import NetSpec
 
 CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}
@@ -42,8 +43,8 @@ first stays random for longer"""
 
 
 @dataclass(frozen=True)
-class RolloutArgs(LearningArgs):
-    """Settings of the chapters whose actors collect rollouts: 1, 2, 4, 5 and 7."""
+class RolloutArgs(RewardArgs, CommonArgs):
+    """Settings of rollouts and of nets that are a policy and a value: chapters 1, 2, 4, 5 and 7."""
 
     unroll_length: Count = 32
     """rollout length: steps of each environment in one rollout (T)"""
@@ -84,28 +85,17 @@ class RolloutArgs(LearningArgs):
     explore_after: Annotated[int, Between(0)] = 0
     """only while an actor's other environments have had no reward for so many steps, together; 0: always"""
     lstm = False  # a flag of IMPALA only
+    rollout_fields: ClassVar[Mapping[str, InfoField]] = {}
+    """fields that a chapter adds to its rollouts, by the name that `infos` has them under"""
 
     @property
     def net_spec(self) -> NetSpec:
         return NetSpec(self.net, self.lstm, tuple(self.hidden), self.log_std_init)
 
-    @property
-    def explorers(self) -> int:
-        share = round(self.explore_envs * self.num_envs, 9)  # 0.07 of 100 are 7, though the product is a little more
-        return min(math.ceil(share), self.num_envs - 1)
-
-    @property
-    def learning_rates(self) -> tuple[float, float]:
-        """At the start, and after anneal-steps."""
-        return self.learning_rate, self.learning_rate_end
-
 
 @dataclass(frozen=True)
-class ActorCriticArgs(RolloutArgs):
+class A3CArgs:
     """Settings of A3C: chapters 1, 2 and 5."""
-
-    continuous: ClassVar = {**CONTINUOUS, **MUJOCO}
-    vectors: ClassVar = VECTORS
 
     batch_size: Count = 128
     """minibatch size: samples in one gradient; at most the whole rollout, T * B"""
@@ -120,12 +110,8 @@ class ActorCriticArgs(RolloutArgs):
 
 
 @dataclass(frozen=True)
-class PPOArgs(ActorCriticArgs):
-    """Settings of chapters 1 and 5, which learn from a rollout several times."""
-
-    continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
-    vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
-    images: ClassVar = {"net": "a3c", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
+class EpochArgs:
+    """Settings of learning from a rollout several times: chapters 1 and 5."""
 
     update_epochs: Count = 1
     """PPO epochs: passes over a rollout; the first one takes every sample"""
@@ -135,6 +121,23 @@ class PPOArgs(ActorCriticArgs):
     """agent steps until the entropy coefficient is at its end, where it stays; 0: total-steps"""
     repeat_fraction: Fraction = 1.0
     """share of the samples that later epochs repeat: those of the largest absolute advantage; 0: one epoch only"""
+
+
+@dataclass(frozen=True)
+class ActorCriticArgs(A3CArgs, RolloutArgs):
+    """Settings of chapter 2: all of an actor-critic that takes one pass over its rollouts."""
+
+    continuous: ClassVar = {**CONTINUOUS, **MUJOCO}
+    vectors: ClassVar = VECTORS
+
+
+@dataclass(frozen=True)
+class PPOArgs(EpochArgs, A3CArgs, RolloutArgs):
+    """Settings of chapters 1 and 5."""
+
+    continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
+    vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
+    images: ClassVar = {"net": "a3c", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
 
 
 PRESETS: dict[str, dict[str, Any]] = {

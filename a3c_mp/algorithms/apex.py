@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -12,21 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.apex_settings import Args
+from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.nets.q_values import ReplayNet
+from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.free_memory import GIB, free_memory
-from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.workers import Filled, WorkerEvent
-from a3c_mp.replay import Replay, Shards, writer_state_spec
-from a3c_mp.replay.replay import Batch
+from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
 from a3c_mp.run import evaluate
-from a3c_mp.run.actors import MessageStats
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW
+from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env
 from a3c_mp.run.run import Run
 from wrappers import is_atari
@@ -54,23 +53,6 @@ class Algorithm(Protocol):
     def make_policy(self, net: Any, action_space: gymnasium.Space) -> evaluate.Policy: ...
 
 
-class LearnerState(NamedTuple):
-    """State of an Ape-X learner: online and target network, optimizer and replay."""
-
-    algo: Algorithm
-    net: ReplayNet
-    target_net: ReplayNet
-    optimizer: torch.optim.Optimizer
-    replay: Replay
-    episode_stats: Slots  # of each block of steps
-    action_space: gymnasium.Space
-
-    @property
-    def memory(self) -> tuple[Shards, Slots]:
-        """The shared memory that its actors write to."""
-        return self.replay.shards, self.episode_stats
-
-
 def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:
     """Return the exploration ladder of one actor's environments: base ** (1 + exponent * i / (N - 1)), [B].
 
@@ -87,26 +69,87 @@ def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
     torch._foreach_lerp_([*target_net.parameters(), *target_net.buffers()], [*net.parameters(), *net.buffers()], rate)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
-    """Clip the gradient norm of each parameter group; return the norm of all gradients before clipping, []."""
-    norms = [nn.utils.clip_grad_norm_(group["params"], largest) for group in optimizer.param_groups]
-    return torch.stack(norms).norm()
+class ApexSetup(Setup):
+    """What a learner of Ape-X makes before a run: online and target net, optimizer, replay, slots for its actors.
 
-
-def build_learner(args: Args, algo: Algorithm, rank: int = 0) -> LearnerState:
-    """Build the networks, optimizer and replay of learner `rank`, for the algorithm `dqn` or `ddpg`.
+    Args:
+        args: of the chapter.
+        algo: `dqn` or `ddpg`.
+        rank: of the learner.
 
     Raises:
-        ConfigError: inconsistent settings.
+        ConfigError: the environment cannot be used, settings are inconsistent, or memory is too small.
     """
-    check_learners(args.num_learners, args.num_actors, args.cuda)
-    obs_space, action_space = probe_env(args.env_id, algo.ACTIONS)
-    device = set_up_torch(args, rank)
-    net = algo.make_net(obs_space, action_space).to(device)
-    target_net = copy.deepcopy(net).requires_grad_(False)
-    shards, episode_stats = allocate(args, obs_space, algo.stored_actions(action_space), rank)
-    replay = Replay(shards, args.priority_exponent, args.seed + rank)
-    return LearnerState(algo, net, target_net, algo.make_optimizer(args, net), replay, episode_stats, action_space)
+
+    def __init__(self, args: Args, algo: Algorithm, rank: int = 0):
+        check_learners(args.num_learners, args.num_actors, args.cuda)
+        obs_space, action_space = probe_env(args.env_id, algo.ACTIONS)
+        device = set_up_torch(args, rank)
+        net = algo.make_net(obs_space, action_space).to(device)
+        self.target_net = copy.deepcopy(net).requires_grad_(False)
+        self.shards, slots = allocate(args, obs_space, algo.stored_actions(action_space), rank)
+        self.replay = Replay(self.shards, args.priority_exponent, args.seed + rank)
+        self.limiter = RateLimiter(args.replay_ratio, args.learning_starts)
+        state = writer_state_spec(args.num_envs, args.n_step) | algo.policy_state_spec(args, action_space)
+        layout = ActorLayout(action_space, args.block_length, state, blocks_in_flight(args))
+        super().__init__(net, algo.make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
+        self.message, self.bad_in_a_row, self.more = "block", bad_blocks_in_a_row(args), self.shards
+        self.samples_per_update, self.make_policy = args.batch_size, algo.make_policy
+        self.saved = {"target_net": self.target_net} | ({"replay": self.replay} if args.save_replay else {})
+        # Without the replay, actors start new games when the run is resumed.
+        self.kept = {"limiter": self.limiter} if args.save_replay else None
+
+    def begin(self, learner: Learner) -> None:
+        self.own = learner.own
+        learner.on_event = lambda event: self._prepare_successor(learner.args, event)
+        make_room(learner.args, self.replay)  # a restored replay may be full
+        if isinstance(run := learner.run, Run):
+            add_replay_metrics(run, learner.args, self.replay)
+
+    def rounds(self, learner: Learner) -> Iterator[Batch]:
+        """Yield the batches that are due after each round: one block of steps, or in order one of every actor."""
+        args, ahead = learner.args, 0 if learner.args.deterministic else learner.args.prefetch
+        with Prefetch(self.replay, args.batch_size, ahead, pin=args.cuda) as batches:
+            while filled := learner.take():
+                stats = self._ingest(learner, filled)
+                recorded = learner.record(filled, stats, self.replay.size)
+                self.limiter.insert(sum(block.steps for block in stats), recorded.replay_sizes)
+                updates = learner.updates
+                for batch in self.limiter.allowed(batches, learner.run):
+                    with learner.run.timing("learning"):
+                        batch = batch.to(learner.device)
+                        learner.update_norm(obs_for_stats(batch), "the replay")
+                        yield batch
+                if not learner.end_round(publish=learner.updates > updates):
+                    return  # the replay is saved as it is now: actors may not append to it
+                make_room(args, self.replay, [worker for worker, _, _ in filled])
+                learner.release(filled)
+
+    def _ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
+        """Ingest a round of blocks into the replay, and return the statistics of each.
+
+        Transitions whose first priority is not finite are dropped. A block's `finite` is None if nothing was new,
+        because its rows already came with the previous one.
+        """
+        replay, stats = self.replay, []
+        for shard, slot, version in filled:
+            fields, rejected_before = self.slots[slot], replay.rejected
+            episodes = finished_episodes(fields)
+            accepted = replay.ingest(shard)
+            rejected = replay.rejected - rejected_before
+            finite = rejected == 0 if accepted or rejected else None
+            stats.append(MessageStats(fields["done"].numel(), episodes, learner.lag(version), finite))
+        return stats
+
+    def _prepare_successor(self, args: Args, event: WorkerEvent) -> None:
+        """Prepare the shard of a dead actor for its successor.
+
+        A deterministic one writes the lost block again; any other continues after the rows already written of it.
+        """
+        if args.deterministic and event.replaced:
+            self.replay.roll_back(event.actor - self.own.start)
+        elif not args.deterministic:
+            make_room(args, self.replay)
 
 
 def rows_per_lane(args: Args) -> int:
@@ -188,63 +231,12 @@ def bad_blocks_in_a_row(args: Args) -> int:
     return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
 
 
-def ingest_blocks(args: Args, learner: LearnerState, filled: Sequence[Filled], version: int) -> list[MessageStats]:
-    """Ingest a round of blocks into the replay, and return the statistics of each.
-
-    Transitions whose first priority is not finite are dropped. A block's `finite` is None if nothing was new, because
-    its rows already came with the previous one.
-
-    Args:
-        version: newest version of the weights; a block's payload is the version that its actor used.
-    """
-    replay, stats = learner.replay, []
-    for shard, slot, acted_with in filled:
-        episodes = finished_episodes(learner.episode_stats[slot])
-        rejected_before = replay.rejected
-        accepted = replay.ingest(shard)
-        rejected = replay.rejected - rejected_before
-        finite = rejected == 0 if accepted or rejected else None
-        stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
-    return stats
-
-
-def prepare_successor(args: Args, replay: Replay, own: range) -> Callable[[WorkerEvent], None]:
-    """Return a function that prepares the shard of a dead actor, one of a learner's `own`, for its successor.
-
-    A deterministic successor writes the lost block again; any other continues after the rows already written of it.
-    """
-
-    def prepare(message: WorkerEvent) -> None:
-        if args.deterministic and message.replaced:
-            replay.roll_back(message.actor - own.start)
-        elif not args.deterministic:
-            make_room(args, replay)
-
-    return prepare
-
-
 def obs_for_stats(batch: Batch) -> Tensor:
     """Select the observations [N, *obs_shape] of a batch that update the running mean and variance.
 
     They are evenly spaced, because a batch is in order of lanes.
     """
     return batch.obs[:: -(-len(batch.obs) // NORM_SAMPLES)]
-
-
-def actor_layout(args: Args, learner: LearnerState) -> ActorLayout:
-    """Return the layout of the states that deterministic actors send beside their transitions."""
-    spec = writer_state_spec(args.num_envs, args.n_step)
-    spec |= learner.algo.policy_state_spec(args, learner.action_space)
-    return ActorLayout(learner.action_space, args.block_length, spec, blocks_in_flight(args))
-
-
-def make_run(args: Args, learner: LearnerState) -> Run:
-    """Make the run; its checkpoints hold the target net too, and with `--save-replay` the replay."""
-    kept: dict[str, Stateful] = {"target_net": learner.target_net}
-    if args.save_replay:
-        kept["replay"] = learner.replay
-    name = f"{args.chapter}_{args.algo}"
-    return Run(args, name, learner.net, learner.optimizer, kept, learner.algo.make_policy)
 
 
 def make_room(args: Args, replay: Replay, shards: Iterable[int] | None = None) -> None:

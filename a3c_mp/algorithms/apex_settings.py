@@ -1,11 +1,11 @@
-"""Settings and presets of Ape-X, chapter 3, shared by DQN and DDPG; `ReplayArgs` is also the base of others."""
+"""Settings and presets of Ape-X, chapter 3, shared by DQN and DDPG."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from a3c_mp.config import Between, Count, Fraction, LearningArgs, NonNegative, Positive
+from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive, RewardArgs
 
 CONTINUOUS: dict[str, Any] = {
     "algo": "ddpg",
@@ -33,7 +33,7 @@ VECTORS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class ReplayArgs(LearningArgs):
+class ReplayArgs(RewardArgs, CommonArgs):
     """Settings of learning from a replay buffer: chapter 3, its form on Ray, and populations."""
 
     replay_size: Count = 200_000

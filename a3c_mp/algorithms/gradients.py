@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.actor_critic import obs_for_stats
+from a3c_mp.algorithms.actor_critic import (
+    allocate_slots,
+    check_batch_size,
+    make_optimizer,
+    obs_for_stats,
+    rollout_layout,
+    set_learning_rate,
+    spec_of_rollouts,
+)
+from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
+from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.episodes import Episode
-from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite
+from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
+from a3c_mp.nets.precision import acting_dtype
+from a3c_mp.processes.channel import Token
 from a3c_mp.processes.slots import Spec
-from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter
-from a3c_mp.run.progress import RunState
+from a3c_mp.processes.weights import Weights
+from a3c_mp.processes.workers import Filled
+from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.guard import BAD_IN_A_ROW, merge_moments
+from a3c_mp.run.learner import Learner, MessageStats, Setup
+from a3c_mp.run.preflight import probe_env
 
 
 class Report(NamedTuple):
@@ -67,22 +83,32 @@ class Gradient(NamedTuple):
     def moments(self) -> Moments:
         return Moments(self.obs_num, self.obs_mean, self.obs_variance)
 
-    def write_stats(self, stats: RolloutStats) -> None:
-        """Write the observation moments and the finished episodes of a rollout."""
+    def write(self, net: nn.Module, metrics: Metrics, stats: RolloutStats, version: int, steps: int) -> Report:
+        """Write the gradient that `backward` left in `net`, and return its metadata.
+
+        Args:
+            net: has the gradient.
+            metrics: of the loss.
+            stats: of the rollout, to send with this gradient.
+            version: of the weights that it was computed at.
+            steps: samples in it.
+        """
+        copy_gradient(net, self.vector)
         self.obs_num.zero_()
         if stats.moments is not None:
             for field, value in zip(self.moments, stats.moments, strict=True):
                 field.copy_(value)
         rows = torch.tensor(stats.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
         self.episodes[: len(rows)] = rows
+        return self._report(version, steps, stats, metrics)
 
     def finished_episodes(self, report: Report) -> list[Episode]:
         """Return the finished episodes that came with the gradient."""
         rows = self.episodes[: report.num_episodes].tolist()
         return [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
 
-    def report(self, version: int, steps: int, stats: RolloutStats, metrics: Metrics) -> Report:
-        """Return the metadata of a filled slot. Reading the means waits for the GPU, so the slot is complete then."""
+    def _report(self, version: int, steps: int, stats: RolloutStats, metrics: Metrics) -> Report:
+        # Reading the means waits for the GPU, so the slot is complete then.
         found = with_diagnostics(metrics)
         means = [torch.as_tensor(value).detach().float().mean() for value in found.values()]
         *figures, total = torch.stack([*means, self.vector.sum()]).tolist()
@@ -90,21 +116,6 @@ class Gradient(NamedTuple):
         own = [named[name] for name in metrics if name in named]  # no explained variance: it can overflow
         finite = stats.finite and all(math.isfinite(value) for value in (total, *own))
         return Report(version, steps, len(stats.episodes), stats.clipped, finite, named)
-
-
-def settle_sync(args: Any) -> Any:  # of the chapter's own class
-    """Return the settings with those that --sync implies. Raises ConfigError for what they rule out."""
-    if not (args.sync or args.deterministic):
-        return args
-    if args.grads_per_step not in (1, args.num_actors):
-        why = f"with --sync or --deterministic a step takes one gradient of each of {args.num_actors} actors"
-        raise ConfigError("grads-per-step", args.grads_per_step, why, "leave it out")
-    why = "with --sync or --deterministic each actor waits for the new weights"
-    if args.slots_per_actor > 1:
-        raise ConfigError("slots-per-actor", args.slots_per_actor, why, "leave it out")
-    if args.max_lag is not None and args.resume is None:  # older versions accepted it
-        raise ConfigError("max-lag", args.max_lag, why, "leave it out")
-    return replace(args, sync=True)
 
 
 def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -> Spec:
@@ -142,46 +153,125 @@ def copy_gradient(net: nn.Module, vector: Tensor) -> None:
     torch._foreach_copy_(views, gradients)
 
 
-def unsent(batches: Iterable[Tensor], stats: RolloutStats, num_sent: int) -> Iterator[tuple[Tensor, RolloutStats]]:
-    """Yield the batches of a rollout whose gradients have not been sent, each with the statistics to send with it.
+# ---- at an actor
+
+
+class Outbox:
+    """An actor's end: which minibatches of a rollout are due, and the slots that their gradients go to.
 
     Args:
-        batches: indices of samples.
-        stats: of the rollout; they go with its first gradient.
-        num_sent: gradients that a predecessor of this actor has sent.
-    """
-    for number, indices in enumerate(batches):
-        if number >= num_sent:
-            yield indices, stats.once_sent() if number else stats
-
-
-class GradientFilter:
-    """Filter for gradients that are too old (policy lag) or contain NaN or inf; counts those that it drops.
-
-    Args:
-        run: its counters, in summary and metrics, and its log are used.
-        max_lag: largest policy lag that passes (updates); None for no limit.
-        grads_per_rollout: gradients of one rollout; one bad rollout spoils all of them.
+        args: of the chapter.
+        collector: of the actor; a predecessor may have sent some gradients of the rollout in progress.
+        net: that gradients are computed with.
     """
 
-    def __init__(self, run: RunState, max_lag: int | None, grads_per_rollout: int = 1):
-        self.run, self.max_lag = run, max_lag
-        self.guard = NonFiniteFilter(run, "grads_not_finite", in_a_row=BAD_IN_A_ROW * grads_per_rollout)
-        run.counters.update(grads_too_old=0)  # adds: there from the start, kept on resume
+    def __init__(self, args: ActorCriticArgs, collector: RolloutCollector, net: nn.Module):
+        self.args, self.collector, self.net, self.memory = args, collector, net, collector.memory
+        self.rng, self.num_sent = torch.Generator(), collector.games.messages
+        spec = spec_of_rollouts(args, collector.env.single_observation_space, collector.action_space)
+        self.rollout = empty_rollout(spec, pin=args.cuda)
 
-    def check(self, report: Report, worker: int, lag: int) -> bool:
-        """Whether a gradient goes into the mean; one with NaN or inf is logged with the name of its actor.
+    def collect(self) -> Rollout:
+        """Collect the next rollout with the newest weights; return it on the device of the net."""
+        self.rng.manual_seed(self.collector.rollout_seeds()[0])  # so that a successor draws the same minibatches
+        self.memory.more.load(self.collector.net)
+        self.collector.collect(self.rollout)
+        self.stats = RolloutStats.of(self.rollout, self.collector.net.norm if self.args.normalize_obs else None)
+        return self.rollout.to(self.memory.weights.device)
 
-        Raises:
-            TrainingError: several of one actor in a row were not finite; none of them was applied to the weights.
-        """
-        what = f"gradient of actor {worker} at weights {report.version}"
-        if not self.guard.check(report.finite, f"actor {worker}", what):
-            return False
-        if self.max_lag is not None and lag > self.max_lag:
-            self.run.counters["grads_too_old"] += 1
-            return False
-        return True
+    def unsent(self, num_samples: int) -> Iterator[Tensor]:
+        """Yield the indices of the rollout's minibatches whose gradients have not been sent, int64 [M] each."""
+        batches = minibatches(num_samples, self.args.batch_size, self.rng, self.memory.weights.device)
+        for number, indices in enumerate(batches):
+            if number >= self.num_sent:
+                yield indices
+            if number == 0:  # statistics go with the first gradient
+                self.stats = self.stats.once_sent()
+        self.num_sent = 0
+
+    def write(self, token: Token, version: int, metrics: Metrics, steps: int) -> Report:
+        """Write the gradient of `steps` samples, which is in `.grad`, into a slot; return what to send with it."""
+        gradient = Gradient(**self.memory.slots[token.slot])
+        report = gradient.write(self.net, metrics, self.stats, version, steps)
+        self.collector.write_state(token, self.rollout)
+        return report
+
+
+# ---- at the learner
+
+
+class GradientSetup(Setup):
+    """What chapter 2 makes before a run: net, optimizer, and slots for gradients, on the device of the net.
+
+    Raises:
+        ConfigError: the environment cannot be used, sizes are inconsistent, or memory is too small.
+    """
+
+    def __init__(self, args: Any, rank: int = 0):
+        check_sync(args)
+        (obs_space, action_space), device = probe_env(args.env_id), set_up_torch(args)
+        check_batch_size(args)
+        net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
+        num_samples = args.unroll_length * args.num_envs
+        per_rollout = -(-num_samples // args.batch_size)
+        slots = allocate_slots(args, gradient_spec(net, obs_space.shape or (), num_samples), args.max_actors, device)
+        layout = rollout_layout(args, action_space, messages=per_rollout)
+        super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
+        self.message, self.bad_in_a_row = "grad", BAD_IN_A_ROW * per_rollout  # one bad rollout spoils all of its own
+
+    def begin(self, learner: Learner) -> None:
+        learner.weights = Weights(self.net)  # float32: actors compute gradients with them
+        # With --sync the policy acts with weights of their own, because a rollout has one version.
+        self.more = Weights(self.net) if learner.args.in_order else learner.weights
+        self.kept = {"acting_weights": self.more}
+        learner.run.counters.update(grads_too_old=0)  # adds: there from the start, kept on resume
+
+    def rounds(self, learner: Learner) -> Iterator[list[Tensor]]:
+        """Yield the gradients [P] of a round that are finite and not too old: one, or in order one of every actor."""
+        while filled := learner.take():
+            set_learning_rate(learner.optimizer, learner.args, learner.steps)
+            updates, gradients = learner.updates, []
+            for message in filled:
+                if (gradient := self._accept(learner, message)) is not None:
+                    gradients.append(gradient)
+            with learner.run.timing("learning"):
+                yield gradients
+            if learner.args.in_order and learner.states.completes_rollout(filled):  # the next rollout begins
+                with learner.run.timing("publishing"):
+                    self.more.publish(self.net)
+            if not learner.end_round(publish=learner.updates > updates):
+                return
+            learner.release(filled)
+
+    def _accept(self, learner: Learner, message: Filled) -> Tensor | None:
+        """Record a gradient and return it, unless it is too old, or contains NaN or inf."""
+        gradient, report = Gradient(**self.slots[message.slot]), message.payload
+        lag, max_lag = learner.lag(report.version), learner.args.max_lag
+        stats = MessageStats(report.steps, gradient.finished_episodes(report), lag, report.finite)
+        if not learner.record([message], [stats]).finite:
+            return None
+        if max_lag is not None and lag > max_lag:
+            learner.run.counters["grads_too_old"] += 1
+            return None
+        if gradient.obs_num > 0:
+            source = f"{learner.args.actor_name} {message.worker}"
+            merge_moments(learner.run, learner.net.norm, gradient.moments, report.clipped, source)
+        learner.run.record_metrics(report.metrics)
+        return gradient.vector
+
+
+def check_sync(args: Any) -> None:
+    """Raise ConfigError for settings that --sync, or a deterministic run, rules out."""
+    if not args.in_order:
+        return
+    if args.grads_per_step not in (1, args.num_actors):
+        why = f"with --sync or --deterministic a step takes one gradient of each of {args.num_actors} actors"
+        raise ConfigError("grads-per-step", args.grads_per_step, why, "leave it out")
+    why = "with --sync or --deterministic each actor waits for the new weights"
+    if args.slots_per_actor > 1:
+        raise ConfigError("slots-per-actor", args.slots_per_actor, why, "leave it out")
+    if args.max_lag is not None:
+        raise ConfigError("max-lag", args.max_lag, why, "leave it out")
 
 
 class MeanGradient:

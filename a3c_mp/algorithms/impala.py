@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
-import gymnasium
 import torch
 from torch import Tensor
 
-from a3c_mp.algorithms.actor_critic import allocate_slots, make_optimizer
+from a3c_mp.algorithms.actor_critic import (
+    allocate_slots,
+    make_optimizer,
+    obs_for_stats,
+    rollout_layout,
+    set_learning_rate,
+    spec_of_rollouts,
+    stats_of,
+)
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.config import Between, Count, NonNegative
-from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
+from a3c_mp.data.rollout import Rollout, join, minibatches
 from a3c_mp.errors import ConfigError, one_line
-from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.processes.slots import Slots, Spec, layout
+from a3c_mp.nets.precision import acting_dtype
+from a3c_mp.processes.slots import Spec
 from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.learner import Learner, Setup
 from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env
-from a3c_mp.run.progress import RunState
 
 CARTPOLE: dict[str, Any] = {
     "total_steps": 1_000_000,
@@ -87,8 +92,6 @@ class Args(RolloutArgs):
     """replay buffer size (unrolls), for --replay-proportion"""
     num_learners: Annotated[int, Between(1, 64)] = 1
     """learner processes, each with its share of the actors; gradients are averaged (all-reduce)"""
-    force_lag: Annotated[int, Between(0, 1000)] = 0
-    """artificial policy lag: actors use weights that many versions old, to measure the effect of V-trace"""
 
     @property
     def clips(self) -> tuple[float, float, float]:
@@ -142,8 +145,8 @@ class UnrollReplay:
     """
 
     def __init__(self, spec: Spec, capacity: int, device: torch.device):
-        self.unrolls = Rollout(
-            **{
+        self.unrolls = Rollout.of(
+            {
                 name: torch.zeros(time, capacity, *shape, dtype=dtype, device=device)
                 for name, ((time, _, *shape), dtype) in spec.items()
             }
@@ -154,17 +157,17 @@ class UnrollReplay:
     def state_dict(self) -> dict[str, Any]:
         """Return all stored unrolls, without the room that is still empty."""
         held = min(self.added, self.capacity)
-        kept = {"added": self.added, "capacity": self.capacity}
         # Slices would be saved with the whole memory that they are slices of.
-        fields = {n: f if held == self.capacity else f[:, :held].clone() for n, f in self.unrolls._asdict().items()}
-        return {**kept, **fields}
+        kept = self.unrolls if held == self.capacity else self.unrolls.map(lambda field: field[:, :held].clone())
+        return {"added": self.added, "capacity": self.capacity, "unrolls": kept.fields()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`. Raises ValueError for another capacity, RuntimeError for other shapes."""
         if state["capacity"] != self.capacity:
             raise ValueError(f"it has room for {state['capacity']} unrolls, not {self.capacity}")
-        for name, field in self.unrolls._asdict().items():
-            field[:, : state[name].shape[1]] = state[name]
+        for name, field in self.unrolls.fields().items():
+            saved = state["unrolls"][name]
+            field[:, : saved.shape[1]] = saved
         self.added = state["added"]
 
     def add(self, unrolls: Rollout) -> None:
@@ -174,8 +177,9 @@ class UnrollReplay:
             return
         assert num_unrolls <= self.capacity, (num_unrolls, self.capacity)
         places = (self.added + torch.arange(num_unrolls, device=unrolls.action.device)) % self.capacity
-        for stored, new in zip(self.unrolls, unrolls, strict=True):
-            stored[:, places] = new
+        new = unrolls.fields()
+        for name, stored in self.unrolls.fields().items():
+            stored[:, places] = new[name]
         self.added += num_unrolls
 
     def sample(self, num_unrolls: int, rng: torch.Generator) -> Rollout:
@@ -186,78 +190,72 @@ class UnrollReplay:
 
 def select(unrolls: Rollout, columns: Tensor) -> Rollout:
     """Return the unrolls [T, B, ...] at int64 indices into B."""
-    return Rollout(*(field.index_select(1, columns) for field in unrolls))
+    return unrolls.map(lambda field: field.index_select(1, columns))
 
 
 def batches(args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
     """Store new unrolls in the replay, and yield batches with each of them once, filled up with replayed ones."""
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
     replay.add(unrolls)
-    for columns in minibatches(num_unrolls, args.fresh_unrolls, 1, rng, device):
+    for columns in minibatches(num_unrolls, args.fresh_unrolls, rng, device):
         batch = select(unrolls, columns)
         if replay.capacity and args.batch_unrolls > args.fresh_unrolls:
-            old = replay.sample(args.batch_unrolls - len(columns), rng)
-            batch = Rollout(*(torch.cat(fields, 1) for fields in zip(batch, old, strict=True)))
+            batch = join([batch, replay.sample(args.batch_unrolls - len(columns), rng)])
         yield batch
 
 
-class DelayLine:
-    """Delayed copy of a net, as it was `delay` calls ago, for `--force-lag`; with a delay of 0 the net itself."""
+class ImpalaSetup(Setup):
+    """What a learner of IMPALA makes before a run: net, optimizer, slots for its actors' unrolls, replay of unrolls.
 
-    def __init__(self, delay: int):
-        self.past: deque[ActorCritic] = deque(maxlen=delay + 1)
+    Raises:
+        ConfigError: the environment cannot be used, settings are inconsistent, or memory is too small.
+    """
 
-    def __call__(self, net: ActorCritic) -> ActorCritic:
-        if self.past.maxlen == 1:
-            return net
-        self.past.append(copy.deepcopy(net))
-        return self.past[0]
+    def __init__(self, args: Args, rank: int = 0):
+        check_learners(args.num_learners, args.num_actors, args.cuda)
+        rollouts_per_round(args)
+        if args.explorers and not args.vtrace:
+            raise ConfigError("explore-envs", args.explore_envs, "V-trace corrects for it", "leave out --no-vtrace")
+        obs_space, action_space = probe_env(args.env_id)
+        device = set_up_torch(args, rank)
+        net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
+        spec = spec_of_rollouts(args, obs_space, action_space, net.lstm_size)
+        slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
+        layout = rollout_layout(args, action_space, net.lstm_size)
+        super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
+        capacity = args.replay_size if args.replay_proportion else 0
+        if device.type == "cpu" and rank == 0:
+            check_replay_memory(capacity, args.num_learners * capacity * slots.slot_bytes // args.num_envs)
+        try:
+            self.replay = UnrollReplay(spec, capacity, device)
+        except torch.OutOfMemoryError as error:  # of the GPU
+            raise ConfigError("replay-size", args.replay_size, one_line(error), "lower it") from error
+        self.kept = {"replay": self.replay}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the stored copies of the net, oldest first."""
-        return {"past": [net.state_dict() for net in self.past]}
+    def begin(self, learner: Learner) -> None:
+        args = learner.args
+        if args.deterministic and learner.steps and args.replay_proportion and args.num_learners > 1:
+            text = "checkpoints hold no replayed unrolls of learners 1, 2, ...; determinism is lost from here on"
+            learner.run.log.warning(text)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a `state_dict`; call this object with a net before."""
-        nets = [copy.deepcopy(self.past[0]) for _ in state["past"]]
-        for net, saved in zip(nets, state["past"], strict=True):
-            net.load_state_dict(saved)
-        self.past.clear()
-        self.past.extend(nets)
+    def rounds(self, learner: Learner) -> Iterator[Iterator[Rollout]]:
+        """Yield, for each round of unrolls that are finite in all learners, the batches to learn from.
 
-
-def warn_of_lost_unrolls(args: Args, run: RunState) -> None:
-    """Log a warning if a resumed deterministic run has lost the replayed unrolls of learners 1, 2, ..."""
-    if args.deterministic and run.steps and args.replay_proportion and args.num_learners > 1:
-        run.log.warning("checkpoints hold no replayed unrolls of learners 1, 2, ...; determinism is lost from here on")
-
-
-class LearnerState(NamedTuple):
-    """State of an IMPALA learner: network, optimizer, slots and replay."""
-
-    net: ActorCritic
-    optimizer: torch.optim.Optimizer
-    slots: Slots
-    replay: UnrollReplay  # of the newest unrolls
-    action_space: gymnasium.Space
-
-
-def build_learner(args: Args, rank: int = 0) -> LearnerState:
-    """Build network, optimizer, slots and replay of learner `rank`. Raises ConfigError for inconsistent settings."""
-    check_learners(args.num_learners, args.num_actors, args.cuda)
-    rollouts_per_round(args)
-    if args.explorers and not args.vtrace:
-        raise ConfigError("explore-envs", args.explore_envs, "V-trace corrects for it", "leave out --no-vtrace")
-    obs_space, action_space = probe_env(args.env_id)
-    device = set_up_torch(args, rank)
-    net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
-    spec = rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, net.lstm_size)
-    slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
-    capacity = args.replay_size if args.replay_proportion else 0
-    if device.type == "cpu" and rank == 0:
-        check_replay_memory(capacity, args.num_learners * capacity * layout(spec)[1] // args.num_envs)
-    try:
-        replay = UnrollReplay(spec, capacity, device)
-    except torch.OutOfMemoryError as error:  # of the GPU
-        raise ConfigError("replay-size", args.replay_size, one_line(error), "lower it") from error
-    return LearnerState(net, make_optimizer(args, net), slots, replay, action_space)
+        A round has enough unrolls for a batch, the oldest first, or in order one rollout of every actor.
+        """
+        args, size = learner.args, rollouts_per_round(learner.args)
+        while filled := learner.take(size):
+            rollouts = [Rollout.of(self.slots[slot]) for _, slot, _ in filled]
+            stats = [
+                stats_of(rollout, learner.lag(message.payload))
+                for rollout, message in zip(rollouts, filled, strict=True)
+            ]
+            set_learning_rate(learner.optimizer, args, learner.steps)
+            if learner.record(filled, stats).finite:  # in all learners, which take steps together
+                with learner.run.timing("learning"):
+                    unrolls = join([rollout.to(learner.device) for rollout in rollouts])
+                    learner.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image), "new unrolls")
+                    yield batches(args, unrolls, self.replay, learner.rng)
+            if not learner.end_round():
+                return
+            learner.release(filled)

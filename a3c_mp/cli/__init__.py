@@ -21,7 +21,7 @@ import wrappers
 from a3c_mp.cli.flags import grouped_help, peek, peek_all
 from a3c_mp.cli.messages import UnknownFlag, parse_error, stray_value
 from a3c_mp.cli.unused_flags import check_unused
-from a3c_mp.config import CommonArgs, LearningArgs, check_ranges, flag_name
+from a3c_mp.config import CommonArgs, RewardArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.images import is_image
 
@@ -112,7 +112,7 @@ def _defaults(args_class: type[CommonArgs], env_id: str, preset: Mapping[str, An
     defaults: dict[str, Any] = {}
     try:
         is_atari = wrappers.is_atari(env_id)
-        if issubclass(args_class, LearningArgs):
+        if issubclass(args_class, RewardArgs):
             defaults["reward_clip"] = is_atari
         if preset is None:
             goal = wrappers.find_spec(env_id).reward_threshold

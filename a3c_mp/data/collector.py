@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor
 from a3c_mp.data.exploration import Bursts
 from a3c_mp.data.games import Games
 from a3c_mp.data.rollout import Rollout, write_step
-from a3c_mp.nets.actor_critic import ActorCritic, initial_state
+from a3c_mp.nets.actor_critic import initial_state
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.nets.distributions import category_sizes, mask_logits, num_params, to_env
 from a3c_mp.nets.layers import reset_state
-from a3c_mp.processes.channel import ActorChannel
+from a3c_mp.processes.channel import ActorChannel, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
 from wrappers import action_mask
@@ -34,41 +35,25 @@ def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: i
     }
 
 
-class CollectorArgs(Protocol):
-    """The settings that a `RolloutCollector` needs, of `RolloutArgs`."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def deterministic(self) -> bool: ...
-    @property
-    def noise_steps(self) -> int: ...
-    @property
-    def explorers(self) -> int: ...
-    @property
-    def explore_steps(self) -> int: ...
-    @property
-    def explore_after(self) -> int: ...
-
-
 class RolloutCollector:
-    """Rollout collector: steps B environments with a policy net, T steps for each rollout.
+    """Rollout collector: steps B environments with a copy of the policy net, T steps for each rollout.
 
     Args:
-        args: of the chapter.
-        env: from `make_vec_env`.
-        net: observations -> (logits [B, P], value [B]), with an LSTM also state [B, S] -> the next state; the caller
-            loads new weights into it between rollouts.
-        channel: to the learner.
+        args: `RolloutArgs` of the chapter.
+        env: from `make_envs`.
+        channel: to the learner, with the memory that both share.
     """
 
-    def __init__(self, args: CollectorArgs, env: VectorEnv, net: ActorCritic, channel: ActorChannel):
-        self.env, self.channel, self.seed = env, channel, args.seed
-        self.action_space, self.distribution = env.single_action_space, net.distribution
-        self.noise_steps, self.rng = args.noise_steps, torch.Generator(next(net.parameters()).device)
-        sizes = category_sizes(self.action_space)  # none of continuous actions, which have no bursts
+    def __init__(self, args: Any, env: VectorEnv, channel: ActorChannel):
+        self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
+        self.action_space = env.single_action_space
+        net = make_actor_critic(env.single_observation_space, self.action_space, args.net_spec)
+        device = self.memory.weights.device
+        self.net = net = net.to(device, self.memory.dtype)
+        self.rng = torch.Generator(device)
         self.bursts: Bursts | None = None
         if args.explorers:
+            sizes = category_sizes(self.action_space)
             self.bursts = Bursts(env.num_envs, args.explorers, args.explore_steps, args.explore_after, sizes)
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
@@ -77,16 +62,26 @@ class RolloutCollector:
         self.forward = acting_forward(net, self.obs, *self.lstm_state_before, deterministic=args.deterministic)
         self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to
         if saved := {name: torch.from_numpy(part) for name, part in self.games.successor_state.items()}:
-            device = next(net.parameters()).device
             self.logits, self.value = saved["logits"].to(device), saved["value"].to(device)
             self.lstm_state = [saved["lstm_state"].to(zeros) for zeros in self.lstm_state_before]
             self.lstm_state_before = [saved["lstm_state_before"].to(zeros) for zeros in self.lstm_state_before]
+
+    def fill(self, token: Token) -> int:
+        """Fill the slot of a token with the next rollout; return the version of the weights that acted."""
+        version = self.memory.load(self.net, token)
+        self.collect(rollout := Rollout.of(self.memory.slots[token.slot]))
+        self.write_state(token, rollout)
+        return version
+
+    def write_state(self, token: Token, rollout: Rollout) -> None:
+        """Write what a successor needs after this rollout into the state slot of a token; deterministic runs only."""
+        self.memory.states.write(token.slot, self.state_fields, rollout)
 
     @torch.inference_mode()
     def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Run the net on observations on the CPU: (logits [B, P] float32, value [B] float32, next LSTM state)."""
         logits, value, *state = self.forward(obs, *state)
-        return logits.float(), value.float(), state
+        return logits, value, state
 
     def collect(self, rollout: Rollout) -> None:
         """Fill a rollout with the next T steps of every environment.
@@ -107,21 +102,23 @@ class RolloutCollector:
         if bursts is not None:
             bursts.draw(self.bursts_seed, self.rollouts, len(rollout.action))
         for t in range(len(rollout.action)):
-            if self.noise_steps > 1:  # so many steps draw the same random numbers, also across rollouts
-                self.rng.manual_seed(self.noise_seed((self.rollouts * len(rollout.action) + t) // self.noise_steps))
+            if self.args.noise_steps > 1:  # so many steps draw the same random numbers, also across rollouts
+                self.rng.manual_seed(
+                    self.noise_seed((self.rollouts * len(rollout.action) + t) // self.args.noise_steps)
+                )
             logits = self.logits if bursts is None else bursts.acting_logits(t, self.logits)
-            action = self.distribution(logits).sample(self.rng).cpu()
+            action = self.net.distribution(logits).sample(self.rng).cpu()
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)
             write_step(
                 rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
                 life_lost=infos.get("life_lost", False), behaviour_logits=logits,
                 episode_return=self.stats.returns, episode_length=self.stats.lengths,
+                **{name: field.read(infos, name, len(reward)) for name, field in self.args.rollout_fields.items()},
             )  # fmt: skip
             if truncated.any():
-                write_step(
-                    rollout, t, truncation_value=self.act(torch.from_numpy(infos["final_obs"]), self.lstm_state)[1]
-                )
+                final_obs = torch.from_numpy(infos["final_obs"])
+                write_step(rollout, t, truncation_value=self.act(final_obs, self.lstm_state)[1])
             write_step(rollout, t + 1, obs=next_obs)
             self.lstm_state_before = [reset_state(state, self._starts(state)) for state in self.lstm_state]
             self.logits, self.value, self.lstm_state = self.act(rollout.obs[t + 1], self.lstm_state_before)
@@ -140,15 +137,15 @@ class RolloutCollector:
 
     def rollout_seeds(self) -> tuple[int, int]:
         """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
-        return derive_seeds(self.seed, *self.channel.seed_key, self.rollouts)
+        return derive_seeds(self.args.seed, *self.channel.seed_key, self.rollouts)
 
     def noise_seed(self, hold: int) -> int:
         """Return the seed of noise that is held for `--noise-steps` steps, by its number."""
-        return derive_seeds(self.seed, *self.channel.seed_key, hold, NOISE)[1]
+        return derive_seeds(self.args.seed, *self.channel.seed_key, hold, NOISE)[1]
 
     def bursts_seed(self, stretch: int) -> int:
         """Return the seed of the bursts in a stretch of rollouts."""
-        return derive_seeds(self.seed, *self.channel.seed_key, stretch, BURSTS)[0]
+        return derive_seeds(self.args.seed, *self.channel.seed_key, stretch, BURSTS)[0]
 
     def state_fields(self, rollout: Rollout) -> dict[str, Any]:
         """Return the state after a rollout, for `ResumeStates.write`."""

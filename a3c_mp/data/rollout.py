@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -35,20 +35,56 @@ class Rollout(NamedTuple):
     episode_return: Tensor  # [T, B] float32, sum of raw rewards of the game so far
     episode_length: Tensor  # [T, B] int32, agent steps of the game so far
     lstm_state: Tensor  # [1, B, S] float32, state of a recurrent net before obs[0]; S = 0 for other nets
+    extra: Mapping[str, Tensor] = {}  # [T, B, ...], the fields that a chapter declares besides (see `InfoField`)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Tensor]) -> Rollout:
+        """Return the rollout whose fields a slot has."""
+        own = {name: fields[name] for name in cls._fields if name != "extra"}
+        return cls(**own, extra={name: field for name, field in fields.items() if name not in own})
 
     @property
     def num_steps(self) -> int:
         """Number of agent steps, T * B."""
         return self.reward.numel()
 
+    def fields(self) -> dict[str, Tensor]:
+        """Return all fields by name."""
+        return {name: getattr(self, name) for name in self._fields if name != "extra"} | dict(self.extra)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
+        """Return a rollout with `function` applied to every field."""
+        return Rollout.of({name: function(field) for name, field in self.fields().items()})
+
     def to(self, device: torch.device) -> Rollout:
         """Copy the rollout to a device; from pinned memory to a GPU, the copies are asynchronous."""
-        return Rollout(*(field.to(device, non_blocking=True) for field in self))
+        return self.map(lambda field: field.to(device, non_blocking=True))
+
+
+class InfoField(NamedTuple):
+    """A field that a chapter adds to its rollouts: what `infos` of each step says under the field's name.
+
+    Where an episode ends, it is what the last step of that episode said; where `infos` does not have it, 0.
+    """
+
+    shape: tuple[int, ...] = ()  # for one environment
+    dtype: torch.dtype = torch.float32
+
+    def read(self, infos: Mapping[str, Any], name: str, num_envs: int) -> np.ndarray:
+        """Return the values [B, *shape] of one step of a vector environment."""
+        values = np.zeros((num_envs, *self.shape), torch.empty(0, dtype=self.dtype).numpy().dtype)
+        for source in (infos, infos.get("final_info", {})):  # the latter: of episodes that ended in this step
+            if name in source:
+                given = source.get(f"_{name}", np.ones(num_envs, np.bool_))
+                if given.any():
+                    values[given] = np.stack(list(source[name][given]))
+        return values
 
 
 def rollout_spec(
-    unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, lstm_size: int = 0
-) -> Spec:
+    unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, lstm_size: int = 0,
+    extra: Mapping[str, InfoField] = {},
+) -> Spec:  # fmt: skip
     """Return shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs."""
     assert isinstance(obs_space, Box), obs_space
     steps = (unroll_length, num_envs)
@@ -70,25 +106,28 @@ def rollout_spec(
         "episode_return": (steps, torch.float32),
         "episode_length": (steps, torch.int32),
         "lstm_state": ((1, num_envs, lstm_size), torch.float32),
+        **{name: ((*steps, *field.shape), field.dtype) for name, field in extra.items()},
     }
 
 
 def empty_rollout(spec: Spec, pin: bool = False) -> Rollout:
     """Allocate a rollout of zeros in the memory of this process; `pin` page-locks it, for copies to the GPU."""
-    return Rollout(**{name: torch.zeros(shape, dtype=dtype, pin_memory=pin) for name, (shape, dtype) in spec.items()})
+    return Rollout.of({name: torch.zeros(shape, dtype=dtype, pin_memory=pin) for name, (shape, dtype) in spec.items()})
 
 
 def write_step(rollout: Rollout, t: int, **fields: Tensor | np.ndarray | bool) -> None:
     """Write the fields [B, ...] of step t into a rollout."""
     for name, value in fields.items():
-        getattr(rollout, name)[t] = torch.as_tensor(value)
+        place = rollout.extra[name] if name in rollout.extra else getattr(rollout, name)
+        place[t] = torch.as_tensor(value)
 
 
 def join(rollouts: Sequence[Rollout]) -> Rollout:
     """Concatenate rollouts along the batch dimension: several [T, B, ...] -> [T, sum of B, ...]."""
-    return (
-        rollouts[0] if len(rollouts) == 1 else Rollout(*(torch.cat(field, 1) for field in zip(*rollouts, strict=True)))
-    )
+    if len(rollouts) == 1:
+        return rollouts[0]
+    parts = [rollout.fields() for rollout in rollouts]
+    return Rollout.of({name: torch.cat([fields[name] for fields in parts], 1) for name in parts[0]})
 
 
 def episode_starts(rollout: Rollout) -> Tensor:
@@ -107,15 +146,12 @@ def is_finite(rollout: Rollout) -> bool:
     return all(bool(torch.isfinite(field).all()) for field in fields if field.is_floating_point())
 
 
-def minibatches(
-    num_samples: int, batch_size: int, passes: int, rng: torch.Generator, device: torch.device
-) -> Iterator[Tensor]:
-    """Yield indices of shuffled minibatches: in each of `passes` epochs, every sample once.
+def minibatches(num_samples: int, batch_size: int, rng: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the indices int64 [M] of shuffled minibatches in which every sample is once.
 
     They are of nearly one size, `batch_size` at most: a small last one would weigh as much as the others.
     """
-    for _ in range(passes):
-        yield from torch.randperm(num_samples, generator=rng).to(device).tensor_split(-(-num_samples // batch_size))
+    return torch.randperm(num_samples, generator=rng).to(device).tensor_split(-(-num_samples // batch_size))
 
 
 def finished_episodes(rollout: Rollout) -> list[Episode]:

@@ -5,19 +5,20 @@ The transitions go to the actor's shard of the replay; a slot in shared memory h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from torch import Tensor
+from torch import Tensor, nn
 
-from a3c_mp.config import LearningArgs
+from a3c_mp.config import RewardArgs
 from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
 from a3c_mp.data.games import Games
-from a3c_mp.processes.channel import ActorChannel
+from a3c_mp.processes.channel import ActorChannel, Token
 from a3c_mp.processes.slots import Spec
-from a3c_mp.replay import EnvStep, Shards, Writer
+from a3c_mp.replay import EnvStep, Writer
 from a3c_mp.seeds import derive_seeds
 from wrappers import action_mask
 
@@ -41,21 +42,36 @@ class TransitionCollector:
     """Transition collector: steps B environments for a block at a time and writes transitions to the replay.
 
     Args:
-        args: seed, discount factor, and how rewards and lost lives are learned from.
-        env: from `make_vec_env`.
-        shards: of the replay; the actor writes to its own.
-        n_step: rewards in a return (n).
-        channel: to the learner.
+        args: `ReplayArgs` of the chapter, with the n of n-step transitions.
+        env: from `make_envs`.
+        net: of the policy; the newest weights are loaded into it.
+        make_policy: `dqn.Policy` or `ddpg.Policy`, the exploration policy.
+        channel: to the learner, with the memory that both share.
     """
 
-    def __init__(self, args: LearningArgs, env: VectorEnv, shards: Shards, n_step: int, channel: ActorChannel):
-        self.args, self.env, self.channel = args, env, channel
-        self.games = Games(env, channel)
-        self.stats, self.obs, self.blocks = self.games.stats, self.games.obs, self.games.rollouts
-        self.writer = Writer(shards, channel.worker, n_step, args.gamma, self.games.successor_state)
+    def __init__(
+        self, args: Any, env: VectorEnv, net: nn.Module, make_policy: Callable[..., Policy], channel: ActorChannel
+    ):
+        self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
+        self.net = net.to(self.memory.weights.device, self.memory.dtype)
+        self.games = games = Games(env, channel)
+        self.stats, self.obs, self.blocks = games.stats, games.obs, games.rollouts
+        self.writer = Writer(self.memory.more, channel.worker, args.n_step, args.gamma, games.successor_state)
+        self.policy = make_policy(
+            args, self.net, env.single_action_space, self.obs, channel.actor, games.successor_state
+        )
 
-    def collect(self, block: dict[str, Tensor], policy: Policy, warm_up: bool = False) -> None:
+    def fill(self, token: Token) -> int:
+        """Append a block of steps to the replay, its statistics to a slot; return the version of the weights."""
+        version = self.memory.load(self.net, token)
+        nothing_learned = self.memory.weights.untrained and version == 0  # dqn then acts at random
+        self.collect(block := self.memory.slots[token.slot], warm_up=nothing_learned)
+        self.memory.states.write(token.slot, self.state_fields, block)
+        return version
+
+    def collect(self, block: dict[str, Tensor], warm_up: bool = False) -> None:
         """Take a block of steps: transitions go to the shard, episode statistics to `block`."""
+        policy = self.policy
         policy.start_block(derive_seeds(self.args.seed, *self.channel.seed_key, self.blocks)[1])
         self.actions = []  # as the environments get them
         for t in range(len(block["done"])):
@@ -77,14 +93,14 @@ class TransitionCollector:
             self.channel.beat()
         self.blocks += 1
 
-    def state_fields(self, block: dict[str, Tensor], policy: Policy) -> dict[str, Any]:
+    def state_fields(self, block: dict[str, Tensor]) -> dict[str, Any]:
         """Return the state after a block, for `ResumeStates.write`."""
         actions = torch.from_numpy(np.stack(self.actions))
         games = self.games.state_fields(actions, block["done"], torch.from_numpy(self.obs))
-        return {**games, **self.writer.fields(), **policy.fields()}
+        return {**games, **self.writer.fields(), **self.policy.fields()}
 
 
-def reward_to_learn(args: LearningArgs, reward: np.ndarray) -> np.ndarray:
+def reward_to_learn(args: RewardArgs, reward: np.ndarray) -> np.ndarray:
     """Clip and scale rewards [B] for learning, as the settings say."""
     return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
 

@@ -1,4 +1,4 @@
-"""Actor-critic networks: observations -> `(logits [B, P], value [B])`, in the dtype that the net computes in.
+"""Actor-critic networks: observations -> `(logits [B, P], value [B])`, float32 whatever the net computes in.
 
 The logits are those of discrete actions; for continuous ones they are the parameters of a Gaussian (`distributions`).
 A recurrent net has an LSTM core: it also takes the core's state [B, S] and returns the next one. S is its `lstm_size`.
@@ -66,7 +66,7 @@ class ConvActorCritic(ActorCritic):
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """obs uint8 [B, C, H, W] -> (logits [B, P], value [B])."""
         features = self.conv(self.norm.convert(obs))
-        return self.head(self.policy(features)), self.value(features).squeeze(-1)
+        return self.head(self.policy(features)).float(), self.value(features).squeeze(-1).float()
 
 
 class MLPActorCritic(ActorCritic):
@@ -89,7 +89,7 @@ class MLPActorCritic(ActorCritic):
         """obs float32 or uint8 [B, ...] -> (logits [B, P], value [B])."""
         inputs = self.norm.convert(obs)
         inputs = inputs.reshape(inputs.shape[0], -1)
-        return self.head(self.policy(inputs)), self.value(inputs).squeeze(-1)
+        return self.head(self.policy(inputs)).float(), self.value(inputs).squeeze(-1).float()
 
 
 class SharedActorCritic(ActorCritic):
@@ -139,7 +139,7 @@ class SharedActorCritic(ActorCritic):
         return logits, values, state
 
     def _heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        return self.head(self.policy(features)), self.value(features).squeeze(-1)
+        return self.head(self.policy(features)).float(), self.value(features).squeeze(-1).float()
 
 
 def initial_state(net: ActorCritic, num_envs: int) -> list[Tensor]:

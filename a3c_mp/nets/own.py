@@ -38,7 +38,7 @@ class OwnActorCritic(ActorCritic):
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """obs [B, ...] -> (logits [B, P], value [B])."""
         outputs, values = self.body(self.norm.convert(obs))
-        return self.head(outputs), values
+        return self.head(outputs).float(), values.float()
 
 
 def make_own_net(name: str, obs_space: gymnasium.Space, action_space: gymnasium.Space, head: ActionHead) -> ActorCritic:

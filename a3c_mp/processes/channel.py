@@ -46,6 +46,7 @@ class ActorChannel(Upkeep, Protocol):
     actor: int
     seed_key: tuple[int, ...]
     restored: Any
+    memory: Any
 
     def not_restored(self, reason: str) -> None: ...
 
@@ -100,6 +101,7 @@ class WorkerChannel(Closing):
         self._tokens, self._results, self._beats = pipes
         super().__init__()
         self._terminated = False
+        self.memory: Any = None
 
     def tokens(self) -> Iterator[Token]:
         """The slots to fill, one after the other, without end: `for slot, version in channel.tokens()`."""

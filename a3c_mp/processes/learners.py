@@ -98,14 +98,14 @@ class Learners:
         self._leaving = threading.Event()
 
     @classmethod
-    def of(cls, run: RunToContinue, target: Callable[..., None]) -> Learners:
-        """Learners that continue a run from its progress so far, each with `target(group, args, steps, updates)`."""
-        args = run.args
+    def of(cls, run: RunToContinue, target: Callable[..., None], *more: Any) -> Learners:
+        """Learners that continue a run from its progress so far: `target(group, args, steps, updates, *more)`."""
+        args, num_learners = run.args, getattr(run.args, "num_learners", 1)
         return cls(
-            args.num_learners,
+            num_learners,
             target,
-            (args, run.steps, run.updates),
-            options=LearnerOptions(args.cuda, args.hang_seconds, start_seconds(args.num_actors // args.num_learners)),
+            (args, run.steps, run.updates, *more),
+            options=LearnerOptions(args.cuda, args.hang_seconds, start_seconds(args.num_actors // num_learners)),
             should_stop=run.should_stop,
             finish=run.finish,
         )

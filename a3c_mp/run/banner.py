@@ -110,8 +110,8 @@ def settings_parts(args: CommonArgs) -> list[str]:
         parts.append(
             f"{rewards} x {scale:g}" if scale != 1.0 else rewards if args.reward_clip else "rewards as they are"
         )
-    if hasattr(args, "learning_rates"):
-        start, end = args.learning_rates
+    if hasattr(args, "learning_rate_end"):
+        start, end = args.learning_rate, args.learning_rate_end
         parts.append(schedule_text("lr", start, end, vars(args)["anneal_steps"], args.total_steps))
     elif hasattr(args, "learning_rate"):
         parts.append(f"lr {short(args.learning_rate)}")
@@ -158,8 +158,8 @@ def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> 
     also = (
         "; the entropy coefficient may change at once, and reaches its end at the new total" if entropy_follows else ""
     )
-    if hasattr(args, "learning_rates"):
-        start, end = args.learning_rates
+    if hasattr(args, "learning_rate_end"):
+        start, end = args.learning_rate, args.learning_rate_end
         own_end, had_own_end = vars(args)["anneal_steps"], saved.get("anneal_steps")
         if own_end and own_end == had_own_end:
             return note + also  # the learning rate does not depend on it

@@ -17,7 +17,7 @@ from a3c_mp.algorithms import apex_settings
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.cli import parse_args, parse_int, parse_plain
 from a3c_mp.cli.flags import GROUPS, ONLY_IN, OTHER_NAMES
-from a3c_mp.config import Between, CommonArgs, Count, Fraction, LearningArgs, check_ranges, flag_name
+from a3c_mp.config import Between, CommonArgs, Count, Fraction, RewardArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.preflight import check_device, probe_env
 from a3c_mp.run.script import exit_with
@@ -497,7 +497,7 @@ def test_damaged_settings_of_a_saved_run_are_named_with_their_file(setting, valu
 
 
 @dataclass(frozen=True)
-class Learning(LearningArgs):
+class Learning(RewardArgs):
     """A chapter's settings, rewards among them."""
 
 

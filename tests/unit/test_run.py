@@ -17,7 +17,7 @@ from torch import nn
 from a3c_mp.algorithms import apex, apex_settings
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.algorithms.apex_settings import ReplayArgs as ApexArgs
-from a3c_mp.config import CommonArgs, LearningArgs
+from a3c_mp.config import CommonArgs, RewardArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, NothingToDo, TrainingError, WorkerError
 from a3c_mp.population import settings as population_settings
@@ -96,7 +96,7 @@ def test_a_part_that_does_not_fit_is_bad_input(args, tmp_path):
 
 @pytest.mark.parametrize("clipped", [True, False])
 def test_the_log_says_where_rewards_are_clipped(clipped, tmp_path):
-    with a_run(LearningArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", reward_clip=clipped)) as run:
+    with a_run(RewardArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", reward_clip=clipped)) as run:
         log = (run.folder / "run.log").read_text()
     assert ("rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)" in log) == clipped
     assert ("rewards as they are" in log) != clipped

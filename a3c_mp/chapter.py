@@ -1,0 +1,57 @@
+"""A chapter as a program: from the command line to the end of its run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from a3c_mp.cli import parse_args
+from a3c_mp.processes.learner_group import LearnerGroup
+from a3c_mp.processes.learners import Learners
+from a3c_mp.run.learner import Learner, Setup
+from a3c_mp.run.replica import ReplicaRun
+from a3c_mp.run.run import Run
+from a3c_mp.run.script import exit_with
+
+
+class Chapter:
+    """A chapter of this machine: a learner, or several, and the actors that they spawn.
+
+    Args:
+        args_class: the chapter's settings, whose module's docstring is its description.
+        presets: environment id -> settings that differ from the defaults.
+        actor: `actor(channel, args)` makes an actor, in a process of its own; returns what fills one slot at a call.
+        train: `train(args, learner)` is the loop, in the process of each learner.
+        setup: `setup(args, rank)` makes nets, optimizer and slots.
+    """
+
+    def __init__(
+        self, args_class: type[Any], presets: Mapping[str, Any], actor: Callable[..., Any],
+        train: Callable[..., None], setup: Callable[..., Setup],
+    ):  # fmt: skip
+        self.args_class, self.presets, self.actor, self.train, self.setup = args_class, presets, actor, train, setup
+
+    def __call__(self) -> int:
+        """Run the chapter with the settings of the command line; returns the exit code."""
+        description = sys.modules[self.args_class.__module__].__doc__ or ""
+        args = parse_args(self.args_class, self.presets, description)
+        setup = self.setup(args)
+        name = args.algorithm
+        with Run(args, name, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run:
+            with Learners.of(run, peer, self.actor, self.train, self.setup) as group:
+                with Learner(args, run, setup, self.actor, group) as learner:
+                    self.train(args, learner)
+        return run.exit_code
+
+    def run_as_script(self) -> None:
+        """Run the chapter and end the process with its exit code."""
+        exit_with(self)
+
+
+def peer(group: LearnerGroup, args: Any, steps: int, updates: int, *parts: Callable[..., Any]) -> None:
+    """Entry point of learners 1, 2, ...: `parts` are the chapter's actor, train and setup."""
+    actor, train, setup = parts
+    run = ReplicaRun(args, group.rank, steps, updates)
+    with Learner(args, run, setup(args, group.rank), actor, group) as learner:
+        train(args, learner)

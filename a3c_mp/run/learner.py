@@ -1,0 +1,262 @@
+"""A learner: nets and optimizer, the actors that send it data, and the rounds in which it takes that data.
+
+Everything that is done for every message alike happens here: is it finite, whose is it, how old, count it, remember
+what the actor's successor needs, publish new weights when a round ends, give the slots back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from a3c_mp.data.actor import Memory, run_actor
+from a3c_mp.data.episodes import Episode
+from a3c_mp.data.resume_states import ActorLayout, ActorReport, ResumeStates
+from a3c_mp.maths.losses import Metrics
+from a3c_mp.processes.learner_group import LearnerGroup, Stateful
+from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.weights import Weights
+from a3c_mp.processes.workers import Filled, WorkerEvent, WorkerOptions, WorkerPool, Workers
+from a3c_mp.run.evaluate import MakePolicy, make_policy
+from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, update_norm
+from a3c_mp.run.progress import RunState
+
+
+@dataclass
+class Setup:
+    """What an algorithm makes before its run begins, in the process of each learner."""
+
+    net: nn.Module
+    optimizer: torch.optim.Optimizer
+    slots: Slots
+    """shared memory for what actors send"""
+    layout: ActorLayout
+    """of the states that deterministic actors send"""
+    dtype: torch.dtype
+    """that actors compute in"""
+    message: str = "rollout"
+    """what a slot holds, in log lines and in the name of the counter of those with NaN or inf"""
+    bad_in_a_row: int = BAD_IN_A_ROW
+    """messages with NaN or inf in a row, from one actor, that end a run"""
+    saved: dict[str, Stateful] = field(default_factory=dict)
+    """what all checkpoints hold besides net, optimizer and progress"""
+    kept: dict[str, Stateful] | None = field(default_factory=dict)
+    """what checkpoints of deterministic runs hold besides, for an exact resume; None: not even what actors need"""
+    make_policy: MakePolicy | None = make_policy
+    """for evaluations"""
+    samples_per_update: int = 0
+    """of each learner, where the metrics have samples a second"""
+    more: Any = None
+    """shared with actors, besides slots and weights; see `Memory.more`"""
+
+    def begin(self, learner: Learner) -> None:
+        """Do what follows the restoring of a checkpoint and comes before the start of actors."""
+
+    def rounds(self, learner: Learner) -> Any:
+        """Iterate over what the chapter learns from."""
+        raise NotImplementedError
+
+
+class Carrier(Protocol):
+    """How weights reach actors, and what they send reaches the learner: processes, nodes of a task, Ray."""
+
+    def share(self, net: nn.Module, dtype: torch.dtype, untrained: bool) -> Weights: ...
+    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> WorkerPool: ...
+
+
+class Processes:
+    """The carrier of one machine: spawned processes, and memory that they share with their learner."""
+
+    def share(self, net: nn.Module, dtype: torch.dtype, untrained: bool) -> Weights:
+        return Weights(net, dtype, untrained)
+
+    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> WorkerPool:
+        return Workers(run_actor, args=(make_actor, args, memory), **pool)
+
+
+class MessageStats(NamedTuple):
+    """What is counted of one message of an actor."""
+
+    steps: int  # agent steps in it
+    episodes: list[Episode]  # that ended in them
+    policy_lag: int  # versions
+    finite: bool | None  # whether all of it can be learned from; None if it held nothing new
+
+
+class Round(NamedTuple):
+    """A round of all learners, as `Learner.record` recorded it."""
+
+    finite: bool  # whether all of its messages can be learned from
+    replay_sizes: list[int]  # transitions in the replay of each learner, by rank; 0 without a replay
+
+
+class Learner:
+    """A learner and its supervised actors; used in a `with` block.
+
+    Args:
+        args: of the chapter.
+        run: counts, logs, saves; says when to stop.
+        setup: of the algorithm.
+        make_actor: the chapter's `actor(channel, args)`.
+        group: the learners that take every step together.
+        carrier: what starts actors and carries what they send.
+    """
+
+    def __init__(
+        self, args: Any, run: RunState, setup: Setup, make_actor: Callable[..., Any],
+        group: LearnerGroup | None = None, carrier: Carrier | None = None,
+    ):  # fmt: skip
+        self.args, self.run, self.setup = args, run, setup
+        self.group, carrier = group or LearnerGroup(), carrier or Processes()
+        self.net: Any = setup.net
+        self.optimizer = setup.optimizer
+        self.device = next(self.net.parameters()).device
+        self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
+        self.weights = carrier.share(setup.net, setup.dtype, untrained=run.updates == 0)
+        self.states = ResumeStates(args, setup.layout, start=run.steps, group=self.group)
+        self.own = self.states.own
+        """numbers of this learner's actors in the whole run"""
+        self.on_event: Callable[[WorkerEvent], None] = lambda event: None
+        """called in addition with each `WorkerEvent`: of an actor that is replaced, leaves or joins"""
+        setup.begin(self)
+        if setup.kept is not None:
+            run.keep(actors=self.states, weights=self.weights, **setup.kept)
+            self.group.broadcast_state(self.states, self.weights)
+        self._data_filter = NonFiniteFilter(run, f"{setup.message}s_not_finite", setup.bad_in_a_row)
+        self._grad_filter = NonFiniteFilter(run, "grads_not_finite")
+        self._events: list[WorkerEvent] = []  # of a group of learners, until the next `record`
+        self._reports: list[ActorReport] = []
+        self.memory = Memory(setup.slots, self.weights, self.states, setup.dtype, args.in_order, setup.more)
+        self.pool = carrier.start(
+            make_actor,
+            args,
+            self.memory,
+            num_workers=len(self.own),
+            states=self.states,
+            options=WorkerOptions(
+                role="actor",
+                slots_per_worker=setup.layout.slots_per_actor,
+                max_restarts=args.max_restarts,
+                hang_seconds=args.hang_seconds,
+                in_order=args.in_order,
+                versions=self.weights.versions_in_flight(setup.layout.slots_per_actor),
+                first_actor=self.own.start,
+            ),
+            on_restart=self._on_event,
+        )
+
+    def __enter__(self) -> Learner:
+        self.pool.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        try:
+            self.pool.__exit__(*exc)
+        finally:
+            for event in self._events:  # what led to the end of a run is the most interesting of all
+                self.run.on_restart(event)
+
+    # ---- what a chapter calls
+
+    def rounds(self) -> Any:
+        """Iterate over what the chapter learns from: finite, counted; when a round ends, new weights are published."""
+        return self.setup.rounds(self)
+
+    @property
+    def steps(self) -> int:
+        """Agent steps of the run so far."""
+        return self.run.steps
+
+    @property
+    def updates(self) -> int:
+        """Updates of the weights so far."""
+        return self.run.updates
+
+    @property
+    def rng(self) -> torch.Generator:
+        """For minibatches and replay; its state is part of checkpoints."""
+        return self.run.rng
+
+    def is_finite(self, value: Tensor) -> bool:
+        """Whether a gradient, of which `value` is the norm plus the loss, is finite; others are counted and logged."""
+        source = "the learner" if self.group.size == 1 else "the learners"
+        return self._grad_filter.check(value, source, f"gradient {self.run.updates + 1}")
+
+    def record_update(self, metrics: Metrics) -> None:
+        """Count an update of the weights; its metrics are averaged and written."""
+        self.run.record_update(metrics, self.setup.samples_per_update * self.group.size)
+
+    # ---- what a round is made of
+
+    def take(self, size: int = 1) -> list[Filled]:
+        """Wait for a round of filled slots: `size` in order of arrival, or in order one of every actor.
+
+        Empty when the run should stop. The slots belong to the caller until `release`.
+        """
+        with self.run.timing("waiting"):
+            filled = self.pool.take(self.run.should_stop, size)
+        self._reports = self.states.read(filled)
+        if self.group.size == 1:  # else `record` does: a peer that is lost in it must not leave half a round
+            self.states.advance(self._reports)
+        return filled
+
+    def record(self, filled: Sequence[Filled], stats: Sequence[MessageStats], replay_size: int = 0) -> Round:
+        """Record steps and episodes of messages, with those of other learners: all keep equal counters.
+
+        Args:
+            filled, stats: messages of this learner, and the statistics of each.
+            replay_size: transitions that this learner's replay holds, to share with the others.
+
+        Raises:
+            TrainingError: several messages with NaN or inf in a row, from one actor.
+        """
+        named = [(self.own[message.worker], figures) for message, figures in zip(filled, stats, strict=True)]
+        reports = self._reports if self.group.size > 1 else []
+        with self.run.timing("waiting"):
+            everything = self.group.all_gather_object((named, self._events, reports, replay_size))
+        verdicts = []
+        for rank, (their_stats, their_events, their_reports, _) in enumerate(everything):
+            for event in their_events:
+                self.run.on_restart(event)
+                if not event.replaced and rank != self.group.rank:
+                    self.states.forget(event.actor)
+            for actor, (steps, episodes, policy_lag, finite) in their_stats:
+                self.run.record_rollout(steps, episodes, actor, policy_lag)
+                if finite is not None:
+                    name = f"{self.args.actor_name} {actor}"
+                    verdicts.append(self._data_filter.check(finite, name, f"{self.setup.message} from {name}"))
+            self.states.advance(their_reports)
+        self._events = []
+        return Round(all(verdicts), [size for *_, size in everything])
+
+    def update_norm(self, obs: Tensor, source: str) -> None:
+        """Update the mean and variance of observations with these [N, *obs_shape], of all learners."""
+        if self.args.normalize_obs:
+            update_norm(self.run, self.net.norm, self.group.all_gather(obs), source)
+
+    def end_round(self, publish: bool = True) -> bool:
+        """Publish the weights; write metrics and checkpoints that are due. Returns whether the run goes on."""
+        if publish:
+            with self.run.timing("publishing"):
+                self.weights.publish(self.net)  # waits for the GPU: after this the slots have been read
+        self.run.end_round()
+        return not self.run.should_stop()
+
+    def release(self, filled: Sequence[Filled]) -> None:
+        """Give slots back to their actors, to be filled with the newest weights."""
+        self.pool.release(filled, self.weights.version)
+
+    def lag(self, version: int) -> int:
+        """How many versions of the weights are newer than the one that an actor used."""
+        return self.weights.version - version
+
+    def _on_event(self, event: WorkerEvent) -> None:
+        if self.group.size > 1:
+            self._events.append(event)
+        else:
+            self.run.on_restart(event)
+        self.on_event(event)
