@@ -57,18 +57,18 @@ def loss(args: Any, net: Any, samples: Samples) -> tuple[Tensor, dict[str, Any]]
     return total, metrics | {"policy/log_ratio": log_probs - behaviour_log_probs, "policy/clip_ratio": args.clip_ratio}
 
 
-def gradient(args: Any, net: Any, loss: Callable[..., Any], *batch: Any) -> tuple[Tensor, dict[str, Any]]:
-    """Compute the gradient of the loss of one batch, in `.grad` of the parameters; return (loss, metrics)."""
+def backward(args: Any, net: Any, loss: Callable[..., Any], *batch: Any) -> tuple[Tensor, dict[str, Any]]:
+    """Add the gradient of the loss of one batch to `.grad` of the parameters; return (loss, metrics)."""
     with autocast(args.precision, net):
         total, metrics = loss(args, net, *batch)
-    net.zero_grad(set_to_none=True)
     total.backward()
     return total.detach(), metrics | {"losses/total": total}
 
 
 def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any) -> dict[str, Any] | None:
     """Take a gradient step on one batch; return the metrics, or None where NaN or inf was skipped."""
-    total, metrics = gradient(args, learner.net, loss, *batch)
+    learner.optimizer.zero_grad(set_to_none=True)
+    total, metrics = backward(args, learner.net, loss, *batch)
     learner.group.all_reduce_gradients(learner.net, total)  # the mean over all learners: chapters 3 and 4
     groups = learner.optimizer.param_groups
     norms = [nn.utils.clip_grad_norm_(group["params"], args.max_grad_norm) for group in groups]
@@ -81,9 +81,9 @@ def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch:
 
 
 def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Samples]:
-    """Yield shuffled minibatches: all samples once, then in later epochs those of the largest absolute advantage again.
+    """Yield shuffled minibatches: all samples once, then in later epochs those with the largest absolute advantages.
 
-    To that the policy gradient is proportional, and where the mean advantage is 0 it is also the value's error.
+    The policy gradient is proportional to the advantage; where its mean is near 0, it is the value's error, too.
     """
     size, advantages = args.batch_size, samples.advantages
     for indices in minibatches(len(advantages), size, rng, advantages.device):

@@ -26,7 +26,7 @@ from a3c_mp.data.games import make_envs
 from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.run.learner import Learner
-from train_a3c_data import gradient, loss
+from train_a3c_data import backward, loss
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def actor(channel: Any, args: Args) -> Callable[..., Any]:
             samples = Samples.of(rollout, advantages, value_targets)
             for indices in outbox.unsent(len(samples.obs)):
                 version = channel.memory.load(net, slot)  # the newest weights, for every gradient
-                _, metrics = gradient(args, net, loss, samples.select(indices))
+                net.zero_grad(set_to_none=True)
+                _, metrics = backward(args, net, loss, samples.select(indices))
                 slot = yield outbox.write(slot, version, metrics, len(indices))
 
     filling = gradients()
