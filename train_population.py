@@ -34,8 +34,8 @@ from a3c_mp.population.population import Population
 from a3c_mp.population.records import find_spaces, read_member
 from a3c_mp.population.report import Report
 from a3c_mp.population.settings import PRESETS, Args, check_settings
-from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.learner_group import LearnerGroup
+from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.replay import Batch
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.progress import RunState

@@ -37,11 +37,12 @@ class Chapter:
         description = sys.modules[self.args_class.__module__].__doc__ or ""
         args = parse_args(self.args_class, self.presets, description)
         setup = self.setup(args)
-        name = args.algorithm
-        with Run(args, name, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run:
-            with Learners.of(run, peer, self.actor, self.train, self.setup) as group:
-                with Learner(args, run, setup, self.actor, group) as learner:
-                    self.train(args, learner)
+        with (
+            Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
+            Learners.of(run, peer, self.actor, self.train, self.setup) as group,
+            Learner(args, run, setup, self.actor, group) as learner,
+        ):
+            self.train(args, learner)
         return run.exit_code
 
     def run_as_script(self) -> None:

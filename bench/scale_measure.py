@@ -25,9 +25,8 @@ from a3c_mp.cluster.access import HOME_VARIABLE, find_cluster
 from a3c_mp.cluster.session import Needs
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.processes.channel import Token
+from a3c_mp.processes.pool import Token, WorkerOptions
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.workers import WorkerOptions
 from bench import common
 from bench.scale_model import JITTER
 

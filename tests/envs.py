@@ -33,7 +33,7 @@ import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
 
-from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.task.exchange import FILLED, NodeChannel
 
 STEPS = 400

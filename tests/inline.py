@@ -13,10 +13,9 @@ from forked import fork_children
 from harness import CHAPTERS, Chapter, Finished
 
 from a3c_mp.errors import NothingToDo
-from a3c_mp.processes.channel import Token
 from a3c_mp.processes.console import console
+from a3c_mp.processes.pool import Filled, Token
 from a3c_mp.processes.prints import prints
-from a3c_mp.processes.workers import Filled
 
 
 class Ended(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -179,17 +179,17 @@ class Samples(NamedTuple):
     behaviour_logits: Tensor  # [N, P] float32, of the policy that acted
     advantages: Tensor  # [N] float32, constants
     value_targets: Tensor  # [N] float32, constants
-    extra: dict[str, Tensor] = {}  # [N, ...], fields that a chapter adds to its rollouts
+    extra: Mapping[str, Tensor] = {}  # [N, ...], fields that a chapter adds to its rollouts
 
     @classmethod
     def of(cls, rollout: Rollout, advantages: Tensor, value_targets: Tensor) -> Samples:
         """Flatten the steps of a rollout, with advantages and value targets [T, B], into samples."""
         fields = (rollout.obs[:-1], rollout.action, rollout.behaviour_logits, advantages, value_targets)
         extra = {name: field.flatten(0, 1) for name, field in rollout.extra.items()}
-        return cls(*(field.flatten(0, 1) for field in fields), extra=extra)
+        return cls(*(field.flatten(0, 1) for field in fields), extra)
 
     def select(self, indices: Tensor) -> Samples:
         """Return the samples at int64 indices [M]."""
         *fields, extra = self
         chosen = {name: field.index_select(0, indices) for name, field in extra.items()}
-        return Samples(*(field.index_select(0, indices) for field in fields), extra=chosen)
+        return Samples(*(field.index_select(0, indices) for field in fields), chosen)

@@ -14,7 +14,7 @@ from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
-from a3c_mp.processes.channel import NICENESS
+from a3c_mp.processes.pool import NICENESS
 from a3c_mp.processes.slots import Slots
 from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS

@@ -27,10 +27,9 @@ from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.nets.precision import acting_dtype
-from a3c_mp.processes.channel import Token
+from a3c_mp.processes.pool import Filled, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW, merge_moments
 from a3c_mp.run.learner import Learner, MessageStats, Setup

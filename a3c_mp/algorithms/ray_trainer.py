@@ -32,8 +32,8 @@ from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.nets.q_values import DuelingQ
+from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.workers import Filled, WorkerEvent
 from a3c_mp.replay import writer_state_spec
 from a3c_mp.run.actors import Actors, MessageStats
 from a3c_mp.run.device import set_up_torch

@@ -30,10 +30,9 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import is_valid
 from a3c_mp.nets.precision import acting_dtype
-from a3c_mp.processes.channel import NICENESS
+from a3c_mp.processes.pool import NICENESS, WorkerPool
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import WorkerPool
 from a3c_mp.run.actors import Actors
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import EvaluationGames

@@ -16,9 +16,8 @@ from a3c_mp.cluster.environment import versions
 from a3c_mp.cluster.ray_worker import FleetChannel, Hello, RayWorker, beats
 from a3c_mp.cluster.session import Session
 from a3c_mp.errors import WorkerError
-from a3c_mp.processes.channel import Token
+from a3c_mp.processes.pool import Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
-from a3c_mp.processes.workers import Filled, SlotLedger, StateSource, WorkerEvent, WorkerOptions
 
 BEAT_SECONDS = 1.0
 """between two requests for the heartbeats of an actor that has sent nothing"""

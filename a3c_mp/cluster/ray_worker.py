@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from a3c_mp.cluster.environment import versions
-from a3c_mp.processes.channel import Closing, Token
+from a3c_mp.processes.pool import Closing, Token
 
 
 class FleetChannel(Closing):

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from a3c_mp.data.resume_states import ResumeStates
-from a3c_mp.processes.channel import Token, WorkerChannel
+from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
+from a3c_mp.processes.workers import WorkerChannel
 
 Fill = Callable[[Token], Any]
 """fills the slot of a token with what an actor sends; returns a few figures to send with it, such as the version of the

@@ -18,7 +18,7 @@ from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.nets.distributions import category_sizes, mask_logits, num_params, to_env
 from a3c_mp.nets.layers import reset_state
-from a3c_mp.processes.channel import ActorChannel, Token
+from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
 from wrappers import action_mask

@@ -11,7 +11,7 @@ from torch import Tensor
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.data.resume_states import ActorState
-from a3c_mp.processes.channel import ActorChannel
+from a3c_mp.processes.pool import ActorChannel
 from a3c_mp.seeds import derive_seeds
 from wrappers import make_vec_env, obs_hashes
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.learner_group import LearnerGroup
+from a3c_mp.processes.pool import Filled
 from a3c_mp.processes.slots import Slots, Spec
-from a3c_mp.processes.workers import Filled
 from wrappers import GameLog, seeding_of
 
 

@@ -25,7 +25,7 @@ from a3c_mp.population.growth import MemberState
 from a3c_mp.population.memory import METRICS, SKIPPED, PopulationMemory
 from a3c_mp.population.records import write_member
 from a3c_mp.population.settings import Args
-from a3c_mp.processes.channel import WorkerChannel
+from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer
 from a3c_mp.run.averages import Means
 from a3c_mp.run.evaluate import make_play_envs, play_episodes

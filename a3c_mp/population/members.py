@@ -9,7 +9,8 @@ from typing import Any
 from a3c_mp.errors import TrainingError
 from a3c_mp.population.population import Population
 from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
-from a3c_mp.processes.workers import Filled, WorkerEvent, WorkerOptions, Workers
+from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
+from a3c_mp.processes.workers import Workers
 from a3c_mp.run.progress import RunState
 
 

@@ -1,4 +1,4 @@
-"""Workers: supervised processes that fill slots, and the slots that travel to them and back.
+"""Workers that are spawned processes of this machine: both ends of their pipes.
 
 A worker is a plain function `target(channel, *args)`. It takes tokens (slot, weights version) from its channel, fills
 the slot, and sends back the slot's number with a few statistics. Every worker has a pair of pipes of its own: a queue
@@ -8,130 +8,29 @@ Each message stays below 4 KiB, which a pipe takes as one atomic write.
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from multiprocessing import connection
+from types import FrameType
+from typing import Any, NamedTuple
 
+import torch
 import torch.multiprocessing as mp
 
-from a3c_mp.processes.channel import NICENESS, NOT_RESTORED, Pipes, Token, WorkerChannel, run_worker
+from a3c_mp.errors import Terminated
+from a3c_mp.processes.pool import NICENESS, Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import start_child
+from a3c_mp.processes.supervised import MAX_MESSAGE, STARTING, raise_terminated, run_supervised
 from a3c_mp.processes.supervisor import Child, Supervisor
 
-
-class Filled(NamedTuple):
-    """A slot that a worker has filled."""
-
-    worker: int
-    slot: int
-    payload: Any  # what the worker sent with it
-
-
-class WorkerEvent(NamedTuple):
-    """Report of an actor that was replaced, could not be rebuilt, waits for a place, or has joined."""
-
-    actor: int  # its number in the whole run
-    text: str
-    replaced: bool = True  # False, if it has neither joined nor left: it runs, but plays new games
-    joined: bool = False  # from another machine, or after it waited for a place
-    left: bool = False  # its machine has left, or no node has a place for it: no process acts for it now
-
-
-class StateSource(Protocol):
-    """Gives the state that an actor is rebuilt from when it is started; see `resume_states.ResumeStates`."""
-
-    start: int  # seeds of workers follow from it
-
-    def record_start(self, actor: int) -> Any: ...
-    def forget(self, actor: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """How workers get their slots, and how they are supervised."""
-
-    role: str = "worker"
-    """what workers are called in messages and errors, before their number"""
-    flag: str = "--num-actors"
-    """the setting that says how many there are"""
-    slots_per_worker: int = 2
-    """worker i fills slots i * slots_per_worker and on, and no others"""
-    max_restarts: int = 5
-    """restart budget of all workers together"""
-    hang_seconds: float = 60.0
-    """a worker whose heartbeats stop for so long is killed and restarted"""
-    in_order: bool = False
-    """a round has one slot of each of workers 0, 1, ...; otherwise slots come in the order in which they were filled"""
-    versions: Sequence[int] = ()
-    """weights versions for the first `slots_per_worker` slots of each worker; empty: version 0 for all"""
-    first_actor: int = 0
-    """number of worker 0 among the actors of the whole run"""
-    name: str | None = None
-    """of the process and in messages, for a single worker that is no actor"""
-    niceness: int = NICENESS
-    """of the processes: added to that of their parent"""
-
-
-class WorkerPool(Protocol):
-    """What a learner needs of its workers: `Workers`, or others that give rounds of filled slots."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *exc: object) -> None: ...
-    def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]: ...
-    def release(self, filled: Iterable[Filled], version: int) -> None: ...
-
-
-class SlotLedger:
-    """Which slots each worker has to fill, which it has filled, and which come next.
-
-    Args:
-        num_workers: number of workers.
-        options: see `WorkerOptions`.
-    """
-
-    def __init__(self, num_workers: int, options: WorkerOptions):
-        self.options, size = options, options.slots_per_worker
-        tokens = list(map(Token, range(num_workers * size), itertools.cycle(options.versions or [0])))
-        self.given = [deque(tokens[w * size : (w + 1) * size]) for w in range(num_workers)]
-        """tokens of each worker whose slots the caller does not have: a successor gets them again"""
-        self.ready: list[deque[Filled]] = [deque() for _ in range(num_workers)]  # the caller does not have them yet
-        self._arrivals: deque[int] = deque()  # workers in the order of their messages
-
-    def fill(self, number: int, slot: int, payload: Any) -> None:
-        """Record that a worker has filled the slot of its oldest token."""
-        self.ready[number].append(Filled(number, slot, payload))
-        if not self.options.in_order:
-            self._arrivals.append(number)
-
-    def take(self, size: int) -> list[Filled]:
-        """Hand out a round, as `Workers.take` does; empty if it is not complete."""
-        if self.options.in_order:
-            chosen = list(range(len(self.ready))) if all(self.ready) else []
-        else:
-            chosen = [self._arrivals.popleft() for _ in range(size)] if len(self._arrivals) >= size else []
-        for number in chosen:
-            self.given[number].popleft()
-        return [self.ready[number].popleft() for number in chosen]
-
-    def give(self, filled: Filled, version: int) -> Token:
-        """Return the token by which a slot goes back to its worker, to be filled with weights `version`."""
-        self.given[filled.worker].append(token := Token(filled.slot, version))
-        return token
-
-    def due(self, number: int) -> int | None:
-        """The slot that a worker fills next; None if it has filled all that it was given."""
-        filled = len(self.ready[number])
-        return self.given[number][filled].slot if filled < len(self.given[number]) else None
-
-    def forget(self, number: int) -> None:
-        """Drop what a lost worker has filled and the caller does not have: its successor fills the same slots again."""
-        self.ready[number].clear()
-        self._arrivals = deque(other for other in self._arrivals if other != number)
+FILLED, NOT_RESTORED = "filled", "not restored"
+"""kinds of messages: `(FILLED, slot, payload)` and `(NOT_RESTORED, reason)`"""
+BEAT_SECONDS = 0.25
+"""between two heartbeats of a worker that waits for a token"""
 
 
 class Workers:
@@ -267,3 +166,84 @@ class Workers:
     def _send(self, number: int, token: Token) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died; its successor gets the token again
             self._token_pipes[number].send(token)
+
+
+# ---- at a worker
+
+
+class Pipes(NamedTuple):
+    """What connects a worker to its parent."""
+
+    tokens: connection.Connection  # to receive tokens from
+    results: connection.Connection  # to send filled slots to
+    beats: torch.Tensor  # int64 [workers] in shared memory: heartbeats
+
+
+class WorkerChannel(Closing):
+    """A worker's connection to its parent: tokens in, filled slots out. Made by `Workers`, passed to the target.
+
+    Args:
+        worker: its number among the workers of this learner.
+        actor: its number among the actors of the whole run.
+        pipes: to its parent.
+        seed_key: numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts
+            so far. Where nothing can be restored, the last one keeps a successor from playing the same games again.
+        restored: the state to continue from, what `StateSource.record_start` returned; None for a fresh start.
+    """
+
+    def __init__(self, worker: int, actor: int, pipes: Pipes, *, seed_key: tuple[int, ...], restored: Any = None):
+        self.worker, self.actor, self.seed_key, self.restored = worker, actor, seed_key, restored
+        self._tokens, self._results, self._beats = pipes
+        super().__init__()
+        self._terminated = False
+        self.memory: Any = None
+
+    def tokens(self) -> Iterator[Token]:
+        """The slots to fill, one after the other, without end: `for slot, version in channel.tokens()`."""
+        while True:
+            yield self.take()
+
+    def take(self) -> Token:
+        """Wait for a token to fill a slot; ends the process when the parent is gone."""
+        self.beat()
+        try:
+            while not self._tokens.poll(BEAT_SECONDS):
+                self.beat()
+            return self._tokens.recv()
+        except (EOFError, ConnectionResetError):
+            raise Terminated from None
+
+    def send(self, slot: int, payload: Any) -> None:
+        """Hand a filled slot to the parent, with statistics of a few hundred bytes."""
+        message = pickle.dumps((FILLED, slot, payload))
+        assert len(message) <= MAX_MESSAGE, "the statistics of one slot must fit into 4 KiB"
+        self._results.send_bytes(message)
+
+    def not_restored(self, reason: str) -> None:
+        """Report that the worker cannot continue from `restored`, and what it does instead."""
+        self._results.send((NOT_RESTORED, reason))
+
+    def beat(self) -> None:
+        """Count a heartbeat; called at least once for each environment step."""
+        if self._terminated:  # again: an environment may have caught the first one
+            raise Terminated
+        self._beats[self.worker] += 1
+
+    def starting(self) -> None:
+        """Say that environments are made: until the next heartbeat there is as much time as a process has to start."""
+        self._results.send((STARTING,))
+
+    def run(self, target: Callable[..., None], args: tuple) -> None:
+        """Run `target(channel, *args)` and close its environments; the parent gets the traceback of an exception."""
+        run_supervised(lambda: target(self, *args), self._results, on_sigterm=self._raise_terminated, close=self.close)
+
+    def _raise_terminated(self, signum: int, frame: FrameType | None) -> None:
+        self._terminated = True
+        raise_terminated(signum, frame)
+
+
+def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple, niceness: int = NICENESS) -> None:
+    """Entry point of a worker process."""
+    torch.set_num_threads(1)
+    os.nice(niceness)
+    channel.run(target, args)

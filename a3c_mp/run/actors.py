@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from a3c_mp.data.episodes import Episode
 from a3c_mp.data.resume_states import ActorReport, ResumeStates
+from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions, WorkerPool
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, WorkerEvent, WorkerOptions, WorkerPool, Workers
+from a3c_mp.processes.workers import Workers
 from a3c_mp.run.guard import NonFiniteFilter
 from a3c_mp.run.progress import RunState
 

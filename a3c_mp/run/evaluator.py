@@ -18,10 +18,10 @@ from torch import nn
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.processes.channel import Upkeep, WorkerChannel
+from a3c_mp.processes.pool import Filled, Upkeep, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, WorkerEvent, WorkerOptions, Workers
+from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.eval_progress import Evaluation, evaluation_seed
 from a3c_mp.run.evaluate import MakePolicy, make_play_envs, play_episodes

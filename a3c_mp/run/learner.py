@@ -18,9 +18,10 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.data.resume_states import ActorLayout, ActorReport, ResumeStates
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.processes.learner_group import LearnerGroup, Stateful
+from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions, WorkerPool
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, WorkerEvent, WorkerOptions, WorkerPool, Workers
+from a3c_mp.processes.workers import Workers
 from a3c_mp.run.evaluate import MakePolicy, make_policy
 from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, update_norm
 from a3c_mp.run.progress import RunState
@@ -110,7 +111,8 @@ class Learner:
         self, args: Any, run: RunState, setup: Setup, make_actor: Callable[..., Any],
         group: LearnerGroup | None = None, carrier: Carrier | None = None,
     ):  # fmt: skip
-        self.args, self.run, self.setup = args, run, setup
+        self.args, self.run = args, run
+        self.setup: Any = setup
         self.group, carrier = group or LearnerGroup(), carrier or Processes()
         self.net: Any = setup.net
         self.optimizer = setup.optimizer

@@ -15,7 +15,7 @@ from torch import Tensor
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
-from a3c_mp.processes.workers import WorkerEvent
+from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run.averages import Timings
 from a3c_mp.run.eval_progress import EvalProgress
 from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow

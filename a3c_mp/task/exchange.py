@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from a3c_mp.processes.channel import ActorChannel, Token
+from a3c_mp.processes.pool import ActorChannel, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.workers import Filled, SlotLedger, StateSource, WorkerEvent, WorkerOptions
 from a3c_mp.task.endpoint import node_name
 from a3c_mp.task.events import JOINED, LEFT
 from a3c_mp.task.node import FirstNode, Node

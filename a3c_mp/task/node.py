@@ -10,7 +10,7 @@ from multiprocessing import connection
 from typing import Any
 
 from a3c_mp.errors import WorkerError
-from a3c_mp.processes.channel import Closing
+from a3c_mp.processes.pool import Closing
 from a3c_mp.processes.supervised import STARTING
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import check_tcp, node_name

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from a3c_mp.processes.channel import Closing, Token
+from a3c_mp.processes.pool import Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.workers import Filled, SlotLedger, StateSource, WorkerEvent, WorkerOptions
 from a3c_mp.task.exchange import Setup
 
 

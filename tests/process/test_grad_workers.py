@@ -7,8 +7,7 @@ from pathlib import Path
 from harness import A3C_GRAD
 
 import train_a3c_grad
-from a3c_mp.processes.channel import WorkerChannel
-from a3c_mp.processes.workers import Workers
+from a3c_mp.processes.workers import WorkerChannel, Workers
 
 
 def killed_before_it_sends(channel: WorkerChannel, *args):

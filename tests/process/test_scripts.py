@@ -207,10 +207,10 @@ def test_the_example_of_an_algorithm_can_be_trained_and_resumed(scripts, tmp_pat
         script = script.replace(old, new)
     (tmp_path / "train_reward.py").write_text(script)
     few = ["--num-envs", "2", "--num-actors", "1", "--batch-size", "32", "--total-steps", "200"]
-    started = scripts.start(str(tmp_path / "train_reward.py"), "--run-name", "r", "--prediction-cost", "0.3", *few)
+    started = scripts.start(str(tmp_path / "train_reward.py"), "--run-name", "r", "--prediction-coef", "0.3", *few)
     done = scripts.finish(started, "r")
     assert done.code == 0, done.err
-    assert (done.config["algorithm"], done.config["args"]["prediction_cost"]) == ("reward", 0.3)
+    assert (done.config["algorithm"], done.config["args"]["prediction_coef"]) == ("reward", 0.3)
     losses = [event.value for event in scalars(done.folder)["losses/prediction"]]
     assert all(math.isfinite(loss) and loss > 0 for loss in losses)
     before = done.state["extra"]["predict"]["weight"]

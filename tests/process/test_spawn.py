@@ -18,10 +18,11 @@ import pytest
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes import watchdog
+from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervised import run_supervised
 from a3c_mp.processes.supervisor import Child, Supervisor
-from a3c_mp.processes.workers import WorkerOptions, Workers
+from a3c_mp.processes.workers import Workers
 
 
 def write_to_the_terminal():

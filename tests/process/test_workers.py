@@ -12,9 +12,10 @@ import torch
 from harness import left_in_shm, rounds
 
 from a3c_mp.errors import WorkerError
+from a3c_mp.processes.pool import WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import WAIT_SECONDS
-from a3c_mp.processes.workers import WorkerEvent, WorkerOptions, Workers
+from a3c_mp.processes.workers import Workers
 
 pytestmark = pytest.mark.usefixtures("forked")
 

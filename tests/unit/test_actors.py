@@ -10,7 +10,7 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.data.resume_states import ActorLayout, ResumeStates
 from a3c_mp.errors import PeerLost
 from a3c_mp.processes.learner_group import LearnerGroup
-from a3c_mp.processes.workers import Filled
+from a3c_mp.processes.pool import Filled
 from a3c_mp.run.actors import Actors, MessageStats, processes
 from a3c_mp.run.averages import Timings
 

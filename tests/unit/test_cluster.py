@@ -35,7 +35,7 @@ from a3c_mp.cluster.transport import Packer
 from a3c_mp.cluster.watchdog import ClusterState
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.processes.workers import WorkerOptions
+from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.replay import EnvStep, Writer
 
 FRAME = (3, 2)

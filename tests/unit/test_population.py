@@ -19,7 +19,7 @@ from a3c_mp.population.member import play_greedily
 from a3c_mp.population.population import EliteNet, Population
 from a3c_mp.population.records import find_spaces, make_state, read_member, record_spec, sha256_of_member, write_member
 from a3c_mp.population.settings import Args
-from a3c_mp.processes.channel import Token
+from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.replay import Batch
 from a3c_mp.run.evaluate import make_play_envs, play_episodes

@@ -22,10 +22,10 @@ from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorChannel, InlineEva
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.processes.pool import WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import WorkerEvent, WorkerOptions
 from a3c_mp.run import evaluator
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.progress import Progress

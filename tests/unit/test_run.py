@@ -22,7 +22,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, NothingToDo, TrainingError, WorkerError
 from a3c_mp.population import settings as population_settings
 from a3c_mp.processes.console import progress_bar
-from a3c_mp.processes.workers import WorkerEvent
+from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run import display
 from a3c_mp.run import run as run_module
 from a3c_mp.run.banner import budget_notes, end_text, settings_parts

@@ -35,7 +35,7 @@ from a3c_mp.algorithms.ray_trainer import RayTrainer
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
-from a3c_mp.processes.workers import WorkerEvent
+from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run import metrics
 
 APEX_CURVES = {
