@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -184,12 +184,15 @@ class Samples(NamedTuple):
     @classmethod
     def of(cls, rollout: Rollout, advantages: Tensor, value_targets: Tensor) -> Samples:
         """Flatten the steps of a rollout, with advantages and value targets [T, B], into samples."""
-        fields = (rollout.obs[:-1], rollout.action, rollout.behaviour_logits, advantages, value_targets)
-        extra = {name: field.flatten(0, 1) for name, field in rollout.extra.items()}
-        return cls(*(field.flatten(0, 1) for field in fields), extra)
+        obs = rollout.obs[:-1]
+        steps = cls(obs, rollout.action, rollout.behaviour_logits, advantages, value_targets, rollout.extra)
+        return steps.map(lambda field: field.flatten(0, 1))
 
     def select(self, indices: Tensor) -> Samples:
         """Return the samples at int64 indices [M]."""
-        *fields, extra = self
-        chosen = {name: field.index_select(0, indices) for name, field in extra.items()}
-        return Samples(*(field.index_select(0, indices) for field in fields), chosen)
+        return self.map(lambda field: field.index_select(0, indices))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Samples:
+        """Return samples with `function` applied to every field."""
+        extra = {name: function(field) for name, field in self.extra.items()}
+        return Samples(*map(function, self[:5]), extra=extra)  # type: ignore[arg-type, misc]

@@ -159,7 +159,7 @@ def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> 
         "; the entropy coefficient may change at once, and reaches its end at the new total" if entropy_follows else ""
     )
     if hasattr(args, "learning_rate_end"):
-        start, end = args.learning_rate, args.learning_rate_end
+        start, end = vars(args)["learning_rate"], args.learning_rate_end
         own_end, had_own_end = vars(args)["anneal_steps"], saved.get("anneal_steps")
         if own_end and own_end == had_own_end:
             return note + also  # the learning rate does not depend on it
