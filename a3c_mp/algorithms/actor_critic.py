@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
 import torch
@@ -38,7 +38,7 @@ class A3CSetup(Setup):
         ConfigError: the environment cannot be used, sizes are inconsistent, or memory is too small.
     """
 
-    def __init__(self, args: ActorCriticArgs, rank: int = 0):
+    def __init__(self, args: Any, rank: int = 0):
         spaces, device = probe_env(args.env_id), set_up_torch(args)
         check_batch_size(args)
         net = make_actor_critic(*spaces, args.net_spec).to(device)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
-from a3c_mp.algorithms.actor_critic import rollout_layout
+from torch import Tensor
+
+from a3c_mp.algorithms.actor_critic import rollout_layout, spec_of_rollouts
 from a3c_mp.algorithms.roles import RoleArgs
+from a3c_mp.data.actor import Memory
 from a3c_mp.data.resume_states import ResumeStates
-from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import NICENESS
-from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
@@ -82,36 +83,29 @@ def settings_of(args: RoleArgs, greeting: Mapping[str, Any]) -> RoleArgs:
     return replace(theirs, attach_to=args.attach_to, role=args.role, key_file=args.key_file, listen=None, cuda=False)
 
 
-class OwnMemory:
-    """The `Memory` of a node that has joined, allocated where it is used: an evaluator needs none of it.
+class OwnSlot:
+    """One slot of this machine that stands for all of the learner's: its fields are sent."""
 
-    Args:
-        node: of this process.
-        args: of the task.
-    """
+    def __init__(self, spec: Spec):
+        self.slots = Slots(spec, 1)
 
-    def __init__(self, node: Node, args: RoleArgs):
-        self.node, self.args = node, args
-        self.spaces = probe_env(args.env_id)
+    def __getitem__(self, slot: int) -> dict[str, Tensor]:
+        return self.slots[0]
 
-    @cached_property
-    def slots(self) -> Slots:
-        """One slot, whose fields are sent."""
-        return Slots(rollout_spec(self.args.unroll_length, self.args.num_envs, *self.spaces), 1)
 
-    @cached_property
-    def weights(self) -> RemoteWeights:
-        net = make_actor_critic(*self.spaces, self.args.net_spec)
-        return RemoteWeights(self.node, acting_dtype(self.args.precision, net))
-
-    @cached_property
-    def states(self) -> ResumeStates:
-        return ResumeStates(self.args, rollout_layout(self.args, self.spaces[1]), start=0)
+def own_memory(node: Node, args: RoleArgs) -> Memory | None:
+    """The memory of a node that has joined: a slot and weights of its own. None for an evaluator, which needs none."""
+    if "collector" not in node.labels:
+        return None
+    spaces = probe_env(args.env_id)
+    dtype = acting_dtype(args.precision, make_actor_critic(*spaces, args.net_spec))
+    states = ResumeStates(args, rollout_layout(args, spaces[1]), start=0)
+    return Memory(OwnSlot(spec_of_rollouts(args, *spaces)), RemoteWeights(node, dtype), states, dtype, args.in_order)  # type: ignore[arg-type]
 
 
 def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) -> None:
     """A node that has joined: run the pipeline with memory of its own."""
     try:
-        pipeline(node, args, OwnMemory(node, args))
+        pipeline(node, args, own_memory(node, args))
     except ConfigError as error:
         node.report(REPORT_REFUSAL, error.what, str(error.value), error.why, error.fix)

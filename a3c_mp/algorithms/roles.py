@@ -11,31 +11,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-import gymnasium
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms import actor_critic
-from a3c_mp.algorithms.actor_critic import rollout_layout
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import Between
-from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.games import make_envs
-from a3c_mp.data.resume_states import ResumeStates
+from a3c_mp.data.actor import Fill, Memory
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import is_valid
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import NICENESS, WorkerPool
-from a3c_mp.processes.slots import Slots, Spec
-from a3c_mp.processes.weights import Weights
-from a3c_mp.run.actors import Actors
+from a3c_mp.processes.slots import Spec
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import EvaluationGames
+from a3c_mp.run.learner import Learner, Processes, Setup
 from a3c_mp.run.preflight import allow_open_files, probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp, node_name
@@ -43,7 +37,7 @@ from a3c_mp.task.exchange import CollectorChannel, NodeChannel, NodePool
 from a3c_mp.task.node import Node
 from a3c_mp.task.one_process import LocalChannel, LocalPool
 from a3c_mp.task.parallel import Callbacks, Network, Nodes, Role, Supervision
-from a3c_mp.task.remote import RemoteChannel, RemoteWeights, serve_weights
+from a3c_mp.task.remote import RemoteChannel, serve_weights
 from a3c_mp.task.wire import MAX_TENSOR, WireError
 
 
@@ -86,40 +80,11 @@ class RoleArgs(PPOArgs):
         return 0 if self.standalone else super().gpu_actors
 
 
-class Memory(Protocol):
-    """What the middleware of a node works on: `SharedMemory`, or `attach.OwnMemory` on another machine."""
-
-    @property
-    def slots(self) -> Slots: ...
-    @property
-    def weights(self) -> Weights | RemoteWeights: ...
-    @property
-    def states(self) -> ResumeStates: ...
-
-
-class SharedMemory(NamedTuple):
-    """What the learner and the collectors of its machine share."""
-
-    slots: Slots
-    weights: Weights
-    states: ResumeStates
-
-
-class Learner(NamedTuple):
-    """What the learner's process has, and no other."""
-
-    run: Run
-    actors: Actors
-    net: ActorCritic
-    optimizer: torch.optim.Optimizer
-
-
 class Collector(NamedTuple):
-    """A collector with its end of the connection to the learner, and the net that it acts with."""
+    """A collector: its end of the connection to the learner, and what fills a slot."""
 
     channel: CollectorChannel
-    net: ActorCritic
-    collector: RolloutCollector
+    fill: Fill
 
 
 R = TypeVar("R", bound=RoleArgs)
@@ -180,21 +145,6 @@ def _check_bind(address: str) -> None:
         raise ConfigError("listen", address, f"cannot be bound ({why})", fix) from error
 
 
-def allocate(args: RoleArgs, net: nn.Module, spec: Spec) -> Slots:
-    """Allocate the slots of all collectors.
-
-    Args:
-        args: of the chapter.
-        net: of the learner.
-        spec: of a rollout.
-
-    Raises:
-        ConfigError: as of `actor_critic.allocate`; or a rollout or the weights are too large for a message.
-    """
-    _check_message_sizes(args, net, spec)
-    return actor_critic.allocate(args, spec)
-
-
 def _check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
     """Rollouts and weights are sent to and from other machines only, snapshots for the evaluator to any node."""
     sizes: list[tuple[str, str, int]] = []  # setting, what it makes large, bytes
@@ -212,17 +162,31 @@ def _check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
             raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fixes[setting])
 
 
-def make_run(args: RoleArgs, net: ActorCritic, optimizer: torch.optim.Optimizer) -> Run:
-    """Make the run, whose evaluator is a node or a middleware of the task."""
-    return Run(args, args.chapter, net, optimizer, make_policy=None)
+def make_run(args: RoleArgs, setup: Setup) -> Run:
+    """Make the run, whose evaluator is a node or a middleware of the task.
+
+    Raises:
+        ConfigError: as of `Run`; or a rollout or the weights are too large for a message.
+    """
+    _check_message_sizes(args, setup.net, setup.slots.spec)
+    return Run(args, args.chapter, setup.net, setup.optimizer, make_policy=None)
 
 
-def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> SharedMemory:
-    """Make what the learner shares with its collectors."""
-    weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
-    states = ResumeStates(args, rollout_layout(args, action_space), start=run.steps)
-    run.keep(actors=states, weights=weights)
-    return SharedMemory(slots, weights, states)
+class NodeCarrier(Processes):
+    """The carrier of a task: collectors are its nodes, or in a standalone task run in the learner's process.
+
+    Args:
+        args: of the chapter.
+        callbacks: of the nodes, by number; gets those of the collectors.
+    """
+
+    def __init__(self, args: RoleArgs, callbacks: dict[int, Callbacks]):
+        self.args, self.callbacks = args, callbacks
+
+    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> WorkerPool:
+        if self.args.standalone:
+            return LocalPool(**pool)
+        return NodePool(self.callbacks, range(1, self.args.num_actors + 1), memory.slots, **pool)
 
 
 def _roles_of(args: RoleArgs) -> list[Role]:
@@ -251,41 +215,37 @@ class NodeGroup:
         pipeline: what every node runs, `pipeline(node, args, memory)`.
         args: of the chapter.
         run: of the learner.
-        slots: for rollouts, shared.
-        action_space: of the environment.
+        setup: of the algorithm.
+        make_actor: the chapter's `actor(channel, args)`.
 
     Raises:
         ConfigError: an address cannot be bound.
     """
 
     def __init__(
-        self, pipeline: Callable[..., None], args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space
+        self, pipeline: Callable[..., None], args: RoleArgs, run: Run, setup: Setup, make_actor: Callable[..., Fill]
     ):
         if args.listen is not None:
             allow_open_files()
-        memory = _share_memory(args, run, slots, action_space)
-        self.run, self.args, self.memory, self.action_space = run, args, memory, action_space
+        self.run, self.args, self.action_space = run, args, setup.layout.action_space
         roles, callbacks = _roles_of(args), dict[int, Callbacks]()
         if roles[-1].name == "evaluator":
             callbacks[len(roles) - 1] = Callbacks(
                 on_restart=self._on_evaluator_restart, on_lost=self._on_evaluator_lost
             )
+        self.learner = Learner(args, run, setup, make_actor, carrier=NodeCarrier(args, callbacks))
         supervision = Supervision(
             args.max_restarts, args.hang_seconds, is_interrupted=run.is_interrupted, callbacks=callbacks
         )
-        self.nodes = Nodes(pipeline, (args, memory), roles, _network_of(args, run), supervision)
+        self.nodes = Nodes(pipeline, (args, self.learner.memory), roles, _network_of(args, run), supervision)
         self._evaluator_error: WorkerError | None = None
-        start: Callable[..., WorkerPool] = LocalPool
-        if not args.standalone:
-            start = partial(NodePool, callbacks, range(1, args.num_actors + 1), memory.slots)
-        self.actors = Actors(start, memory.weights, memory.states, run)
 
     def __enter__(self) -> NodeGroup:
         self.node = self.nodes.__enter__()
-        if isinstance(self.actors.workers, NodePool):
-            self.actors.workers.check = self._check_rollout
-            self.actors.workers.connect(self.node)
-            serve_weights(self.node, self.actors.weights)
+        if isinstance(pool := self.learner.pool, NodePool):
+            pool.check = self._check_rollout
+            pool.connect(self.node)
+            serve_weights(self.node, self.learner.weights)
             own = node_name(self.args.num_actors + 1)
             others, error = self.args.listen is not None, lambda: self._evaluator_error
             self.run.evaluate_with(NodeEvaluator(self.node, own, self.run, error, others))
@@ -298,13 +258,13 @@ class NodeGroup:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         with ExitStack() as cleanup:
-            cleanup.push(self.actors)
+            cleanup.push(self.learner)
             cleanup.push(self.nodes)
             self.run.finish(error)  # while the evaluator can still answer
 
     def _check_rollout(self, version: int, fields: Mapping[str, Tensor]) -> None:
         """Raise WireError for values that the learner cannot use; those that are not finite are skipped later."""
-        if not 0 <= version <= self.actors.weights.version:
+        if not 0 <= version <= self.learner.weights.version:
             raise WireError(f"there is no weights version {version}")
         if not is_valid(self.action_space, fields["action"]):
             raise WireError(f"actions are not of {self.action_space}")
@@ -317,23 +277,24 @@ class NodeGroup:
         self._evaluator_error = error
 
 
-def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner | None) -> list[Collector]:
+def collectors_of(
+    node: Node, args: RoleArgs, memory: Memory, learner: Learner | None, make_actor: Callable[..., Fill]
+) -> list[Collector]:
     """The collectors that run in this process: one in a node of its own, all of them in a standalone task."""
     channels: list[LocalChannel] | list[NodeChannel] = []
     if learner is not None:
-        workers = learner.actors.workers
-        channels = workers.channels if isinstance(workers, LocalPool) else []
+        channels = learner.pool.channels if isinstance(learner.pool, LocalPool) else []
     elif "collector" in node.labels:
         channels = [NodeChannel(node, node.setup) if node.setup is not None else RemoteChannel(node, memory.slots)]
-    return [_make_collector(args, memory, channel) for channel in channels]
-
-
-def _make_collector(args: RoleArgs, memory: Memory, channel: CollectorChannel) -> Collector:
-    env = make_envs(args, channel)
-    spaces = env.single_observation_space, env.single_action_space
     with torch.random.fork_rng(devices=[]):  # in a standalone task, a resume continues the learner's
-        net = make_actor_critic(*spaces, args.net_spec).to(memory.weights.buffers)
-    return Collector(channel, net, RolloutCollector(args, env, net, channel))
+        return [_make_collector(channel, args, memory, make_actor) for channel in channels]
+
+
+def _make_collector(
+    channel: CollectorChannel, args: RoleArgs, memory: Memory, make_actor: Callable[..., Fill]
+) -> Collector:
+    channel.memory = memory
+    return Collector(channel, make_actor(channel, args))
 
 
 def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluator | None:

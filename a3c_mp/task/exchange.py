@@ -41,7 +41,6 @@ class CollectorChannel(ActorChannel, Protocol):
     """A collector's end, wherever it runs; see `NodeChannel`."""
 
     def take(self) -> Token | None: ...
-    def fields(self, slots: Slots, slot: int) -> dict[str, Tensor]: ...
     def send(self, slot: int, payload: Any) -> None: ...
 
 
@@ -61,6 +60,7 @@ class NodeChannel:
     actor: int
     seed_key: tuple[int, ...]
     restored: Any
+    memory: Any
 
     def __init__(self, node: Node, setup: Setup | None, own_slots: Slots | None = None):
         self.node, self.own_slots = node, own_slots
@@ -82,10 +82,6 @@ class NodeChannel:
                 return self._tokens.pop(0)
             self.node.wait()
         return None
-
-    def fields(self, slots: Slots, slot: int) -> dict[str, Tensor]:
-        """Return the fields of a slot, to be filled."""
-        return slots[slot] if self.own_slots is None else self.own_slots[0]
 
     def send(self, slot: int, payload: Any) -> None:
         """Hand a filled slot to the learner. One of an earlier session is lost: its token is given again."""

@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from a3c_mp.processes.pool import Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
-from a3c_mp.processes.slots import Slots
 from a3c_mp.task.exchange import Setup
 
 
@@ -56,15 +53,13 @@ class LocalChannel(Closing):
     def __init__(self, pool: LocalPool, setup: Setup):
         self.pool, self.worker, self.actor = pool, setup.worker, setup.worker
         self.seed_key, self.restored = setup.seed_key, setup.restored
+        self.memory: Any = None
         self.tokens: list[Token] = []
         super().__init__()
 
     def take(self) -> Token | None:
         """Return the next token; None if all slots are filled."""
         return self.tokens.pop(0) if self.tokens else None
-
-    def fields(self, slots: Slots, slot: int) -> dict[str, Tensor]:
-        return slots[slot]
 
     def send(self, slot: int, payload: Any) -> None:
         self.pool.ledger.fill(self.worker, slot, payload)
