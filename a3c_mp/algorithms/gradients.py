@@ -25,7 +25,7 @@ from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_fi
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.obs_norm import Moments, ObsNorm
+from a3c_mp.nets.obs_norm import Moments
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import Filled, Token
 from a3c_mp.processes.slots import Spec
@@ -47,28 +47,6 @@ class Report(NamedTuple):
     metrics: dict[str, float]  # means over the batch, for TensorBoard
 
 
-class RolloutStats(NamedTuple):
-    """Statistics of a rollout that the learner counts; sent with the first of its gradients."""
-
-    episodes: list[Episode]  # that ended in it
-    moments: Moments | None  # of its observations
-    clipped: int  # values that entered the moments clipped
-    finite: bool  # whether the rollout has no NaN or inf in what is learned from
-
-    @classmethod
-    def of(cls, rollout: Rollout, norm: ObsNorm | None) -> RolloutStats:
-        """Compute the statistics of a rollout; moments of its observations only if there is a `norm` to clip them."""
-        moments, clipped = None, 0
-        if norm is not None:  # float32 where it clips, like the learner's
-            obs = obs_for_stats(rollout.obs, norm.image).to(norm.mean.device, non_blocking=True)
-            moments, clipped = norm.clipped_moments(obs)
-        return cls(finished_episodes(rollout), moments, clipped, is_finite(rollout))
-
-    def once_sent(self) -> RolloutStats:
-        """Return the statistics for the rollout's other gradients: empty, so that nothing is counted twice."""
-        return RolloutStats([], None, 0, self.finite)
-
-
 class Gradient(NamedTuple):
     """The gradient of one batch, in a slot. The fields are views of shared memory."""
 
@@ -82,39 +60,20 @@ class Gradient(NamedTuple):
     def moments(self) -> Moments:
         return Moments(self.obs_num, self.obs_mean, self.obs_variance)
 
-    def write(self, net: nn.Module, metrics: Metrics, stats: RolloutStats, version: int, steps: int) -> Report:
-        """Write the gradient that `backward` left in `net`, and return its metadata.
-
-        Args:
-            net: has the gradient.
-            metrics: of the loss.
-            stats: of the rollout, to send with this gradient.
-            version: of the weights that it was computed at.
-            steps: samples in it.
-        """
+    def write(self, net: nn.Module, episodes: Sequence[Episode], moments: Moments | None) -> None:
+        """Write the gradient that `backward` left in `net`, finished episodes, and moments of observations."""
         copy_gradient(net, self.vector)
         self.obs_num.zero_()
-        if stats.moments is not None:
-            for field, value in zip(self.moments, stats.moments, strict=True):
+        if moments is not None:
+            for field, value in zip(self.moments, moments, strict=True):
                 field.copy_(value)
-        rows = torch.tensor(stats.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
+        rows = torch.tensor(episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
         self.episodes[: len(rows)] = rows
-        return self._report(version, steps, stats, metrics)
 
     def finished_episodes(self, report: Report) -> list[Episode]:
         """Return the finished episodes that came with the gradient."""
         rows = self.episodes[: report.num_episodes].tolist()
         return [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
-
-    def _report(self, version: int, steps: int, stats: RolloutStats, metrics: Metrics) -> Report:
-        # Reading the means waits for the GPU, so the slot is complete then.
-        found = with_diagnostics(metrics)
-        means = [torch.as_tensor(value).detach().float().mean() for value in found.values()]
-        *figures, total = torch.stack([*means, self.vector.sum()]).tolist()
-        named = dict(zip(found, figures, strict=True))
-        own = [named[name] for name in metrics if name in named]  # no explained variance: it can overflow
-        finite = stats.finite and all(math.isfinite(value) for value in (total, *own))
-        return Report(version, steps, len(stats.episodes), stats.clipped, finite, named)
 
 
 def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -> Spec:
@@ -172,11 +131,16 @@ class Outbox:
 
     def collect(self) -> Rollout:
         """Collect the next rollout with the newest weights; return it on the device of the net."""
+        rollout, norm = self.rollout, self.collector.net.norm
         self.rng.manual_seed(self.collector.rollout_seeds()[0])  # so that a successor draws the same minibatches
         self.memory.more.load(self.collector.net)
-        self.collector.collect(self.rollout)
-        self.stats = RolloutStats.of(self.rollout, self.collector.net.norm if self.args.normalize_obs else None)
-        return self.rollout.to(self.memory.weights.device)
+        self.collector.collect(rollout)
+        self.finite, self.episodes = is_finite(rollout), finished_episodes(rollout)
+        self.moments, self.clipped = None, 0
+        if self.args.normalize_obs:  # float32 where values are clipped, as in the learner
+            obs = obs_for_stats(rollout.obs, norm.image).to(norm.mean.device, non_blocking=True)
+            self.moments, self.clipped = norm.clipped_moments(obs)
+        return rollout.to(self.memory.weights.device)
 
     def unsent(self, num_samples: int) -> Iterator[Tensor]:
         """Yield the indices of the rollout's minibatches whose gradients have not been sent, int64 [M] each."""
@@ -184,16 +148,23 @@ class Outbox:
         for number, indices in enumerate(batches):
             if number >= self.num_sent:
                 yield indices
-            if number == 0:  # statistics go with the first gradient
-                self.stats = self.stats.once_sent()
+            if number == 0:  # what is counted once goes with the first gradient
+                self.episodes, self.moments, self.clipped = [], None, 0
         self.num_sent = 0
 
     def write(self, token: Token, version: int, metrics: Metrics, steps: int) -> Report:
         """Write the gradient of `steps` samples, which is in `.grad`, into a slot; return what to send with it."""
         gradient = Gradient(**self.memory.slots[token.slot])
-        report = gradient.write(self.net, metrics, self.stats, version, steps)
+        gradient.write(self.net, self.episodes, self.moments)
         self.collector.write_state(token, self.rollout)
-        return report
+        # Reading the means waits for the GPU, so the slot is complete then.
+        found = with_diagnostics(metrics)
+        means = [torch.as_tensor(value).detach().float().mean() for value in found.values()]
+        *figures, total = torch.stack([*means, gradient.vector.sum()]).tolist()
+        named = dict(zip(found, figures, strict=True))
+        own = [named[name] for name in metrics if name in named]  # no explained variance: it can overflow
+        finite = self.finite and all(math.isfinite(value) for value in (total, *own))
+        return Report(version, steps, len(self.episodes), self.clipped, finite, named)
 
 
 # ---- at the learner
