@@ -93,8 +93,7 @@ def learn(args: PPOArgs, learner: Learner, rollout: Rollout) -> None:
     """Take gradient steps on the minibatches of a rollout."""
     args = anneal_entropy_coef(args, learner.steps)
     advantages, value_targets = advantages_and_targets(args, rollout)  # by GAE, or --returns nstep
-    if args.normalize_advantages:
-        advantages = normalize(advantages)
+    advantages = normalize(advantages) if args.normalize_advantages else advantages
     for batch in epochs(args, Samples.of(rollout, advantages, value_targets), learner.rng):
         gradient_step(args, learner, loss, batch)
 
