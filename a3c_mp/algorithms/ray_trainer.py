@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,25 +17,20 @@ from torch import Tensor, nn
 from a3c_mp.algorithms import apex, dqn, impala
 from a3c_mp.algorithms.actor_critic import rollout_layout
 from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
+from a3c_mp.cluster import Fleet, Packer, Publisher, Reader, RemoteReplay, ReplayShard, ReplaySpec, Result, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
-from a3c_mp.cluster.fleet import Fleet
-from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.remote_replay import RemoteReplay
-from a3c_mp.cluster.session import MIB, Needs, Session, check_store
-from a3c_mp.cluster.shards import ReplayShard, ReplaySpec
-from a3c_mp.cluster.transport import Inbox, Packer
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.resume_states import ActorLayout, ResumeStates
 from a3c_mp.data.rollout import Rollout, is_finite
 from a3c_mp.data.rollout import finished_episodes as episodes_of
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
-from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.workers import Filled, WorkerEvent
-from a3c_mp.replay import writer_state_spec
+from a3c_mp.replay import Shards, writer_state_spec
 from a3c_mp.run.actors import Actors, MessageStats
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import NonFiniteFilter, update_norm
@@ -43,8 +39,11 @@ from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 from wrappers import is_atari
 
+MIB = 2**20
 HELD = 2
 """results beside those in flight that may lie in the object store: one that is copied, one that is freed late"""
+LEAST_STORE = 80 * MIB
+"""smallest object store; Ray refuses less than 75 MiB"""
 
 
 class DqnLearner(NamedTuple):
@@ -58,9 +57,6 @@ class DqnLearner(NamedTuple):
     action_space: gymnasium.Space
 
 
-Learner = impala.LearnerState | DqnLearner
-
-
 def build_learner(args: RayRunArgs) -> Any:
     """Build nets, optimizer and slots of the trainer.
 
@@ -68,29 +64,26 @@ def build_learner(args: RayRunArgs) -> Any:
         ConfigError: inconsistent settings, no Ray, too little memory, or a cluster that cannot be used.
     """
     check(args)
-    learner = _build_learner(args)
+    learner = impala.build_learner(args) if isinstance(args, ImpalaArgs) else _build_dqn(args)
     if args.address is None:
-        check_store(needs_of(args, learner, packer_of(args, learner)).object_bytes, args.num_actors)
+        check_store(store_bytes(args, learner), args.num_actors)
     else:
         check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, args.num_actors)
     return learner
 
 
-def _build_learner(args: RayRunArgs) -> Any:
-    if isinstance(args, ImpalaArgs):
-        return impala.build_learner(args)
+def _build_dqn(args: DqnArgs) -> DqnLearner:
     obs_space, action_space = probe_env(args.env_id, dqn.ACTIONS)
     rows = apex.rows_per_lane(args)
     spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack_of(args))
     if args.address is None:
-        check_replay_memory(args.replay_size, spec.bytes_needed(args.num_actors, rows))
+        check_replay_memory(args.replay_size, Shards.bytes_needed(*spec.sizes(args.num_actors, rows)))
     device = set_up_torch(args)
     net = dqn.make_net(obs_space, action_space).to(device)
     target_net = copy.deepcopy(net).requires_grad_(False)
+    blocks = args.num_actors * apex.blocks_in_flight(args)
     try:
-        slots = Slots(
-            episode_stats_spec(args.block_length, args.num_envs), args.num_actors * apex.blocks_in_flight(args)
-        )
+        slots = Slots(episode_stats_spec(args.block_length, args.num_envs), blocks)
     except MemoryError as error:
         raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
     return DqnLearner(net, target_net, dqn.make_optimizer(args, net), slots, spec, action_space)
@@ -99,10 +92,9 @@ def _build_learner(args: RayRunArgs) -> Any:
 def make_run(args: RayRunArgs, learner: Any) -> Run:
     """Make the run; checkpoints of DQN hold the target net too."""
     name = f"{args.chapter}_{args.algo}"
-    if isinstance(args, DqnArgs):
-        extra = {"target_net": learner.target_net}
-        return Run(args, name, learner.net, learner.optimizer, extra, dqn.make_policy)
-    return Run(args, name, learner.net, learner.optimizer)
+    if isinstance(args, ImpalaArgs):
+        return Run(args, name, learner.net, learner.optimizer)
+    return Run(args, name, learner.net, learner.optimizer, {"target_net": learner.target_net}, dqn.make_policy)
 
 
 def stack_of(args: CommonArgs) -> int:
@@ -123,27 +115,30 @@ def layout_of(args: RayRunArgs, learner: Any) -> ActorLayout:
     return ActorLayout(learner.action_space, args.block_length, successor_state, apex.blocks_in_flight(args))
 
 
-def needs_of(args: RayRunArgs, learner: Any, packer: Packer) -> Needs:
-    """What a run needs of a cluster of its own."""
+def store_bytes(args: RayRunArgs, learner: Any) -> int:
+    """Size of the object store of a cluster of its own: the most that lies in it at the same time."""
     weights = sum(4 * tensor.numel() for tensor in learner.net.state_dict().values())
     if isinstance(args, ImpalaArgs):
-        results = (args.num_actors * args.slots_per_actor + HELD) * packer.nbytes
+        results = (args.num_actors * args.slots_per_actor + HELD) * packer_of(args, learner).nbytes
     else:
         obs = int(np.prod(learner.spec.obs_space.shape)) * learner.spec.obs_space.dtype.itemsize
         block = 2 * args.block_length * args.num_envs * (obs // learner.spec.stack + 64)
         batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
         results = args.num_actors * (apex.blocks_in_flight(args) + HELD) * block + batches
-    return Needs(args.num_actors, results + 4 * weights + (args.num_actors + HELD) * MIB)
+    return max(results + 4 * weights + (args.num_actors + HELD) * MIB, LEAST_STORE)
+
+
+def check_store(needed: int, num_actors: int, folder: str = "/dev/shm") -> None:
+    """Raise ConfigError if an object store does not fit into shared memory."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        why = f"the object store needs {needed // MIB:,} MiB in {folder}, {free // MIB:,} MiB is free there"
+        fix = "lower it or --num-envs, or enlarge it (docker run --shm-size)"
+        raise ConfigError("num-actors", num_actors, why, fix)
 
 
 class RayTrainer:
-    """The trainer of a run on a Ray cluster, in a `with` block: its session, actors, replay and gradient steps.
-
-    Args:
-        args: of the chapter.
-        run: of the trainer.
-        learner: of the algorithm.
-    """
+    """The trainer of a run on a Ray cluster, in a `with` block: its session, actors, replay and gradient steps."""
 
     def __init__(self, args: RayRunArgs, run: Run, learner: Any):
         self.args, self.run, self.learner = args, run, learner
@@ -153,58 +148,19 @@ class RayTrainer:
             self.data_guard = NonFiniteFilter(run, "rollouts_not_finite")
         else:
             self.data_guard = NonFiniteFilter(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
-        self.packer = packer_of(args, learner)
         address = None if args.address is None else find_cluster(args.address, args.token_file)
-        self.session = Session(address, needs_of(args, learner, self.packer), run.log)
-        self.session.watchdog.on_stuck = self._end_stuck_run
+        self.session = Session(address, run.log, args.num_actors, store_bytes(args, learner))
 
     def __enter__(self) -> RayTrainer:
         self.session.__enter__()
-        cluster, nodes = self.session.cluster, len(self.session.state.nodes)
+        cluster, state = self.session.cluster, self.session.state
         where = "" if cluster is None else f" at {cluster.address}"
-        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {self.session.state.num_cpus:g} CPUs"
+        size = f"{len(state.nodes)} {'node' if len(state.nodes) == 1 else 'nodes'}, {state.num_cpus:g} CPUs"
         self.run.log.info(f"Ray cluster{where}: {size}; {self.args.num_actors} actors wanted (--num-actors)")
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self.session.__exit__(*exc)
-
-    def _end_stuck_run(self, why: str) -> int:
-        """Save the run and report its end, while the main thread waits for Ray; returns the exit code."""
-        error = WorkerError(why)
-        self.run.finish(error)
-        self.run.report_end(error)
-        return self.run.exit_code
-
-    def pick(self, **train: Callable[..., None]) -> Callable[..., None]:
-        """Return the one of these functions that is named as `--algo` says."""
-        return train[self.args.algo]
-
-    def step(self, total: Tensor, metrics: Metrics, samples: int = 0) -> bool:
-        """Take a gradient step on a loss, unless it is not finite; returns whether it did.
-
-        Args:
-            total: the loss.
-            metrics: to record with it.
-            samples: that it is of, for charts/samples_per_second.
-        """
-        run, net, optimizer = self.run, self.learner.net, self.learner.optimizer
-        with run.timing("learning"):
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()
-            metrics["losses/total"] = total
-            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), self.args.max_grad_norm)
-            finite = self.guard.check(norm + total.detach(), "the trainer", f"gradient {run.updates + 1}")
-            if finite:
-                optimizer.step()
-                run.record_update(metrics, samples)
-        return finite
-
-    def update_norm(self, obs: Tensor) -> None:
-        """Update the running mean and variance of observations with these [N, *obs_shape], with --normalize-obs."""
-        if self.args.normalize_obs:
-            source = "new unrolls" if isinstance(self.args, ImpalaArgs) else "the replay"
-            update_norm(self.run, self.learner.net.norm, obs, source)
 
     @contextmanager
     def start_actors(self, target: Callable[..., Any], *args: Any, **kept: Any) -> Iterator[Actors]:
@@ -218,26 +174,25 @@ class RayTrainer:
             args: for the target, besides.
             kept: what else an exact resume needs.
         """
-        run, net = self.run, self.learner.net
+        run, net, session, slots = self.run, self.learner.net, self.session, self.learner.slots
         dtype = compute_dtype(self.args.precision, torch.device("cpu"), net.norm.image)  # where actors compute
-        self.weights = weights = Publisher(self.session, net, dtype, untrained=run.updates == 0)
+        self.weights = weights = Publisher(session, net, dtype, untrained=run.updates == 0)
         states = ResumeStates(self.args, layout_of(self.args, self.learner), start=run.steps)
         run.keep(actors=states, weights=weights, **kept)
-        self.inbox = Inbox(self.packer, self.learner.slots, states.slots)
-        reader = Reader(weights.buffers.dtype, weights.untrained)
-        fleet = partial(Fleet, self.session, target, (self.args, self.packer, reader, *args), self.inbox)
+        packer, too_few = packer_of(self.args, self.learner), TooFewActors(self.args, run)
 
-        updates = run.updates  # at this start: a resumed run fills an empty replay again
+        def store(slot: int, result: Result) -> Any:
+            packer.unpack(result.fields, slots[slot])
+            for name, place in {} if states.slots is None else states.slots[slot].items():
+                place.numpy()[...] = result.state[name]
+            return result.payload
 
-        def warn_if_too_few(message: WorkerEvent) -> None:
-            if message.left and run.updates == updates and (warning := warning_of_too_few(self.args, workers.placed)):
-                run.log.warning(warning)
-
-        actors = Actors(fleet, weights, states, run, warn_if_too_few)
+        fleet = partial(Fleet, session, target, (self.args, packer, Reader(weights), *args), store)
+        actors = Actors(fleet, weights, states, run, lambda event: too_few.warn(event, workers.placed))
         workers = cast(Fleet, actors.workers)
         run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
-        run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.state.nodes))
-        run.metrics.gauges["cluster/object_store"] = lambda: self.session.state.store_bytes / MIB
+        run.metrics.gauges["cluster/nodes"] = lambda: float(len(session.state.nodes))
+        run.metrics.gauges["cluster/object_store"] = lambda: session.state.store_bytes / MIB
         with actors, ExitStack() as saving:
             saving.push(lambda kind, error, trace: run.finish(error))
             yield actors
@@ -269,12 +224,38 @@ class RayTrainer:
         apex.show_collecting(self.run, args, lambda: replay.size)
         return replay
 
+    # ---- what every learner does
+
+    def pick(self, **train: Callable[..., None]) -> Callable[..., None]:
+        """Return the one of these functions that is named as `--algo` says."""
+        return train[self.args.algo]
+
+    def step(self, total: Tensor, metrics: Metrics, samples: int = 0) -> bool:
+        """Take a gradient step on a loss of `samples` samples, unless it is not finite; returns whether it did."""
+        run, net, optimizer = self.run, self.learner.net, self.learner.optimizer
+        with run.timing("learning"):
+            optimizer.zero_grad(set_to_none=True)
+            total.backward()
+            metrics["losses/total"] = total
+            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), self.args.max_grad_norm)
+            finite = self.guard.check(norm + total.detach(), "the trainer", f"gradient {run.updates + 1}")
+            if finite:
+                optimizer.step()
+                run.record_update(metrics, samples)
+        return finite
+
+    def update_norm(self, obs: Tensor) -> None:
+        """Update the running mean and variance of observations with these [N, *obs_shape], with --normalize-obs."""
+        if self.args.normalize_obs:
+            source = "new unrolls" if isinstance(self.args, ImpalaArgs) else "the replay"
+            update_norm(self.run, self.learner.net.norm, obs, source)
+
     def read_rollouts(self, filled: Sequence[Filled], version: int) -> tuple[list[Rollout], list[MessageStats]]:
-        """Return a round of rollouts, and the statistics of each; a payload is the version that an actor acted with."""
+        """Return a round of rollouts, and the statistics of each; a payload has the version that was acted with."""
         rollouts = [Rollout(**self.learner.slots[slot]) for _, slot, _ in filled]
         stats = [
             MessageStats(rollout.num_steps, episodes_of(rollout), version - acted_with, is_finite(rollout))
-            for rollout, (_, _, acted_with) in zip(rollouts, filled, strict=True)
+            for rollout, (_, _, (acted_with, _)) in zip(rollouts, filled, strict=True)
         ]
         return rollouts, stats
 
@@ -282,26 +263,34 @@ class RayTrainer:
         """Have the rows of a round of blocks inserted into their shards, and return the statistics of each."""
         args, stats = self.args, []
         assert isinstance(args, DqnArgs)
-        for actor, slot, (acted_with, finite) in filled:
-            replay.insert(actor, self.inbox.rows_ref.pop(slot))
+        for actor, slot, ((acted_with, finite), rows) in filled:
+            replay.insert(actor, rows)
             episodes = finished_episodes(self.learner.slots[slot])
             stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
         return stats
 
 
-def warning_of_too_few(args: RayRunArgs, placed: int) -> str:
-    """Return a warning if the actors that have a place cannot fill DQN's replay to `--learning-starts`; else "".
+class TooFewActors:
+    """Warns, once, if the actors that have a place cannot fill DQN's replay to `--learning-starts`.
 
-    For when an actor starts to wait for a place. Also "" if one more actor would not be enough either (an earlier
-    call has warned), and in deterministic runs, where no actor collects before all have a place.
+    Not in deterministic runs, where no actor collects before all have a place.
     """
-    if not isinstance(args, DqnArgs) or args.deterministic:
-        return ""
-    held, with_one_more = (apex.transitions_held(args, number) for number in (placed, placed + 1))
-    if not held < args.learning_starts <= with_one_more:
-        return ""
-    why = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,} transitions"
-    return f"{why} (--learning-starts), so learning may not start: lower it, or --num-actors, or add nodes"
+
+    def __init__(self, args: RayRunArgs, run: Run):
+        self.args, self.run = args, run
+        self.updates = run.updates  # at this start: a resumed run fills an empty replay again
+        self.is_over = args.deterministic or isinstance(args, ImpalaArgs)
+
+    def warn(self, event: WorkerEvent, placed: int) -> None:
+        args = self.args
+        if self.is_over or not event.left or self.run.updates > self.updates:
+            return
+        assert isinstance(args, DqnArgs)
+        if apex.transitions_held(args, placed) < args.learning_starts:
+            self.is_over = True
+            held = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,}"
+            fix = "so learning may not start: lower it, or --num-actors, or add nodes"
+            self.run.log.warning(f"{held} transitions (--learning-starts), {fix}")
 
 
 def state_of(args: CommonArgs, fields: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from a3c_mp.cluster.environment import versions
 from a3c_mp.processes.channel import Closing, Token
 
 
 class FleetChannel(Closing):
-    """An actor's connection to its fleet; what collectors of data need of it is in `ActorChannel`.
+    """An actor's connection to its fleet, an `ActorChannel`.
 
     Args:
         actor: its number in the fleet.
@@ -42,14 +41,13 @@ class Hello(NamedTuple):
 
     pid: int
     node_id: str
-    versions: dict[str, str]
     not_restored: list[str]
 
 
 class RayWorker:
     """The process of an actor: makes `target(channel, *args)`, and calls it with each token.
 
-    The fleet adds a method `beats` that Ray runs on a thread of its own.
+    Ray runs `beats` on a thread of its own.
     """
 
     def __init__(self, target: Callable[..., Any], channel: FleetChannel, args: tuple, niceness: int):
@@ -61,18 +59,16 @@ class RayWorker:
     def hello(self) -> Hello:
         import ray
 
-        node_id = ray.get_runtime_context().get_node_id()
-        return Hello(os.getpid(), node_id, dict(versions()), self.channel.reasons)
+        return Hello(os.getpid(), ray.get_runtime_context().get_node_id(), self.channel.reasons)
 
     def fill(self, token: Token) -> tuple[Any, Any]:
-        """Return (result, rows_ref): the result is for the trainer, the rows_ref for others, by reference."""
+        """Return (result, rows): the result is for the trainer, the rows are sent on by reference."""
         self.channel.beat()
         return self.produce(token)
 
+    def beats(self) -> int:
+        """How many heartbeats there have been."""
+        return self.channel.beats
+
     def close(self) -> None:
         self.channel.close()
-
-
-def beats(self: RayWorker) -> int:
-    """The method of a `RayWorker` that says how many heartbeats there have been."""
-    return self.channel.beats
