@@ -300,7 +300,8 @@ def _make_collector(
 def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluator | None:
     """Where the evaluator of this process gets its weights; None if there is none."""
     if learner is not None:
-        evaluator = learner.run.evaluations and learner.run.evaluations.evaluator
+        run: Any = learner.run
+        evaluator = run.evaluations and run.evaluations.evaluator
         return evaluator if isinstance(evaluator, InlineEvaluator) else None
     return EvaluatorChannel(node, EvaluationGames.of(args), make_net(args)) if "evaluator" in node.labels else None
 

@@ -31,7 +31,8 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device; from pinned memory to a GPU nothing waits for the copies."""
-        return Batch(*(field.to(device, non_blocking=True) for field in self[:-1]), self.ids)
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self._fields if name != "ids"}
+        return Batch(**moved, ids=self.ids)
 
 
 def importance_weights(probability: Tensor, importance_exponent: float, smallest: Tensor | None = None) -> Tensor:
