@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
 from a3c_mp.algorithms import apex, dqn
+from a3c_mp.algorithms.apex import ApexSetup
 from a3c_mp.algorithms.impala import ImpalaSetup
 from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
@@ -21,9 +22,9 @@ from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import compute_dtype
-from a3c_mp.processes.pool import WorkerEvent
+from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import Slots
-from a3c_mp.replay import Batch, Shards, writer_state_spec
+from a3c_mp.replay import Shards, writer_state_spec
 from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_replay_memory, probe_env
@@ -58,8 +59,8 @@ class RayImpalaSetup(ImpalaSetup):
         return (args.num_actors * args.slots_per_actor + HELD) * self.packer.nbytes
 
 
-class RayDqnSetup(Setup):
-    """Online and target net, optimizer and slots of DQN, whose replay lies in shards on the nodes of the cluster."""
+class RayDqnSetup(ApexSetup):
+    """That of chapter 3 with DQN, but the replay lies in shards on the nodes of the cluster."""
 
     def __init__(self, args: DqnArgs):
         (obs_space, action_space), rows = probe_env(args.env_id, dqn.ACTIONS), apex.rows_per_lane(args)
@@ -78,7 +79,7 @@ class RayDqnSetup(Setup):
         state = writer_state_spec(args.num_envs, args.n_step)
         layout = ActorLayout(action_space, args.block_length, state, apex.blocks_in_flight(args))
         dtype = compute_dtype(args.precision, CPU, net.norm.image)
-        super().__init__(net, dqn.make_optimizer(args, net), slots, layout, dtype)
+        Setup.__init__(self, net, dqn.make_optimizer(args, net), slots, layout, dtype)
         self.message, self.bad_in_a_row = "block", apex.bad_blocks_in_a_row(args)
         self.samples_per_update, self.make_policy = args.batch_size, dqn.make_policy
         self.saved, self.packer = {"target_net": self.target_net}, Packer(slots.spec)
@@ -86,29 +87,24 @@ class RayDqnSetup(Setup):
 
     def begin(self, learner: Learner) -> None:
         show_cluster(learner)
-        self.replay = start_replay(learner, self.spec)
+        self.replay: Any = start_replay(learner, self.spec)
         few = TooFewActors(learner.args, learner.run)
         learner.on_event = lambda event: few.warn(event, learner.pool.placed)
 
-    def rounds(self, learner: Learner) -> Iterator[Batch]:
-        """Yield the batches that are due after each round of blocks, whose rows have gone to their shards."""
-        while filled := learner.take():
-            stats = []
-            for actor, slot, (version, finite, rows) in filled:
-                self.replay.insert(actor, rows)
-                block = self.slots[slot]
-                lag = learner.lag(version)
-                stats.append(MessageStats(block["done"].numel(), finished_episodes(block), lag, finite))
-            learner.record(filled, stats)
-            self.limiter.insert(sum(block.steps for block in stats), [self.replay.size])
-            updates = learner.updates
-            for batch in self.limiter.allowed(self.replay, learner.run):
-                with learner.run.timing("learning"):
-                    learner.update_norm(apex.obs_for_stats(batch), "the replay")
-                    yield batch
-            if not learner.end_round(publish=learner.updates > updates):
-                return
-            learner.release(filled)
+    def sampler(self, args: Any) -> AbstractContextManager[Any]:
+        return nullcontext(self.replay)  # which requests batches ahead
+
+    def make_room(self, args: Any, shards: Any) -> None:
+        pass  # shards do that themselves
+
+    def ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
+        """Have the rows of a round of blocks inserted into their shards, and return the statistics of each."""
+        stats = []
+        for actor, slot, (version, finite, rows) in filled:
+            self.replay.insert(actor, rows)
+            fields, lag = self.slots[slot], learner.lag(version)
+            stats.append(MessageStats(fields["done"].numel(), finished_episodes(fields), lag, finite))
+        return stats
 
     def store_bytes(self, args: DqnArgs) -> int:
         """Bytes of rows and batches in the object store, at most."""
