@@ -12,15 +12,9 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from a3c_mp.processes.slots import Slots, Spec, layout
+from wrappers import MaskedDiscrete
 
 COUNTERS = ("written", "committed", "writable_until")
-
-
-class MaskedDiscrete(Discrete):
-    """Discrete actions 0, ..., n - 1 of an environment with masks, which the replay stores with every observation."""
-
-    def __repr__(self) -> str:
-        return f"Discrete({self.n}) masked"
 
 
 class Shards:

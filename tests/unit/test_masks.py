@@ -9,9 +9,9 @@ from harness import A3C_DATA, CHAPTERS, IMPALA, POPULATION, Chapter
 from a3c_mp.algorithms import dqn
 from a3c_mp.nets.actor_critic import MLPActorCritic
 from a3c_mp.nets.distributions import MASKED, ActionHead, mask_logits
-from a3c_mp.replay import Batch, EnvStep, MaskedDiscrete, Replay, Shards, Writer
+from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer
 from a3c_mp.run.preflight import probe_env
-from wrappers import action_mask, make_vec_env, mask_in
+from wrappers import MaskedDiscrete, action_mask, make_vec_env, mask_in
 from wrappers.actions import allows
 
 ENV_ID = "envs:Masked-v0"

@@ -5,36 +5,39 @@ import re
 import gymnasium
 import numpy as np
 import pytest
+from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from wrappers import BrokenContract, make_env, make_vec_env
+from wrappers import BrokenContract, atari, make_env, make_vec_env
 
 
 @pytest.mark.parametrize(
     ("env_id", "steps"), [("PongNoFrameskip-v4", 1200), ("BreakoutNoFrameskip-v4", 500), ("FreewayNoFrameskip-v4", 300)]
 )
-def test_single_and_vector_atari_agree_frame_by_frame(env_id, steps):
+def test_single_and_vector_atari_agree_frame_by_frame(env_id, steps, monkeypatch):
     """Without no-ops and stickiness nothing is random, so every byte must be equal, over ends of games too."""
-    single = make_env(env_id, noop_max=0)
-    vector = make_vec_env(env_id, 2, seed=3, noop_max=0)
+    monkeypatch.setattr(atari, "NOOP_MAX", 0)
+    single, vector = make_env(env_id), make_vec_env(env_id, 2, seed=3)
     rng = np.random.default_rng(0)
     single_obs, single_info = single.reset(seed=3)
     vector_obs, vector_infos = vector.reset()
     assert single_obs.shape == (4, 84, 84)
     assert single_obs.dtype == vector_obs.dtype == np.uint8
-    games = lost_lives = 0
+    games, lost_lives, lives = 0, 0, single_info["lives"]
     for _ in range(steps):
         np.testing.assert_array_equal(single_obs, vector_obs[0])
         action = int(rng.integers(single.action_space.n))
         single_obs, reward, terminated, truncated, single_info = single.step(action)
         vector_obs, rewards, ends, cuts, vector_infos = vector.step(np.array([action, 0]))
         assert (reward, terminated, truncated) == (rewards[0], ends[0], cuts[0])
-        assert single_info["life_lost"] == vector_infos["life_lost"][0]
-        lost_lives += single_info["life_lost"]
+        life_lost = single_info["lives"] < lives and not terminated
+        assert vector_infos["life_lost"][0] == life_lost
+        lives, lost_lives = single_info["lives"], lost_lives + life_lost
         if terminated or truncated:
             np.testing.assert_array_equal(single_obs, vector_infos["final_obs"][0])
             games += 1
-            single_obs, _ = single.reset()
+            single_obs, single_info = single.reset()
+            lives = single_info["lives"]
     single.close(), vector.close()
     assert games >= 1 or env_id.startswith("Freeway")
     assert lost_lives >= 4 or not env_id.startswith("Breakout")
@@ -69,8 +72,10 @@ def test_vector_env_is_seeded():
     assert (play(5) != play(50)).any()
 
 
-def test_truncated_games_bring_their_final_observation():
-    env = make_vec_env("PongNoFrameskip-v4", 2, seed=0, max_frames=40)
+def test_truncated_games_bring_their_final_observation(monkeypatch):
+    short = {"max_num_frames_per_episode": 40}
+    monkeypatch.setattr(atari, "AtariVectorEnv", lambda **settings: AtariVectorEnv(**{**settings, **short}))
+    env = make_vec_env("PongNoFrameskip-v4", 2, seed=0)
     env.reset()
     for _ in range(9):
         obs, _, terminated, truncated, infos = env.step(np.array([0, 0]))
@@ -219,28 +224,29 @@ def test_an_atari_id_that_asks_for_what_the_vector_environment_lacks_is_refused(
 
 
 @pytest.mark.parametrize("setting", ["mode", "difficulty"])
-def test_an_atari_ids_own_mode_and_difficulty_reach_every_environment(register, setting):
+def test_an_atari_ids_own_mode_and_difficulty_reach_every_environment(register, setting, monkeypatch):
+    monkeypatch.setattr(atari, "NOOP_MAX", 0)
     kwargs = {"game": "breakout" if setting == "difficulty" else "space_invaders", "frameskip": 1}
     register("Plain-v0", entry_point="ale_py.env:AtariEnv", **kwargs)
     register("Other-v0", entry_point="ale_py.env:AtariEnv", **kwargs, **{setting: 1})
-    single, plain = make_env("Other-v0", noop_max=0), make_env("Plain-v0", noop_max=0)
-    vector = make_vec_env("Other-v0", 2, seed=3, noop_max=0)
+    single, plain, vector = make_env("Other-v0"), make_env("Plain-v0"), make_vec_env("Other-v0", 2, seed=3)
     obs, _ = vector.reset()
     np.testing.assert_array_equal(obs[0], single.reset(seed=3)[0])
     plain.reset(seed=3)
-    lives = differs = False
+    life_lost = differs = False
+    lives = 3
     for step in range(400):
         action = step % 3
         obs, reward, terminated, _, infos = vector.step(np.full(2, action))
         frame, expected, *_, info = single.step(action)
-        if terminated[0] or (lives and differs):
+        if terminated[0] or (life_lost and differs):
             break
         differs |= bool((frame != plain.step(action)[0]).any())
         np.testing.assert_array_equal(obs[0], frame)
         assert reward[0] == expected
-        assert infos["life_lost"][0] == info["life_lost"]
-        lives |= info["life_lost"]
-    assert lives
+        assert infos["life_lost"][0] == (info["lives"] < lives)
+        life_lost, lives = life_lost or info["lives"] < lives, info["lives"]
+    assert life_lost
     assert differs, "it is not the game without that setting"
 
 
