@@ -18,9 +18,9 @@ def cut_truncated(rewards: Tensor, discounts: Tensor, truncated: Tensor, final_v
     truncated step is r + gamma V(s_final), never r + gamma V(s_reset).
 
     Args:
-        rewards, discounts: [T, B] float32.
-        final_values: [T, B] float32, V(s_final) at truncated steps, ignored elsewhere.
+        rewards, discounts: [T, B].
         truncated: [T, B] bool.
+        final_values: [T, B], V(s_final) at truncated steps, ignored elsewhere.
 
     Returns:
         (rewards, discounts), both [T, B], with `discounts` zero at truncated steps.
@@ -39,9 +39,6 @@ def n_step_returns(rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap
         rewards, discounts, values: [T, B]; values[t] is V(s_t).
         bootstrap_value: [B], V(s_T).
         n: number of rewards in a return, 1 or more.
-
-    Returns:
-        [T, B].
     """
     assert rewards.shape == discounts.shape == values.shape, (rewards.shape, discounts.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)

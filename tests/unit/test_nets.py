@@ -15,8 +15,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import ConvActorCritic, MLPActorCritic, initial_state, unroll
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ActionHead
-from a3c_mp.nets.images import is_image
-from a3c_mp.nets.layers import LSTMCore, reset_state
+from a3c_mp.nets.layers import LSTMCore, is_image, reset_state
 from a3c_mp.nets.obs_norm import CLIP, VALUES_AT_ONCE, Moments, ObsNorm
 from a3c_mp.processes.weights import Weights
 
