@@ -37,16 +37,19 @@ def num_choices(space: gymnasium.Space) -> np.ndarray:
     return np.full(int(np.prod(space.shape or ())) if isinstance(space, MultiBinary) else 0, 2)
 
 
+def bounds(space: gymnasium.Space) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest action, [*shape] each."""
+    if isinstance(space, Box):
+        return space.low, space.high
+    low = np.broadcast_to(getattr(space, "start", 0), space.shape or ())
+    return low, low + num_choices(space).reshape(space.shape or ()) - 1
+
+
 def mask_in(info: Mapping[str, Any], space: gymnasium.Space, *, ended: bool = False) -> np.ndarray | None:
-    """The choices that an environment allows: bool [sum of `num_choices`]; None if its info has no mask.
+    """The choices that an environment's info allows: bool [sum of `num_choices`]; None if it has no mask.
 
-    Args:
-        info: of `reset` or `step`.
-        space: of actions.
-        ended: the episode has ended, so no action follows; a mask without choices then allows all.
-
-    Raises:
-        ValueError: the mask does not fit the space, or allows nothing; the message begins with "an action_mask".
+    If the episode has ended, no action follows, and a mask without choices allows all. Raises ValueError if the mask
+    does not fit the space, or allows nothing; the message begins with "an action_mask".
     """
     if (given := info.get("action_mask")) is None:
         return None
@@ -90,27 +93,21 @@ def env_seed(seed: int, env: int, seedings: int = 0) -> int:
 class GuardedEnvs(VectorWrapper):
     """Seeds the first games, refuses actions outside the action space, on which ALE would hang, and masked ones.
 
-    Discrete actions arrive as int64 [N], others in the dtype of their space [N, *shape].
-
-    `mask` is of the newest observations: bool [N, choices], or None if the environments have no masks. Where episodes
-    ended, `infos["final_mask"]` has the masks of their final observations, and elsewhere what allows all.
+    Discrete actions arrive as int64 [N], others in the dtype of their space [N, *shape]. Where episodes ended,
+    `infos["final_mask"]` has the masks of their final observations, and elsewhere what allows all.
 
     Args:
         env: with one of `ACTIONS`.
         seed: of the first `reset()`, which seeds environment i with (seed + i) % 2^31; None: random.
     """
 
-    mask: np.ndarray | None = None
+    mask: np.ndarray | None = None  # of the newest observations: bool [N, choices]; None: environments without masks
 
     def __init__(self, env: VectorEnv, seed: int | None):
         super().__init__(env)
         self.seed = seed
-        space = self.space = env.single_action_space  # cached: gymnasium's property goes through all wrappers
-        if isinstance(space, Box):
-            self.low, self.high = space.low, space.high
-        else:
-            self.low = np.asarray(getattr(space, "start", 0))
-            self.high = self.low + num_choices(space).reshape(space.shape or ()) - 1
+        self.space = env.single_action_space  # cached: gymnasium's property goes through all wrappers
+        self.low, self.high = bounds(self.space)
 
     def reset(self, *, seed=None, options=None):
         """Start new games: the first time with the seed, later with the environments' own random numbers."""

@@ -32,6 +32,15 @@ NOOP_MAX = 30
 """a game begins with 0 to NOOP_MAX - 1 no-ops, so that games differ (Mnih et al. 2015)"""
 MAX_FRAMES = 108_000
 """emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)"""
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "frameskip": (1, FRAME_SKIP),  # a step is FRAME_SKIP frames with both
+    "max_num_frames_per_episode": (MAX_FRAMES, None),
+    "continuous": (False, None),
+    "sound_obs": (False, None),
+    "mode": (None,),  # ALE's vector environment has the game's own mode and difficulty (ale-py 0.12)
+    "difficulty": (None,),
+}
+"""setting of an id -> values that it may have, the default first"""
 
 
 class FireReset(gymnasium.Wrapper):
@@ -54,8 +63,6 @@ class LostLives(VectorWrapper):
 
     def reset(self, **kwargs: Any):
         obs, infos = self.env.reset(**kwargs)
-        if "_lives" in infos and not infos["_lives"].all():  # only some environments were reset
-            infos["lives"] = np.where(infos["_lives"], infos["lives"], self.lives)
         self.lives = infos["lives"]
         return obs, infos
 
@@ -83,16 +90,9 @@ def atari_settings(env_id: str) -> dict[str, Any]:
     if not isinstance(kwargs.get("frameskip", FRAME_SKIP), int):
         name = env_id.split("/")[-1].split("-")[0]
         raise ValueError(f"{env_id} skips a random number of frames; use {name}NoFrameskip-v4 or ALE/{name}-v5")
-    supported: dict[str, tuple[Any, ...]] = {
-        "frameskip": (1, FRAME_SKIP),  # a step is FRAME_SKIP frames with both
-        "continuous": (False, None),
-        "sound_obs": (False, None),
-        "max_num_frames_per_episode": (MAX_FRAMES, None),
-    }
-    for setting, values in supported.items():
-        if kwargs.get(setting, values[0]) not in values:
-            only = " and ".join(str(value) for value in values if value is not None)
-            raise ValueError(f"{env_id} has {setting}={kwargs[setting]}, which is not supported; {only} is")
+    for setting, supported in SUPPORTED.items():
+        if kwargs.get(setting, supported[0]) not in supported:
+            raise ValueError(f"{env_id} has {setting}={kwargs[setting]}, which is not supported")
     return {
         "game": kwargs["game"],
         "repeat_action_probability": kwargs.get("repeat_action_probability", 0.25),  # ALE's own default
@@ -100,15 +100,9 @@ def atari_settings(env_id: str) -> dict[str, Any]:
     }
 
 
-def game_variant(env_id: str) -> dict[str, int]:
-    """`mode` and `difficulty` from an Atari id's spec, which ALE's vector environment lacks (ale-py 0.12); or empty."""
-    kwargs = find_spec(env_id).kwargs
-    return {name: kwargs[name] for name in ("mode", "difficulty") if kwargs.get(name) is not None}
-
-
 def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
     """A single game: observations uint8 [4, 84, 84], raw rewards."""
-    settings = {name: value for name, value in atari_settings(env_id).items() if name != "game"} | game_variant(env_id)
+    settings = {name: value for name, value in atari_settings(env_id).items() if name != "game"}
     limits = {"frameskip": 1, "max_num_frames_per_episode": MAX_FRAMES}
     game = make_registered(env_id, obs_type="grayscale", **limits, **settings, **render)
     env = AtariPreprocessing(
@@ -118,8 +112,8 @@ def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
 
 
 def make_atari_vec_env(env_id: str, num_envs: int) -> VectorEnv:
-    """ALE's C++ vector environment: observations uint8 [N, 4, 84, 84], raw rewards."""
-    return AtariVectorEnv(
+    """ALE's C++ vector environment: observations uint8 [N, 4, 84, 84], raw rewards, lost lives."""
+    env = AtariVectorEnv(
         num_envs=num_envs,
         num_threads=1,
         autoreset_mode=AutoresetMode.SAME_STEP,
@@ -130,3 +124,4 @@ def make_atari_vec_env(env_id: str, num_envs: int) -> VectorEnv:
         reward_clipping=False,
         **atari_settings(env_id),
     )
+    return LostLives(env)

@@ -7,14 +7,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
-from gymnasium.wrappers import FlattenObservation, OrderEnforcing, TimeLimit
+from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from wrappers.actions import allowed_action, mask_in, num_choices
-from wrappers.observations import ChannelsFirst, Float32Observation, leaves
+from wrappers.actions import ACTIONS, allowed_action, bounds, mask_in, num_choices
+from wrappers.observations import leaves, unprepared
 
-ADDED = OrderEnforcing, TimeLimit, FlattenObservation, ChannelsFirst, Float32Observation
-"""wrappers that gymnasium and `make_env` add, whose errors would not name the environment's fault"""
 RESET = "observation", "info"
 STEP = "observation", "reward", "terminated", "truncated", "info"
 """parts of the results of `reset` and `step`"""
@@ -90,13 +88,15 @@ class CheckedEnv(gymnasium.Wrapper):
 def check_contract(env: gymnasium.Env) -> None:
     """Try an environment: reset it and step it with the lowest and with the highest action that it allows.
 
-    It is checked with the wrappers of its own, but without those in `ADDED`.
+    It is checked with the wrappers of its own, but without those that gymnasium and `make_env` have added: their errors
+    would not name its fault.
 
     Raises:
         BrokenContract: how it violates gymnasium's API.
         Exception: whatever the environment raises.
     """
-    while isinstance(env, ADDED):
+    env = unprepared(env)
+    while isinstance(env, OrderEnforcing | TimeLimit):
         env = env.env
     checked = CheckedEnv(env)
     for last in (False, True):
@@ -151,11 +151,9 @@ def _check_finite(call: str, obs: Any, space: gymnasium.Space) -> None:
 
 
 def _extreme_action(space: gymnasium.Space, mask: np.ndarray | None, last: bool) -> Any:
-    """The lowest action, or the last: the highest."""
+    """The lowest action, or the last: the highest; a random one where there is none."""
     if mask is not None:
         return allowed_action(space, mask, max if last else min)
-    if isinstance(space, Discrete):
-        return space.dtype.type(space.start + (space.n - 1 if last else 0))
-    if isinstance(space, Box) and np.isfinite(space.low).all() and np.isfinite(space.high).all():
-        return (space.high if last else space.low).copy()
-    return space.sample()
+    if not isinstance(space, ACTIONS) or not np.isfinite(bounds(space)).all():
+        return space.sample()
+    return bounds(space)[last].astype(space.dtype)[()]

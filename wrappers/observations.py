@@ -6,42 +6,21 @@ Observations with parts (Dict, Tuple, ...) and single numbers are flattened to o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate, pairwise
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space
+from gymnasium.wrappers import TransformObservation
 
 SMALLEST_IMAGE = 36
 """pixels a side that the convolutions need; smaller images are treated as vectors"""
 
 
-class Float32Observation(gymnasium.ObservationWrapper):
-    """Arrays in float32. Unlike gymnasium's `DtypeObservation` it does not warn that bounds lose precision."""
-
-    def __init__(self, env: gymnasium.Env):
-        super().__init__(env)
-        space = env.observation_space
-        assert isinstance(space, Box)
-        with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
-            self.observation_space = Box(space.low.astype(np.float32), space.high.astype(np.float32))
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        return np.asarray(observation, np.float32)
-
-
-class ChannelsFirst(gymnasium.ObservationWrapper):
-    """Transposes images uint8 [height, width, channels] to [channels, height, width], as torch expects."""
-
-    def __init__(self, env: gymnasium.Env):
-        super().__init__(env)
-        height, width, channels = env.observation_space.shape  # type: ignore[misc]
-        self.observation_space = Box(0, 255, (channels, height, width), np.uint8)
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(np.moveaxis(observation, -1, 0))
+class Prepared(TransformObservation):
+    """A transformation of observations that `as_array` adds; an environment's own are part of it."""
 
 
 def as_array(env: gymnasium.Env, env_id: str) -> gymnasium.Env:
@@ -51,14 +30,30 @@ def as_array(env: gymnasium.Env, env_id: str) -> gymnasium.Env:
         ValueError: a part without a fixed size, an image beside other parts, or an image whose channel axis is
             ambiguous.
     """
-    if not (isinstance(env.observation_space, Box) and env.observation_space.shape):
-        _check_parts(env.observation_space, env_id)
-        env = FlattenObservation(env)
+    space = env.observation_space
+    if not (isinstance(space, Box) and space.shape):
+        _check_parts(space, env_id)
+        env = Prepared(env, partial(flatten, space), flatten_space(space))
     space = env.observation_space
     assert isinstance(space, Box), space
     if space.dtype == np.uint8 and len(space.shape) == 3:
-        return ChannelsFirst(env) if _channel_axis(space.shape) == 2 else env
-    return env if space.dtype == np.float32 else Float32Observation(env)
+        if _channel_axis(space.shape) == 0:
+            return env
+        height, width, channels = space.shape
+        channels_first = Box(0, 255, (channels, height, width), np.uint8)
+        return Prepared(env, lambda obs: np.ascontiguousarray(np.moveaxis(obs, -1, 0)), channels_first)
+    if space.dtype == np.float32:
+        return env
+    with np.errstate(over="ignore"):  # bounds beyond float32 become infinite, without gymnasium's warning
+        float32 = Box(space.low.astype(np.float32), space.high.astype(np.float32))
+    return Prepared(env, partial(np.asarray, dtype=np.float32), float32)
+
+
+def unprepared(env: gymnasium.Env) -> gymnasium.Env:
+    """The environment without what `as_array` has added."""
+    while isinstance(env, Prepared):
+        env = env.env
+    return env
 
 
 def _check_parts(space: Space, env_id: str) -> None:
@@ -109,18 +104,14 @@ def leaves(space: Space, obs: Any = None, path: str = "") -> Iterator[tuple[str,
 
 def layout(env: gymnasium.Env) -> str:
     """Which numbers of a flattened observation are which part, such as `position 0-1, phase 2-5 one-hot`; or ""."""
-    while not isinstance(env, FlattenObservation):
-        if not isinstance(env, gymnasium.Wrapper):
-            return ""
-        env = env.env
-    space = env.env.observation_space
+    space = unprepared(env).observation_space
     if isinstance(space, Box):
         return ""
-    parts = [(path, part) for path, part, _ in leaves(space)]
-    ends = accumulate((gymnasium.spaces.flatdim(part) for _, part in parts), initial=0)
-    texts = []
-    for (path, part), (start, end) in zip(parts, pairwise(ends), strict=True):
+    texts, start = [], 0
+    for path, part, _ in leaves(space):
+        end = start + flatdim(part)
         numbers = f"{start}-{end - 1}" if end - start > 1 else f"{start}"
         one_hot = " one-hot" if isinstance(part, Discrete | MultiDiscrete) else ""
         texts.append(f"{path} {numbers}{one_hot}".strip())
+        start = end
     return ", ".join(texts)

@@ -24,7 +24,7 @@ COUNTERS = "seedings", "games", "seeded", "start"
 
 
 class Seeding(NamedTuple):
-    """Rule for seeding an environment again: at the end of a game, after at least so many games and steps.
+    """Rule for seeding an environment again: at the end of a game, after at least this many games and steps.
 
     Rare seeding makes rebuilding slow; frequent seeding costs time: on Atari each loads the ROM again, about 0.1 s.
     """
@@ -50,10 +50,6 @@ class GameLog:
     """State of N environments for rebuilding: how often each was seeded, games since, and the actions to repeat.
 
     An actor only counts (`step`); the learner also keeps the actions (`extend`).
-
-    Args:
-        num_envs: N.
-        seeding: the rule of `Rebuildable`.
     """
 
     def __init__(self, num_envs: int, seeding: Seeding):
@@ -117,12 +113,9 @@ def obs_hashes(obs: np.ndarray) -> np.ndarray:
 
 
 class Rebuildable(GuardedEnvs):
-    """Vector environment that seeds by a `Seeding` rule and can rebuild the games of a `GameLog`.
+    """Vector environment that seeds by a rule and can rebuild the games of a `GameLog`.
 
-    Args:
-        env: SAME_STEP autoreset, deterministic given seeds and actions.
-        seed: environment i starts with `seed + i`.
-        seeding: the rule.
+    It must be deterministic, given seeds and actions. Environment i starts with `seed + i`.
     """
 
     seed: int

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from wrappers.actions import ACTIONS, GuardedEnvs, env_seed
-from wrappers.atari import LostLives, game_variant, is_atari, make_atari_env, make_atari_vec_env
+from wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
 from wrappers.contract import CheckedEnv
 from wrappers.ids import make_registered
 from wrappers.observations import as_array
@@ -26,18 +26,16 @@ LOG = logging.getLogger(__name__)
 
 
 def make_vec_env(env_id: str, num_envs: int, *, seed: int | None = None, rebuildable: bool = False) -> VectorEnv:
-    """Vector of `num_envs` environments in `SAME_STEP` autoreset mode, Atari games preprocessed.
+    """Vector of `num_envs` (N) environments with one of `ACTIONS`, in `SAME_STEP` autoreset mode.
+
+    Observations are as in `make_env`, stacked [N, ...]; rewards [N] are **raw**. `infos["final_obs"]` [N, ...] is there
+    if an environment is done, and valid in the rows of those that are. Atari has `infos["life_lost"]`, bool [N]. Masks
+    are as in `GuardedEnvs`.
 
     Args:
-        env_id: any gymnasium id that `make_env` takes, with one of `ACTIONS`.
-        num_envs: number of environments (N).
+        env_id, num_envs: gymnasium id, as for `make_env`, and N.
         seed: of 31 bits; the first `reset()` seeds environment i with (seed + i) % 2^31.
         rebuildable: return a `Rebuildable`, which also derives the seeds of later games from `seed`.
-
-    Returns:
-        Observations as in `make_env`, stacked [N, ...]; rewards [N], **raw**; terminated, truncated bool [N];
-        `infos["final_obs"]` [N, ...], present if an environment is done, valid in the rows of those that are;
-        `infos["life_lost"]` bool [N] on Atari; `infos["action_mask"]` and `infos["final_mask"]` as in `GuardedEnvs`.
 
     Raises:
         gymnasium.error.Error: unknown id, with a suggestion.
@@ -45,12 +43,10 @@ def make_vec_env(env_id: str, num_envs: int, *, seed: int | None = None, rebuild
     """
     if num_envs < 1:
         raise ValueError(f"num_envs must be 1 or more, not {num_envs}")
-    if is_atari(env_id) and not game_variant(env_id):
+    if is_atari(env_id):
         env = make_atari_vec_env(env_id, num_envs)
     else:
         env = SameStepEnvs(env_id, [None if seed is None else env_seed(seed, i) for i in range(num_envs)])
-    if is_atari(env_id):
-        env = LostLives(env)
     if not isinstance(env.single_action_space, ACTIONS):
         kind = type(env.single_action_space).__name__
         raise ValueError(
@@ -76,27 +72,23 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
         gymnasium.error.Error: unknown id, with a suggestion.
         ValueError: observations that `as_array` refuses, or an Atari id with a setting that `atari_settings` refuses.
     """
-    # not every custom environment has the parameter
-    render: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+    render: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}  # not every one takes it
     return make_atari_env(env_id, **render) if is_atari(env_id) else as_array(make_registered(env_id, **render), env_id)
 
 
 def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
     """The spaces of (observations, actions) of an environment, which is made for it and closed."""
     env = make_env(env_id)
-    found = env.observation_space, env.action_space
     env.close()
-    return found
+    return env.observation_space, env.action_space
 
 
 class SameStepEnvs(SyncVectorEnv):
     """Gymnasium's environments, stepped one after another, each in a `CheckedEnv`.
 
     `infos["final_obs"]` is one array [N, ...], as in `AtariVectorEnv`; zeros where an environment is not done. What
-    environments themselves call "life_lost" is left out: here the word has a meaning (see `LostLives`).
-
-    The first NaN or infinity in rewards and observations is logged, with the environment's seed and step. What is not
-    finite is not learned from (see `a3c_mp.run.guard`).
+    environments themselves call "life_lost" is left out: here the word has a meaning (see `LostLives`). The first NaN
+    or infinity in rewards and observations is logged, with the environment's seed and step; it is not learned from.
     """
 
     def __init__(self, env_id: str, seeds: list[int | None]):

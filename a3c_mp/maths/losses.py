@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -110,7 +110,7 @@ def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
 
 
 @torch.no_grad()
-def with_diagnostics(metrics: Metrics) -> Metrics:
+def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
     """Return the metrics of a loss and those derived from them, which only updates that are recorded need.
 
     They are the entropy, the explained variance 1 - Var(target - V) / Var(target), and `ratio_metrics` in place of

@@ -15,12 +15,7 @@ from a3c_mp.nets.obs_norm import ObsNorm
 
 
 class ActorCritic(nn.Module):
-    """Base of actor-critic nets: observations -> (logits [B, P], value [B]).
-
-    Args:
-        norm: applied to the observations.
-        head: applied to the outputs of the policy.
-    """
+    """Base of actor-critic nets: `norm` is applied to the observations, `head` to the outputs of the policy."""
 
     lstm_size = 0
 
@@ -45,7 +40,7 @@ class LayeredActorCritic(ActorCritic):
     """Actor-critic of a torso, an optional LSTM, and a head each for policy and value.
 
     Args:
-        norm, head: as in `ActorCritic`.
+        norm, head: of an `ActorCritic`.
         torso: normalized observations [N, *obs_shape] -> features [N, F].
         core: an LSTM on the features.
         policy, value: features -> `head.num_outputs` outputs, and -> one.
@@ -105,15 +100,12 @@ def initial_state(net: ActorCritic, num_envs: int) -> list[Tensor]:
 
 
 def unroll(net: ActorCritic, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute policy logits and values at every step of an unroll.
+    """Compute (policy logits [T, B, P], values [T, B]) at every step of an unroll.
 
     Args:
         obs: [T, B, ...].
         state: [B, S], the LSTM's before obs[0].
         starts: bool [T, B], whether obs[t] is an episode's first.
-
-    Returns:
-        (logits [T, B, P], values [T, B]).
     """
     if isinstance(net, LayeredActorCritic) and net.core is not None:
         logits, values, _ = net.unroll(obs, state, starts)

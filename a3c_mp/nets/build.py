@@ -99,9 +99,7 @@ def _check(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
 class OwnActorCritic(ActorCritic):
     """Actor-critic around a module of the user's own, which gets normalized observations and returns plain outputs.
 
-    Args:
-        norm, head: as in `ActorCritic`.
-        body: float observations [B, *obs_shape] -> (policy outputs [B, `head.num_outputs`], values [B]).
+    The body: float observations [B, *obs_shape] -> (policy outputs [B, `head.num_outputs`], values [B]).
     """
 
     def __init__(self, norm: ObsNorm, head: ActionHead, body: nn.Module):
@@ -117,11 +115,7 @@ class OwnActorCritic(ActorCritic):
 def _make_own_net(
     name: str, obs_space: gymnasium.Space, action_space: gymnasium.Space, head: ActionHead
 ) -> ActorCritic:
-    """Make the net of `--net module:function` by calling `function(obs_space, action_space)`.
-
-    Raises:
-        ConfigError: there is no such function, it raises an error, or what it returns breaks the contract.
-    """
+    """Make the net of `--net module:function`. Raises ConfigError if there is none, or it breaks the contract."""
     function, shape = find_net_function(name), obs_space.shape or ()
     try:
         body = function(obs_space, action_space)

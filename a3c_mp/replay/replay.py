@@ -60,7 +60,7 @@ def importance_weights(probability: Tensor, importance_exponent: float, smallest
         smallest: [] float64, the smallest P(i) of the whole batch, if these are only a part of it.
 
     Returns:
-        [N] float32 in (0, 1]; the replay's size N cancels.
+        [N] float32 in (0, 1]; the replay's size cancels.
     """
     return (probability / (probability.min() if smallest is None else smallest)).pow(-importance_exponent).float()
 
@@ -94,8 +94,7 @@ class Replay:
     def ingest(self, shard: int) -> int:
         """Make the transitions that the shard's writer has committed since the last call available to `sample`.
 
-        Returns:
-            the number of new transitions. In a deterministic run the writer must be idle.
+        Returns how many are new. In a deterministic run the writer must be idle.
         """
         lanes = self.shards.lanes(shard)
         with self._lock:
@@ -142,12 +141,7 @@ class Replay:
     def sample(self, batch_size: int, out: Batch | None = None) -> Batch:
         """Sample transitions in proportion to p^alpha, stratified: one from each of N equal parts of the sum.
 
-        Args:
-            batch_size: N.
-            out: a batch from `Batch.empty` to fill instead of new memory.
-
-        Raises:
-            ValueError: the replay is empty.
+        They fill `out`, a batch from `Batch.empty`, or new memory. Raises ValueError if the replay is empty.
         """
         out = Batch.empty(self.shards, batch_size) if out is None else out
         strata = np.arange(batch_size) + self.rng.random(batch_size)
@@ -232,12 +226,9 @@ class Replay:
         return self.tree.leaves.reshape(self.shards.num_lanes, self.shards.rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`; call it before the writers start.
+        """Continue from a `state_dict`; call it before the writers start. Raises ValueError for other sizes.
 
         Priorities get the exponent of this replay; those of a uniform one are all 1.
-
-        Raises:
-            ValueError: the saved replay has other sizes.
         """
         if state["sizes"] != self._sizes():
             sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"

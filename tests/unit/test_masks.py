@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from harness import A3C_DATA, CHAPTERS, IMPALA, POPULATION, Chapter
 
 from a3c_mp.algorithms import dqn
-from a3c_mp.nets.actor_critic import MLPActorCritic
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import MASKED, ActionHead, mask_logits
 from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer
 from a3c_mp.run.preflight import probe_env
@@ -90,7 +90,7 @@ def test_masks_come_with_every_observation_or_with_none(register, infos, why):
 
 @pytest.mark.parametrize("space", [Discrete(A), MultiDiscrete([2, 2]), MultiBinary(2)], ids=str)
 def test_masked_actions_have_probability_0_and_no_gradient(space):
-    net = MLPActorCritic((3,), ActionHead(space))
+    net = make_actor_critic(Box(-1.0, 1.0, (3,)), space)
     mask = np.array([[1, 1, 0, 1], [0, 1, 1, 1]], np.bool_)
     raw = torch.randn(2, A, requires_grad=True)
     behaviour_logits = mask_logits(torch.randn(2, A), mask)

@@ -12,15 +12,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import ConvActorCritic, MLPActorCritic, initial_state, unroll
+from a3c_mp.nets.actor_critic import initial_state, unroll
 from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.layers import LSTMCore, is_image, reset_state
 from a3c_mp.nets.obs_norm import CLIP, VALUES_AT_ONCE, Moments, ObsNorm
 from a3c_mp.processes.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
-TWO, SIX = ActionHead(Discrete(2)), ActionHead(Discrete(6))
+
+
+def image_net():
+    return make_actor_critic(Box(0, 255, SMALL_IMAGE, np.uint8), Discrete(6))
+
+
+def vector_net(num_actions=2):
+    return make_actor_critic(Box(-1.0, 1.0, (4,)), Discrete(num_actions))
 
 
 def pixels(num, shape=SMALL_IMAGE, seed=0):
@@ -251,20 +257,13 @@ def test_updating_the_norm_is_no_part_of_any_gradient():
     assert not any(buffer.requires_grad for buffer in norm.buffers())
 
 
-@pytest.mark.parametrize("shape", [(4, 84, 84), SMALL_IMAGE, (3, 64, 48)])
-def test_image_nets_give_logits_and_a_value_for_each_observation(shape):
-    net = make_actor_critic(Box(0, 255, shape, np.uint8), Discrete(6))
-    assert isinstance(net, ConvActorCritic)
-    logits, values = net(pixels(3, shape))
+@pytest.mark.parametrize("shape", [(4, 84, 84), SMALL_IMAGE, (3, 64, 48), (4,), (2, 3), (2, 3, 4)])
+def test_nets_give_logits_and_a_value_for_each_observation(shape):
+    image = min(shape[-2:]) >= 36
+    net = make_actor_critic(Box(0, 255, shape, np.uint8) if image else Box(-1.0, 1.0, shape), Discrete(6))
+    assert any(isinstance(module, nn.Conv2d) for module in net.modules()) == image
+    logits, values = net(pixels(3, shape) if image else torch.randn(3, *shape))
     assert (logits.shape, values.shape) == ((3, 6), (3,))
-
-
-@pytest.mark.parametrize("shape", [(4,), (), (2, 3)])
-def test_vector_nets_give_logits_and_a_value_for_each_observation(shape):
-    net = make_actor_critic(Box(-1.0, 1.0, shape, np.float32), Discrete(2))
-    assert isinstance(net, MLPActorCritic)
-    logits, values = net(torch.randn(3, *shape))
-    assert (logits.shape, values.shape) == ((3, 2), (3,))
 
 
 def test_only_boxes_of_three_dimensions_are_images():
@@ -275,7 +274,7 @@ def test_only_boxes_of_three_dimensions_are_images():
 
 def test_each_observation_of_a_batch_is_judged_alone():
     torch.manual_seed(0)
-    net, obs = ConvActorCritic(SMALL_IMAGE, SIX), pixels(3)
+    net, obs = image_net(), pixels(3)
     net.norm.update(obs)
     logits, values = net(obs)
     for i in range(3):
@@ -291,9 +290,9 @@ def convolutions_are_channels_last(net):
 
 
 def test_convolutions_stay_channels_last_all_their_life():
-    net = ConvActorCritic(SMALL_IMAGE, SIX)
+    net = image_net()
     assert convolutions_are_channels_last(net)
-    actor = ConvActorCritic(SMALL_IMAGE, SIX).bfloat16()
+    actor = image_net().bfloat16()
     Weights(net, torch.bfloat16).load(actor)
     assert convolutions_are_channels_last(actor)
     plain = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
@@ -308,7 +307,7 @@ def test_convolutions_stay_channels_last_all_their_life():
 def test_nets_do_not_touch_the_observations_they_are_given():
     """They are views of a slot, and will be learned from."""
     vectors = torch.randn(5, 4)
-    for net, obs in [(MLPActorCritic((4,), TWO), vectors), (ConvActorCritic(SMALL_IMAGE, SIX), pixels(5))]:
+    for net, obs in [(vector_net(), vectors), (image_net(), pixels(5))]:
         net.norm.update(obs)
         before = obs.clone()
         net(obs)
@@ -316,7 +315,7 @@ def test_nets_do_not_touch_the_observations_they_are_given():
 
 
 def test_nets_compute_in_the_format_of_their_weights_or_of_autocast():
-    for net, obs in [(MLPActorCritic((4,), TWO), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, SIX), pixels(5))]:
+    for net, obs in [(vector_net(), torch.randn(5, 4)), (image_net(), pixels(5))]:
         assert [out.dtype for out in net(obs)] == [torch.float32] * 2
         with torch.autocast("cpu", torch.bfloat16):
             outputs = net(obs)
@@ -328,7 +327,7 @@ def test_nets_compute_in_the_format_of_their_weights_or_of_autocast():
 
 def test_a_bfloat16_actor_agrees_with_its_float32_learner():
     torch.manual_seed(0)
-    learner, obs = ConvActorCritic(SMALL_IMAGE, SIX), pixels(20)
+    learner, obs = image_net(), pixels(20)
     learner.norm.update(obs)
     actor = copy.deepcopy(learner).bfloat16()
     (logits, values), (actor_logits, actor_values) = learner(obs), actor(obs)
@@ -336,16 +335,13 @@ def test_a_bfloat16_actor_agrees_with_its_float32_learner():
     torch.testing.assert_close(actor_values.float(), values, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("make_net", [lambda: MLPActorCritic((4,), SIX), lambda: ConvActorCritic(SMALL_IMAGE, SIX)])
-def test_the_first_policy_is_nearly_uniform(make_net):
-    net = make_net()
-    obs = torch.randn(64, 4) if isinstance(net, MLPActorCritic) else pixels(64)
-    policy = net(obs)[0].softmax(dim=-1)
-    assert (policy - 1 / 6).abs().max() < 0.02
+@pytest.mark.parametrize(("net", "obs"), [(vector_net(6), torch.randn(64, 4)), (image_net(), pixels(64))])
+def test_the_first_policy_is_nearly_uniform(net, obs):
+    assert (net(obs)[0].softmax(dim=-1) - 1 / 6).abs().max() < 0.02
 
 
 def test_policy_and_value_have_hidden_layers_of_their_own():
-    for net, obs in [(MLPActorCritic((4,), TWO), torch.randn(5, 4)), (ConvActorCritic(SMALL_IMAGE, SIX), pixels(5))]:
+    for net, obs in [(vector_net(), torch.randn(5, 4)), (image_net(), pixels(5))]:
         net(obs)[1].sum().backward()
         assert all(p.grad is None for p in net.policy.parameters())
         assert all(p.grad is not None for p in net.value.parameters())
@@ -380,7 +376,7 @@ def test_nets_have_the_sizes_of_their_papers(kind, convolutions, features, hidde
     assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == convolutions
     linear = next(module for module in net.modules() if isinstance(module, nn.Linear))
     assert (linear.in_features, linear.out_features) == (features, hidden)
-    assert isinstance(net, ConvActorCritic) == (kind == "nature")
+    assert (len(net.policy) > 1) == (kind == "nature"), "hidden layers of their own"
 
 
 def test_the_core_is_torchs_lstm_reset_at_episode_starts():
@@ -468,7 +464,7 @@ OWN_NETS = {
 @pytest.mark.parametrize(("function", "message"), OWN_NETS.values(), ids=OWN_NETS)
 @pytest.mark.parametrize("space", [Discrete(2), Box(-1.0, 1.0, (2,))], ids=str)
 def test_a_net_of_the_users_own_keeps_the_contract_or_is_refused(function, message, space, monkeypatch):
-    monkeypatch.setattr("a3c_mp.nets.own.find_net_function", lambda name: function)
+    monkeypatch.setattr("a3c_mp.nets.build.find_net_function", lambda name: function)
     spec = NetSpec("a:b", log_std_init=0.5)
     if message is not None:
         with pytest.raises(ConfigError, match=f"net=a:b: .*{message}"):
@@ -480,7 +476,7 @@ def test_a_net_of_the_users_own_keeps_the_contract_or_is_refused(function, messa
 
 
 BAD_SPECS = {
-    "no such net": (NetSpec("small"), "net=small: must be paper, book, deep or module:function"),
+    "no such net": (NetSpec("small"), "net=small: must be a3c, nature, deep or module:function"),
     "no such module": (NetSpec("nowhere:small"), "net=nowhere:small: ModuleNotFoundError: No module named 'nowhere'"),
     "no such function": (NetSpec("math:small"), "net=math:small: AttributeError: "),
     "no function": (NetSpec("math:pi"), "net=math:pi: pi is a float, must be a function"),

@@ -36,8 +36,3 @@ def test_a_cpu_has_bfloat16_with_either_instruction_set(avx512, amx, monkeypatch
 def test_a_gpu_has_bfloat16_from_capability_8_on(capability, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert precision.has_native_bf16(torch.device("cuda")) == expected
-
-
-def test_an_unknown_precision_is_not_guessed_at():
-    with pytest.raises(KeyError):
-        compute_dtype("fp8", CPU, image=True)
