@@ -23,8 +23,8 @@ from a3c_mp.nets.obs_norm import ObsNorm
 
 NETS = "a3c", "nature", "deep"
 """`--net`, besides `module:function`"""
-UNITS, NATURE_UNITS = 256, 512
-"""of the hidden layer that policy and value share, and of their own hidden layers in `--net nature`"""
+SHARED_UNITS, OWN_UNITS = 256, 512
+"""of the hidden layer that policy and value share; of each one's own hidden layer on images (`--net nature`)"""
 
 
 class NetSpec(NamedTuple):
@@ -67,11 +67,11 @@ def make_actor_critic(
     torso = convolutions(spec.net, shape[0]) if image else nn.Flatten()
     features = num_features(torso, shape)
     if spec.lstm or (image and spec.net != "nature"):
-        torso = nn.Sequential(torso, nn.Linear(features, UNITS), nn.ReLU())
-        core = LSTMCore(UNITS, UNITS) if spec.lstm else None
-        sizes: list[int] = [UNITS]
+        torso = nn.Sequential(torso, nn.Linear(features, SHARED_UNITS), nn.ReLU())
+        core = LSTMCore(SHARED_UNITS, SHARED_UNITS) if spec.lstm else None
+        sizes: list[int] = [SHARED_UNITS]
     else:
-        sizes = [features, NATURE_UNITS] if image else [features, *spec.hidden]
+        sizes = [features, OWN_UNITS] if image else [features, *spec.hidden]
     activation = nn.ReLU if image else nn.Tanh
     policy, value = mlp([*sizes, head.num_outputs], activation), mlp([*sizes, 1], activation)
     return LayeredActorCritic(norm, head, torso, core, policy, value)
@@ -87,10 +87,8 @@ def _check(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
         raise ConfigError("net", spec.net, why, "leave it out")
     if own and spec.lstm:
         raise ConfigError("lstm", True, f"--net {spec.net} has no place for it", "leave one of them out")
-    if not spec.hidden:
-        raise ConfigError("hidden", "", "it needs the units of one layer at least", "for instance --hidden 64 64")
-    if min(spec.hidden) < 1:
-        raise ConfigError("hidden", hidden, "a layer has 1 or more units")
+    if not spec.hidden or min(spec.hidden) < 1:
+        raise ConfigError("hidden", hidden, "it needs one layer or more, of 1 or more units", "try --hidden 64 64")
     if spec.hidden != DEFAULT_NET.hidden and (image or own or spec.lstm):
         why = "it is for vectors, without --lstm or a net of your own; other nets have sizes of their own"
         raise ConfigError("hidden", hidden, why, "leave it out")

@@ -45,7 +45,7 @@ def writer_state_spec(num_envs: int, n_step: int) -> Spec:
 
 
 class Writer:
-    """An actor's writing end of the replay.
+    """The actor's end of the replay.
 
     A transition that begins at step t is complete with the value of step t + n, or earlier if the return ends:
 
@@ -109,7 +109,7 @@ class Writer:
         cut = step.terminated if step.life_lost is None else step.terminated | step.life_lost
         truncated = step.truncated & ~step.terminated
         self._check(step.obs, truncated)
-        row, final_value = self.row.copy(), None
+        row = self.row.copy()
         self._append(self.env, step.obs, step.action, step.mask)
         if truncated.any():
             assert step.final_obs is not None, "an episode was truncated: its final observation is missing"
@@ -117,23 +117,27 @@ class Writer:
             ended = np.flatnonzero(truncated)
             final_mask = None if step.final_mask is None else step.final_mask[ended]
             self._append(ended, step.final_obs[ended], None, final_mask)
-            final_value = _where_finite(step.final_obs, step.final_value)
         self.arrays["written"][:] = self.row
+        self._add_to_returns(step, row, cut, cut | truncated)
+        self.arrays["committed"][:] = self.row - self.pending.sum(axis=0)
+        self.t[step.terminated | step.truncated] = 0
 
+    def _add_to_returns(self, step: EnvStep, row: np.ndarray, cut: np.ndarray, done: np.ndarray) -> None:
+        """Write the transitions that a step at rows [B] completes: with `n` rewards, or because their return ends."""
         place = self.time % self.n
         full = np.flatnonzero(self.pending[place])
         self._complete(place, full, row, self.n, self.n, _where_finite(step.obs, step.value))
         self.returns[place], self.q[place], self.pending[place] = 0.0, _where_finite(step.obs, step.q), True
         ages = (self.time - np.arange(self.n)) % self.n  # steps since what lies in places 0, 1, ... began
         self.returns += self.powers[ages, None] * step.reward
-        if (done := cut | truncated).any():
-            places, env = np.nonzero(self.pending & done)
-            age = ages[places]
-            self._complete(places, env, row, age, np.where(cut[env], 0, age + 1), final_value)
-            self.pending[:, done] = False
-        self.arrays["committed"][:] = self.row - self.pending.sum(axis=0)
         self.time += 1
-        self.t[step.terminated | step.truncated] = 0
+        if done.any():
+            places, env = np.nonzero(self.pending & done)
+            age, values = ages[places], step.final_value
+            if step.final_obs is not None and values is not None:
+                values = _where_finite(step.final_obs, values)
+            self._complete(places, env, row, age, np.where(cut[env], 0, age + 1), values)
+            self.pending[:, done] = False
 
     def _complete(
         self, place: int | np.ndarray, env: np.ndarray, row: np.ndarray, age: int | np.ndarray,
