@@ -76,7 +76,7 @@ class ResumeStates:
                 self.slots = Slots(_spec(num_envs, layout), len(self.own) * layout.slots_per_actor)
             except MemoryError as error:
                 raise ConfigError("num-envs", num_envs, str(error), "lower it, or --num-actors") from error
-            self._games = [GameLog(num_envs, seeding, keep_actions=True) for _ in range(args.max_actors)]
+            self._games = [GameLog(num_envs, seeding) for _ in range(args.max_actors)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the slots alone: an actor needs nothing else."""

@@ -11,8 +11,8 @@ from torch import nn
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.maths.schedules import linear
+from a3c_mp.nets.build import OwnActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
-from a3c_mp.nets.own import OwnActorCritic
 from a3c_mp.run.preflight import FOUND
 from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
 

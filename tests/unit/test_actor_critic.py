@@ -23,8 +23,7 @@ from a3c_mp.algorithms.actor_critic_settings import PRESETS, ActorCriticArgs, PP
 from a3c_mp.config import check_ranges
 from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
 from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import ConvActorCritic, MLPActorCritic
-from a3c_mp.nets.distributions import ActionHead
+from a3c_mp.nets.build import make_actor_critic
 
 ARGS = ActorCriticArgs(
     gamma=0.5, returns="nstep", n_step=1, reward_clip=False, life_loss_terminal=False, normalize_advantages=False
@@ -101,7 +100,7 @@ def test_samples_keep_what_belongs_together():
 @pytest.mark.parametrize("loss", [actor_critic.loss, train_a3c_data.loss, train_task.loss])
 def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter(loss):
     """Chapters 1 and 5 show it in their scripts, and the library has it for chapter 2."""
-    net = ConvActorCritic((4, 36, 36), ActionHead(Discrete(2)))
+    net = make_actor_critic(Box(0, 255, (4, 36, 36), "uint8"), Discrete(2))
     samples = Samples.of(ARGS, a_rollout(8, 2))._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
     totals = []
     for precision in ("fp32", "bf16"):
@@ -118,7 +117,7 @@ def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_paramete
 
 
 def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
-    net, rollout = MLPActorCritic((3,), ActionHead(Discrete(2))), a_rollout(8, 2)
+    net, rollout = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2)), a_rollout(8, 2)
     advantages, value_targets = (field.flatten() for field in advantages_and_targets(ARGS, rollout))
     for normalize, expected in [(False, advantages), (True, losses.normalize(advantages))]:
         args = replace(ARGS, normalize_advantages=normalize)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 from a3c_mp.algorithms.gradients import (
@@ -18,8 +18,7 @@ from a3c_mp.algorithms.gradients import (
     views_like,
 )
 from a3c_mp.data.episodes import Episode
-from a3c_mp.nets.actor_critic import ConvActorCritic
-from a3c_mp.nets.distributions import ActionHead
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.slots import Slots
 
@@ -33,7 +32,7 @@ def images(num, seed=0):
 
 def a_net_with_gradients(seed=0):
     torch.manual_seed(seed)
-    net = ConvActorCritic(IMAGE, ActionHead(Discrete(3)))
+    net = make_actor_critic(Box(0, 255, IMAGE, "uint8"), Discrete(3))
     logits, values = net(images(8, seed))
     (logits.square().sum() + (values - 1).square().sum()).backward()
     return net
