@@ -100,7 +100,7 @@ def own_memory(node: Node, args: RoleArgs) -> Memory | None:
     spaces = probe_env(args.env_id)
     dtype = acting_dtype(args.precision, make_actor_critic(*spaces, args.net_spec))
     states = ResumeStates(args, rollout_layout(args, spaces[1]), start=0)
-    return Memory(OwnSlot(spec_of_rollouts(args, *spaces)), RemoteWeights(node, dtype), states, dtype, args.in_order)  # type: ignore[arg-type]
+    return Memory(OwnSlot(spec_of_rollouts(args, *spaces)), RemoteWeights(node, dtype), states, dtype, args.in_order)
 
 
 def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) -> None:
