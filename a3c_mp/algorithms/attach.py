@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from a3c_mp.algorithms.actor_critic import rollout_layout
-from a3c_mp.algorithms.roles import RoleArgs
+from a3c_mp.algorithms.roles import Memory, RoleArgs
 from a3c_mp.data.resume_states import ResumeStates
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
@@ -19,12 +18,12 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
+from a3c_mp.task.channels import RemoteWeights
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.joining import REPORT_REFUSAL, JoinedNodes
+from a3c_mp.task.joining import JoinedNodes
 from a3c_mp.task.node import Node
-from a3c_mp.task.parallel import Role
-from a3c_mp.task.remote import RemoteWeights
 from a3c_mp.task.router import Router
+from a3c_mp.task.start import REPORT_REFUSAL, Role
 
 
 def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
@@ -43,22 +42,19 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     assert args.attach_to is not None
     check_system()
     log = open_terminal_log()
-    roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS)]
+    roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS, on_restart=log.warning)]
     if args.role == "collector":
         check_memory(args.num_actors, 1, 0, False)
         check_open_files(args.num_actors)
-        roles = [Role("collector", ("collector",), "--num-actors", NICENESS) for _ in range(args.num_actors)]
+        roles = [Role("collector", ("collector",), "--num-actors", NICENESS, on_restart=log.warning)] * args.num_actors
     try:
-        with Router(Endpoint(None, "star", dials=(args.attach_to,), key_file=args.key_file), log) as router:
-            theirs = settings_of(args, router.greeting)
+        with Router(Endpoint(dials=args.attach_to, key_file=args.key_file), log) as router:
+            theirs = settings_of(args, router.links.greeting)
             probe_env(theirs.env_id)
-            log.info(
-                f"{len(roles)} {args.role}{'s' * (len(roles) > 1)} for the task on {theirs.env_id} at {args.attach_to}"
-            )
-            nodes = JoinedNodes(
-                run_node_of_task, (pipeline, theirs), roles, router, log, args.max_restarts, args.hang_seconds
-            )
-            with nodes:
+            what = f"{len(roles)} {args.role}{'s' * (len(roles) > 1)}"
+            log.info(f"{what} for the task on {theirs.env_id} at {args.attach_to}")
+            supervision = args.max_restarts, args.hang_seconds
+            with JoinedNodes(run_node_of_task, (pipeline, theirs), roles, router, log, *supervision) as nodes:
                 nodes.wait()
             log.info("the task has ended")
     except WorkerError as error:
@@ -82,36 +78,15 @@ def settings_of(args: RoleArgs, greeting: Mapping[str, Any]) -> RoleArgs:
     return replace(theirs, attach_to=args.attach_to, role=args.role, key_file=args.key_file, listen=None, cuda=False)
 
 
-class OwnMemory:
-    """The `Memory` of a node that has joined, allocated where it is used: an evaluator needs none of it.
-
-    Args:
-        node: of this process.
-        args: of the task.
-    """
-
-    def __init__(self, node: Node, args: RoleArgs):
-        self.node, self.args = node, args
-        self.spaces = probe_env(args.env_id)
-
-    @cached_property
-    def slots(self) -> Slots:
-        """One slot, whose fields are sent."""
-        return Slots(rollout_spec(self.args.unroll_length, self.args.num_envs, *self.spaces), 1)
-
-    @cached_property
-    def weights(self) -> RemoteWeights:
-        net = make_actor_critic(*self.spaces, self.args.net_spec)
-        return RemoteWeights(self.node, acting_dtype(self.args.precision, net))
-
-    @cached_property
-    def states(self) -> ResumeStates:
-        return ResumeStates(self.args, rollout_layout(self.args, self.spaces[1]), start=0)
-
-
 def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) -> None:
-    """A node that has joined: run the pipeline with memory of its own."""
+    """A node that has joined: run the pipeline, as a collector with memory of its own."""
+    memory = None
+    if args.role == "collector":
+        spaces = probe_env(args.env_id)
+        slots = Slots(rollout_spec(args.unroll_length, args.num_envs, *spaces), 1)
+        weights = RemoteWeights(acting_dtype(args.precision, make_actor_critic(*spaces, args.net_spec)))
+        memory = Memory(slots, weights, ResumeStates(args, rollout_layout(args, spaces[1]), start=0))
     try:
-        pipeline(node, args, OwnMemory(node, args))
+        pipeline(node, args, memory)
     except ConfigError as error:
         node.report(REPORT_REFUSAL, error.what, str(error.value), error.why, error.fix)

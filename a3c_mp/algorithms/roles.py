@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import gymnasium
 import torch
@@ -25,7 +25,7 @@ from a3c_mp.config import Between
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.games import make_envs
 from a3c_mp.data.resume_states import ResumeStates
-from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import is_valid
@@ -39,12 +39,12 @@ from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.preflight import allow_open_files, probe_env
 from a3c_mp.run.run import Run
-from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp, node_name
-from a3c_mp.task.exchange import CollectorChannel, NodeChannel, NodePool
+from a3c_mp.task.channels import CollectorChannel, NodeChannel, RemoteWeights
+from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp
+from a3c_mp.task.exchange import LocalChannel, LocalPool, NodePool
 from a3c_mp.task.node import Node
-from a3c_mp.task.one_process import LocalChannel, LocalPool
-from a3c_mp.task.parallel import Callbacks, Network, Nodes, Role, Supervision
-from a3c_mp.task.remote import RemoteChannel, RemoteWeights, serve_weights
+from a3c_mp.task.parallel import Nodes
+from a3c_mp.task.start import Role
 from a3c_mp.task.wire import MAX_TENSOR, WireError
 
 
@@ -65,8 +65,6 @@ class RoleArgs(PPOArgs):
     """with --standalone: run the middleware of an iteration in threads, at the same time; at least 2 slots-per-actor"""
     print_per_step: Annotated[int, Between(0)] = 0
     """print the time of each middleware every N iterations; 0: never"""
-    transport: Literal["ipc", "tcp"] = "ipc"
-    """messages between the nodes of this machine: Unix sockets, or TCP on loopback with --key-file"""
     listen: str | None = None
     """address tcp://HOST:PORT at which nodes of other machines may join; needs --key-file"""
     remote_actors: Annotated[int, Between(0, 1024)] = 4
@@ -87,22 +85,11 @@ class RoleArgs(PPOArgs):
         return 0 if self.standalone else super().gpu_actors
 
 
-class Memory(Protocol):
-    """What the middleware of a node works on: `SharedMemory`, or `attach.OwnMemory` on another machine."""
-
-    @property
-    def slots(self) -> Slots: ...
-    @property
-    def weights(self) -> Weights | RemoteWeights: ...
-    @property
-    def states(self) -> ResumeStates: ...
-
-
-class SharedMemory(NamedTuple):
-    """What the learner and the collectors of its machine share."""
+class Memory(NamedTuple):
+    """What the middleware of a node works on: shared with the learner, or of another machine's own."""
 
     slots: Slots
-    weights: Weights
+    weights: Weights | RemoteWeights
     states: ResumeStates
 
 
@@ -132,40 +119,37 @@ def check_roles(args: R) -> R:
     Raises:
         ConfigError: settings contradict each other, or an address or a key is invalid.
     """
-    if args.attach_to is not None and args.role == "learner":
-        raise ConfigError("role", args.role, "the task to join has its learner", "--role collector, or evaluator")
-    if args.attach_to is None and args.role != "learner":
-        raise ConfigError("role", args.role, "the task would have no learner", "add --attach-to, or leave --role out")
-    for flag, address in (("listen", args.listen), ("attach-to", args.attach_to)):
-        if address is not None and args.standalone:
-            raise ConfigError(flag, address, "a standalone task is one process", "leave --standalone out")
-    if args.listen is not None and args.attach_to is not None:
-        raise ConfigError("attach-to", args.attach_to, "a node that joins does not listen", "leave --listen out")
-    if args.num_actors == 0 and (args.listen is None or args.remote_actors == 0) and args.role != "evaluator":
-        raise ConfigError("num-actors", 0, "there would be no collector", "use 1 or more, or --listen for others")
-    if args.transport == "tcp" and args.standalone:
-        raise ConfigError("transport", "tcp", "a standalone task is one process", "leave --standalone out")
-    if args.resume is None and args.listen is None:  # a resumed run may have listened before
-        if args.key_file is not None and args.transport != "tcp" and args.attach_to is None:
-            fix = "leave it out" if args.standalone else "add --listen or --attach-to, or leave it out"
-            raise ConfigError("key-file", args.key_file, "nothing is on TCP", fix)
+    listens, attaches = args.listen is not None, args.attach_to is not None
+
+    def refuse(flag: str, why: str, fix: str) -> NoReturn:
+        raise ConfigError(flag, getattr(args, flag.replace("-", "_")), why, fix)
+
+    if attaches and args.role == "learner":
+        refuse("role", "the task to join has its learner", "--role collector, or evaluator")
+    if not attaches and args.role != "learner":
+        refuse("role", "the task would have no learner", "add --attach-to, or leave --role out")
+    if args.standalone and (listens or attaches):
+        refuse("listen" if listens else "attach-to", "a standalone task is one process", "leave --standalone out")
+    if listens and attaches:
+        refuse("attach-to", "a node that joins does not listen", "leave --listen out")
+    if args.num_actors == 0 and not (listens and args.remote_actors) and args.role != "evaluator":
+        refuse("num-actors", "there would be no collector", "use 1 or more, or --listen for others")
+    if args.resume is None and not listens:  # a resumed run may have listened before
+        if args.key_file is not None and not attaches:
+            refuse("key-file", "nothing is on TCP", "add --listen or --attach-to, or leave it out")
         if args.remote_actors != RoleArgs.remote_actors:
-            raise ConfigError("remote-actors", args.remote_actors, "no node can join", "add --listen, or leave it out")
+            refuse("remote-actors", "no node can join", "add --listen, or leave it out")
     if args.async_mode and not args.standalone:
-        raise ConfigError("async-mode", True, "nodes run beside each other anyway", "add --standalone")
+        refuse("async-mode", "nodes run beside each other anyway", "add --standalone")
     if args.deterministic and args.async_mode:
-        raise ConfigError("async-mode", True, "threads have no fixed order", "leave --deterministic out")
-    if args.deterministic and args.listen is not None:
-        raise ConfigError("listen", args.listen, "who joins, and when, has no fixed order", "leave --deterministic out")
-    if args.transport == "tcp" and args.key_file is None:
-        raise ConfigError("transport", "tcp", "TCP needs a key", "add --key-file FILE")
-    if args.transport == "tcp":
-        Endpoint(0, "star", binds=("tcp://127.0.0.1:0",), key_file=args.key_file).load_key()
+        refuse("async-mode", "threads have no fixed order", "leave --deterministic out")
+    if args.deterministic and listens:
+        refuse("listen", "who joins, and when, has no fixed order", "leave --deterministic out")
     if args.listen is not None:
-        Endpoint(0, "star", binds=(args.listen,), key_file=args.key_file).load_key()
+        Endpoint(binds=(args.listen,), key_file=args.key_file).load_key()
         _check_bind(args.listen)
     if args.attach_to is not None:
-        Endpoint(None, "star", dials=(args.attach_to,), key_file=args.key_file).load_key()
+        Endpoint(dials=args.attach_to, key_file=args.key_file).load_key()
     # Collectors fill one slot while the learner has the other.
     return dataclasses.replace(args, slots_per_actor=max(args.slots_per_actor, 2)) if args.async_mode else args
 
@@ -182,67 +166,30 @@ def _check_bind(address: str) -> None:
 
 
 def allocate(args: RoleArgs, net: nn.Module, spec: Spec) -> Slots:
-    """Allocate the slots of all collectors.
-
-    Args:
-        args: of the chapter.
-        net: of the learner.
-        spec: of a rollout.
+    """Allocate the slots of all collectors, for rollouts of fields `spec`.
 
     Raises:
         ConfigError: as of `actor_critic.allocate`; or a rollout or the weights are too large for a message.
     """
-    _check_message_sizes(args, net, spec)
-    return actor_critic.allocate(args, spec)
-
-
-def _check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
-    """Rollouts and weights are sent to and from other machines only, snapshots for the evaluator to any node."""
     sizes: list[tuple[str, str, int]] = []  # setting, what it makes large, bytes
-    if args.listen is not None:
+    if args.listen is not None:  # rollouts and weights are sent to and from other machines only
         fields = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in spec.items()}
         sizes += [("num-envs", f"field {name} of a rollout", size) for name, size in fields.items()]
         num_values = sum(tensor.numel() for tensor in net.state_dict().values())
         sizes.append(("env-id", "the weights", num_values * acting_dtype(args.precision, net).itemsize))
-    if args.eval_every and not args.standalone:
+    if args.eval_every and not args.standalone:  # snapshots for the evaluator, to any node
         sizes += [("env-id", f"the weight {name}", value.nbytes) for name, value in net.state_dict().items()]
     fixes = {"num-envs": "lower it or --unroll-length", "env-id": "choose another, or use --standalone"}
     for setting, what, size in sizes:
         if size > MAX_TENSOR:
             why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
             raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fixes[setting])
+    return actor_critic.allocate(args, spec)
 
 
 def make_run(args: RoleArgs, net: ActorCritic, optimizer: torch.optim.Optimizer) -> Run:
     """Make the run, whose evaluator is a node or a middleware of the task."""
     return Run(args, args.chapter, net, optimizer, make_policy=None)
-
-
-def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> SharedMemory:
-    """Make what the learner shares with its collectors."""
-    weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
-    states = ResumeStates(args, rollout_layout(args, action_space), start=run.steps)
-    run.keep(actors=states, weights=weights)
-    return SharedMemory(slots, weights, states)
-
-
-def _roles_of(args: RoleArgs) -> list[Role]:
-    """Roles of the nodes of this machine: the learner, the collectors, the evaluator."""
-    roles = [Role("learner", ("learner",))]
-    if not args.standalone:
-        collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
-        roles += [collector(f"collector {number}") for number in range(args.num_actors)]
-        if args.eval_every:
-            roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, needs_result=True))
-    return roles
-
-
-def _network_of(args: RoleArgs, run: Run) -> Network:
-    settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
-    return Network(
-        "star", args.transport, args.listen, args.key_file, joining=("collector", "evaluator"),
-        greeting={"args": settings, "run": secrets.token_hex(8)}, log=run.log,
-    )  # fmt: skip
 
 
 class NodeGroup:
@@ -264,58 +211,70 @@ class NodeGroup:
     ):
         if args.listen is not None:
             allow_open_files()
-        memory = _share_memory(args, run, slots, action_space)
-        self.run, self.args, self.memory, self.action_space = run, args, memory, action_space
-        roles, callbacks = _roles_of(args), dict[int, Callbacks]()
-        if roles[-1].name == "evaluator":
-            callbacks[len(roles) - 1] = Callbacks(
-                on_restart=self._on_evaluator_restart, on_lost=self._on_evaluator_lost
-            )
-        supervision = Supervision(
-            args.max_restarts, args.hang_seconds, is_interrupted=run.is_interrupted, callbacks=callbacks
-        )
-        self.nodes = Nodes(pipeline, (args, memory), roles, _network_of(args, run), supervision)
-        self._evaluator_error: WorkerError | None = None
+        self.run, self.args, self.action_space = run, args, action_space
+        self.weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
+        states = ResumeStates(args, rollout_layout(args, action_space), start=run.steps)
+        run.keep(actors=states, weights=self.weights)
+        self.memory = Memory(slots, self.weights, states)
         start: Callable[..., WorkerPool] = LocalPool
         if not args.standalone:
-            start = partial(NodePool, callbacks, range(1, args.num_actors + 1), memory.slots)
-        self.actors = Actors(start, memory.weights, memory.states, run)
+            start = partial(NodePool, args.num_actors, slots, self.weights, self._check_rollout)
+        self.actors = Actors(start, self.weights, states, run)
+        self.evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
+        settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
+        self.nodes = Nodes(
+            pipeline, (args, self.memory), self._roles(), args.listen, args.key_file,
+            joining=("collector", "evaluator"), greeting={"args": settings, "run": secrets.token_hex(8)}, log=run.log,
+            max_restarts=args.max_restarts, hang_seconds=args.hang_seconds, is_interrupted=run.is_interrupted,
+        )  # fmt: skip
 
     def __enter__(self) -> NodeGroup:
-        self.node = self.nodes.__enter__()
-        if isinstance(self.actors.workers, NodePool):
-            self.actors.workers.check = self._check_rollout
-            self.actors.workers.connect(self.node)
-            serve_weights(self.node, self.actors.weights)
-            own = node_name(self.args.num_actors + 1)
-            others, error = self.args.listen is not None, lambda: self._evaluator_error
-            self.run.evaluate_with(NodeEvaluator(self.node, own, self.run, error, others))
-        else:
-            self.run.evaluate_with(InlineEvaluator(self.node, EvaluationGames.of(self.args), self.run.is_interrupted))
-        if self.args.listen is not None:
-            address, places = next(filter(is_tcp, self.node.router.addresses)), self.args.remote_actors
-            self.run.log.info(f"listening at {address}, for at most {places} collectors")
+        with ExitStack() as stack:
+            stack.enter_context(self.actors)
+            self.node = stack.enter_context(self.nodes)
+            if isinstance(self.actors.workers, NodePool):
+                self.actors.workers.connect(self.node)
+                self.evaluator.connect(self.node)
+                self.run.evaluate_with(self.evaluator)
+            else:
+                games = EvaluationGames.of(self.args)
+                self.run.evaluate_with(InlineEvaluator(self.node, games, self.run.is_interrupted))
+            if self.args.listen is not None:
+                address, places = next(filter(is_tcp, self.node.router.addresses)), self.args.remote_actors
+                self.run.log.info(f"listening at {address}, for at most {places} collectors")
+            stack.push(lambda kind, error, trace: self.run.finish(error))  # while the evaluator can still answer
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with ExitStack() as cleanup:
-            cleanup.push(self.actors)
-            cleanup.push(self.nodes)
-            self.run.finish(error)  # while the evaluator can still answer
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
+
+    def _roles(self) -> list[Role]:
+        """Roles of the nodes of this machine: the learner, the collectors, the evaluator."""
+        learner, pool, own = Role("learner", ("learner",)), self.actors.workers, self.evaluator
+        if not isinstance(pool, NodePool):
+            return [learner]
+        collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
+        return [
+            learner,
+            *(
+                collector(f"collector {w}", prepare=partial(pool.prepare, w), on_restart=partial(pool.on_lost, w))
+                for w in range(self.args.num_actors)
+            ),
+            *[
+                Role(
+                    "evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, needs_result=True,
+                    on_restart=own.on_restart, on_lost=own.on_lost,
+                )
+            ] * bool(self.args.eval_every),
+        ]  # fmt: skip
 
     def _check_rollout(self, version: int, fields: Mapping[str, Tensor]) -> None:
         """Raise WireError for values that the learner cannot use; those that are not finite are skipped later."""
-        if not 0 <= version <= self.actors.weights.version:
+        if not 0 <= version <= self.weights.version:
             raise WireError(f"there is no weights version {version}")
         if not is_valid(self.action_space, fields["action"]):
             raise WireError(f"actions are not of {self.action_space}")
-
-    def _on_evaluator_restart(self, text: str) -> None:
-        self.run.progress.evals.restarts += 1
-        self.run.log.warning(text)
-
-    def _on_evaluator_lost(self, error: WorkerError) -> None:
-        self._evaluator_error = error
 
 
 def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner | None) -> list[Collector]:
@@ -325,7 +284,10 @@ def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner |
         workers = learner.actors.workers
         channels = workers.channels if isinstance(workers, LocalPool) else []
     elif "collector" in node.labels:
-        channels = [NodeChannel(node, node.setup) if node.setup is not None else RemoteChannel(node, memory.slots)]
+        if isinstance(memory.weights, RemoteWeights):
+            channels = [NodeChannel(node, None, memory.slots, memory.weights)]
+        else:
+            channels = [NodeChannel(node, node.setup)]
     return [_make_collector(args, memory, channel) for channel in channels]
 
 

@@ -1,4 +1,4 @@
-"""The key file of a cluster: one CURVE secret key, which every node that connects over TCP must have."""
+"""The key file of a task on TCP: one CURVE secret key, which every node that connects over TCP must have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COPY_IT = "copy the file of the node that listens"
 
 
 class KeyPair(NamedTuple):
-    """A CURVE key pair, in Z85. All nodes of a cluster use the same one: who has it is let in."""
+    """A CURVE key pair, in Z85. All nodes of a task use the same one."""
 
     public: bytes
     secret: bytes
@@ -38,22 +38,20 @@ def make_key(path: Path) -> KeyPair:
 
 
 def read_key(path: Path) -> KeyPair:
-    """The key pair of a key file. Raises ConfigError if it is missing, malformed or readable by other users."""
+    """Read the key pair of a key file. Raises ConfigError if it is missing, malformed or readable by other users."""
     try:
         # A pipe without a writer would block the opening.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            text = file.read(2 * Z85_SIZE).strip() if stat.S_ISREG(mode) else None
+            text = file.read(2 * Z85_SIZE).strip() if stat.S_ISREG(mode) else b""
     except FileNotFoundError as error:
         raise ConfigError(FLAG, path, "there is no such file", COPY_IT) from error
     except OSError as error:
         raise ConfigError(FLAG, path, f"cannot be read ({error.strerror})", "choose another file") from error
-    if text is None:
+    if not stat.S_ISREG(mode):
         raise ConfigError(FLAG, path, "is not a regular file", "choose another file")
     if mode & 0o077:
         raise ConfigError(FLAG, path, f"other users can access it (mode {stat.S_IMODE(mode):04o})", "chmod 600 it")
-    if not text:
-        raise ConfigError(FLAG, path, "is empty", f"delete it, or {COPY_IT}")
     try:
         if len(text) != Z85_SIZE:
             raise ValueError(f"{len(text)} characters")

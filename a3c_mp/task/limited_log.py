@@ -7,7 +7,7 @@ from collections import Counter
 
 
 class RateLimitedLog:
-    """Logs warnings that may repeat without end: those whose count is a power of two.
+    """Logs warnings that may repeat without end: the 1st, 2nd, 4th, 8th, ... time.
 
     Other nodes cause them, so details in their words are shortened to one line, and do not count as another warning.
     """
@@ -16,18 +16,8 @@ class RateLimitedLog:
         self._log = log
         self._counts: Counter[str] = Counter()
 
-    def warning(self, text: str, detail: object = "", count: int = 1, traceback: bool = False) -> None:
-        """Count a warning, and log it if its count says so.
-
-        Args:
-            text: what is counted.
-            detail: what differs between the warnings of one text.
-            count: how often it has happened.
-            traceback: log that of the exception that is being handled too.
-        """
-        for _ in range(count):
-            self._counts[text] += 1
-            total = self._counts[text]
-            if total & (total - 1) == 0:
-                shown = f": {str(detail)!r:.200}" if detail else ""
-                self._log.warning(f"{text} ({total} so far){shown}", exc_info=traceback)
+    def warning(self, text: str, detail: object = "") -> None:
+        """Count a warning, and log it with the detail if its count is a power of two."""
+        self._counts[text] += 1
+        if (total := self._counts[text]).bit_count() == 1:
+            self._log.warning(f"{text} ({total} so far)" + (f": {str(detail)!r:.200}" if detail else ""))
