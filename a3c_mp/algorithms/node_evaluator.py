@@ -137,7 +137,7 @@ class EvaluatorChannel:
         self.node, self.games, self.net = node, games, net
         self._snapshot: tuple[int, dict[str, Tensor]] | None = None
         self._number = 0
-        node.handle(PLAY, self._on_play, [int, dict], sender=node_name(0))
+        node.handle(PLAY, self._on_play, [int, dict])
         node.handle(JOINED, self._say_ready)  # again, after the connection was lost
         self._say_ready()
 
@@ -157,7 +157,7 @@ class EvaluatorChannel:
 
     def send(self, played: PlayedGames) -> None:
         """Report the result to the learner."""
-        self.node.send(PLAYED, self._number, *played, to=node_name(0))
+        self.node.send(PLAYED, self._number, *played)
         self.node.report(REPORT_RESULT)
 
     def _on_play(self, sender: str, number: int, state: dict[str, Tensor]) -> None:
@@ -166,7 +166,7 @@ class EvaluatorChannel:
     def _say_ready(self, sender: str = "") -> None:
         self._snapshot = None
         self.node.report(REPORT_NAME, "evaluator")
-        self.node.send(EVALUATOR_READY, socket.gethostname(), to=node_name(0))
+        self.node.send(EVALUATOR_READY, socket.gethostname())
 
 
 class InlineEvaluator:

@@ -1,4 +1,4 @@
-"""The ends of collectors: a node's, on the learner's machine or another (`NodeChannel`), or one in its process.
+"""The end of a collector that is a node, on the learner's machine or another.
 
 On one machine, a message carries the number of a slot that both processes share. From another machine it carries the
 fields of the slot too, and with each token the learner sends its weights there.
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.channel import ActorChannel, Token
 from a3c_mp.processes.slots import Slots
-from a3c_mp.task.endpoint import node_name
 from a3c_mp.task.node import Node
 from a3c_mp.task.start import REPORT_NAME, REPORT_RESULT
 from a3c_mp.task.wire import JOINED
@@ -36,7 +35,7 @@ class Setup(NamedTuple):
 
 
 class CollectorChannel(ActorChannel, Protocol):
-    """A collector's end, wherever it runs; see `NodeChannel`."""
+    """A collector's end, wherever it runs: `NodeChannel`, or `exchange.LocalChannel`."""
 
     def take(self) -> Token | None: ...
     def fields(self, slots: Slots, slot: int) -> dict[str, Tensor]: ...
@@ -44,7 +43,7 @@ class CollectorChannel(ActorChannel, Protocol):
 
 
 class RemoteWeights:
-    """The learner's weights at a collector of another machine, in the place of `Weights`: they come with the tokens.
+    """The learner's weights at a collector of another machine, used as `Weights` is: they come with the tokens.
 
     Args:
         dtype: that its actors compute in; the learner's may be another.
@@ -52,15 +51,14 @@ class RemoteWeights:
 
     def __init__(self, dtype: torch.dtype = torch.float32):
         self.buffers = torch.empty(0, dtype=dtype)  # of the dtype and on the device that actors compute in
-        self.newest = -1, torch.empty(0)
+        self.version, self.values = -1, torch.empty(0)
 
     def load(self, net: nn.Module, version: int | None = None) -> int:
         """Copy the newest version into `net`, and return it."""
-        newest, values = self.newest
         tensors = [tensor.detach() for tensor in net.state_dict().values()]
-        parts = values.split([tensor.numel() for tensor in tensors])
+        parts = self.values.split([tensor.numel() for tensor in tensors])
         torch._foreach_copy_(tensors, [p.view(t.shape) for p, t in zip(parts, tensors, strict=True)])
-        return newest
+        return self.version
 
 
 class NodeChannel:
@@ -76,19 +74,24 @@ class NodeChannel:
             one has taken its place while the connection was lost.
     """
 
+    worker: int
+    actor: int
+    seed_key: tuple[int, ...]
+    restored: Any
+
     def __init__(
         self, node: Node, setup: Setup | None, slots: Slots | None = None, weights: RemoteWeights | None = None
     ):
         self.node, self.own_slots, self.weights = node, slots, weights
+        self.beat, self.closing = node.beat, node.closing
         self._tokens: list[Token] | None = None  # None: the first ones have not arrived
         self._slot: int | None = None  # that is filled now; None if its session has ended
         self._has_sent = False
-        self.beat, self.closing = node.beat, node.closing
-        node.handle(SETUP, self._on_setup, [int, list, list, object], sender=node_name(0))
-        node.handle(TOKEN, self._on_token, [list, object], sender=node_name(0))
-        node.handle(NO_PLACE, self._on_no_place, [int], sender=node_name(0))
+        node.handle(SETUP, self._on_setup, [int, list, list, object])
+        node.handle(TOKEN, self._on_token, [list, object])
+        node.handle(NO_PLACE, self._on_no_place, [int])
         node.handle(JOINED, self._on_joined)
-        self._join()
+        self._on_joined()
         if setup is not None:
             self._set_up(setup)
             return
@@ -114,25 +117,28 @@ class NodeChannel:
         """Hand a filled slot to the learner. One of an earlier session is lost: its token is given again."""
         if slot == self._slot:
             fields = None if self.own_slots is None else self.own_slots[0]
-            self.node.send(FILLED, slot, payload, fields, to=node_name(0))
+            self.node.send(FILLED, slot, payload, fields)
         if not self._has_sent:
             self._has_sent = True
             self.node.report(REPORT_RESULT)
 
     def not_restored(self, reason: str) -> None:
         """Report that the collector cannot continue from `restored`, and what it does instead."""
-        self.node.send(NOT_RESTORED, reason, to=node_name(0))
+        self.node.send(NOT_RESTORED, reason)
 
     def _set_up(self, setup: Setup) -> None:
         self.worker = self.actor = setup.worker
         self.seed_key, self.restored = setup.seed_key, setup.restored
 
-    def _join(self) -> None:
-        self.node.send(JOIN, socket.gethostname(), to=node_name(0))
+    def _on_joined(self, sender: str = "") -> None:
+        """The node is connected to the learner's, for the first time or again: what was under way is lost."""
+        self._tokens = self._slot = None
+        self.node.send(JOIN, socket.gethostname())
 
     def _on_setup(self, sender: str, worker: int, seed_key: list[int], tokens: list[list[int]], weights: Any) -> None:
-        self._tokens = [Token(*token) for token in tokens]
-        self._store(weights)
+        self._tokens = []
+        for token in tokens:
+            self._on_token(sender, token, weights)
         if self.own_slots is not None:
             self._set_up(Setup(worker, tuple(seed_key)))
             self.node.report(REPORT_NAME, f"collector {worker}")
@@ -140,18 +146,10 @@ class NodeChannel:
     def _on_token(self, sender: str, token: list[int], weights: Any) -> None:
         if self._tokens is not None:  # else it is among the first ones, which are on their way
             self._tokens.append(Token(*token))
-            self._store(weights)
-
-    def _store(self, weights: Any) -> None:
-        if self.weights is not None:
-            self.weights.newest = tuple(weights)
+            if self.weights is not None:
+                self.weights.version, self.weights.values = weights
 
     def _on_no_place(self, sender: str, number: int) -> None:
         why = f"its {number} places for collectors of other machines are taken"
         fix = "start it with more --remote-actors, or attach fewer (--num-actors)"
         raise ConfigError("attach-to", self.node.router.endpoint.dials, why, fix)
-
-    def _on_joined(self, sender: str) -> None:
-        """The connection to the learner was lost, and is there again."""
-        self._tokens = self._slot = None
-        self._join()

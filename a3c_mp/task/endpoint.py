@@ -62,6 +62,10 @@ class Endpoint:
     num_nodes: int = 1
     """nodes that are started together; those that join get numbers from here on"""
 
+    @property
+    def name(self) -> str:
+        return node_name(self.number)
+
     def load_key(self) -> KeyPair | None:
         """Check all addresses, and read the key where one is TCP; a node that listens creates it.
 

@@ -18,8 +18,8 @@ from a3c_mp.task.node import FirstNode
 from a3c_mp.task.wire import LEFT, WireError
 
 
-class _Pool:
-    """What both pools share: the order of slots, and what collectors start with.
+class LocalPool:
+    """Collectors and learner in one process: a round is complete once each collector has filled a slot.
 
     Args:
         num_workers, states, options, on_restart: as of `Workers`.
@@ -29,35 +29,11 @@ class _Pool:
         self, num_workers: int, *, states: StateSource, options: WorkerOptions,
         on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
-        self.ledger = SlotLedger(num_workers, options)
+        self.ledger = SlotLedger(num_workers, replace(options, in_order=True))
         self.states, self.on_restart = states, on_restart
-        self.restarts: Callable[[], int] = lambda: 0
-
-    def release(self, filled: Iterable[Filled], version: int) -> None:
-        """Give slots back to their collectors, to be filled acting with weights `version` or newer."""
-        for message in filled:
-            self._send(message.worker, self.ledger.give(message, version))
-
-    def prepare(self, worker: int) -> Setup:
-        """What a collector of this machine starts with; called before each start."""
-        restored = self.states.record_start(worker)
-        return Setup(worker, (self.states.start, worker, 0 if restored is not None else self.restarts()), restored)
-
-    def forget_state(self, worker: int, reason: str) -> None:
-        """A collector cannot be rebuilt."""
-        self.states.forget(worker)
-        self.on_restart(WorkerEvent(worker, f"collector {worker} cannot be rebuilt: {reason}", replaced=False))
-
-    def _send(self, worker: int, token: Token) -> None:
-        raise NotImplementedError
-
-
-class LocalPool(_Pool):
-    """Collectors and learner in one process: a round is complete once each collector has filled a slot."""
+        self.channels = [LocalChannel(self, setup_of(states, worker, 0)) for worker in range(num_workers)]
 
     def __enter__(self) -> LocalPool:
-        self.ledger.options = replace(self.ledger.options, in_order=True)
-        self.channels = [LocalChannel(self, self.prepare(worker)) for worker in range(len(self.ledger.given))]
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -68,17 +44,19 @@ class LocalPool(_Pool):
         """Return the next round, or an empty one if it is not complete yet."""
         return [] if should_stop() else self.ledger.take(size)
 
-    def _send(self, worker: int, token: Token) -> None:
-        self.channels[worker].tokens.append(token)
+    def release(self, filled: Iterable[Filled], version: int) -> None:
+        """Give slots back to their collectors."""
+        for message in filled:
+            self.channels[message.worker].tokens.append(self.ledger.give(message, version))
 
 
 class LocalChannel(Closing):
-    """A collector's end in the process of the learner."""
+    """A collector's end in the process of the learner; see `NodeChannel`."""
 
     def __init__(self, pool: LocalPool, setup: Setup):
-        self.worker = self.actor = setup.worker
+        self.pool, self.worker, self.actor = pool, setup.worker, setup.worker
         self.seed_key, self.restored = setup.seed_key, setup.restored
-        self.pool, self.tokens = pool, list(pool.ledger.given[setup.worker])
+        self.tokens = list(pool.ledger.given[setup.worker])
         super().__init__()
 
     def take(self) -> Token | None:
@@ -92,13 +70,13 @@ class LocalChannel(Closing):
         self.pool.ledger.fill(self.worker, slot, payload)
 
     def not_restored(self, reason: str) -> None:
-        self.pool.forget_state(self.worker, reason)
+        forget(self.pool.states, self.worker, reason, self.pool.on_restart)
 
     def beat(self) -> None:
         pass
 
 
-class NodePool(_Pool):
+class NodePool:
     """Collectors that are nodes: worker i of this machine is node i + 1, those of other machines join.
 
     Args:
@@ -106,15 +84,16 @@ class NodePool(_Pool):
         slots: of all collectors; data of those of other machines is copied into them.
         weights: sent to collectors of other machines.
         check: raises WireError for what one of them has sent, (payload, fields), if its values cannot be used.
-        others: as of `LocalPool`.
+        num_workers, states, options, on_restart: as of `Workers`.
     """
 
     def __init__(
         self, num_local: int, slots: Slots, weights: Weights, check: Callable[[int, Mapping[str, Tensor]], None],
-        num_workers: int, **others: Any,
+        num_workers: int, *, states: StateSource, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
-        super().__init__(num_workers, **others)
         self.num_local, self.slots, self.weights, self.check = num_local, slots, weights, check
+        self.ledger = SlotLedger(num_workers, options)
+        self.states, self.on_restart = states, on_restart
         self.node: FirstNode | None = None
         self._names: list[str | None] = [None] * num_workers  # of the nodes that fill the slots now
         self._joins = 0  # of collectors of other machines, so far
@@ -127,11 +106,15 @@ class NodePool(_Pool):
 
     def connect(self, node: FirstNode) -> None:
         """Take the messages of collectors from now on."""
-        self.node, self.restarts = node, lambda: node.supervisor.restarts
+        self.node = node
         node.handle(JOIN, self._on_join, [str])
         node.handle(FILLED, self._on_filled, [int, int, object])
         node.handle(NOT_RESTORED, self._on_not_restored, [str])
         node.handle(LEFT, self._on_left)
+
+    def prepare(self, worker: int) -> Setup:
+        """Called before a collector of this machine is started; returns what it starts with."""
+        return setup_of(self.states, worker, 0 if self.node is None else self.node.supervisor.restarts)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does."""
@@ -142,32 +125,34 @@ class NodePool(_Pool):
             self.node.wait(should_stop=should_stop)
         return []
 
+    def release(self, filled: Iterable[Filled], version: int) -> None:
+        """Give slots back to their collectors, to be filled acting with weights `version` or newer."""
+        for worker, token in [(message.worker, self.ledger.give(message, version)) for message in filled]:
+            self._send(worker, TOKEN, token)
+
     def on_lost(self, worker: int, text: str) -> None:
         """The process of a collector is lost: its successor fills the same slots again."""
         self.on_restart(WorkerEvent(worker, text))
-        self._forget(worker)
-
-    def _forget(self, worker: int) -> None:
         self._names[worker] = None
         self.ledger.forget(worker)
 
-    def _send(self, worker: int, token: Token) -> None:
-        assert self.node is not None
-        if (name := self._names[worker]) is not None:
-            self.node.send(TOKEN, token, self._weights_for(worker), to=name)
-
-    def _weights_for(self, worker: int) -> tuple[int, Tensor] | None:
-        return self.weights.read() if worker >= self.num_local else None
+    def _send(self, worker: int, event: str, *args: Any) -> None:
+        """Send an event to a collector, with the weights if it is on another machine."""
+        if self.node is not None and (name := self._names[worker]) is not None:
+            self.node.send(event, *args, self.weights.read() if worker >= self.num_local else None, to=name)
 
     def _on_join(self, sender: str, host: str) -> None:
         """A collector has started, or is connected again: it gets its tokens, if there is a place for it."""
         assert self.node is not None
-        worker = self._worker_of(sender)
+        remote = range(self.num_local, len(self._names))
+        if (number := number_of(sender)) <= self.num_local:
+            worker: int | None = number - 1
+        else:
+            worker = next((w for name in (sender, None) for w in remote if self._names[w] == name), None)
         if worker is None:
-            places = len(self._names) - self.num_local
-            self.node.send(NO_PLACE, places, to=sender)
-            text = f"a collector was refused: all {places} places are taken (--remote-actors)"
+            text = f"a collector was refused: all {len(remote)} places are taken (--remote-actors)"
             self.node.log.warning(text, f"from {host}")
+            self.node.send(NO_PLACE, len(remote), to=sender)
             return
         is_back = self._names[worker] == sender
         if is_back and worker < self.num_local:
@@ -179,15 +164,7 @@ class NodePool(_Pool):
             self.on_restart(WorkerEvent(worker, text, replaced=False, joined=True))
         self._names[worker] = sender
         self.ledger.forget(worker)
-        seed_key = (self.states.start, worker, self._joins)
-        self.node.send(SETUP, worker, seed_key, list(self.ledger.given[worker]), self._weights_for(worker), to=sender)
-
-    def _worker_of(self, sender: str) -> int | None:
-        """The collector that a node is, or the place that it may take."""
-        if (number := number_of(sender)) <= self.num_local:
-            return number - 1
-        remote = range(self.num_local, len(self._names))
-        return next((w for name in (sender, None) for w in remote if self._names[w] == name), None)
+        self._send(worker, SETUP, worker, (self.states.start, worker, self._joins), list(self.ledger.given[worker]))
 
     def _on_filled(self, sender: str, slot: int, payload: int, fields: Any) -> None:
         if sender not in self._names:
@@ -214,9 +191,22 @@ class NodePool(_Pool):
     def _on_left(self, sender: str) -> None:
         if sender in self._names[self.num_local :]:
             worker = self._names.index(sender)
-            self._forget(worker)
+            self._names[worker] = None
+            self.ledger.forget(worker)
             self.on_restart(WorkerEvent(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
 
     def _on_not_restored(self, sender: str, reason: str) -> None:
         if sender in self._names[: self.num_local]:
-            self.forget_state(self._names.index(sender), reason)
+            forget(self.states, self._names.index(sender), reason, self.on_restart)
+
+
+def setup_of(states: StateSource, worker: int, restarts: int) -> Setup:
+    """Record that a collector of this machine starts; returns what it starts with."""
+    restored = states.record_start(worker)
+    return Setup(worker, (states.start, worker, 0 if restored is not None else restarts), restored)
+
+
+def forget(states: StateSource, worker: int, reason: str, on_restart: Callable[[WorkerEvent], None]) -> None:
+    """A collector cannot be rebuilt, and plays new games."""
+    states.forget(worker)
+    on_restart(WorkerEvent(worker, f"collector {worker} cannot be rebuilt: {reason}", replaced=False))

@@ -59,7 +59,7 @@ class JoinedNodes:
         node, children = self._node, self._supervisor.children
         while not all(child.is_done for child in children) and (node.is_connected or not node.finishing):
             self._supervisor.watch(lambda: False, also=self.router.files)
-            node.receive()  # events for tasks: there is none in this process
+            node.look()
         self._supervisor.await_own_end(CLOSE_SECONDS)
 
     def _launch(self, index: int, beats: Tensor) -> tuple[Any, Any]:

@@ -49,6 +49,8 @@ class Step:
         path = (*running.get(), self.name)
         token = running.set(path)
         try:
+            if not self.wrappers:
+                return call(*args)
             with ExitStack() as wrapped:
                 for wrapper in self.wrappers:
                     wrapped.enter_context(wrapper(path, half))
@@ -84,33 +86,29 @@ class Step:
 
 
 def forward_beside(
-    steps: Sequence[Step], ctx: Context, stack: ExitStack, threads: Executor, meanwhile: Callable[[], None],
-    on_error: Callable[[BaseException], None],
-) -> None:  # fmt: skip
+    steps: Sequence[Step], ctx: Context, stack: ExitStack, threads: Executor, meanwhile: Callable[[], Any]
+) -> None:
     """Run forward halves at the same time. What they suspend goes on the stack in their order, not in time's.
 
-    Args:
-        meanwhile: called several times a second, in this thread.
-        on_error: gets the first error, at once; it is raised when all halves have ended.
+    The first error is raised when all halves have ended; `meanwhile` is called several times a second until then.
     """
-    stacks, errors = [ExitStack() for _ in steps], []
+    stacks, errors = [ExitStack() for _ in steps], list[BaseException]()
 
-    def fail(error: BaseException | None) -> None:
-        if error is not None:
+    def run(step: Step, own: ExitStack) -> None:
+        try:
+            step.forward(ctx, own)
+        except BaseException as error:
             errors.append(error)
-            on_error(errors[0])
 
-    futures = []
-    for step, own in zip(steps, stacks, strict=True):
-        futures.append(threads.submit(contextvars.copy_context().run, step.forward, ctx, own))
-        futures[-1].add_done_callback(lambda future: fail(future.exception()))
+    futures = [
+        threads.submit(contextvars.copy_context().run, run, step, own) for step, own in zip(steps, stacks, strict=True)
+    ]
     try:
         while wait(futures, LOOK_SECONDS).not_done:
             meanwhile()
-    except BaseException as error:
-        fail(error)
-        wait(futures)
-    for own in stacks:
-        stack.push(own)
+    finally:
+        wait(futures)  # nothing is to run while the way back is gone
+        for own in stacks:
+            stack.push(own)
     if errors:
         raise errors[0]

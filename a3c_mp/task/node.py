@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
@@ -17,6 +18,8 @@ from a3c_mp.task.endpoint import check_tcp, node_name, number_of
 from a3c_mp.task.router import Router
 from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
 
+PENDING = 1000
+"""most messages that wait for a handler"""
 GONE_SECONDS = 5.0
 """a node that has joined ends when node 0's machine has refused connections for so long: node 0 is gone"""
 PROBE_SECONDS = 1.0
@@ -44,8 +47,8 @@ class Node(Closing):
         self.report, self.log, self.is_active = report, router.log, router.is_active
         self.finishing = False  # the task is asked to end, here or by another node
         self.was_ended = False  # by another node
-        self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None, str | None]]] = {}
-        self._pending: list[Message] = []  # that have no handler
+        self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
+        self._pending: deque[Message] = deque(maxlen=PENDING)  # messages without a handler
         self._lock = threading.RLock()
         super().__init__()
 
@@ -62,37 +65,24 @@ class Node(Closing):
         return self.router.endpoint.labels
 
     def send(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event to the other nodes whose name or label matches; for any thread."""
+        """Send an event: node 0 to the nodes whose name or label matches, another node to node 0; for any thread."""
         self.router.send(event, *args, to=to)
 
-    def insert(self, message: Message) -> None:
-        """Add a message to those that this node receives; for any thread."""
-        self.router.insert(message)
+    def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
+        """Have an event handled by `handler(sender, *args)`, as this node looks at its messages.
 
-    def handle(
-        self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None, sender: str | None = None
-    ) -> None:
-        """Have an event handled as it is read, by `handler(sender, *args)`, instead of by the task's listeners.
+        A task looks between two middlewares. Events that arrive before they have a handler wait, the last `PENDING`.
 
         Args:
             event: its name.
             handler: may raise WireError for a malformed message, which is then dropped with a warning.
             types: of `args`; a message with others is dropped too. None: any types.
-            sender: the only node that may send it; messages of others are dropped too. None: any node.
         """
         with self._lock:
-            self._handlers.setdefault(event, []).append((handler, types, sender))
-            waiting = [message for message in self._pending if message.event == event]
-            self._pending = [message for message in self._pending if message.event != event]
-            for message in waiting:
+            self._handlers.setdefault(event, []).append((handler, types))
+            for message in [message for message in self._pending if message.event == event]:
+                self._pending.remove(message)
                 self._call_handlers(message)
-
-    def receive(self) -> list[Message]:
-        """Return the messages without a handler that have arrived. Called by the task between two middlewares."""
-        self.look()
-        with self._lock:
-            found, self._pending = self._pending, []
-        return found
 
     def look(self) -> bool:
         """Read the messages that have arrived, and handle those that have a handler; returns whether there were any."""
@@ -117,9 +107,7 @@ class Node(Closing):
     def _call_handlers(self, message: Message) -> None:
         args = message.args
         try:
-            for handler, types, sender in self._handlers[message.event]:
-                if sender is not None and message.sender != sender:
-                    raise WireError(f"only {sender} may send it")
+            for handler, types in self._handlers[message.event]:
                 if types is not None and not (len(args) == len(types) and all(map(isinstance, args, types))):
                     raise WireError(f"not [{', '.join(kind.__name__ for kind in types)}]")
                 handler(message.sender, *args)
@@ -149,10 +137,10 @@ class FirstNode(Node):
         self.supervisor, self.is_interrupted = supervisor, is_interrupted
         self._watched = time.monotonic()
 
-    def receive(self) -> list[Message]:
-        if threading.current_thread() is threading.main_thread() and time.monotonic() - self._watched > WAIT_SECONDS:
+    def look(self) -> bool:
+        if time.monotonic() - self._watched > WAIT_SECONDS:
             self._watch(lambda: self.finishing, 0.0)
-        return super().receive()
+        return super().look()
 
     def wait(self, seconds: float = WAIT_SECONDS, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Wait for a message or the end of a process; replace a process that has ended.
@@ -160,15 +148,15 @@ class FirstNode(Node):
         Raises:
             WorkerError: a node failed before its first result, or the restart budget is spent.
         """
-        if threading.current_thread() is threading.main_thread():  # a process ends with the thread that started it
-            self._watch(should_stop, 0.0 if self.look() else seconds)
-            self.look()
-        else:
-            super().wait(seconds)
+        self._watch(should_stop, 0.0 if self.look() else seconds)
+        self.look()
 
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
-        self.supervisor.watch(lambda: should_stop() or self.is_interrupted(), seconds, also=self.router.files)
-        self._watched = time.monotonic()
+        if threading.current_thread() is threading.main_thread():  # a process ends with the thread that started it
+            files, self._watched = self.router.files, time.monotonic()
+            self.supervisor.watch(lambda: should_stop() or self.is_interrupted(), seconds, also=files)
+        else:
+            connection.wait(self.router.files, seconds)
 
 
 class JoinedNode(Node):

@@ -28,8 +28,8 @@ from a3c_mp.processes.supervisor import CLOSE_SECONDS
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
 from a3c_mp.task.node import FirstNode
 from a3c_mp.task.router import Router
-from a3c_mp.task.start import START, NodeArgs, Role, start_node, supervise
-from a3c_mp.task.wire import FINISH, JOINED
+from a3c_mp.task.start import NodeArgs, Role, start_node, supervise
+from a3c_mp.task.wire import FINISH
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Nodes:
     hang_seconds: float = 60.0
     """both as of `supervise`"""
     starts_together: bool = False
-    """no `main` runs before all these nodes are connected; one that is replaced later does not wait"""
+    """`main` of node 0 begins once all these nodes are connected"""
     is_interrupted: Callable[[], bool] = lambda: False
     """as of `FirstNode`"""
 
@@ -72,12 +72,12 @@ class Nodes:
                 self.roles[1:], self._launch, lambda index, report: None, self.max_restarts, self.hang_seconds
             )
             self._node = FirstNode(router, supervisor, self.is_interrupted, self._known_labels())
-            self._waits_for_others = self.starts_together
             stack.callback(self._node.close)
             stack.callback(self._stop)
             supervisor.start()
-            if self.starts_together:
-                self._await_others()
+            names = {endpoint.name for endpoint in self._endpoints[1:]} if self.starts_together else set()
+            while not names <= set(router.peers):
+                self._node.wait()
             self._stack = stack.pop_all()
         return self._node
 
@@ -102,17 +102,8 @@ class Nodes:
     def _launch(self, index: int, beats: Tensor) -> tuple[Any, Any]:
         role, endpoint = self.roles[index + 1], self._endpoints[index + 1]
         labels = self._node.known_labels
-        node_args = NodeArgs(endpoint, beats, role.niceness, role.prepare(), labels, self._waits_for_others)
+        node_args = NodeArgs(endpoint, beats, role.niceness, role.prepare(), labels)
         return start_node(self.main, self.args, node_args, role.name.replace(" ", "-"))
-
-    def _await_others(self) -> None:
-        """Wait until all nodes are connected, then have them begin. Raises WorkerError as `FirstNode.wait` does."""
-        node, others = self._node, {node_name(number) for number in range(1, len(self.roles))}
-        while not (others <= set(node.router.peers) or node.finishing):
-            node.wait()
-        self._waits_for_others = False
-        node.handle(JOINED, lambda sender: node.send(START, to=sender))  # it was cut off when the others began
-        node.send(START)
 
     def _stop(self) -> None:
         """End all nodes: they end their iteration, and those that take longer are terminated."""
@@ -128,7 +119,7 @@ def runner(
 ) -> Callable[..., Any]:
     """Return a function `run(main, *args)` that runs `main(node, *args)` in so many processes, node 0 in this one.
 
-    No `main` begins before all of them are connected. A node that is replaced later begins at once.
+    `main` of node 0 begins once all of them are connected to it.
 
     Args:
         labels: of each node, besides "node.0", ...

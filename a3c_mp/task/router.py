@@ -1,13 +1,12 @@
 """The router of a node: sends events to other nodes and receives theirs.
 
-The nodes of a task form a star: node 0 has a connection to each of the others, and relays between them. zmq's own
-thread moves the bytes, encrypts them and sends heartbeats; this code runs when the node sends, and looks at messages.
+The nodes of a task form a star: node 0 has a connection to each of the others. zmq's own thread moves the bytes,
+encrypts them and sends heartbeats; this code runs when the node sends, or looks at its messages.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import threading
 import time
 from itertools import islice
@@ -20,9 +19,9 @@ from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.task.endpoint import Endpoint, is_tcp
 from a3c_mp.task.keys import COPY_IT, FLAG
 from a3c_mp.task.limited_log import RateLimitedLog
-from a3c_mp.task.links import DROPPED, HELLO, REFUSED, WELCOME, Link, Links, matches
+from a3c_mp.task.links import DROPPED, HELLO, REFUSED, WELCOME, Link, Links
 from a3c_mp.task.sockets import Dialer, Frames, Listener
-from a3c_mp.task.wire import JOINED, Envelope, Message, WireError, decode, decode_envelope, encode, encode_envelope
+from a3c_mp.task.wire import JOINED, Message, WireError, decode, encode
 
 WELCOME_SECONDS = 10.0
 """longest wait for the welcome of a node that is reached over TCP: authentication fails without a word"""
@@ -57,7 +56,6 @@ class Router:
         """whether there are, or may be, other nodes"""
         self._ports: list[Listener | Dialer] = []
         self._received: list[Message] = []
-        self._is_woken, self._wake = multiprocessing.Pipe(duplex=False)  # readable after `insert`
         self._lock = threading.RLock()
         self._probed = 0.0
 
@@ -107,39 +105,29 @@ class Router:
     def files(self) -> list[Any]:
         """What becomes readable when there may be something to receive, for a wait after `receive` found nothing."""
         with self._lock:
-            return [self._is_woken, *(port.socket.FD for port in self._ports)]
+            return [port.socket.FD for port in self._ports]
 
     def send(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event to all other nodes whose name or label matches the pattern `to`, from any thread.
+        """Send an event, from any thread; values are copied.
 
-        Values are copied. Nodes that do not read are dropped, so this never waits for them.
+        Node 0 sends to all nodes whose name or label matches the pattern `to`, other nodes to node 0. Nodes that do not
+        read are dropped, so this never waits for them.
 
         Raises:
             TypeError: a value is neither JSON nor a tensor.
             ValueError: the message is too large.
         """
         with self._lock:
-            links = [link for link in self.links.by_token.values() if self.endpoint.dials or link.matches(to)]
-            if links:
-                frames = [encode_envelope(Envelope(event, self.links.name, to)), *encode(args)]
-            for link in links:
-                self.links.send(link, list(frames))
-
-    def insert(self, message: Message) -> None:
-        """Add a message to those that this node receives; for any thread."""
-        with self._lock:
-            self._received.append(message)
-            if not self._is_woken.poll():
-                self._wake.send_bytes(b"")
+            if links := [link for link in self.links.by_token.values() if self.endpoint.dials or link.matches(to)]:
+                frames = encode(event, args)
+                for link in links:
+                    self.links.send(link, frames)
 
     def receive(self) -> list[Message]:
         """All messages that have arrived since the last call, in order of arrival."""
         with self._lock:
             self._read()
-            received = self._received[:]
-            self._received.clear()
-            if received and self._is_woken.poll():
-                self._is_woken.recv_bytes()
+            received, self._received = self._received, []
             return received
 
     def _wait_for_welcome(self, dialer: Dialer) -> None:
@@ -158,7 +146,7 @@ class Router:
                 raise ConfigError(FLAG, self.endpoint.key_file, why, COPY_IT)
             connection.wait(self.files, PROBE_SECONDS / 10)
             self._read()
-        self._received[:] = [message for message in self._received if message.event != JOINED]
+        self._received = [message for message in self._received if message.event != JOINED]
 
     # ---- reading
 
@@ -193,41 +181,19 @@ class Router:
         link = self.links.by_token.get(token)
         try:
             if any(map(len, frames)):  # an empty message finds out whether this node is there
-                self._dispatch(port, token, link, frames)
-        except (WireError, ValueError, TypeError, KeyError, zmq.Again) as error:
+                self._dispatch(port, token, link, *decode(frames))
+        except (WireError, ValueError, TypeError, zmq.Again) as error:
             sender = "a node that has not joined" if link is None else link.name
             self.log.warning(f"message from {sender} dropped", error)
 
-    def _dispatch(self, port: Listener | Dialer, token: bytes, link: Link | None, frames: Frames) -> None:
-        (event, sender, to), content = decode_envelope(frames[0]), frames[1:]
+    def _dispatch(self, port: Listener | Dialer, token: bytes, link: Link | None, event: str, args: list) -> None:
         if isinstance(port, Listener) and event == HELLO:
-            self.links.admit(port, token, decode(content))
+            self.links.admit(port, token, *args)
         elif isinstance(port, Dialer) and event in (WELCOME, REFUSED) and link is None:
-            self.links.enter(port, event, decode(content))
-        elif link is None:
-            return  # of a session that has ended
+            self.links.enter(port, event, *args)
         elif isinstance(port, Dialer) and event == DROPPED:
             self._end(token)
         elif event.startswith("node."):
             raise WireError(f"unexpected {event[:20]!r}")
-        elif isinstance(port, Dialer):
-            self._deliver(sender, event, content)
-        else:
-            self._relay(Envelope(event, link.name, to), content, link)
-            if matches(to, (self.links.name, *self.endpoint.labels)):
-                self._deliver(link.name, event, content)
-
-    def _relay(self, envelope: Envelope, content: Frames, sender: Link) -> None:
-        """Send an event of another node on to those that match, at node 0."""
-        if others := [
-            link for link in self.links.by_token.values() if link is not sender and link.matches(envelope.to)
-        ]:
-            frames = [encode_envelope(envelope), *(frame.bytes for frame in content)]
-            for link in others:
-                self.links.send(link, frames)
-
-    def _deliver(self, sender: str, event: str, content: Frames) -> None:
-        args = decode(content)
-        if not isinstance(args, list):
-            raise WireError("malformed message")
-        self._received.append(Message(sender, event, args))
+        elif link is not None:  # else it is of a session that has ended
+            self._received.append(Message(link.name, event, args))

@@ -19,12 +19,10 @@ from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervised import DONE, run_supervised
 from a3c_mp.processes.supervisor import Child, Supervisor
-from a3c_mp.task.endpoint import Endpoint, node_name
+from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.node import Node
 from a3c_mp.task.router import Router
 
-START = "task.start"
-"""event of node 0: all nodes are connected"""
 REPORT_NAME, REPORT_RESULT, REPORT_REFUSAL = "called", "result", "refused"
 """reports of a node to the process that has started it: (name), it has its place in the task; (), it has produced
 something; (what, value, why, fix) of a ConfigError"""
@@ -59,7 +57,6 @@ class NodeArgs(NamedTuple):
     niceness: int
     setup: Any = None  # see `Role.prepare`
     known_labels: Sequence[str] = ()
-    waits_for_others: bool = False  # `main` begins once all nodes are connected
 
 
 def supervise(
@@ -121,12 +118,7 @@ def run_node(main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArg
             settings = {"known_labels": node_args.known_labels, "setup": node_args.setup, "beat": beat}
             node = Node(router, **settings, report=lambda *message: pipe.send(message))
             open_nodes.callback(node.close)
-            has_started = [not node_args.waits_for_others]
-            node.handle(START, lambda sender: has_started.append(True), sender=node_name(0))
-            while not (any(has_started) or node.finishing):
-                node.wait()
-            if not node.finishing:
-                main(node, *args)
+            main(node, *args)
             pipe.send((DONE,))
 
     run_supervised(body, pipe, close=open_nodes.close)

@@ -16,13 +16,10 @@ way forward, the rest on the way back, as in a context manager:
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -30,18 +27,14 @@ from typing import Any
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.context import Context
-from a3c_mp.task.endpoint import Endpoint
+from a3c_mp.task.endpoint import Endpoint, node_name
 from a3c_mp.task.middleware import Middleware, Step, Wrapper, forward_beside, name_of
-from a3c_mp.task.node import WAIT_SECONDS, Node
+from a3c_mp.task.node import Node
 from a3c_mp.task.router import Router
-from a3c_mp.task.wire import FINISH, JOINED, Message, encode
+from a3c_mp.task.wire import FINISH, JOINED, encode
 
 SHARE = "task.share"
 """event between tasks: ({name: value},)"""
-
-
-class Cancelled(RuntimeError):
-    """Raised in middleware that waits while another one that runs beside it has failed."""
 
 
 class Task:
@@ -69,10 +62,6 @@ class Task:
         self._middleware: list[Step] = []
         self._wrappers: list[Wrapper] = []
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if none was
-        self._listeners: defaultdict[str, list[Callable[..., Any]]] = defaultdict(list)
-        self._emitted: dict[str, tuple[Any, ...]] = {}  # newest arguments, since the iteration began
-        self._error: BaseException | None = None  # of a middleware that runs beside others
-        self._lock = threading.RLock()
         self.router.handle(SHARE, self._on_shared, [dict])
         self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
 
@@ -148,7 +137,7 @@ class Task:
                 if self.ctx.finish:
                     break
                 self.ctx = self.ctx.renew()
-        if not self.router.was_ended:
+        if not self.router.was_ended or self.router.name == node_name(0):
             self.router.send(FINISH)
         return self.ctx
 
@@ -156,81 +145,29 @@ class Task:
         """Make the current iteration the last one, here and on all other nodes; for any thread or signal handler."""
         self.router.finishing = True
 
-    # ---- events
-
-    def emit(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event to all nodes with a label or name that matches the pattern `to`; for any thread.
-
-        To other nodes, arguments travel as JSON, tensors as they are.
-        """
-        self.router.send(event, *args, to=to)
-        if _match([to], self.labels):
-            self.router.insert(Message(self.router.name, event, list(args)))
-
-    def on(self, event: str, listener: Callable[..., Any]) -> None:
-        """Call `listener(*args)` at each event of this name, of this node and of others.
-
-        Listeners run between two middlewares, and in a thread that waits for an event.
-        """
-        self._listeners[event].append(listener)
-
-    def wait_for(self, event: str, timeout: float = math.inf) -> tuple[Any, ...] | None:
-        """Wait for an event; one that was emitted since the iteration began counts too.
-
-        Returns:
-            its newest arguments, or None if the task is asked to finish meanwhile.
-
-        Raises:
-            TimeoutError: it has not come within `timeout` (s).
-            Cancelled: another middleware has failed meanwhile.
-        """
-        deadline = time.monotonic() + timeout
-        self._dispatch()
-        while event not in self._emitted and not self.router.finishing:
-            if self._error is not None:
-                raise Cancelled(f"the wait for {event!r} is over: another middleware has failed") from self._error
-            if (left := deadline - time.monotonic()) <= 0:
-                raise TimeoutError(f"no event {event!r} within {timeout:g} s")
-            self.router.wait(min(left, WAIT_SECONDS))
-            self._dispatch()
-        return self._emitted.get(event)
-
     # ---- inside
 
     def _iterate(self, threads: ThreadPoolExecutor, max_step: int | None) -> None:
-        ctx, self._error = self.ctx, None
-        self._emitted.clear()
+        ctx = self.ctx
         with ExitStack() as stack:
-            self._dispatch()
+            self.router.look()
             try:
                 if self.async_mode:
-                    forward_beside(self._middleware, ctx, stack, threads, self._dispatch, self._fail)
+                    forward_beside(self._middleware, ctx, stack, threads, self.router.look)
                 else:
                     for step in self._middleware:
                         step.forward(ctx, stack)
-                        self._dispatch()
+                        self.router.look()
             finally:  # also if one of the suspended handles an error
                 if self.router.finishing or (max_step is not None and ctx.total_step + 1 >= max_step):
                     ctx.finish = True
         self._send_shared()
 
-    def _fail(self, error: BaseException) -> None:
-        """End the waits of other middleware."""
-        self._error = error
-
-    def _dispatch(self) -> None:
-        """Call the listeners of the events that have arrived."""
-        with self._lock:
-            for _, event, args in self.router.receive():
-                self._emitted[event] = tuple(args)
-                for listener in self._listeners[event]:
-                    listener(*args)
-
     def _send_shared(self) -> None:
         """Send what has changed since it was sent, also inside of a list or a tensor."""
         for name in self._shared:
             if name in self.ctx:
-                value = b"".join(frame.bytes for frame in encode(self.ctx.get(name)))
+                value = b"".join(frame.bytes for frame in encode(SHARE, [self.ctx.get(name)]))
                 if value != self._shared[name]:
                     self._shared[name] = value
                     self.router.send(SHARE, {name: self.ctx.get(name)})

@@ -1,8 +1,7 @@
 """Encoding of messages between nodes: JSON, then the bytes of each tensor in a frame of its own.
 
-A message is a list of frames [envelope, content, tensor 0, tensor 1, ...]. The envelope says what the message is, from
-whom and to whom; node 0, which relays, reads nothing else. In the content a tensor stands as
-{"$tensor": [number, dtype, shape]}. What arrives is checked, and nothing in it is ever executed.
+A message is a list of frames [content, tensor 0, tensor 1, ...]. In the content, which is [event, arguments], a tensor
+stands as {"$tensor": [number, dtype, shape]}. What arrives is checked, and nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import zmq
 
@@ -21,8 +19,6 @@ JOINED, LEFT = "node.joined", "node.left"
 FINISH = "task.finish"
 """event between tasks: ()"""
 
-MAX_ENVELOPE = 4096
-"""bytes"""
 MAX_JSON = 4 * 2**20
 """bytes of the content of a message; larger things are tensors"""
 MAX_TENSOR = 128 * 2**20
@@ -53,33 +49,8 @@ class Message(NamedTuple):
     args: list  # JSON values and tensors
 
 
-class Envelope(NamedTuple):
-    """First frame of a message."""
-
-    event: str
-    sender: str  # name of a node
-    to: str  # a pattern for names and labels of nodes
-
-
-def encode_envelope(envelope: Envelope) -> bytes:
-    return json.dumps(envelope).encode()
-
-
-def decode_envelope(frame: zmq.Frame) -> Envelope:
-    """Raises WireError."""
-    try:
-        if len(frame) > MAX_ENVELOPE:
-            raise ValueError(f"{len(frame)} bytes")
-        envelope = Envelope(*json.loads(frame.bytes))
-        if not all(isinstance(field, str) for field in envelope):
-            raise ValueError("fields that are no text")
-        return envelope
-    except PARSE_ERRORS as error:
-        raise WireError(f"malformed envelope ({error})") from error
-
-
-def encode(content: Any) -> list[zmq.Frame]:
-    """Frames of JSON values and tensors, nested in lists and dicts; all values are copied.
+def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
+    """Frames of an event and its arguments, JSON values and tensors, nested in lists and dicts; all are copied.
 
     As in JSON, tuples arrive as lists and keys as strings.
 
@@ -90,8 +61,6 @@ def encode(content: Any) -> list[zmq.Frame]:
     tensors: list[zmq.Frame] = []
 
     def pack(value: Any) -> Any:
-        if isinstance(value, np.generic):
-            return value.item()
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             raise TypeError(f"{type(value).__name__} cannot be sent to another node")
         if (name := str(value.dtype).removeprefix("torch.")) not in DTYPES:
@@ -103,7 +72,7 @@ def encode(content: Any) -> list[zmq.Frame]:
         tensors.append(zmq.Frame(data, copy=True))
         return {TENSOR: [len(tensors) - 1, name, list(value.shape)]}
 
-    text = json.dumps(content, default=pack).encode()
+    text = json.dumps([event, args], default=pack).encode()
     if len(text) > MAX_JSON or len(tensors) > MAX_TENSORS:
         raise ValueError(f"a message of {len(text):,} bytes of JSON and {len(tensors)} tensors is too large; split it")
     if text.count(f'"{TENSOR}":'.encode()) != len(tensors):
@@ -111,14 +80,12 @@ def encode(content: Any) -> list[zmq.Frame]:
     return [zmq.Frame(text, copy=True), *tensors]
 
 
-def decode(frames: Sequence[zmq.Frame]) -> Any:
-    """The values that `encode` made the frames of; tensors use the memory of the frames.
+def decode(frames: Sequence[zmq.Frame]) -> tuple[str, list]:
+    """The event and the arguments that `encode` made the frames of; tensors use the memory of the frames.
 
     Raises:
         WireError: not from `encode`: no JSON, a dtype not in `DTYPES`, sizes that do not match, too many frames.
     """
-    if not frames:
-        raise WireError("a message without content")
     content, *tensors = frames
     missing = set(range(len(tensors)))
 
@@ -134,10 +101,10 @@ def decode(frames: Sequence[zmq.Frame]) -> Any:
     try:
         if len(content) > MAX_JSON or len(tensors) > MAX_TENSORS:
             raise ValueError(f"{len(content):,} bytes of JSON and {len(tensors)} tensors")
-        values = json.loads(content.bytes, object_hook=unpack)
-        if missing:
-            raise ValueError("more frames than tensors")
-        return values
+        event, args = json.loads(content.bytes, object_hook=unpack)
+        if missing or not isinstance(event, str) or not isinstance(args, list):
+            raise ValueError("more frames than tensors, or not [event, arguments]")
+        return event, args
     except PARSE_ERRORS as error:
         raise WireError(f"malformed message ({type(error).__name__}: {error})"[:300]) from error
 
@@ -149,7 +116,7 @@ def _tensor(frame: zmq.Frame, dtype: torch.dtype, shape: list) -> torch.Tensor:
         raise ValueError(f"{len(frame)} bytes for shape {shape} of {dtype}")
     if not len(frame):
         return torch.empty(shape, dtype=dtype)
-    data = np.frombuffer(frame.buffer, np.uint8)
-    if data.ctypes.data % dtype.itemsize:  # parts of a larger network buffer may start anywhere
-        data = data.copy()
-    return torch.from_numpy(data).view(dtype).reshape(shape)
+    data = torch.frombuffer(frame.buffer, dtype=torch.uint8)
+    if data.data_ptr() % dtype.itemsize:  # parts of a larger network buffer may start anywhere
+        data = data.clone()
+    return data.view(dtype).reshape(shape)
