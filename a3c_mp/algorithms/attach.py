@@ -15,15 +15,14 @@ from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.weights import Weights
 from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
-from a3c_mp.task.channels import RemoteWeights
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.joining import JoinedNodes
-from a3c_mp.task.node import Node
+from a3c_mp.task.node import REPORT_REFUSAL, Node
+from a3c_mp.task.parallel import JoinedNodes, Role
 from a3c_mp.task.router import Router
-from a3c_mp.task.start import REPORT_REFUSAL, Role
 
 
 def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
@@ -84,7 +83,8 @@ def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) 
     if args.role == "collector":
         spaces = probe_env(args.env_id)
         slots = Slots(rollout_spec(args.unroll_length, args.num_envs, *spaces), 1)
-        weights = RemoteWeights(acting_dtype(args.precision, make_actor_critic(*spaces, args.net_spec)))
+        net = make_actor_critic(*spaces, args.net_spec)
+        weights = Weights(net, acting_dtype(args.precision, net))
         memory = Memory(slots, weights, ResumeStates(args, rollout_layout(args, spaces[1]), start=0))
     try:
         pipeline(node, args, memory)

@@ -18,8 +18,7 @@ from a3c_mp.run.evaluations import PlayedGames
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import node_name
-from a3c_mp.task.node import FirstNode, Node
-from a3c_mp.task.start import REPORT_NAME, REPORT_RESULT
+from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
 from a3c_mp.task.wire import JOINED, LEFT, WireError
 
 EVALUATOR_READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"

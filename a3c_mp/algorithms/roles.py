@@ -39,12 +39,10 @@ from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.preflight import allow_open_files, probe_env
 from a3c_mp.run.run import Run
-from a3c_mp.task.channels import CollectorChannel, NodeChannel, RemoteWeights
 from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp
-from a3c_mp.task.exchange import LocalChannel, LocalPool, NodePool
+from a3c_mp.task.exchange import LocalChannel, LocalPool, NodeChannel, NodePool
 from a3c_mp.task.node import Node
-from a3c_mp.task.parallel import Nodes
-from a3c_mp.task.start import Role
+from a3c_mp.task.parallel import Nodes, Role
 from a3c_mp.task.wire import MAX_TENSOR, WireError
 
 
@@ -89,7 +87,7 @@ class Memory(NamedTuple):
     """What the middleware of a node works on: shared with the learner, or of another machine's own."""
 
     slots: Slots
-    weights: Weights | RemoteWeights
+    weights: Weights
     states: ResumeStates
 
 
@@ -105,7 +103,7 @@ class Learner(NamedTuple):
 class Collector(NamedTuple):
     """A collector with its end of the connection to the learner, and the net that it acts with."""
 
-    channel: CollectorChannel
+    channel: NodeChannel | LocalChannel
     net: ActorCritic
     collector: RolloutCollector
 
@@ -284,14 +282,12 @@ def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner |
         workers = learner.actors.workers
         channels = workers.channels if isinstance(workers, LocalPool) else []
     elif "collector" in node.labels:
-        if isinstance(memory.weights, RemoteWeights):
-            channels = [NodeChannel(node, None, memory.slots, memory.weights)]
-        else:
-            channels = [NodeChannel(node, node.setup)]
+        own = () if node.setup is not None else (memory.slots, memory.weights)
+        channels = [NodeChannel(node, node.setup, *own)]
     return [_make_collector(args, memory, channel) for channel in channels]
 
 
-def _make_collector(args: RoleArgs, memory: Memory, channel: CollectorChannel) -> Collector:
+def _make_collector(args: RoleArgs, memory: Memory, channel: NodeChannel | LocalChannel) -> Collector:
     env = make_envs(args, channel)
     spaces = env.single_observation_space, env.single_action_space
     with torch.random.fork_rng(devices=[]):  # in a standalone task, a resume continues the learner's

@@ -1,27 +1,38 @@
-"""Settings of a node: its number, the addresses it binds or dials, and its key."""
+"""Settings of a node: its number, the addresses it binds or dials, and the key file of a task on TCP."""
 
 from __future__ import annotations
 
+import os
 import re
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import zmq
 
 import a3c_mp
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.spawn import temporary_folder
-from a3c_mp.task.keys import KeyPair, make_key, read_key
 
-MAX_IPC_PATH = 107
-"""bytes of the path of a Unix socket, without the zero at its end"""
+MAX_IPC_FOLDER = 77
+"""bytes; the path of a Unix socket can have 107"""
 TCP_ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+FLAG = "key-file"
+Z85_SIZE = 40
+"""characters of a key in Z85"""
+COPY_IT = "copy the file of the node that listens"
+
+
+class KeyPair(NamedTuple):
+    """A CURVE key pair, in Z85. All nodes of a task use the same one."""
+
+    public: bytes
+    secret: bytes
 
 
 def node_name(number: int) -> str:
@@ -67,21 +78,14 @@ class Endpoint:
         return node_name(self.number)
 
     def load_key(self) -> KeyPair | None:
-        """Check all addresses, and read the key where one is TCP; a node that listens creates it.
+        """Check the addresses, and read the key where one is TCP; a node that listens creates it.
 
         Raises:
             ConfigError: an address or the key file is invalid.
-            ValueError: the folder of an ipc address is open to other users, or its path too long.
         """
-        flag = "attach-to" if self.dials else "listen"
-        key = None
-        for address in filter(None, (*self.binds, self.dials)):
-            if not is_tcp(address):
-                _check_ipc(address)
-                continue
-            host, port = check_tcp(flag, address)
-            if self.dials:
-                _check_host(host, port)
+        flag, key = "attach-to" if self.dials else "listen", None
+        for address in filter(is_tcp, (*self.binds, self.dials)):
+            check_tcp(flag, address)
             if self.key_file is None:
                 fix = "add --key-file FILE, with the same file at every node"
                 raise ConfigError(flag, address, "TCP needs a key", fix)
@@ -107,12 +111,12 @@ def local_endpoints(folder: Path, labels: list[tuple[str, ...]], listen: str | N
 def ipc_folder() -> Iterator[Path]:
     """A temporary folder for Unix sockets, with mode 0700; removed at the end, also if this process is killed."""
     root = tempfile.gettempdir()
-    with temporary_folder(root if len(root.encode()) <= MAX_IPC_PATH - 30 else "/tmp") as folder:
+    with temporary_folder(root if len(root.encode()) <= MAX_IPC_FOLDER else "/tmp") as folder:
         yield folder
 
 
 def is_tcp(address: str) -> bool:
-    return not address.startswith("ipc://")
+    return not address.startswith("ipc://") and address != ""
 
 
 def check_tcp(flag: str, address: str) -> tuple[str, int]:
@@ -123,17 +127,34 @@ def check_tcp(flag: str, address: str) -> tuple[str, int]:
     return found[1].strip("[]"), int(found[2])
 
 
-def _check_host(host: str, port: int) -> None:
+def make_key(path: Path) -> KeyPair:
+    """Read the key file; create it, with mode 0600, where there is none. Raises ConfigError."""
     try:
-        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        why = f"the host is unknown ({getattr(error, 'strerror', error)})"
-        raise ConfigError("attach-to", f"tcp://{host}:{port}", why, "give its name or IP address") from error
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return read_key(path)
+    except OSError as error:
+        raise ConfigError(FLAG, path, f"cannot be created ({error.strerror})", "choose another file") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(zmq.curve_keypair()[1] + b"\n")
+    return read_key(path)
 
 
-def _check_ipc(address: str) -> None:
-    path = Path(address.removeprefix("ipc://"))
-    if len(str(path).encode()) > MAX_IPC_PATH:
-        raise ValueError(f"{address} is longer than {MAX_IPC_PATH} bytes")
-    if path.parent.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ValueError(f"{path.parent} is open to other users; use ipc_folder()")
+def read_key(path: Path) -> KeyPair:
+    """Read the key pair of a key file. Raises ConfigError if it is missing, malformed or readable by other users."""
+    try:
+        # A pipe without a writer would block the opening.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(2 * Z85_SIZE).strip() if stat.S_ISREG(mode) else b""
+    except OSError as error:
+        what = "there is no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise ConfigError(FLAG, path, what, COPY_IT) from error
+    if stat.S_ISREG(mode) and mode & 0o077:
+        raise ConfigError(FLAG, path, f"other users can access it (mode {stat.S_IMODE(mode):04o})", "chmod 600 it")
+    try:
+        if len(text) != Z85_SIZE:
+            raise ValueError(f"{len(text)} characters")
+        return KeyPair(zmq.curve_public(text), text)
+    except (zmq.ZMQError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(FLAG, path, f"holds no CURVE key of {Z85_SIZE} characters", COPY_IT) from error

@@ -1,21 +1,40 @@
-"""The learner's side of its collectors: `NodePool` for those that are nodes, `LocalPool` for those in its process."""
+"""Slots between collectors and learner: `NodePool` and `NodeChannel` of nodes, `LocalPool` of collectors in its process.
+
+On one machine, a message carries the number of a slot that both processes share. From another machine it carries the
+fields of the slot too, which the learner copies; with each token it sends its weights there.
+"""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.processes.channel import Closing, Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Filled, SlotLedger, StateSource, WorkerEvent, WorkerOptions
-from a3c_mp.task.channels import FILLED, JOIN, NO_PLACE, NOT_RESTORED, SETUP, TOKEN, Setup
 from a3c_mp.task.endpoint import number_of
-from a3c_mp.task.node import FirstNode
-from a3c_mp.task.wire import LEFT, WireError
+from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
+from a3c_mp.task.wire import JOINED, LEFT, WireError
+
+JOIN, FILLED, NOT_RESTORED = "slots.join", "slots.filled", "slots.not_restored"
+"""events of a collector: (host name), it starts or is connected again; (slot, payload, fields or None); (reason)"""
+SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
+"""events to a collector: (worker, seed_key, tokens of all slots that it has to fill, weights); (token, weights);
+(number of places). A token is [slot, version], weights are [version, values], or None on the learner's machine"""
+
+
+class Setup(NamedTuple):
+    """What a collector starts with."""
+
+    worker: int  # its number among the collectors, from 0
+    seed_key: tuple[int, ...]  # numbers that its seeds follow from, as of a `WorkerChannel`
+    restored: Any = None  # the state to continue from
 
 
 class LocalPool:
@@ -51,7 +70,7 @@ class LocalPool:
 
 
 class LocalChannel(Closing):
-    """A collector's end in the process of the learner; see `NodeChannel`."""
+    """A collector's end in the process of the learner; used as `NodeChannel` is."""
 
     def __init__(self, pool: LocalPool, setup: Setup):
         self.pool, self.worker, self.actor = pool, setup.worker, setup.worker
@@ -74,6 +93,99 @@ class LocalChannel(Closing):
 
     def beat(self) -> None:
         pass
+
+
+class NodeChannel:
+    """A collector's end: tokens in, filled slots out.
+
+    Args:
+        node: of this process.
+        setup: of this collector, on the learner's machine; else None, as the learner sends it.
+        slots, weights: on another machine, its only slot, and what it has instead of the learner's.
+
+    Raises:
+        ConfigError: the learner has no place for another collector; also from later looks at messages, where another
+            one has taken its place while the connection was lost.
+    """
+
+    worker: int
+    actor: int
+    seed_key: tuple[int, ...]
+    restored: Any
+
+    def __init__(self, node: Node, setup: Setup | None, slots: Slots | None = None, weights: Weights | None = None):
+        self.node, self.own_slots, self.weights = node, slots, weights
+        self.beat, self.closing = node.beat, node.closing
+        self._tokens: list[Token] | None = None  # None: the first ones have not arrived
+        self._slot: int | None = None  # that is filled now; None if its session has ended
+        self._has_sent = False
+        node.handle(SETUP, self._on_setup, [int, list, list, object])
+        node.handle(TOKEN, self._on_token, [list, object])
+        node.handle(NO_PLACE, self._on_no_place, [int])
+        node.handle(JOINED, self._on_joined)
+        self._on_joined()
+        if setup is not None:
+            self._set_up(setup)
+            return
+        while self._tokens is None:
+            node.wait()
+        node.starting()  # its first heartbeat was long ago; its environments are not made yet
+
+    def take(self) -> Token | None:
+        """Wait for a token to fill a slot; None if the task ends meanwhile."""
+        while not self.node.finishing:
+            if self._tokens:
+                token = self._tokens.pop(0)
+                self._slot = token.slot
+                return token
+            self.node.wait()
+        return None
+
+    def fields(self, slots: Slots, slot: int) -> dict[str, Tensor]:
+        """Return the fields of a slot, to be filled."""
+        return slots[slot] if self.own_slots is None else self.own_slots[0]
+
+    def send(self, slot: int, payload: Any) -> None:
+        """Hand a filled slot to the learner. One of an earlier session is lost: its token is given again."""
+        if slot == self._slot:
+            fields = None if self.own_slots is None else self.own_slots[0]
+            self.node.send(FILLED, slot, payload, fields)
+        if not self._has_sent:
+            self._has_sent = True
+            self.node.report(REPORT_RESULT)
+
+    def not_restored(self, reason: str) -> None:
+        """Report that the collector cannot continue from `restored`, and what it does instead."""
+        self.node.send(NOT_RESTORED, reason)
+
+    def _set_up(self, setup: Setup) -> None:
+        self.worker = self.actor = setup.worker
+        self.seed_key, self.restored = setup.seed_key, setup.restored
+
+    def _on_joined(self, sender: str = "") -> None:
+        """The node is connected to the learner's, for the first time or again: what was under way is lost."""
+        self._tokens = self._slot = None
+        self.node.send(JOIN, socket.gethostname())
+
+    def _on_setup(self, sender: str, worker: int, seed_key: list[int], tokens: list[list[int]], weights: Any) -> None:
+        self._tokens = []
+        for token in tokens:
+            self._on_token(sender, token, weights)
+        if self.own_slots is not None:
+            self._set_up(Setup(worker, tuple(seed_key)))
+            self.node.report(REPORT_NAME, f"collector {worker}")
+
+    def _on_token(self, sender: str, token: list[int], weights: Any) -> None:
+        if self._tokens is not None:  # else it is among the first ones, which are on their way
+            self._tokens.append(Token(*token))
+            if self.weights is not None:
+                version, values = weights
+                self.weights.load_state_dict({"version": version, "buffers": values})  # in both buffers
+
+    def _on_no_place(self, sender: str, number: int) -> None:
+        why = f"its {number} places for collectors of other machines are taken"
+        fix = "start it with more --remote-actors, or attach fewer (--num-actors)"
+        raise ConfigError("attach-to", self.node.router.endpoint.dials, why, fix)
 
 
 class NodePool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -11,7 +13,6 @@ import zmq
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.endpoint import Endpoint, node_name
-from a3c_mp.task.limited_log import RateLimitedLog
 from a3c_mp.task.sockets import Dialer, Frames, Listener
 from a3c_mp.task.wire import JOINED, LEFT, encode
 
@@ -19,6 +20,23 @@ HELLO, WELCOME, REFUSED = "node.hello", "node.welcome", "node.refused"
 """to join: the node that dials says who it is, and is let in or not"""
 DROPPED = "node.dropped"
 """to a node that did not read: it has to join again"""
+
+
+class RateLimitedLog:
+    """Logs warnings that may repeat without end: the 1st, 2nd, 4th, 8th, ... time.
+
+    Other nodes cause them, so details in their words are shortened to one line, and do not count as another warning.
+    """
+
+    def __init__(self, log: logging.Logger):
+        self._log = log
+        self._counts: Counter[str] = Counter()
+
+    def warning(self, text: str, detail: object = "") -> None:
+        """Count a warning, and log it with the detail if its count is a power of two."""
+        self._counts[text] += 1
+        if (total := self._counts[text]).bit_count() == 1:
+            self._log.warning(f"{text} ({total} so far)" + (f": {str(detail)!r:.200}" if detail else ""))
 
 
 class Link(NamedTuple):

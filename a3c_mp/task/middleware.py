@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextvars
+import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, wait
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from types import GeneratorType
-from typing import Any, Protocol
+from typing import Any
 
 from a3c_mp.task.context import Context, running
+from a3c_mp.task.timing import StepTimer
 
 Middleware = Callable[[Context], Any]
 """a function of the context, or a generator function whose `yield` stands for all later middleware"""
@@ -17,13 +19,6 @@ Suspended = Generator[Any, None, None]
 """a middleware at its `yield`"""
 LOOK_SECONDS = 0.1
 """between two looks at messages while middleware runs in threads"""
-
-
-class Wrapper(Protocol):
-    """Runs something around both halves of every middleware, such as a `StepTimer`."""
-
-    def __call__(self, path: tuple[str, ...], half: str) -> AbstractContextManager[Any]: ...
-    def end_iteration(self, step: int) -> None: ...
 
 
 def name_of(fn: Middleware) -> str:
@@ -36,27 +31,24 @@ def name_of(fn: Middleware) -> str:
 class Step:
     """A middleware as a task runs it."""
 
-    def __init__(self, fn: Middleware, name: str, wrappers: Sequence[Wrapper]):
-        self.fn, self.name, self.wrappers = fn, name, wrappers
+    def __init__(self, fn: Middleware, name: str, timers: Sequence[StepTimer]):
+        self.fn, self.name, self.timers = fn, name, timers
 
     def forward(self, ctx: Context, stack: ExitStack) -> None:
         """Run the forward half; the rest of a generator runs when the stack is closed."""
-        suspended = self._run("forward", self._start, ctx)
+        suspended = self._run(self._start, ctx)
         if suspended is not None:
-            stack.push(lambda kind, error, trace: self._run("backward", self._resume, suspended, error))
+            stack.push(lambda kind, error, trace: self._run(self._resume, suspended, error))
 
-    def _run(self, half: str, call: Callable[..., Any], *args: Any) -> Any:
+    def _run(self, call: Callable[..., Any], *args: Any) -> Any:
         path = (*running.get(), self.name)
-        token = running.set(path)
+        token, started = running.set(path), time.perf_counter()
         try:
-            if not self.wrappers:
-                return call(*args)
-            with ExitStack() as wrapped:
-                for wrapper in self.wrappers:
-                    wrapped.enter_context(wrapper(path, half))
-                return call(*args)
+            return call(*args)
         finally:
             running.reset(token)
+            for timer in self.timers:
+                timer.add(path, time.perf_counter() - started)
 
     def _start(self, ctx: Context) -> Suspended | None:
         result = self.fn(ctx)

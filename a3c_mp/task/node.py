@@ -18,6 +18,9 @@ from a3c_mp.task.endpoint import check_tcp, node_name, number_of
 from a3c_mp.task.router import Router
 from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
 
+REPORT_NAME, REPORT_RESULT, REPORT_REFUSAL = "called", "result", "refused"
+"""reports of a node to the process that has started it: (name), it has its place in the task; (), it has produced
+something; (what, value, why, fix) of a ConfigError"""
 PENDING = 1000
 """most messages that wait for a handler"""
 GONE_SECONDS = 5.0

@@ -16,20 +16,124 @@ replaces it; with node 0 all of them end.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+import torch.multiprocessing as mp
 from torch import Tensor
 
-from a3c_mp.processes.supervisor import CLOSE_SECONDS
+from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.processes.slots import shared_counters
+from a3c_mp.processes.spawn import start_child
+from a3c_mp.processes.supervised import DONE, run_supervised
+from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
-from a3c_mp.task.node import FirstNode
+from a3c_mp.task.node import REPORT_NAME, REPORT_REFUSAL, REPORT_RESULT, FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Router
-from a3c_mp.task.start import NodeArgs, Role, start_node, supervise
 from a3c_mp.task.wire import FINISH
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a node is called and does, and what its parent does for it."""
+
+    name: str = "node"
+    """in messages and errors"""
+    labels: tuple[str, ...] = ()
+    """besides its name"""
+    flag: str = "n_parallel_workers"
+    """the setting that says how many such nodes there are; they share a restart budget"""
+    niceness: int = 0
+    needs_result: bool = False
+    """an exception is final unless the node has reported a result before: a restart would not help"""
+    prepare: Callable[[], Any] = lambda: None
+    """makes what the node is given as `node.setup`; called before each start"""
+    on_restart: Callable[[str], Any] = print
+    """gets what happened; called before the node is replaced"""
+    on_lost: Callable[[WorkerError], Any] | None = None
+    """gets the error that the node is given up for, and the task goes on; without it, the error ends the task"""
+
+
+class NodeArgs(NamedTuple):
+    """What the process of a node is started with."""
+
+    endpoint: Endpoint
+    beats: Tensor  # int64 [1] in shared memory: its heartbeats
+    niceness: int
+    setup: Any = None  # see `Role.prepare`
+    known_labels: Sequence[str] = ()
+
+
+def supervise(
+    roles: Sequence[Role], launch: Callable[[int, Tensor], tuple[Any, Any]], on_report: Callable[[int, tuple], None],
+    max_restarts: int, hang_seconds: float,
+) -> Supervisor:  # fmt: skip
+    """Make the supervisor of one process for each role.
+
+    Args:
+        roles: of the nodes.
+        launch: called with the index of a role and the heartbeats; starts a process, see `start_node`.
+        on_report: called with the index of a node and what it reports, except for its results.
+        max_restarts: restart budget of all nodes whose roles have the same flag.
+        hang_seconds: a node whose heartbeats stop for so long is killed and restarted.
+    """
+
+    def on_message(index: int, report: tuple) -> None:
+        if report[0] == REPORT_RESULT:
+            supervisor.children[index].record_result()
+        else:
+            on_report(index, report)
+
+    beats = shared_counters(len(roles) + 1)[: len(roles)]  # there is no empty shared memory
+    supervisor = Supervisor(
+        [
+            Child(
+                role.name, partial(launch, index, beats[index : index + 1]), role.flag, role.on_lost, role.needs_result
+            )
+            for index, role in enumerate(roles)
+        ],
+        beats,
+        max_restarts=max_restarts,
+        hang_seconds=hang_seconds,
+        on_message=on_message,
+        on_restart=lambda index, text: roles[index].on_restart(text),
+    )
+    return supervisor
+
+
+def start_node(main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArgs, name: str) -> tuple[Any, Any]:
+    """Start a process that runs `main(node, *args)`; returns it and the pipe of its messages."""
+    pipe, child_end = mp.Pipe(duplex=False)
+    with child_end:  # the child has a copy; with this one closed, its death reads as an end of file
+        child_args = (main, args, node_args, child_end)
+        return start_child(run_node, child_args, name=name, daemon=True, group=True), pipe
+
+
+def run_node(main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArgs, pipe: connection.Connection) -> None:
+    """Entry point of the process of a node besides node 0."""
+    torch.set_num_threads(1)
+    os.nice(node_args.niceness)
+    open_nodes = ExitStack()
+
+    def beat() -> None:
+        node_args.beats[0] += 1
+
+    def body() -> None:
+        with Router(node_args.endpoint) as router:
+            settings = {"known_labels": node_args.known_labels, "setup": node_args.setup, "beat": beat}
+            node = Node(router, **settings, report=lambda *message: pipe.send(message))
+            open_nodes.callback(node.close)
+            main(node, *args)
+            pipe.send((DONE,))
+
+    run_supervised(body, pipe, close=open_nodes.close)
 
 
 @dataclass
@@ -112,6 +216,69 @@ class Nodes:
             self._node.supervisor.await_own_end(CLOSE_SECONDS)
         finally:
             self._node.supervisor.stop()
+
+
+@dataclass
+class JoinedNodes:
+    """Nodes of this machine in a task elsewhere, to be used in a `with` block.
+
+    Each is a process with a connection of its own. This process has one too, through which it sees the task end.
+
+    Args:
+        main, args: as of `Nodes`.
+        roles: of the nodes.
+        router: the connection of this process.
+        log: what happens to the nodes.
+        max_restarts, hang_seconds: as of `supervise`.
+    """
+
+    main: Callable[..., Any]
+    args: tuple[Any, ...]
+    roles: Sequence[Role]
+    router: Router
+    log: logging.Logger
+    max_restarts: int = 5
+    hang_seconds: float = 60.0
+
+    def __enter__(self) -> JoinedNodes:
+        self._node = JoinedNode(self.router, self.log.info)
+        self._supervisor = supervise(self.roles, self._launch, self._on_report, self.max_restarts, self.hang_seconds)
+        self._supervisor.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._supervisor.stop()
+
+    def wait(self) -> None:
+        """Look after the nodes until the task has ended.
+
+        Raises:
+            ConfigError: the task has no place for one of them. One that has lost its place while the link was down ends
+                alone, as long as there are others.
+            WorkerError: the task was killed, a node failed before its first result, or the restart budget is spent.
+        """
+        node, children = self._node, self._supervisor.children
+        while not all(child.is_done for child in children) and (node.is_connected or not node.finishing):
+            self._supervisor.watch(lambda: False, also=self.router.files)
+            node.look()
+        self._supervisor.await_own_end(CLOSE_SECONDS)
+
+    def _launch(self, index: int, beats: Tensor) -> tuple[Any, Any]:
+        own, role = self.router.endpoint, self.roles[index]
+        endpoint = Endpoint(dials=own.dials, labels=role.labels, key_file=own.key_file)
+        return start_node(self.main, self.args, NodeArgs(endpoint, beats, role.niceness), f"node-{index}")
+
+    def _on_report(self, index: int, report: tuple) -> None:
+        kind, *content = report
+        child = self._supervisor.children[index]
+        if kind == REPORT_NAME:
+            [child.name] = content
+            self.log.info(f"{child} has joined {self.router.endpoint.dials}")
+        elif kind == REPORT_REFUSAL:
+            others = [other for other in self._supervisor.children if other is not child and not other.is_done]
+            if not (child.had_result and others):
+                raise ConfigError(*content)
+            self.log.warning(f"{child} has lost its place and ends: {ConfigError(*content)}")
 
 
 def runner(

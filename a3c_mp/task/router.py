@@ -16,10 +16,8 @@ from typing import Any
 import zmq
 
 from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.task.endpoint import Endpoint, is_tcp
-from a3c_mp.task.keys import COPY_IT, FLAG
-from a3c_mp.task.limited_log import RateLimitedLog
-from a3c_mp.task.links import DROPPED, HELLO, REFUSED, WELCOME, Link, Links
+from a3c_mp.task.endpoint import COPY_IT, FLAG, Endpoint, is_tcp
+from a3c_mp.task.links import DROPPED, HELLO, REFUSED, WELCOME, Link, Links, RateLimitedLog
 from a3c_mp.task.sockets import Dialer, Frames, Listener
 from a3c_mp.task.wire import JOINED, Message, WireError, decode, encode
 
@@ -159,7 +157,7 @@ class Router:
         for port in self._ports:
             for _ in range(port.count_refused() if isinstance(port, Listener) else 0):
                 self.log.warning("a connection was refused: another key, or no node")
-            if isinstance(port, Dialer) and port.has_ended() and port.may_renew:
+            if isinstance(port, Dialer) and port.is_to_renew():
                 lost = [port.token]
             arrived = list(islice(port.received(), BATCH))
             for token, frames in arrived:

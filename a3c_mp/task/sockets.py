@@ -17,20 +17,19 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.endpoint import is_tcp
-from a3c_mp.task.keys import KeyPair
+from a3c_mp.task.endpoint import KeyPair, is_tcp
 from a3c_mp.task.wire import MAX_TENSOR
 
 MAX_FRAME = MAX_TENSOR + 1024
 """bytes, with what encryption adds; a connection that announces a larger frame is closed before memory is allocated"""
 QUEUE = 50_000
 """high-water mark: most messages that wait for a node; with one more it counts as not reading"""
-HEARTBEAT_SECONDS, SILENCE_SECONDS = 2.0, 8.0
+HEARTBEAT_MS, SILENCE_MS = 2000, 8000
 """between heartbeats of zmq's own thread, and without an answer to one before the connection counts as lost: the end of
 a link is seen after 8 to 10 s"""
-HANDSHAKE_SECONDS = 5.0
+HANDSHAKE_MS = 5000
 """longest handshake; a client that says nothing is disconnected"""
-CONNECT_SECONDS = 2.0
+CONNECT_MS = 2000
 """longest attempt to connect, where packets are lost"""
 RECONNECT_SECONDS = 0.5
 """shortest time between two attempts to connect"""
@@ -43,7 +42,38 @@ Frames = list[Any]
 """bytes and zmq frames, without the routing id"""
 
 
-class Listener:
+class _Port:
+    """A socket, and the monitor of its connections."""
+
+    socket: zmq.Socket
+    _monitor: zmq.Socket
+
+    def close(self, linger: int) -> None:
+        """Close the socket once what was sent is on its way, after `linger` milliseconds at the latest."""
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(linger)
+
+    def _make_socket(self, context: zmq.Context, kind: int, events: int) -> None:
+        self.socket = socket = context.socket(kind)
+        socket.sndhwm = socket.rcvhwm = QUEUE
+        socket.maxmsgsize = MAX_FRAME
+        socket.heartbeat_ivl = HEARTBEAT_MS
+        # The peer gets the time to live with each heartbeat: it, too, closes the connection after so long a silence.
+        socket.heartbeat_timeout = socket.heartbeat_ttl = socket.tcp_maxrt = SILENCE_MS
+        socket.handshake_ivl, socket.connect_timeout = HANDSHAKE_MS, CONNECT_MS
+        self._monitor = socket.get_monitor_socket(events)
+
+    def _messages(self) -> Iterator[Frames]:
+        while _has_more(self.socket):
+            yield self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+
+    def _events(self) -> Iterator[int]:
+        while _has_more(self._monitor):
+            yield recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+
+
+class Listener(_Port):
     """A bound ROUTER socket; clients over TCP must have the key.
 
     Raises:
@@ -52,10 +82,9 @@ class Listener:
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
         self.is_local = not is_tcp(address)
-        self.socket = _make_socket(context, zmq.ROUTER)
+        self._make_socket(context, zmq.ROUTER, FAILED)
         self.socket.router_mandatory = True  # sending to a node that is gone is an error, not silence
         self.socket.ipv6 = "[" in address
-        self._monitor = self.socket.get_monitor_socket(FAILED)
         self._authenticator: ThreadAuthenticator | None = None
         try:
             if key is not None and not self.is_local:
@@ -84,17 +113,14 @@ class Listener:
 
     def received(self) -> Iterator[tuple[bytes, Frames]]:
         """Messages that have arrived: token of the session, frames."""
-        while _has_more(self.socket):
-            token, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            yield token.bytes, frames
+        return ((token.bytes, frames) for token, *frames in self._messages())
 
     def count_refused(self) -> int:
         """Handshakes that have failed since the last call."""
-        return sum(1 for _ in _events(self._monitor))
+        return sum(1 for _ in self._events())
 
     def close(self, linger: int) -> None:
-        """Close the socket once what was sent is on its way, after `linger` milliseconds at the latest."""
-        _close(self.socket, self._monitor, linger)
+        super().close(linger)
         if self._authenticator is not None:
             self._authenticator.stop()
 
@@ -109,12 +135,12 @@ class _OneKey:
         return key == self.public
 
 
-class Dialer:
+class Dialer(_Port):
     """A DEALER socket that is connected to one address; `renew` begins a new session."""
 
-    socket: zmq.Socket
-    _monitor: zmq.Socket
     is_local = False
+    token: bytes
+    _has_ended: bool
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
         self.context, self.address, self.key = context, address, key
@@ -129,7 +155,8 @@ class Dialer:
 
     def send(self, token: bytes, frames: Frames) -> bool:
         """Send to node 0; returns False if the session has ended, or ends because too much waits for it."""
-        if not self.has_ended():
+        self._read_events()
+        if not self._has_ended:
             try:
                 self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -138,34 +165,21 @@ class Dialer:
 
     def received(self) -> Iterator[tuple[bytes, Frames]]:
         """As `Listener.received`."""
-        while _has_more(self.socket):
-            yield self.token, self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        return ((self.token, frames) for frames in self._messages())
 
-    def has_ended(self) -> bool:
-        """Whether the session has ended; what has arrived in it can still be read."""
-        for event in _events(self._monitor):
-            if event & ENDED:
-                self._has_ended = True
-            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._is_connected, self.failures = True, 0
-            else:
-                self.failures += 1
-        return self._has_ended
-
-    @property
-    def may_renew(self) -> bool:
-        """Whether the last attempt to connect is long enough ago."""
-        return time.monotonic() - self._opened > RECONNECT_SECONDS
+    def is_to_renew(self) -> bool:
+        """Whether the session has ended, and some time ago begun; what has arrived in it can still be read."""
+        self._read_events()
+        return self._has_ended and time.monotonic() - self._opened > RECONNECT_SECONDS
 
     def close(self, linger: int) -> None:
         """As `Listener.close`; without a connection nothing is on its way."""
-        _close(self.socket, self._monitor, linger if self._is_connected else 0)
+        super().close(linger if self._is_connected else 0)
 
     def _open(self) -> None:
         self.token, self._opened = os.urandom(16), time.monotonic()
         self._is_connected = self._has_ended = False
-        self.socket = _make_socket(self.context, zmq.DEALER)
-        self._monitor = self.socket.get_monitor_socket(FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
+        self._make_socket(self.context, zmq.DEALER, FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
         self.socket.routing_id = self.token
         self.socket.reconnect_ivl = -1  # that would be the same session without what was under way
         if self.key is not None:
@@ -174,33 +188,15 @@ class Dialer:
             self.socket.ipv6 = True
         self.socket.connect(self.address)
 
-
-def _make_socket(context: zmq.Context, kind: int) -> zmq.Socket:
-    socket = context.socket(kind)
-    socket.sndhwm = socket.rcvhwm = QUEUE
-    socket.maxmsgsize = MAX_FRAME
-    socket.heartbeat_ivl = _ms(HEARTBEAT_SECONDS)
-    # The peer gets the time to live with each heartbeat: it, too, closes the connection after so long a silence.
-    socket.heartbeat_timeout = socket.heartbeat_ttl = socket.tcp_maxrt = _ms(SILENCE_SECONDS)
-    socket.handshake_ivl = _ms(HANDSHAKE_SECONDS)
-    socket.connect_timeout = _ms(CONNECT_SECONDS)
-    return socket
+    def _read_events(self) -> None:
+        for event in self._events():
+            if event & ENDED:
+                self._has_ended = True
+            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._is_connected, self.failures = True, 0
+            else:
+                self.failures += 1
 
 
 def _has_more(socket: zmq.Socket) -> bool:
     return bool(int(socket.get(zmq.EVENTS)) & zmq.POLLIN)
-
-
-def _events(monitor: zmq.Socket) -> Iterator[int]:
-    while _has_more(monitor):
-        yield recv_monitor_message(monitor, zmq.NOBLOCK)["event"]
-
-
-def _close(socket: zmq.Socket, monitor: zmq.Socket, linger: int) -> None:
-    socket.disable_monitor()
-    monitor.close(0)
-    socket.close(linger)
-
-
-def _ms(seconds: float) -> int:
-    return round(1000 * seconds)

@@ -28,9 +28,10 @@ from typing import Any
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.context import Context
 from a3c_mp.task.endpoint import Endpoint, node_name
-from a3c_mp.task.middleware import Middleware, Step, Wrapper, forward_beside, name_of
+from a3c_mp.task.middleware import Middleware, Step, forward_beside, name_of
 from a3c_mp.task.node import Node
 from a3c_mp.task.router import Router
+from a3c_mp.task.timing import StepTimer
 from a3c_mp.task.wire import FINISH, JOINED, encode
 
 SHARE = "task.share"
@@ -60,7 +61,7 @@ class Task:
         self.parallel_ctx = Context()
         """the newest values that other nodes share, as attributes: `task.parallel_ctx.train_iter`"""
         self._middleware: list[Step] = []
-        self._wrappers: list[Wrapper] = []
+        self._timers: list[StepTimer] = []
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if none was
         self.router.handle(SHARE, self._on_shared, [dict])
         self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
@@ -90,12 +91,12 @@ class Task:
                 raise ConfigError("filter-labels", ", ".join(filter_labels), why, "name one of these")
             if not _match(filter_labels, self.labels):
                 return self
-        self._middleware.append(Step(fn, name or name_of(fn), self._wrappers))
+        self._middleware.append(Step(fn, name or name_of(fn), self._timers))
         return self
 
-    def use_wrapper(self, wrapper: Wrapper) -> Task:
-        """Run a wrapper around both halves of every middleware, whether it has been added yet or not."""
-        self._wrappers.append(wrapper)
+    def use_wrapper(self, timer: StepTimer) -> Task:
+        """Have a timer measure every middleware, whether it has been added yet or not."""
+        self._timers.append(timer)
         return self
 
     def share(self, *names: str) -> None:
@@ -104,7 +105,7 @@ class Task:
 
     def serial(self, *fns: Middleware) -> Middleware:
         """Combine middleware into one that runs them one after the other."""
-        steps = [Step(fn, name_of(fn), self._wrappers) for fn in fns]
+        steps = [Step(fn, name_of(fn), self._timers) for fn in fns]
 
         def serial(ctx: Context) -> Iterator[None]:
             with ExitStack() as stack:
@@ -132,18 +133,14 @@ class Task:
         with finish_on_signals(self.router), ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
             while True:
                 self._iterate(threads, max_step)
-                for wrapper in self._wrappers:
-                    wrapper.end_iteration(self.ctx.total_step)
+                for timer in self._timers:
+                    timer.end_iteration(self.ctx.total_step)
                 if self.ctx.finish:
                     break
                 self.ctx = self.ctx.renew()
         if not self.router.was_ended or self.router.name == node_name(0):
             self.router.send(FINISH)
         return self.ctx
-
-    def finish(self) -> None:
-        """Make the current iteration the last one, here and on all other nodes; for any thread or signal handler."""
-        self.router.finishing = True
 
     # ---- inside
 
