@@ -40,8 +40,9 @@ from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.preflight import allow_open_files, probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp
-from a3c_mp.task.exchange import LocalChannel, LocalPool, NodeChannel, NodePool
+from a3c_mp.task.exchange import NodeChannel, NodePool
 from a3c_mp.task.node import Node
+from a3c_mp.task.one_process import LocalChannel, LocalPool
 from a3c_mp.task.parallel import Nodes, Role
 from a3c_mp.task.wire import MAX_TENSOR, WireError
 
@@ -282,8 +283,8 @@ def collectors_of(node: Node, args: RoleArgs, memory: Memory, learner: Learner |
         workers = learner.actors.workers
         channels = workers.channels if isinstance(workers, LocalPool) else []
     elif "collector" in node.labels:
-        own = () if node.setup is not None else (memory.slots, memory.weights)
-        channels = [NodeChannel(node, node.setup, *own)]
+        own = () if args.attach_to is None else (memory.slots, memory.weights)
+        channels = [NodeChannel(node, *own)]
     return [_make_collector(args, memory, channel) for channel in channels]
 
 

@@ -1,4 +1,4 @@
-"""Slots between collectors and learner: `NodePool` and `NodeChannel` of nodes, `LocalPool` of collectors in its process.
+"""Slots between nodes: `NodePool` of the learner, and a `NodeChannel` of each collector.
 
 On one machine, a message carries the number of a slot that both processes share. From another machine it carries the
 fields of the slot too, which the learner copies; with each token it sends its weights there.
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.channel import Closing, Token
+from a3c_mp.processes.channel import Token
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled, SlotLedger, StateSource, WorkerEvent, WorkerOptions
+from a3c_mp.processes.workers import Filled, WorkerEvent
 from a3c_mp.task.endpoint import number_of
 from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
+from a3c_mp.task.one_process import Pool
 from a3c_mp.task.wire import JOINED, LEFT, WireError
 
 JOIN, FILLED, NOT_RESTORED = "slots.join", "slots.filled", "slots.not_restored"
@@ -29,93 +29,24 @@ SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 (number of places). A token is [slot, version], weights are [version, values], or None on the learner's machine"""
 
 
-class Setup(NamedTuple):
-    """What a collector starts with."""
-
-    worker: int  # its number among the collectors, from 0
-    seed_key: tuple[int, ...]  # numbers that its seeds follow from, as of a `WorkerChannel`
-    restored: Any = None  # the state to continue from
-
-
-class LocalPool:
-    """Collectors and learner in one process: a round is complete once each collector has filled a slot.
-
-    Args:
-        num_workers, states, options, on_restart: as of `Workers`.
-    """
-
-    def __init__(
-        self, num_workers: int, *, states: StateSource, options: WorkerOptions,
-        on_restart: Callable[[WorkerEvent], None],
-    ):  # fmt: skip
-        self.ledger = SlotLedger(num_workers, replace(options, in_order=True))
-        self.states, self.on_restart = states, on_restart
-        self.channels = [LocalChannel(self, setup_of(states, worker, 0)) for worker in range(num_workers)]
-
-    def __enter__(self) -> LocalPool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for channel in self.channels:
-            channel.close()
-
-    def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
-        """Return the next round, or an empty one if it is not complete yet."""
-        return [] if should_stop() else self.ledger.take(size)
-
-    def release(self, filled: Iterable[Filled], version: int) -> None:
-        """Give slots back to their collectors."""
-        for message in filled:
-            self.channels[message.worker].tokens.append(self.ledger.give(message, version))
-
-
-class LocalChannel(Closing):
-    """A collector's end in the process of the learner; used as `NodeChannel` is."""
-
-    def __init__(self, pool: LocalPool, setup: Setup):
-        self.pool, self.worker, self.actor = pool, setup.worker, setup.worker
-        self.seed_key, self.restored = setup.seed_key, setup.restored
-        self.tokens = list(pool.ledger.given[setup.worker])
-        super().__init__()
-
-    def take(self) -> Token | None:
-        """Return the next token; None if all slots are filled."""
-        return self.tokens.pop(0) if self.tokens else None
-
-    def fields(self, slots: Slots, slot: int) -> dict[str, Tensor]:
-        return slots[slot]
-
-    def send(self, slot: int, payload: Any) -> None:
-        self.pool.ledger.fill(self.worker, slot, payload)
-
-    def not_restored(self, reason: str) -> None:
-        forget(self.pool.states, self.worker, reason, self.pool.on_restart)
-
-    def beat(self) -> None:
-        pass
-
-
 class NodeChannel:
     """A collector's end: tokens in, filled slots out.
 
     Args:
         node: of this process.
-        setup: of this collector, on the learner's machine; else None, as the learner sends it.
-        slots, weights: on another machine, its only slot, and what it has instead of the learner's.
+        slots, weights: on another machine than the learner's, its only slot, and its copy of the weights.
 
     Raises:
         ConfigError: the learner has no place for another collector; also from later looks at messages, where another
             one has taken its place while the connection was lost.
     """
 
-    worker: int
-    actor: int
-    seed_key: tuple[int, ...]
-    restored: Any
+    worker = actor = 0  # until the learner sends them
+    seed_key: tuple[int, ...] = (0, 0, 0)
 
-    def __init__(self, node: Node, setup: Setup | None, slots: Slots | None = None, weights: Weights | None = None):
+    def __init__(self, node: Node, slots: Slots | None = None, weights: Weights | None = None):
         self.node, self.own_slots, self.weights = node, slots, weights
-        self.beat, self.closing = node.beat, node.closing
+        self.beat, self.closing, self.restored = node.beat, node.closing, node.setup
         self._tokens: list[Token] | None = None  # None: the first ones have not arrived
         self._slot: int | None = None  # that is filled now; None if its session has ended
         self._has_sent = False
@@ -124,10 +55,7 @@ class NodeChannel:
         node.handle(NO_PLACE, self._on_no_place, [int])
         node.handle(JOINED, self._on_joined)
         self._on_joined()
-        if setup is not None:
-            self._set_up(setup)
-            return
-        while self._tokens is None:
+        while self._tokens is None and not node.finishing:
             node.wait()
         node.starting()  # its first heartbeat was long ago; its environments are not made yet
 
@@ -158,22 +86,17 @@ class NodeChannel:
         """Report that the collector cannot continue from `restored`, and what it does instead."""
         self.node.send(NOT_RESTORED, reason)
 
-    def _set_up(self, setup: Setup) -> None:
-        self.worker = self.actor = setup.worker
-        self.seed_key, self.restored = setup.seed_key, setup.restored
-
     def _on_joined(self, sender: str = "") -> None:
         """The node is connected to the learner's, for the first time or again: what was under way is lost."""
         self._tokens = self._slot = None
         self.node.send(JOIN, socket.gethostname())
 
     def _on_setup(self, sender: str, worker: int, seed_key: list[int], tokens: list[list[int]], weights: Any) -> None:
-        self._tokens = []
+        self.worker = self.actor = worker
+        self.seed_key, self._tokens = tuple(seed_key), []
         for token in tokens:
             self._on_token(sender, token, weights)
-        if self.own_slots is not None:
-            self._set_up(Setup(worker, tuple(seed_key)))
-            self.node.report(REPORT_NAME, f"collector {worker}")
+        self.node.report(REPORT_NAME, f"collector {worker}")
 
     def _on_token(self, sender: str, token: list[int], weights: Any) -> None:
         if self._tokens is not None:  # else it is among the first ones, which are on their way
@@ -188,7 +111,7 @@ class NodeChannel:
         raise ConfigError("attach-to", self.node.router.endpoint.dials, why, fix)
 
 
-class NodePool:
+class NodePool(Pool):
     """Collectors that are nodes: worker i of this machine is node i + 1, those of other machines join.
 
     Args:
@@ -196,25 +119,18 @@ class NodePool:
         slots: of all collectors; data of those of other machines is copied into them.
         weights: sent to collectors of other machines.
         check: raises WireError for what one of them has sent, (payload, fields), if its values cannot be used.
-        num_workers, states, options, on_restart: as of `Workers`.
+        num_workers, others: as of `LocalPool`.
     """
 
     def __init__(
         self, num_local: int, slots: Slots, weights: Weights, check: Callable[[int, Mapping[str, Tensor]], None],
-        num_workers: int, *, states: StateSource, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
+        num_workers: int, **others: Any,
     ):  # fmt: skip
+        super().__init__(num_workers, **others)
         self.num_local, self.slots, self.weights, self.check = num_local, slots, weights, check
-        self.ledger = SlotLedger(num_workers, options)
-        self.states, self.on_restart = states, on_restart
         self.node: FirstNode | None = None
         self._names: list[str | None] = [None] * num_workers  # of the nodes that fill the slots now
         self._joins = 0  # of collectors of other machines, so far
-
-    def __enter__(self) -> NodePool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
 
     def connect(self, node: FirstNode) -> None:
         """Take the messages of collectors from now on."""
@@ -224,9 +140,9 @@ class NodePool:
         node.handle(NOT_RESTORED, self._on_not_restored, [str])
         node.handle(LEFT, self._on_left)
 
-    def prepare(self, worker: int) -> Setup:
-        """Called before a collector of this machine is started; returns what it starts with."""
-        return setup_of(self.states, worker, 0 if self.node is None else self.node.supervisor.restarts)
+    def prepare(self, worker: int, restarts: int = 0) -> Any:
+        """As `Pool.prepare`; called before each start of a node."""
+        return super().prepare(worker, 0 if self.node is None else self.node.supervisor.restarts)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does."""
@@ -239,12 +155,15 @@ class NodePool:
 
     def release(self, filled: Iterable[Filled], version: int) -> None:
         """Give slots back to their collectors, to be filled acting with weights `version` or newer."""
-        for worker, token in [(message.worker, self.ledger.give(message, version)) for message in filled]:
-            self._send(worker, TOKEN, token)
+        for message in filled:
+            self._send(message.worker, TOKEN, self.ledger.give(message, version))
 
     def on_lost(self, worker: int, text: str) -> None:
         """The process of a collector is lost: its successor fills the same slots again."""
         self.on_restart(WorkerEvent(worker, text))
+        self._forget(worker)
+
+    def _forget(self, worker: int) -> None:
         self._names[worker] = None
         self.ledger.forget(worker)
 
@@ -256,27 +175,33 @@ class NodePool:
     def _on_join(self, sender: str, host: str) -> None:
         """A collector has started, or is connected again: it gets its tokens, if there is a place for it."""
         assert self.node is not None
-        remote = range(self.num_local, len(self._names))
         if (number := number_of(sender)) <= self.num_local:
-            worker: int | None = number - 1
-        else:
-            worker = next((w for name in (sender, None) for w in remote if self._names[w] == name), None)
-        if worker is None:
-            text = f"a collector was refused: all {len(remote)} places are taken (--remote-actors)"
-            self.node.log.warning(text, f"from {host}")
-            self.node.send(NO_PLACE, len(remote), to=sender)
+            self._join_local(number - 1, sender)
             return
-        is_back = self._names[worker] == sender
-        if is_back and worker < self.num_local:
-            text = f"collector {worker} was cut off and is back; its rollout is lost"
-            self.on_restart(WorkerEvent(worker, text, replaced=False))
-        elif not is_back and worker >= self.num_local:
+        places = range(self.num_local, len(self._names))
+        worker = next((w for name in (sender, None) for w in places if self._names[w] == name), None)
+        if worker is None:
+            text = f"a collector was refused: all {len(places)} places are taken (--remote-actors)"
+            self.node.log.warning(text, f"from {host}")
+            self.node.send(NO_PLACE, len(places), to=sender)
+            return
+        if self._names[worker] is None:
             self._joins += 1
+            self.seed_keys[worker] = self.states.start, worker, self._joins
             text = f"collector {worker} joined from {host!r:.80} ({sender})"
             self.on_restart(WorkerEvent(worker, text, replaced=False, joined=True))
+        self._set_up(worker, sender)
+
+    def _join_local(self, worker: int, sender: str) -> None:
+        if self._names[worker] == sender:
+            text = f"collector {worker} was cut off and is back; its rollout is lost"
+            self.on_restart(WorkerEvent(worker, text, replaced=False))
+        self._set_up(worker, sender)
+
+    def _set_up(self, worker: int, sender: str) -> None:
         self._names[worker] = sender
         self.ledger.forget(worker)
-        self._send(worker, SETUP, worker, (self.states.start, worker, self._joins), list(self.ledger.given[worker]))
+        self._send(worker, SETUP, worker, self.seed_keys[worker], list(self.ledger.given[worker]))
 
     def _on_filled(self, sender: str, slot: int, payload: int, fields: Any) -> None:
         if sender not in self._names:
@@ -303,22 +228,9 @@ class NodePool:
     def _on_left(self, sender: str) -> None:
         if sender in self._names[self.num_local :]:
             worker = self._names.index(sender)
-            self._names[worker] = None
-            self.ledger.forget(worker)
+            self._forget(worker)
             self.on_restart(WorkerEvent(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
 
     def _on_not_restored(self, sender: str, reason: str) -> None:
         if sender in self._names[: self.num_local]:
-            forget(self.states, self._names.index(sender), reason, self.on_restart)
-
-
-def setup_of(states: StateSource, worker: int, restarts: int) -> Setup:
-    """Record that a collector of this machine starts; returns what it starts with."""
-    restored = states.record_start(worker)
-    return Setup(worker, (states.start, worker, 0 if restored is not None else restarts), restored)
-
-
-def forget(states: StateSource, worker: int, reason: str, on_restart: Callable[[WorkerEvent], None]) -> None:
-    """A collector cannot be rebuilt, and plays new games."""
-    states.forget(worker)
-    on_restart(WorkerEvent(worker, f"collector {worker} cannot be rebuilt: {reason}", replaced=False))
+            self.forget_state(self._names.index(sender), reason)

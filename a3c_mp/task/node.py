@@ -14,7 +14,7 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.processes.channel import Closing
 from a3c_mp.processes.supervised import STARTING
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Supervisor
-from a3c_mp.task.endpoint import check_tcp, node_name, number_of
+from a3c_mp.task.endpoint import check_tcp, number_of
 from a3c_mp.task.router import Router
 from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
 
@@ -44,10 +44,11 @@ class Node(Closing):
 
     def __init__(
         self, router: Router, *, known_labels: Sequence[str] = (), setup: Any = None,
-        beat: Callable[[], None] = lambda: None, report: Callable[..., None] = lambda *message: None,
+        beat: Callable[[], Any] = lambda: None, report: Callable[..., None] = lambda *message: None,
     ):  # fmt: skip
-        self.router, self.known_labels, self.setup, self.beat = router, tuple(known_labels), setup, beat
-        self.report, self.log, self.is_active = report, router.log, router.is_active
+        self.router, self.known_labels, self.setup = router, known_labels, setup
+        self.beat, self.report, self.send, self.log = beat, report, router.send, router.log
+        self.is_active, self.labels = router.is_active, router.endpoint.labels
         self.finishing = False  # the task is asked to end, here or by another node
         self.was_ended = False  # by another node
         self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
@@ -55,21 +56,13 @@ class Node(Closing):
         self._lock = threading.RLock()
         super().__init__()
 
-    def starting(self) -> None:
-        """Report that environments are made: until the next heartbeat there is the time that a start may take."""
-        self.report(STARTING)
-
     @property
     def name(self) -> str:
         return self.router.links.name
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return self.router.endpoint.labels
-
-    def send(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event: node 0 to the nodes whose name or label matches, another node to node 0; for any thread."""
-        self.router.send(event, *args, to=to)
+    def starting(self) -> None:
+        """Report that environments are made: until the next heartbeat there is the time that a start may take."""
+        self.report(STARTING)
 
     def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
         """Have an event handled by `handler(sender, *args)`, as this node looks at its messages.
@@ -101,6 +94,12 @@ class Node(Closing):
                     self._pending.append(message)
         return bool(arrived)
 
+    def wait(self, seconds: float = WAIT_SECONDS) -> None:
+        """Wait for a message or so long, whichever comes first, and look."""
+        if not self.look():
+            connection.wait(self.router.files, seconds)
+            self.look()
+
     def _on_finish(self, sender: str) -> None:
         if number_of(sender) < self.router.links.num_nodes:
             self.finishing = self.was_ended = True
@@ -116,12 +115,6 @@ class Node(Closing):
                 handler(message.sender, *args)
         except WireError as error:
             self.log.warning(f"malformed message {message.event} from {message.sender} dropped", error)
-
-    def wait(self, seconds: float = WAIT_SECONDS) -> None:
-        """Wait for a message or so long, whichever comes first, and look."""
-        if not self.look():
-            connection.wait(self.router.files, seconds)
-            self.look()
 
 
 class FirstNode(Node):
@@ -141,6 +134,7 @@ class FirstNode(Node):
         self._watched = time.monotonic()
 
     def look(self) -> bool:
+        """As `Node.look`; now and then, it also replaces processes that have ended, and raises what `wait` does."""
         if time.monotonic() - self._watched > WAIT_SECONDS:
             self._watch(lambda: self.finishing, 0.0)
         return super().look()
@@ -155,11 +149,11 @@ class FirstNode(Node):
         self.look()
 
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
+        self._watched, files = time.monotonic(), self.router.files
         if threading.current_thread() is threading.main_thread():  # a process ends with the thread that started it
-            files, self._watched = self.router.files, time.monotonic()
             self.supervisor.watch(lambda: should_stop() or self.is_interrupted(), seconds, also=files)
         else:
-            connection.wait(self.router.files, seconds)
+            connection.wait(files, seconds)
 
 
 class JoinedNode(Node):
@@ -167,24 +161,20 @@ class JoinedNode(Node):
 
     Args:
         router: the connection to node 0.
-        log: gets a line when node 0 cannot be reached, and when it can again.
+        log_line: gets a line when node 0 cannot be reached, and when it can again.
     """
 
-    def __init__(self, router: Router, log: Callable[[str], None]):
+    def __init__(self, router: Router, log_line: Callable[[str], None]):
         super().__init__(router)
-        self.address, self.log_line, self._greeting = router.endpoint.dials, log, router.links.greeting
+        self.address, self.log_line, self._greeting = router.endpoint.dials, log_line, router.links.greeting
         self._seen = self._probed = time.monotonic()  # the connection; and why there is none
         self._refused_since: float | None = None
         self._is_lost = False  # and that has been logged
 
-    @property
-    def is_connected(self) -> bool:
-        return node_name(0) in self.router.peers
-
     def look(self) -> bool:
-        """Read messages. Raises WorkerError when node 0 was killed, or is that of another task."""
+        """As `Node.look`. Raises WorkerError when node 0 was killed, or is that of another task."""
         has_arrived = super().look()
-        if self.is_connected:
+        if self.router.peers:
             if self.router.links.greeting != self._greeting:
                 raise WorkerError(f"another task listens at {self.address} now; attach to it again")
             if self._is_lost:

@@ -37,7 +37,7 @@ from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
 from a3c_mp.task.node import REPORT_NAME, REPORT_REFUSAL, REPORT_RESULT, FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Router
-from a3c_mp.task.wire import FINISH
+from a3c_mp.task.wire import FINISH, JOINED
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,8 @@ def supervise(
     """Make the supervisor of one process for each role.
 
     Args:
-        roles: of the nodes.
-        launch: called with the index of a role and the heartbeats; starts a process, see `start_node`.
-        on_report: called with the index of a node and what it reports, except for its results.
+        launch: starts the process of a role: (index, its heartbeats) -> what `start_node` returns.
+        on_report: gets what a node reports, except for results: (index, report).
         max_restarts: restart budget of all nodes whose roles have the same flag.
         hang_seconds: a node whose heartbeats stop for so long is killed and restarted.
     """
@@ -91,20 +90,15 @@ def supervise(
         else:
             on_report(index, report)
 
-    beats = shared_counters(len(roles) + 1)[: len(roles)]  # there is no empty shared memory
+    beats = shared_counters(len(roles) + 1)[:-1]  # there is no empty shared memory
+    children = [
+        Child(role.name, partial(launch, index, beats[index : index + 1]), role.flag, role.on_lost, role.needs_result)
+        for index, role in enumerate(roles)
+    ]
     supervisor = Supervisor(
-        [
-            Child(
-                role.name, partial(launch, index, beats[index : index + 1]), role.flag, role.on_lost, role.needs_result
-            )
-            for index, role in enumerate(roles)
-        ],
-        beats,
-        max_restarts=max_restarts,
-        hang_seconds=hang_seconds,
-        on_message=on_message,
+        children, beats, max_restarts=max_restarts, hang_seconds=hang_seconds, on_message=on_message,
         on_restart=lambda index, text: roles[index].on_restart(text),
-    )
+    )  # fmt: skip
     return supervisor
 
 
@@ -118,17 +112,17 @@ def start_node(main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeA
 
 def run_node(main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArgs, pipe: connection.Connection) -> None:
     """Entry point of the process of a node besides node 0."""
+    endpoint, beats, niceness, setup, known_labels = node_args
     torch.set_num_threads(1)
-    os.nice(node_args.niceness)
+    os.nice(niceness)
     open_nodes = ExitStack()
 
-    def beat() -> None:
-        node_args.beats[0] += 1
-
     def body() -> None:
-        with Router(node_args.endpoint) as router:
-            settings = {"known_labels": node_args.known_labels, "setup": node_args.setup, "beat": beat}
-            node = Node(router, **settings, report=lambda *message: pipe.send(message))
+        with Router(endpoint) as router:
+            node = Node(
+                router, known_labels=known_labels, setup=setup, beat=lambda: beats.add_(1),
+                report=lambda *message: pipe.send(message),
+            )  # fmt: skip
             open_nodes.callback(node.close)
             main(node, *args)
             pipe.send((DONE,))
@@ -163,8 +157,6 @@ class Nodes:
     max_restarts: int = 5
     hang_seconds: float = 60.0
     """both as of `supervise`"""
-    starts_together: bool = False
-    """`main` of node 0 begins once all these nodes are connected"""
     is_interrupted: Callable[[], bool] = lambda: False
     """as of `FirstNode`"""
 
@@ -179,9 +171,6 @@ class Nodes:
             stack.callback(self._node.close)
             stack.callback(self._stop)
             supervisor.start()
-            names = {endpoint.name for endpoint in self._endpoints[1:]} if self.starts_together else set()
-            while not names <= set(router.peers):
-                self._node.wait()
             self._stack = stack.pop_all()
         return self._node
 
@@ -198,15 +187,12 @@ class Nodes:
 
     def _known_labels(self) -> list[str]:
         """All labels that a filter may name; empty for a node alone."""
-        if len(self.roles) == 1:
-            return []
-        own = [label for number, role in enumerate(self.roles) for label in (node_name(number), *role.labels)]
-        return list(dict.fromkeys(["distributed", *own, *self.joining]))
+        own = {label for role in self.roles for label in role.labels} | set(map(node_name, range(len(self.roles))))
+        return sorted({"distributed", *own, *self.joining}) if len(self.roles) > 1 else []
 
     def _launch(self, index: int, beats: Tensor) -> tuple[Any, Any]:
         role, endpoint = self.roles[index + 1], self._endpoints[index + 1]
-        labels = self._node.known_labels
-        node_args = NodeArgs(endpoint, beats, role.niceness, role.prepare(), labels)
+        node_args = NodeArgs(endpoint, beats, role.niceness, role.prepare(), self._node.known_labels)
         return start_node(self.main, self.args, node_args, role.name.replace(" ", "-"))
 
     def _stop(self) -> None:
@@ -258,7 +244,7 @@ class JoinedNodes:
             WorkerError: the task was killed, a node failed before its first result, or the restart budget is spent.
         """
         node, children = self._node, self._supervisor.children
-        while not all(child.is_done for child in children) and (node.is_connected or not node.finishing):
+        while not all(child.is_done for child in children) and (self.router.peers or not node.finishing):
             self._supervisor.watch(lambda: False, also=self.router.files)
             node.look()
         self._supervisor.await_own_end(CLOSE_SECONDS)
@@ -295,14 +281,15 @@ def runner(
     Returns:
         of `run`: what `main` returns in this process.
     """
-    roles = [
-        Role(f"node {number}", tuple(labels[number]) if number < len(labels) else ())
-        for number in range(n_parallel_workers)
-    ]
+    own_labels = [*map(tuple, labels), *[()] * n_parallel_workers]
+    roles = [Role(f"node {number}", own_labels[number]) for number in range(n_parallel_workers)]
 
     def run(main: Callable[..., Any], *args: Any) -> Any:
-        nodes = Nodes(main, args, roles, max_restarts=max_restarts, hang_seconds=hang_seconds, starts_together=True)
-        with nodes as node:
+        joined: set[str] = set()
+        with Nodes(main, args, roles, max_restarts=max_restarts, hang_seconds=hang_seconds) as node:
+            node.handle(JOINED, joined.add)
+            while len(joined) < n_parallel_workers - 1 and not node.finishing:
+                node.wait()
             return main(node, *args)
 
     return run
