@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.data.resume_states import ResumeStates
 from a3c_mp.processes.pool import Token
 from a3c_mp.processes.workers import WorkerChannel
 
@@ -27,7 +26,8 @@ class Memory:
     """`Slots`, or a `OneSlot`"""
     weights: Any
     """`Weights`, or what requests them from another machine"""
-    states: ResumeStates | SentStates
+    states: Any
+    """`ResumeStates` or `SentStates`"""
     dtype: torch.dtype
     """that nets act in"""
     in_order: bool
