@@ -23,8 +23,7 @@ from a3c_mp.cluster.access import (
     read_address,
     saved_address,
 )  # fmt: skip
-from a3c_mp.cluster.environment import LOOPBACK_HOST, ClusterAddress, check_installed, environment
-from a3c_mp.cluster.node import Node, make_folder
+from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, check_installed, environment, make_folder
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.processes.spawn import SIGNALS
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from a3c_mp.cluster.environment import ClusterAddress, environment, foreign, versions
+from a3c_mp.cluster.node import ClusterAddress, environment, foreign, versions
 from a3c_mp.errors import ConfigError
 
 HOME_VARIABLE = "A3C_MP_HOME"

@@ -23,8 +23,6 @@ BEAT_SECONDS = 1.0
 """between two requests for the heartbeats of an actor that has sent nothing"""
 WAITING_SECONDS = 10.0
 """time without a place after which an actor is said to wait for one; starting a process takes some of it"""
-BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""pause before the first, second, ... restart in a row of an actor that has not produced anything"""
 
 
 @dataclass
@@ -32,6 +30,10 @@ class FleetActor:
     """An actor of the fleet: its current process, and what it owes."""
 
     name: str
+    starts: int = 0  # of processes, also after a node was lost
+    had_result: bool = False  # this process or an earlier one has produced something
+    is_waiting: bool = False  # no node has a place for it
+    # of the current process:
     handle: Any = None
     hello: Any = None  # reference to its `Hello`, until that has arrived
     calls: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # reference -> slot that it fills, its rows
@@ -40,12 +42,7 @@ class FleetActor:
     node_id: str = ""
     beats: int = 0
     silence: float = 0.0  # seconds since the last heartbeat
-    has_result: bool = False  # the current process has produced something
-    had_result: bool = False  # this one or an earlier one has
-    failures: int = 0  # in a row
-    starts: int = 0  # of processes, also after a node was lost
-    is_waiting: bool = False  # no node has a place for it
-    start_at: float | None = None  # when it is started again
+    has_result: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid})" if self.pid else self.name
@@ -98,7 +95,7 @@ class Fleet:
             if closing := [actor.handle.close.remote() for actor in running]:
                 ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for actor in self.actors:
-            self._end(actor)
+            ray.kill(actor.handle)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does; a smaller one where actors have no place.
@@ -165,7 +162,6 @@ class Fleet:
         elif reference in actor.calls:
             slot, rows_ref = actor.calls.pop(reference)
             actor.has_result = actor.had_result = True
-            actor.failures = 0
             self._ledger.fill(number, slot, (self.store(slot, result), rows_ref))
         return None
 
@@ -204,7 +200,7 @@ class Fleet:
         actor, budget = self.actors[number], self.options.max_restarts
         message = f"{actor} {how}"
         details = f"\n{details.rstrip()}" if details else ""
-        self._end(actor)
+        self.session.ray.kill(actor.handle)
         if details and not actor.had_result:
             raise WorkerError(f"{actor} failed before its first result:{details}")
         if how != "was lost with its node":
@@ -214,25 +210,20 @@ class Fleet:
             message += f"; restart {self.restarts} of {budget}"
         self.on_restart(WorkerEvent(number, message + details))
         self._ledger.forget(number)
-        actor.start_at = time.monotonic() + BACKOFF_SECONDS[min(actor.failures, len(BACKOFF_SECONDS) - 1)]
-        actor.failures += 1
+        self._start(number)
 
     def _look_after(self) -> None:
-        """Start actors whose pause is over, and ask silent ones for their heartbeats."""
+        """Look after actors that have been silent for another second."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, PAUSE_SECONDS), now
         for number, actor in enumerate(self.actors):
-            if actor.start_at is not None and now >= actor.start_at:
-                self._start(number)
-            if not actor.references:
-                actor.silence = 0.0
-                continue
-            before, actor.silence = actor.silence, actor.silence + passed
+            before = actor.silence
+            actor.silence = before + passed if actor.references else 0.0
             if int(before / BEAT_SECONDS) < int(actor.silence / BEAT_SECONDS):
                 self._ask(number)
 
     def _ask(self, number: int) -> None:
-        """Ask a silent actor for its heartbeats; replace it if it has been silent for too long."""
+        """Ask an actor for its heartbeats; replace it if it has been silent for too long."""
         actor, longest = self.actors[number], self.options.hang_seconds
         if not actor.has_result:
             longest = max(START_SECONDS, longest)
@@ -249,26 +240,18 @@ class Fleet:
     # ---- processes
 
     def _start(self, number: int) -> None:
-        actor = self.actors[number]
+        last = self.actors[number]
         restored = self.states.record_start(number)
-        seed_key = (self.states.start, number, 0 if restored is not None else actor.starts)
+        seed_key = (self.states.start, number, 0 if restored is not None else last.starts)
         args = self.target, FleetChannel(number, seed_key, restored), self.args, self.options.niceness
         groups = {"control": 1}
-        actor.handle = self.session.start_actor(self._worker_class, args, num_cpus=1, concurrency_groups=groups)
-        actor.hello, actor.start_at, actor.starts = actor.handle.hello.remote(), None, actor.starts + 1
-        actor.pid, actor.node_id, actor.beats, actor.silence, actor.has_result = 0, "", 0, 0.0, False
+        handle = self.session.start_actor(self._worker_class, args, num_cpus=1, concurrency_groups=groups)
+        self.actors[number] = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
+        self.actors[number].hello = handle.hello.remote()
         for token in self._ledger.given[number]:
             self._request(number, token)
 
     def _request(self, number: int, token: Token) -> None:
         actor = self.actors[number]
-        if actor.handle is not None:
-            result, rows_ref = actor.handle.fill.options(num_returns=2).remote(token)
-            actor.calls[result] = token.slot, rows_ref
-
-    def _end(self, actor: FleetActor) -> None:
-        """Kill an actor's process, if it has one, and forget its requests."""
-        if actor.handle is not None:
-            self.session.ray.kill(actor.handle)
-        actor.handle = actor.hello = actor.beat_request = None
-        actor.calls.clear()
+        result, rows_ref = actor.handle.fill.options(num_returns=2).remote(token)
+        actor.calls[result] = token.slot, rows_ref

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
 import signal
@@ -10,27 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from a3c_mp.cluster.access import find_token, is_open
-from a3c_mp.cluster.environment import LOOPBACK_HOST, ClusterAddress, environment, foreign
-from a3c_mp.cluster.node import Node, make_folder
+from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, environment, foreign, make_folder
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.spawn import SIGNALS
 
-SHUTDOWN_SECONDS = 2.0
-"""longest wait for `ray.shutdown()`, which takes 7 s where the head is lost"""
-STUCK_SECONDS = 60.0
-"""longest time that a parameter server or a replay shard may take to start, or for an answer"""
-POLL_SECONDS = 1.0
-"""between two questions to the head of the cluster"""
-ANSWER_SECONDS = 3.0
-"""longest wait for the next answer of a head that is there"""
-SILENT_SECONDS = 8.0
-"""silence of the head after which a run ends, if nothing listens at its address any longer"""
-BUSY_SECONDS = 40.0
-"""the same for a head that is still there: on a crowded machine it may be slow"""
+SHUTDOWN_SECONDS = 2.0  # longest wait for `ray.shutdown()`, which takes 7 s where the head is lost
+STUCK_SECONDS = 60.0  # longest time that a parameter server or a replay shard may take to start, or for an answer
+POLL_SECONDS = 1.0  # between two questions to the head of the cluster
+ANSWER_SECONDS = 3.0  # longest wait for the next answer of a head that is there
+SILENT_SECONDS = 8.0  # silence of the head after which a run ends, if nothing listens at its address any longer
+BUSY_SECONDS = 40.0  # the same for a head that is still there: on a crowded machine it may be slow
 
 
 class ClusterState(NamedTuple):
@@ -67,6 +60,7 @@ class Session:
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
         self.state = ClusterState()  # the last answer of the head
         self.answered = time.monotonic()  # when it came
+        self.ray: Any = None  # the module; it reads the environment when it is imported
         self._address = ""  # HOST:PORT of the head
         self._node: Node | None = None  # of a cluster of its own
         self._ending = threading.Event()
@@ -88,20 +82,13 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self._ending.set()
         # No daemon: `exit_with` then ends the process at once, as Ray's threads may crash an interpreter that ends.
-        shutdown = threading.Thread(target=self._shut_down, name="ray-shutdown", daemon=False)
+        shutdown = threading.Thread(target=self.ray.shutdown, name="ray-shutdown", daemon=False)
         shutdown.start()
         shutdown.join(SHUTDOWN_SECONDS)
         if shutdown.is_alive():  # without its node, Ray would end this process: the node ends after it
             atexit.unregister(self.ray.shutdown)  # it would wait again
         else:
             self._end_node()
-
-    @cached_property
-    def ray(self) -> Any:
-        """The module, imported where it is first used: Ray reads the environment then."""
-        import ray
-
-        return ray
 
     # ---- the head of the cluster
 
@@ -158,7 +145,7 @@ class Session:
         for name in os.environ.keys() - foreign(os.environ).keys():
             del os.environ[name]
         os.environ |= environment(cluster)
-        ray = self.ray  # meanwhile the node starts
+        self.ray = ray = importlib.import_module("ray")  # meanwhile the node starts
         ray._private.worker.print_to_stdstream = lambda *args, **options: None  # the fleet says what is lost
         self._address = cluster.address if self._node is None else self._node.wait_for_start()
         try:
@@ -180,10 +167,6 @@ class Session:
     def _end_node(self) -> None:
         if self._node is not None:
             self._node.close()
-
-    def _shut_down(self) -> None:
-        with suppress(Exception):
-            self.ray.shutdown()
 
 
 def ask_head(ray: Any) -> ClusterState:
