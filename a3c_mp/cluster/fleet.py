@@ -12,17 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from a3c_mp.cluster.ray_worker import FleetChannel, Hello, RayWorker
+from a3c_mp.cluster.ray_worker import FleetChannel, RayWorker
 from a3c_mp.cluster.session import Session
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.channel import Token
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
 from a3c_mp.processes.workers import Filled, SlotLedger, StateSource, WorkerEvent, WorkerOptions
 
-BEAT_SECONDS = 1.0
-"""between two requests for the heartbeats of an actor that has sent nothing"""
-WAITING_SECONDS = 10.0
-"""time without a place after which an actor is said to wait for one; starting a process takes some of it"""
+BEAT_SECONDS = 1.0  # between two requests for the heartbeats of an actor that has sent nothing
+WAITING_SECONDS = 10.0  # time to start a process, after which an actor without a place is said to wait for one
 
 
 @dataclass
@@ -35,10 +33,11 @@ class FleetActor:
     is_waiting: bool = False  # no node has a place for it
     # of the current process:
     handle: Any = None
-    hello: Any = None  # reference to its `Hello`, until that has arrived
-    calls: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # reference -> slot that it fills, its rows
+    calls: dict[Any, tuple[int | None, Any]] = field(
+        default_factory=dict
+    )  # reference -> (slot that it fills, its rows)
     beat_request: Any = None  # reference
-    pid: int = 0
+    pid: int = 0  # 0 until it is ready
     node_id: str = ""
     beats: int = 0
     silence: float = 0.0  # seconds since the last heartbeat
@@ -48,24 +47,16 @@ class FleetActor:
         return f"{self.name} (pid {self.pid})" if self.pid else self.name
 
     @property
-    def is_running(self) -> bool:
-        return self.handle is not None and self.hello is None
-
-    @property
     def references(self) -> list[Any]:
         """What to wait for; of the calls only the oldest, as Ray may deliver a later one first."""
-        return [ref for ref in (self.hello, self.beat_request, next(iter(self.calls), None)) if ref is not None]
+        return [ref for ref in (self.beat_request, next(iter(self.calls), None)) if ref is not None]
 
 
 class Fleet:
-    """Supervised actors on Ray that make `target(channel, *args)` and call it for each token.
+    """Supervised actors on Ray that make `target(channel, *args)` and call it for each token; the rest as in `Workers`.
 
-    Args:
-        session: the connection to Ray.
-        target: a class or function; what it returns is called with tokens (slot, version) and returns (result, rows).
-        args: for the target; everything in them is pickled.
-        store: called with a slot and the result for it; the payload of a slot is (what it returns, reference to rows).
-        num_workers, states, options, on_restart: as of `Workers`.
+    A call returns (result, rows). `store(slot, result)` puts a result into its slot; what that returns and a reference
+    to the rows are the payload.
     """
 
     def __init__(
@@ -88,7 +79,7 @@ class Fleet:
 
     def __exit__(self, *exc: object) -> None:
         """End all actors: they close their environments, and those that take too long are killed."""
-        ray, running = self.session.ray, [actor for actor in self.actors if actor.is_running]
+        ray, running = self.session.ray, [actor for actor in self.actors if actor.pid]
         with suppress(Exception):
             for reference in (ref for actor in running for ref in actor.calls):
                 ray.cancel(reference, force=False)
@@ -119,14 +110,12 @@ class Fleet:
     @property
     def running(self) -> int:
         """How many actors have started."""
-        return sum(actor.is_running for actor in self.actors)
+        return sum(actor.pid > 0 for actor in self.actors)
 
     @property
     def placed(self) -> int:
         """How many actors do not wait for a place."""
         return sum(not actor.is_waiting for actor in self.actors)
-
-    # ---- results
 
     def _wait(self) -> None:
         """Wait for a result for at most `WAIT_SECONDS`, and take all that have arrived."""
@@ -147,32 +136,29 @@ class Fleet:
         actor, ray = self.actors[number], self.session.ray
         try:
             result = ray.get(reference)
-        except ray.exceptions.RayTaskError as error:
-            return self._fail(number, "raised an exception", str(error))
         except ray.exceptions.RayError as error:
-            return self._fail(number, *self._how_it_died(actor, error))
+            self._fail(number, *self._how_it_died(actor, error))
+            return
+        if reference is not actor.beat_request or result != actor.beats:
+            actor.silence = 0.0
         if reference is actor.beat_request:
-            actor.beat_request = None
-            if result == actor.beats:
-                return None
-            actor.beats = result
-        actor.silence = 0.0
-        if reference is actor.hello:
-            self._welcome(number, result)
-        elif reference in actor.calls:
-            slot, rows_ref = actor.calls.pop(reference)
+            actor.beat_request, actor.beats = None, result
+            return
+        slot, rows_ref = actor.calls.pop(reference)
+        if slot is None:
+            self._welcome(number, *result)
+        else:
             actor.has_result = actor.had_result = True
             self._ledger.fill(number, slot, (self.store(slot, result), rows_ref))
-        return None
 
-    def _welcome(self, number: int, hello: Hello) -> None:
+    def _welcome(self, number: int, pid: int, node_id: str, not_restored: list[str]) -> None:
         actor = self.actors[number]
-        actor.hello, actor.pid, actor.node_id = None, hello.pid, hello.node_id
+        actor.pid, actor.node_id = pid, node_id
         if actor.is_waiting:
             actor.is_waiting = False
-            text = f"{actor.name} has found a place (pid {actor.pid} at {self.session.state.nodes.get(actor.node_id)})"
-            self._report_place(number, text, joined=True)
-        for reason in hello.not_restored:
+            where = f"pid {pid} at {self.session.state.nodes.get(node_id)}"
+            self._report_place(number, f"{actor.name} has found a place ({where})", joined=True)
+        for reason in not_restored:
             self.states.forget(number)
             self.on_restart(WorkerEvent(number, f"{actor} cannot be rebuilt: {reason}", replaced=False))
 
@@ -183,16 +169,15 @@ class Fleet:
         """
         self.on_restart(WorkerEvent(-1 if self.options.in_order else number, text, replaced=False, **change))
 
-    # ---- deaths
-
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
+        session, kinds, text = self.session, self.session.ray.exceptions, str(error)
         # Large results lie on the actor's node; their loss may be noticed before the actor's death.
-        is_lost, session = isinstance(error, self.session.ray.exceptions.ObjectLostError), self.session
-        says_so = "node has died" in str(error) or "node was" in str(error)
+        is_lost = isinstance(error, kinds.ObjectLostError)
+        says_so = "node has died" in text or "node was" in text
+        if isinstance(error, kinds.RayTaskError) or (not actor.pid and not says_so and "creation task" in text):
+            return "raised an exception", text
         if says_so or (is_lost and session.wait_for(lambda: actor.node_id not in session.state.nodes)):
             return "was lost with its node", ""
-        if actor.hello is not None and "creation task" in str(error):
-            return "raised an exception", str(error)
         return "died", ""
 
     def _fail(self, number: int, how: str, details: str = "") -> None:
@@ -213,7 +198,6 @@ class Fleet:
         self._start(number)
 
     def _look_after(self) -> None:
-        """Look after actors that have been silent for another second."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, PAUSE_SECONDS), now
         for number, actor in enumerate(self.actors):
@@ -234,10 +218,8 @@ class Fleet:
             actor.silence = min(actor.silence, WAITING_SECONDS)
         elif actor.silence > longest:
             self._fail(number, f"sent no heartbeat for {longest:.0f} s and was killed (--hang-seconds)")
-        elif actor.beat_request is None and actor.is_running:
+        elif actor.beat_request is None and actor.pid:
             actor.beat_request = actor.handle.beats.remote()
-
-    # ---- processes
 
     def _start(self, number: int) -> None:
         last = self.actors[number]
@@ -247,7 +229,7 @@ class Fleet:
         groups = {"control": 1}
         handle = self.session.start_actor(self._worker_class, args, num_cpus=1, concurrency_groups=groups)
         self.actors[number] = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
-        self.actors[number].hello = handle.hello.remote()
+        self.actors[number].calls[handle.hello.remote()] = None, None
         for token in self._ledger.given[number]:
             self._request(number, token)
 

@@ -77,22 +77,14 @@ def foreign(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith("RAY_") or name.startswith(kept)}
 
 
-def make_folder() -> Path:
-    """Make the folder of a node, with mode 0700; Ray opens the one that it makes below it to everybody."""
-    return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-
-
 class Node:
     """The processes of a Ray node, from construction on, and their folder: both are gone after `close`.
 
-    Args:
-        folder: from `make_folder`.
-        options: of `ray start`.
-        settings: environment variables.
+    `options` are those of `ray start`, `settings` environment variables.
     """
 
-    def __init__(self, folder: Path, options: list[str], settings: Mapping[str, str]):
-        self.folder = folder
+    def __init__(self, options: list[str], settings: Mapping[str, str]):
+        self.folder = folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700; Ray opens the one below it
         labels = ",".join(f"{name}={version}" for name, version in versions().items())
         command = [sys.executable, "-c", RAY_START, "start", f"--temp-dir={folder / 'ray'}", "--disable-usage-stats"]
         path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))  # where actors find this code

@@ -26,27 +26,14 @@ class FleetChannel(Closing):
         self.reasons: list[str] = []  # why it could not be rebuilt
 
     def beat(self) -> None:
-        """Count a heartbeat."""
         self.beats += 1
 
     def not_restored(self, reason: str) -> None:
-        """Report that the actor cannot continue from `restored`, and what it does instead."""
         self.reasons.append(reason)
 
 
-class Hello(NamedTuple):
-    """What an actor sends once it is ready."""
-
-    pid: int
-    node_id: str
-    not_restored: list[str]
-
-
 class RayWorker:
-    """The process of an actor: makes `target(channel, *args)`, and calls it with each token.
-
-    Ray runs `beats` on a thread of its own.
-    """
+    """The process of an actor: makes `target(channel, *args)`, and calls it with each token."""
 
     def __init__(self, target: Callable[..., Any], channel: FleetChannel, args: tuple, niceness: int):
         os.nice(niceness)
@@ -54,17 +41,18 @@ class RayWorker:
         self.channel = channel
         self.produce = target(channel, *args)
 
-    def hello(self) -> Hello:
+    def hello(self) -> tuple[int, str, list[str]]:
+        """(Process, node, why it could not be rebuilt), once it is ready."""
         import ray
 
-        return Hello(os.getpid(), ray.get_runtime_context().get_node_id(), self.channel.reasons)
+        return os.getpid(), ray.get_runtime_context().get_node_id(), self.channel.reasons
 
     def fill(self, token: Token) -> tuple[Any, Any]:
         """Return (result, rows): the result is for the trainer, the rows are sent on by reference."""
         self.channel.beat()
         return self.produce(token)
 
-    def beats(self) -> int:
+    def beats(self) -> int:  # Ray runs it on a thread of its own
         return self.channel.beats
 
     def close(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import logging
 import os
+import secrets
 import signal
 import threading
 import time
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from a3c_mp.cluster.access import find_token, is_open
-from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, environment, foreign, make_folder
+from a3c_mp.cluster.access import is_open
+from a3c_mp.cluster.node import ENVIRONMENT, LOOPBACK, ClusterAddress, Node, environment, foreign
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.spawn import SIGNALS
 
@@ -46,13 +46,8 @@ class Call(NamedTuple):
 class Session:
     """A connection to Ray, to be used in a `with` block: everything that it started is gone afterwards.
 
-    Args:
-        cluster: a running one to join; None starts one on this machine.
-        log: for incidents.
-        num_cpus, store_bytes: size of a cluster of its own: places for actors, and the object store.
-
-    Raises:
-        ConfigError: (from `with`) the cluster cannot be started or joined.
+    It joins a running `cluster`, or starts one on this machine with `num_cpus` places for actors and an object store
+    of `store_bytes`. Entering raises ConfigError if that cannot be done.
     """
 
     def __init__(self, cluster: ClusterAddress | None, log: logging.Logger, num_cpus: int = 0, store_bytes: int = 0):
@@ -90,8 +85,6 @@ class Session:
         else:
             self._end_node()
 
-    # ---- the head of the cluster
-
     def check(self) -> None:
         """Look after what has been started. Raises WorkerError if the head of the cluster is lost."""
         longest = BUSY_SECONDS if self._silence() >= SILENT_SECONDS / 2 and is_open(self._address) else SILENT_SECONDS
@@ -119,8 +112,6 @@ class Session:
                 self.state, self.answered = ask_head(self.ray), time.monotonic()
             self._ending.wait(POLL_SECONDS)
 
-    # ---- actors
-
     def start_actor(self, actor_class: Any, args: tuple, **options: Any) -> Any:
         """Start an actor, which by default Ray does not restart; returns its handle."""
         settings = {"max_restarts": 0, "max_task_retries": 0, **options}
@@ -138,31 +129,28 @@ class Session:
             self.ray.kill(call.actor, no_restart=False)
         return False
 
-    # ---- start and end
-
     def _connect(self) -> None:
-        cluster = self.cluster or self._start_node()
+        if self.cluster is None:
+            settings = {**ENVIRONMENT, **LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            options = ["--head", "--port=0", "--include-dashboard=false", "--num-gpus=0", f"--num-cpus={self.num_cpus}"]
+            options += [f"--object-store-memory={self.store_bytes}"]
+            self._node = Node([*options, '--system-config={"preallocate_plasma_memory": true}'], settings)
+        else:
+            settings, self._address = environment(self.cluster), self.cluster.address
         for name in os.environ.keys() - foreign(os.environ).keys():
             del os.environ[name]
-        os.environ |= environment(cluster)
-        self.ray = ray = importlib.import_module("ray")  # meanwhile the node starts
+        os.environ |= settings
+        import ray  # meanwhile the node starts
+
+        self.ray = ray
         ray._private.worker.print_to_stdstream = lambda *args, **options: None  # the fleet says what is lost
-        self._address = cluster.address if self._node is None else self._node.wait_for_start()
+        if self._node is not None:
+            self._address = self._node.wait_for_start()
         try:
             ray.init(self._address, log_to_driver=False, configure_logging=False)
         except Exception as error:
             why = f"the cluster cannot be joined ({' '.join(str(error).split())[:300]})"
             raise ConfigError("address", self._address, why, "see docs/ray.md") from error
-
-    def _start_node(self) -> ClusterAddress:
-        """Begin to start a node on this machine, which is all of the cluster, with a token of its own."""
-        folder = make_folder()
-        cluster = ClusterAddress(f"{LOOPBACK_HOST}:0", str(find_token(folder / "token", make=True)))
-        options = ["--head", "--port=0", "--include-dashboard=false", f"--num-cpus={self.num_cpus}", "--num-gpus=0"]
-        options += [f"--object-store-memory={self.store_bytes}"]
-        options += ['--system-config={"preallocate_plasma_memory": true}']
-        self._node = Node(folder, options, environment(cluster))
-        return cluster
 
     def _end_node(self) -> None:
         if self._node is not None:
@@ -171,10 +159,10 @@ class Session:
 
 def ask_head(ray: Any) -> ClusterState:
     """Ask the head of the cluster that this process is connected to."""
-    from ray._private.state import actors
+    from ray._private import state
 
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     total, free, store = ray.cluster_resources(), ray.available_resources(), "object_store_memory"
     states = "DEPENDENCIES_UNREADY", "PENDING_CREATION"
-    waiting = (key for key, actor in actors().items() if actor["State"] in states and not actor["Pid"])
+    waiting = (key for key, actor in state.actors().items() if actor["State"] in states and not actor["Pid"])
     return ClusterState(nodes, total.get("CPU", 0.0), total.get(store, 0.0) - free.get(store, 0.0), frozenset(waiting))
