@@ -86,7 +86,8 @@ class Fleet:
             if closing := [actor.handle.close.remote() for actor in running]:
                 ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for actor in self.actors:
-            ray.kill(actor.handle)
+            with suppress(Exception):
+                ray.kill(actor.handle)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does; a smaller one where actors have no place.
