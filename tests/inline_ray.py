@@ -27,6 +27,10 @@ class RayActorError(RayError):
     """An actor is gone."""
 
 
+class ActorUnavailableError(RayActorError):
+    """The connection to an actor is gone."""
+
+
 class ObjectLostError(RayError):
     """What an actor has sent is gone."""
 
@@ -103,7 +107,7 @@ class InlineRay(ModuleType):
         super().__init__("ray")
         self.__spec__ = importlib.machinery.ModuleSpec("ray", None)
         self.started = []
-        names = (RayError, RayTaskError, RayActorError, ObjectLostError)
+        names = (RayError, RayTaskError, RayActorError, ActorUnavailableError, ObjectLostError)
         self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
         self._private = ModuleType("ray._private")
         self._private.worker = SimpleNamespace()

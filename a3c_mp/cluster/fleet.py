@@ -172,8 +172,8 @@ class Fleet:
 
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
         session, kinds, text = self.session, self.session.ray.exceptions, str(error)
-        # Large results lie on the actor's node; their loss may be noticed before the actor's death.
-        is_lost = isinstance(error, kinds.ObjectLostError)
+        # Results or connections of a lost node may be noticed before its death.
+        is_lost = isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
         says_so = "node has died" in text or "node was" in text
         if isinstance(error, kinds.RayTaskError) or (not actor.pid and not says_so and "creation task" in text):
             return "raised an exception", text

@@ -17,7 +17,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from harness import ROOT, default_signals
-from inline_ray import ObjectLostError, RayActorError
+from inline_ray import ActorUnavailableError, ObjectLostError, RayActorError
 from torch import nn
 
 from a3c_mp.algorithms.ray_trainer import check_store
@@ -497,8 +497,8 @@ def test_a_lost_actor_is_replaced_and_fills_its_slot_again(fleets, mishap, said)
 
 
 @pytest.mark.parametrize("news", ["before", "after", "never"])
-def test_results_that_are_lost_with_a_node_cost_no_restart(fleets, monkeypatch, news):
-    """Large results lie on the actor's node: Ray says that they are lost, and not why."""
+def test_what_is_lost_with_a_node_costs_no_restart(fleets, monkeypatch, news):
+    """Ray may say that a result or a connection is lost, and not why."""
     gone = fleets.session.state.nodes.clear
 
     def mishap():
@@ -506,7 +506,7 @@ def test_results_that_are_lost_with_a_node_cost_no_restart(fleets, monkeypatch, 
             gone()
         elif news == "after":
             threading.Timer(0.3, gone).start()
-        raise ObjectLostError("all copies of 0123 are lost")
+        raise (ObjectLostError if news == "before" else ActorUnavailableError)("no copy, or no connection")
 
     if news == "never":
         monkeypatch.setattr("a3c_mp.cluster.session.ANSWER_SECONDS", 0.3)
