@@ -25,7 +25,7 @@ from gymnasium.spaces import Discrete
 from a3c_mp.algorithms.ray_trainer import stack_of
 from a3c_mp.cli import parse_plain
 from a3c_mp.cluster import Packer
-from a3c_mp.cluster.environment import check_installed
+from a3c_mp.cluster.node import check_installed
 from a3c_mp.config import Between, Count
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError

@@ -31,10 +31,9 @@ from torch import nn
 
 import play
 from a3c_mp.algorithms import dqn
-from a3c_mp.algorithms.ray_trainer import RayTrainer
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError, Stopped, WorkerError
+from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run import metrics
 
@@ -224,26 +223,6 @@ def test_a_run_on_ray_is_saved_before_its_actors_end(run_inline, monkeypatch, ch
     assert done.code == 0, done.err
     assert saved == [True]
     assert done.state["steps"] == done.summary["steps"]
-
-
-@pytest.mark.parametrize(("signal", "code"), [(None, 1), ("SIGTERM", 143)])
-def test_a_run_on_ray_that_is_stuck_says_how_it_ended(run_inline, monkeypatch, signal, code):
-    ended = []
-
-    def stuck(trainer):
-        trainer.run.exit_reason = signal
-        ended.append(trainer.session.watchdog.on_stuck("the head is lost"))
-        ended.append((run_inline.folder() / "run.log").read_text())
-        trainer.run.report_end = lambda error: None  # a real process has ended by now
-        raise WorkerError("the head is lost")
-
-    monkeypatch.setattr(RayTrainer, "publish", stuck)
-    done = run_inline.train(RAY_IMPALA, "--total-steps", "6000")
-    assert ended[0] == code
-    assert ("ERROR error: the head is lost" in ended[1]) == (code == 1)
-    assert "continue with " in ended[1]
-    assert done.summary["exit_reason"] == (signal or "error: the head is lost")
-    assert done.state["steps"] == done.summary["steps"] > 0
 
 
 @pytest.mark.parametrize(("learning_starts", "warned"), [("400", 0), ("2000", 1)])
