@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: Ctrl-C ends the script in one line from here on)
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from contextlib import closing
@@ -34,22 +33,12 @@ from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.population.records import Spaces
-from a3c_mp.run import checkpoint
+from a3c_mp.run import checkpoint, export
 from a3c_mp.run.banner import net_text
-from a3c_mp.run.evaluate import (
-    NUM_ENVS,
-    NotRendered,
-    Policy,
-    make_play_envs,
-    make_policy,
-    play_episodes,
-    record_episode,
-    start_rendering,
-    with_random_actions,
-)
-from a3c_mp.run.export import ExportedPolicy, head_of, write_onnx, write_safetensors
+from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
+from wrappers import random_action
 
 VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn": dqn}
 
@@ -87,6 +76,10 @@ class TrainedRun(NamedTuple):
     net_spec: NetSpec  # of an actor-critic
     state: dict[str, Any]
 
+    @property
+    def text(self) -> str:
+        return f"{self.algorithm} on {self.env_id}, {self.state['steps']:,} steps"
+
 
 def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     """(run folder, checkpoint): the best of a run folder, or else the newest; or the named file."""
@@ -108,27 +101,26 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
     try:
         config = json.loads((folder / "config.json").read_text())
         env_id, algorithm = config["args"]["env_id"], config["algorithm"]
-        net_spec = NetSpec.of_run(config["args"])
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
         if member is not None:
             state["net"] = net_of_member(state, member, algorithm)
+        return TrainedRun(path, algorithm, env_id, NetSpec.of_run(config["args"]), state)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ConfigError("run", run, why, "name another run or checkpoint") from error
-    return TrainedRun(path, algorithm, env_id, net_spec, state)
 
 
 def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[str, Any]:
     """The net of the member at a place, as `EliteNet` loads it. Raises ConfigError if there is no such member."""
     members = state.get("extra", {}).get("population", {}).get("members", [])
+    if member < len(members):
+        return saved_net(members[member])
+    why, fix = f"the checkpoint has {len(members)} members", f"name one from 0 to {len(members) - 1}"
     if not members and algorithm == "population":
-        raise ConfigError("member", member, "a best checkpoint has the fittest member alone", "name the run folder")
-    if member >= len(members):
-        why = f"the checkpoint has {len(members)} members" if members else "it is not the checkpoint of a population"
-        raise ConfigError(
-            "member", member, why, f"name one from 0 to {len(members) - 1}" if members else "leave it out"
-        )
-    return saved_net(members[member])
+        why, fix = "a best checkpoint has the fittest member alone", "name the run folder"
+    elif not members:
+        why, fix = "it is not the checkpoint of a population", "leave it out"
+    raise ConfigError("member", member, why, fix)
 
 
 def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
@@ -150,12 +142,23 @@ def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Spa
 
 def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
     """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
-    net, spaces = load_net(run)
+    net, (_, action_space) = load_net(run)
     if algo := VALUE_BASED.get(run.algorithm):
-        policy: Policy = algo.make_policy(net, spaces[1])
+        policy: Policy = algo.make_policy(net, action_space)
     else:
-        policy = make_policy(net, spaces[1], greedy=not args.sampled, seed=args.seed)
-    return with_random_actions(policy, spaces[1], args.epsilon, seed=args.seed) if args.epsilon else policy
+        policy = make_policy(net, action_space, greedy=not args.sampled, seed=args.seed)
+    if not args.epsilon:
+        return policy
+    action_space.seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+        actions = policy(obs, starts, mask)
+        for i in np.flatnonzero(rng.random(len(actions)) < args.epsilon):
+            actions[i] = action_space.sample() if mask is None else random_action(action_space, mask[i], rng)
+        return actions
+
+    return act
 
 
 def export_policy(run: TrainedRun, path: Path) -> None:
@@ -169,41 +172,36 @@ def export_policy(run: TrainedRun, path: Path) -> None:
     description["layers"] = net_text(net)
     try:
         if path.suffix == ".onnx":
-            write_onnx(path, ExportedPolicy(net, head_of(net, action_space)), obs_space, description)
+            policy = export.ExportedPolicy(net, export.head_of(net, action_space))
+            export.write_onnx(path, policy, obs_space, description)
         else:
-            write_safetensors(path, net, description)
+            export.write_safetensors(path, net, description)
     except OSError as error:
         raise ConfigError("export", path, f"it cannot be written ({error.strerror})", "choose another") from error
-    print(f"{path}: {run.algorithm} on {run.env_id}, {run.state['steps']:,} steps, {path.stat().st_size:,} bytes")
+    print(f"{path}: {run.text}, {path.stat().st_size:,} bytes")
 
 
-def check_video(video: Path) -> None:
-    """Raise ConfigError if a video cannot be written there."""
-    if importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ConfigError("video", video, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
-    if not video.parent.is_dir():
-        raise ConfigError("video", video, "its folder does not exist", "make the folder first")
-    if video.suffix != ".mp4" or video.is_dir():
-        raise ConfigError("video", video, "it must be a file that ends in .mp4", "for instance game.mp4")
-
-
-def check_rendering(video: Path, env_id: str) -> None:
-    """Raise ConfigError if an environment cannot be rendered."""
-    try:
-        start_rendering(env_id, seed=0)[0].close()
-    except NotRendered as error:
-        raise ConfigError("video", video, f"{env_id} cannot be rendered: {error}", "leave --video out") from error
-
-
-def compare_with_training(run: TrainedRun, mean: float, sampled: bool) -> str:
-    """The training's mean return, and what may explain a lower one here; empty if the checkpoint holds none."""
-    if not (returns := run.state.get("returns")):
-        return ""
-    trained = float(np.mean(returns))
-    text = f"training's mean return at this checkpoint: {trained:.2f} over {len(returns)} games"
-    if mean < trained and not sampled and run.algorithm not in VALUE_BASED:
-        text += "; it sampled its actions, as --sampled does here"
-    return text
+def play(run: TrainedRun, policy: Policy, args: Args) -> None:
+    """Play games and print their scores, also of those that have ended before a signal."""
+    played: list[Episode] = []
+    with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
+        games = play_episodes(policy, env, args.episodes, max_steps=args.max_steps)
+        try:
+            played.extend(track(games, "playing", total=args.episodes, transient=True))
+        except Stopped:
+            if played:
+                early = "short ones, which end first, count too much"
+                print(f"stopped after {len(played)} of {args.episodes} games: {early}")
+                print_scores(played)
+            raise
+    print_scores(played)
+    if cut := sum(game.length >= args.max_steps for game in played):
+        print(f"{cut} of them reached {args.max_steps:,} steps, where they are cut (--max-steps)")
+    if returns := run.state.get("returns"):
+        text = f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games"
+        is_lower = np.mean([game.episode_return for game in played]) < np.mean(returns)
+        explained = is_lower and not args.sampled and run.algorithm not in VALUE_BASED
+        print(text + "; it sampled its actions, as --sampled does here" * explained)
 
 
 def print_scores(played: Sequence[Episode]) -> None:
@@ -220,44 +218,25 @@ def main() -> int:
     args = parse_plain(Args, __doc__)
     if args.video is not None and args.export is not None:
         raise ConfigError("video", args.video, "--export plays no game", "leave one of them out")
-    if args.video is not None:
-        check_video(args.video)
     run = load_run(args.run, args.member)
     if args.export is not None:
         export_policy(run, args.export)
         return 0
     policy = make_trained_policy(run, args)
-    if args.video is not None:
-        check_rendering(args.video, run.env_id)
+    rendered = None if args.video is None else export.open_rendered(run.env_id, args.video)
     how = "sampled" if args.sampled and run.algorithm not in VALUE_BASED else "greedy"
     how += f" and {args.epsilon:.1%} random" if args.epsilon else ""
     of = "" if args.member is None else f" of member {args.member}"
-    trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
-    print(f"{run.path}{of}: {trained}, {how} actions, seed {args.seed}")
-    with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
-        played: list[Episode] = []
-        games = play_episodes(policy, env, args.episodes, max_steps=args.max_steps)
+    print(f"{run.path}{of}: {run.text} of training, {how} actions, seed {args.seed}")
+    play(run, policy, args)
+    if args.video is not None and rendered is not None:
         try:
-            played.extend(track(games, "playing", total=args.episodes, transient=True))
-        except Stopped:
-            if played:
-                print(
-                    f"stopped after {len(played)} of {args.episodes} games: short ones, which end first, count too much"
-                )
-                print_scores(played)
-            raise
-    print_scores(played)
-    if cut := sum(game.length >= args.max_steps for game in played):
-        print(f"{cut} of them reached {args.max_steps:,} steps, where they are cut (--max-steps)")
-    mean = float(np.mean([episode.episode_return for episode in played]))
-    if text := compare_with_training(run, mean, args.sampled):
-        print(text)
-    if args.video is not None:
-        try:
-            episode = record_episode(policy, run.env_id, args.video, seed=args.seed, max_steps=args.max_steps)
+            game = export.record_episode(
+                policy, run.env_id, rendered, args.video, seed=args.seed, max_steps=args.max_steps
+            )
         except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
             raise ConfigError("video", args.video, "it cannot be written to the end", "is the disk full?") from error
-        print(f"{args.video}: a game of {episode.length} steps, score {episode.episode_return:g}")
+        print(f"{args.video}: a game of {game.length} steps, score {game.episode_return:g}")
     return 0
 
 

@@ -42,9 +42,8 @@ from a3c_mp.processes.channel import WorkerChannel
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.actors import Actors, processes
-from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import NonFiniteFilter
-from a3c_mp.run.preflight import probe_env
+from a3c_mp.run.preflight import probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with

@@ -26,9 +26,8 @@ from a3c_mp.maths import losses
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import autocast
-from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import NonFiniteFilter
-from a3c_mp.run.preflight import probe_env
+from a3c_mp.run.preflight import probe_env, set_up_torch
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.context import Context
 from a3c_mp.task.middleware import Middleware

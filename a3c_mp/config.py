@@ -12,6 +12,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from a3c_mp.errors import ConfigError
 
+FORMAT = 2
+"""of checkpoints and `config.json`; a run of another format cannot be resumed"""
+
+
+def format_error(path: Path, form: object) -> str | None:
+    """Why a checkpoint or a `config.json` with this "format" (None: without) cannot be used; None if it can."""
+    if form == FORMAT:
+        return None
+    writer = "a3c-mp 0.1" if form in (None, 1) else "another version of a3c-mp"
+    return f"{path} was written by {writer}, in format {form or 1}; this version reads format {FORMAT}"
+
 
 @dataclass(frozen=True)
 class CommonArgs:

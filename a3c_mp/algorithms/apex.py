@@ -25,9 +25,8 @@ from a3c_mp.replay import Replay, Shards, writer_state_spec
 from a3c_mp.replay.replay import Batch
 from a3c_mp.run import evaluate
 from a3c_mp.run.actors import MessageStats
-from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW
-from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env
+from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env, set_up_torch
 from a3c_mp.run.run import Run
 from wrappers import is_atari
 

@@ -16,7 +16,7 @@ from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.channel import NICENESS
 from a3c_mp.processes.slots import Slots
-from a3c_mp.run.display import open_terminal_log
+from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
 from a3c_mp.task.endpoint import Endpoint
@@ -42,7 +42,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     """
     assert args.attach_to is not None
     check_system()
-    log = open_terminal_log()
+    log = open_log()
     roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS)]
     if args.role == "collector":
         check_memory(args.num_actors, 1, 0, False)

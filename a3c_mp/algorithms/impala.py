@@ -20,8 +20,7 @@ from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots, Spec, layout
-from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env
+from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
 
 CARTPOLE: dict[str, Any] = {

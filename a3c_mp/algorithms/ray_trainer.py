@@ -36,9 +36,8 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.workers import Filled, WorkerEvent
 from a3c_mp.replay import writer_state_spec
 from a3c_mp.run.actors import Actors, MessageStats
-from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import NonFiniteFilter, update_norm
-from a3c_mp.run.preflight import check_replay_memory, probe_env
+from a3c_mp.run.preflight import check_replay_memory, probe_env, set_up_torch
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 from wrappers import is_atari

@@ -37,7 +37,7 @@ from a3c_mp.processes.workers import WorkerPool
 from a3c_mp.run.actors import Actors
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import EvaluationGames
-from a3c_mp.run.preflight import allow_open_files, probe_env
+from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp, node_name
 from a3c_mp.task.exchange import CollectorChannel, NodeChannel, NodePool
@@ -215,7 +215,7 @@ def _check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
 
 def make_run(args: RoleArgs, net: ActorCritic, optimizer: torch.optim.Optimizer) -> Run:
     """Make the run, whose evaluator is a node or a middleware of the task."""
-    return Run(args, args.chapter, net, optimizer, make_policy=None)
+    return Run(args, args.chapter, net, optimizer, evaluates_elsewhere=True)
 
 
 def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> SharedMemory:
@@ -262,8 +262,6 @@ class NodeGroup:
     def __init__(
         self, pipeline: Callable[..., None], args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space
     ):
-        if args.listen is not None:
-            allow_open_files()
         memory = _share_memory(args, run, slots, action_space)
         self.run, self.args, self.memory, self.action_space = run, args, memory, action_space
         roles, callbacks = _roles_of(args), dict[int, Callbacks]()

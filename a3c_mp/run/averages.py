@@ -1,14 +1,20 @@
-"""Means of metrics between two writes, and shares of the learner's time."""
+"""Means of metrics between two writes, shares of the learner's time, and steps per second."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+MIN_RATE_SECONDS = 0.1
+"""shortest time over which a rate says something"""
+RECENT_SECONDS = 30.0
+"""time over which the rate of the progress line is taken"""
 
 
 class Timings:
@@ -17,7 +23,7 @@ class Timings:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.since = time.monotonic()
-        self.ended = 0.0  # when the last section ended
+        self.ended = 0.0  # when the last section or round ended
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -48,10 +54,69 @@ class Means:
             self.values[name].append(value.detach().float().mean() if isinstance(value, Tensor) else value)
 
     def pop(self) -> dict[str, float]:
-        """The means, which start again from nothing."""
+        """The means; the next ones are of what is added from now on."""
         means = {
             name: torch.stack([torch.as_tensor(v) for v in values]).mean().item()
             for name, values in self.values.items()
         }
         self.values.clear()
         return means
+
+
+class Reading(NamedTuple):
+    """Counters at a moment."""
+
+    time: float
+    steps: int
+    samples: int
+
+
+class RateClock:
+    """Steps and samples per second, from the first rollout until the training loop is left.
+
+    Starting up is in no rate, and neither is what comes after the loop: actors that end, files that are written.
+    """
+
+    def __init__(self) -> None:
+        self.stopped: float | None = None
+        self._points: deque[Reading] = deque()  # of the last RECENT_SECONDS
+        self._start: Reading | None = None
+
+    def now(self) -> float:
+        return time.monotonic() if self.stopped is None else self.stopped
+
+    def start(self, steps: int, samples: int) -> None:
+        """Count from now on, unless it does already."""
+        if self._start is None:
+            self._start = Reading(self.now(), steps, samples)
+            self._points.append(self._start)
+
+    @property
+    def seconds(self) -> float:
+        """Since the last point of the curves."""
+        return self.now() - self._points[-1].time if self._points else 0.0
+
+    def sps(self, steps: int) -> float:
+        """Agent steps per second since the start."""
+        if self._start is None or (seconds := self.now() - self._start.time) < MIN_RATE_SECONDS:
+            return 0.0
+        return (steps - self._start.steps) / seconds
+
+    @property
+    def recent_sps(self) -> float:
+        """Agent steps per second over the last `RECENT_SECONDS` before the newest point; 0 if that is too short."""
+        if len(self._points) < 2:
+            return 0.0
+        then, now = self._points[0], self._points[-1]
+        return (now.steps - then.steps) / (now.time - then.time)
+
+    def take_point(self, steps: int, samples: int) -> dict[str, float]:
+        """Return the rates since the last point; none, and the next point covers this time too, if it is too short."""
+        if (seconds := self.seconds) < MIN_RATE_SECONDS:
+            return {}
+        then = self._points[-1]
+        self._points.append(Reading(self.now(), steps, samples))
+        while len(self._points) > 2 and self._points[1].time <= self.now() - RECENT_SECONDS:
+            self._points.popleft()
+        rates = {"charts/sps": (steps - then.steps) / seconds}
+        return rates | ({"charts/samples_per_second": (samples - then.samples) / seconds} if samples else {})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -17,30 +15,31 @@ from a3c_mp.run.preflight import FOUND
 from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
 
 
-def first_lines(args: CommonArgs, net: nn.Module, folder: Path, steps: int) -> list[str]:
+def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
     """The lines that describe a run, for its log at the start.
 
     Args:
         args, net: of the run.
         folder: of the run, whose `config.json` has this start already.
-        steps: agent steps of the run so far.
     """
-    lines = [" \u00b7 ".join(part for part in (*env_parts(args), net_text(net), *settings_parts(args)) if part)]
-    lines.append(end_text(args))
-    if args.env_id in FOUND and (layout := FOUND[args.env_id].layout):
-        lines.append(f"observations are flattened: {layout}")
+    parts = [net_text(net), *settings_parts(args)]
+    found = FOUND.get(args.env_id)
+    if found:
+        parts = [f"obs {found.obs_space.shape}", " ".join(str(found.action_space).split()), *parts]
+    lines = [" · ".join(parts), end_text(args)]
+    if found and found.layout:
+        lines.append(f"observations are flattened: {found.layout}")
     if note := note_on_inputs(net):
         lines.append(note)
-    saved = settings_before(folder, 1)
-    lines += [text] if (text := changes_text(as_recorded(args), saved)) else []
-    lines += [note] if (note := note_on_schedule(args, saved, steps)) else []
+    if changed := changed_settings(as_recorded(args), settings_before(folder, 1)):
+        texts = [f"{flag.lstrip('-')} {plain(new)} ({plain(old)} before)" for flag, (old, new) in changed.items()]
+        lines.append(f"changed: {', '.join(texts)}")
     lines += budget_notes(args)
     if args.num_actors:  # else others join
+        explorers = f", of which {args.explorers} explore{'s' if args.explorers == 1 else ''}" if args.explorers else ""
+        explorers += " while there are no rewards" if explorers and vars(args)["explore_after"] else ""
         each = "with" if args.num_actors == 1 else "each with"
-        environments = plural(args.num_envs, "environment")
-        if args.explorers:
-            environments += f", of which {args.explorers} explore{'s' if args.explorers == 1 else ''}"
-            environments += " while there are no rewards" if vars(args)["explore_after"] else ""
+        environments = f"{plural(args.num_envs, 'environment')}{explorers}"
         lines.append(f"starting {plural(args.num_actors, args.actor_name)}, {each} {environments}")
     return lines
 
@@ -68,27 +67,12 @@ def end_text(args: CommonArgs) -> str:
     return f"{' or '.join(limits)}, without a goal (--stop-return)"
 
 
-def plural(number: int, noun: str) -> str:
-    """`2 actors` or `1 actor`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def env_parts(args: CommonArgs) -> list[str]:
-    """Shape of the observations, and action space."""
-    if args.env_id not in FOUND:
-        return []
-    obs_space, action_space, _ = FOUND[args.env_id]
-    return [f"obs {obs_space.shape}", " ".join(str(action_space).split())]
-
-
 def net_text(net: nn.Module) -> str:
-    """Layers and number of parameters of a net, such as `MLP 2x64 \u00b7 9,155 parameters`."""
+    """Layers and number of parameters of a net, such as `MLP 2x64 · 9,155 parameters`."""
     number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
-    if isinstance(net, OwnActorCritic):
-        return f"{type(net.body).__name__} \u00b7 {number}"
     head = next((m for name, m in net.named_modules() if name.split(".")[-1] in ("policy", "actor", "advantage")), None)
-    if head is None:
-        return f"{type(net).__name__} \u00b7 {number}"
+    if isinstance(net, OwnActorCritic) or head is None:
+        return f"{type(net.body if isinstance(net, OwnActorCritic) else net).__name__} · {number}"
     torso = next((m for name, m in net.named_modules() if name.split(".")[-1] == "torso"), nn.Sequential())
     layers = [layer for part in (torso, head) for layer in part.modules() if isinstance(layer, nn.Linear)]
     convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
@@ -98,25 +82,26 @@ def net_text(net: nn.Module) -> str:
         parts.append(f"{len(sizes)}x{sizes[0]}" if alike else " ".join(map(str, sizes)))
     if (core := getattr(net, "core", None)) is not None:
         parts.append(f"LSTM {core.from_output.in_features}")
-    return f"{' '.join(parts)} \u00b7 {number}"
+    return f"{' '.join(parts)} · {number}"
 
 
 def settings_parts(args: CommonArgs) -> list[str]:
     """What becomes of rewards, the learning rate and, where it is annealed, the entropy coefficient."""
-    parts = []
-    if hasattr(args, "reward_clip"):
-        rewards = "rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)" if args.reward_clip else "rewards"
-        scale = getattr(args, "reward_scale", 1.0)
-        parts.append(
-            f"{rewards} x {scale:g}" if scale != 1.0 else rewards if args.reward_clip else "rewards as they are"
+    settings, parts = vars(args), list[str]()  # not every chapter has them
+    if "reward_clip" in settings:
+        rewards = (
+            "rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)" if settings["reward_clip"] else "rewards"
         )
+        scale = settings["reward_scale"]
+        as_they_are = " as they are" if not settings["reward_clip"] else ""
+        parts.append(f"{rewards} x {scale:g}" if scale != 1.0 else f"{rewards}{as_they_are}")
     if hasattr(args, "learning_rates"):
         start, end = args.learning_rates
-        parts.append(schedule_text("lr", start, end, vars(args)["anneal_steps"], args.total_steps))
-    elif hasattr(args, "learning_rate"):
-        parts.append(f"lr {short(args.learning_rate)}")
-    if (end := vars(args).get("entropy_coef_end")) is not None:
-        start, own_end = vars(args)["entropy_coef"], vars(args)["entropy_steps"]
+        parts.append(schedule_text("lr", start, end, settings["anneal_steps"], args.total_steps))
+    elif "learning_rate" in settings:
+        parts.append(f"lr {short(settings['learning_rate'])}")
+    if (end := settings.get("entropy_coef_end")) is not None:
+        start, own_end = settings["entropy_coef"], settings["entropy_steps"]
         parts.append(schedule_text("entropy", start, end, own_end, args.total_steps))
     return parts
 
@@ -133,14 +118,6 @@ def short(number: float) -> str:
     return np.format_float_scientific(number, precision=3, trim="-", exp_digits=1) if small else f"{number:g}"
 
 
-def changes_text(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """The settings that a resumed run has changed: `changed: batch-size 32 (64 before)`; empty without any."""
-    changed = changed_settings(now, before)
-    changed.pop("--total-steps", None)  # `note_on_schedule` has it
-    texts = [f"{flag.lstrip('-')} {plain(new)} ({plain(old)} before)" for flag, (old, new) in changed.items()]
-    return f"changed: {', '.join(texts)}" if texts else ""
-
-
 def plain(value: object) -> str:
     """A recorded setting as people write it: on, off, `8 8`."""
     if isinstance(value, bool):
@@ -148,29 +125,6 @@ def plain(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def note_on_schedule(args: CommonArgs, saved: Mapping[str, Any], steps: int) -> str:
-    """What another --total-steps does to the schedules of a resumed run; empty if it is the same."""
-    before = saved.get("total_steps", args.total_steps)
-    if before == args.total_steps:
-        return ""
-    note = f"total-steps is {args.total_steps:,} now, {before:,} before"
-    entropy_follows = vars(args).get("entropy_coef_end") is not None and not vars(args)["entropy_steps"]
-    also = (
-        "; the entropy coefficient may change at once, and reaches its end at the new total" if entropy_follows else ""
-    )
-    if hasattr(args, "learning_rates"):
-        start, end = args.learning_rates
-        own_end, had_own_end = vars(args)["anneal_steps"], saved.get("anneal_steps")
-        if own_end and own_end == had_own_end:
-            return note + also  # the learning rate does not depend on it
-        was = saved.get("learning_rate", start), saved.get("learning_rate_end", 0.0)
-        old, new = linear(*was, steps, had_own_end or before), linear(start, end, steps, own_end or args.total_steps)
-        at_once = f" goes from {short(old)} to {short(new)} at once, and" if short(old) != short(new) else ""
-        when = f"after {own_end:,} steps" if own_end else "at the new end"
-        note += f": the learning rate{at_once} goes to {short(end)} {when}"
-    elif hasattr(args, "importance_exponent"):
-        start = args.importance_exponent
-        was = saved.get("importance_exponent", start)
-        old, new = linear(was, 1.0, steps, before), linear(start, 1.0, steps, args.total_steps)
-        note += f": the importance exponent goes from {old:.2f} to {new:.2f} at once, and to 1 at the new end"
-    return note + also
+def plural(number: int, noun: str) -> str:
+    """`2 actors` or `1 actor`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

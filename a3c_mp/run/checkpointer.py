@@ -17,7 +17,7 @@ from a3c_mp.errors import CheckpointError, ConfigError, DoesNotFit
 from a3c_mp.maths.schedules import passes_multiple
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
-from a3c_mp.run.eval_progress import Evaluation
+from a3c_mp.run.evaluation import Evaluation
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
 
@@ -54,7 +54,7 @@ class TrainingState:
         self.net.load_state_dict(state["net"])
         if self.optimizer is not None:
             checkpoint.restore_optimizer(self.optimizer, state["optimizer"])
-        saved = state.get("extra", {})
+        saved = state["extra"]
         for name, part in self.extra.items():
             if name in saved:
                 part.load_state_dict(saved[name])
@@ -75,8 +75,8 @@ class TrainingState:
             return
         differs = "the run differs from one that was never interrupted"
         if "actors" not in saved:
-            whose = "it is from a run without --deterministic, or from an older version"
-            self.log.warning(f"the checkpoint holds no games ({whose}): actors start new ones; {differs}")
+            why = "the checkpoint holds no games (it is from a run without --deterministic)"
+            self.log.warning(f"{why}: actors start new ones; {differs}")
             return
         for name, part in parts.items():
             try:
@@ -98,15 +98,14 @@ class Checkpointer:
     """
 
     def __init__(self, folder: Path, state: TrainingState, algorithm: str):
-        args = state.progress.args
-        self.folder, self.state, self.args = folder, state, args
-        self.origin: dict[str, Any] = {"algorithm": algorithm, "env_id": args.env_id}
+        self.folder, self.state, self.args = folder, state, state.progress.args
+        self.origin: dict[str, Any] = {"algorithm": algorithm, "env_id": self.args.env_id}
         self.newest: Path | None = None  # of this run
         self.saved_steps: int | None = None  # at the newest one
-        if args.resume is not None:
-            self._restore(args)
+        if self.args.resume is not None:
+            self._restore(self.args)
         # A new run saves after its first round: whatever happens to it then, it can be resumed.
-        self._tried_seconds = time.monotonic() if args.resume is not None else -math.inf
+        self._tried_seconds = time.monotonic() if self.args.resume is not None else -math.inf
         self._tried_steps = state.progress.steps
 
     def _restore(self, args: CommonArgs) -> None:
@@ -134,13 +133,16 @@ class Checkpointer:
         steps_due = period is not None and passes_multiple(self._tried_steps, self.state.progress.steps, period)
         return steps_due or time.monotonic() - self._tried_seconds >= self.args.checkpoint_seconds
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint has the current state."""
+        return self.saved_steps == self.state.progress.steps
+
     def save(self) -> None:
         """Write a checkpoint; a failure costs a warning, and the previous one stays."""
         progress, state = self.state.progress, self.state.state_dict()
         try:
-            self.newest = checkpoint.save(
-                self.folder, state, steps=progress.steps, best=progress.is_best, **self.origin
-            )
+            self.newest = checkpoint.save(self.folder, state, best=progress.is_best, **self.origin)
             self.saved_steps, progress.best_mean = progress.steps, state["best_mean"]
         except (OSError, CheckpointError) as error:
             self.state.log.warning(f"checkpoint at {progress.steps:,} steps not written to {self.folder}: {error}")
@@ -153,8 +155,3 @@ class Checkpointer:
         except (OSError, CheckpointError) as error:
             what = f"best checkpoint, of {evaluation.steps:,} steps,"
             self.state.log.warning(f"{what} not written to {self.folder}: {error}")
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether the newest checkpoint has the current state."""
-        return self.saved_steps == self.state.progress.steps

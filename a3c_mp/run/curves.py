@@ -109,7 +109,7 @@ def read_curve(folder: Path, window: int) -> Curve:
 def changed_on_resume(folder: Path, newest: dict[str, Any]) -> list[str]:
     """Flags in which an earlier start of the run in a folder differs from the settings of the newest."""
     changed: set[str] = set()
-    for start in earlier_starts(folder / "config.json"):
+    for start in earlier_starts(folder):
         changed |= changed_settings(newest, start.get("args") or {}).keys()
     shown_elsewhere = {f"--{flag_name(name)}" for name in (*NOT_SETTINGS, "total_steps", "stop_return")}
     return sorted(changed - shown_elsewhere)

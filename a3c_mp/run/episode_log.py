@@ -12,9 +12,6 @@ from typing import NamedTuple
 from a3c_mp.data.episodes import Episode
 from a3c_mp.run.files import write_atomically
 
-LARGEST = 2**63 - 1
-"""largest count that is not taken for damage, and that an int64 array can hold"""
-
 
 class EpisodeRow(NamedTuple):
     """A line of `episodes.csv`."""
@@ -24,6 +21,9 @@ class EpisodeRow(NamedTuple):
     actor: int
     episode_return: float  # raw, whole game
     length: int  # agent steps
+
+
+HEADER = ",".join(EpisodeRow._fields)
 
 
 def read_episodes(path: Path) -> list[EpisodeRow]:
@@ -43,10 +43,8 @@ def _read(path: Path) -> tuple[list[tuple[EpisodeRow, str]], int]:
     """The rows of a file, each with its line, and the number of damaged lines."""
     found, damaged = [], 0
     # Text after the last line break is still being written, or was cut off by a crash.
-    for number, content in enumerate(path.read_bytes().split(b"\n")[:-1]):
-        line = content.decode("ascii", errors="replace").strip()
-        if number == 0 and line == EpisodeLog.HEADER:
-            continue
+    lines = path.read_bytes().decode("ascii", errors="replace").split("\n")[:-1]
+    for line in lines[lines[:1] == [HEADER] :]:
         try:
             found.append((_parse(line), line))
         except ValueError:
@@ -58,9 +56,9 @@ def _parse(line: str) -> EpisodeRow:
     """A line as a row. Raises ValueError for a line that `EpisodeLog` cannot have written."""
     steps, seconds, actor, episode_return, length = line.split(",")
     row = EpisodeRow(int(steps), float(seconds), int(actor), float(episode_return), int(length))
-    if not all(map(math.isfinite, (row.seconds, row.episode_return))):
+    if not math.isfinite(row.seconds) or not math.isfinite(row.episode_return):
         raise ValueError("not finite")
-    if not all(0 <= count <= LARGEST for count in (row.steps, row.actor, row.length)):
+    if not all(0 <= count < 2**63 for count in (row.steps, row.actor, row.length)):  # an int64 array can hold it
         raise ValueError("out of range")
     return row
 
@@ -77,11 +75,9 @@ class EpisodeLog:
         OSError: the file cannot be read or written.
     """
 
-    HEADER = "steps,seconds,actor,episode_return,length"
-
     def __init__(self, path: Path, steps: int, log: logging.Logger):
         self.log = log
-        kept = [self.HEADER]
+        kept = [HEADER]
         with suppress(FileNotFoundError):
             found, damaged = _read(path) if steps else ([], 0)
             kept += [line for row, line in found if row.steps <= steps]
@@ -92,7 +88,7 @@ class EpisodeLog:
         self.file = path.open("a")
 
     def add(self, steps: int, seconds: float, actor: int, episode: Episode) -> None:
-        self.lines.append(f"{steps},{seconds:.2f},{actor},{episode.episode_return:.9g},{episode.length}")
+        self.lines.append(f"{steps},{seconds:.2f},{actor},{episode.episode_return:.9g},{episode.length}\n")
 
     def flush(self, sync: bool = False) -> None:
         """Write the lines added since the last call; if that fails, they are lost, with a warning.
@@ -102,7 +98,7 @@ class EpisodeLog:
         """
         try:
             if self.lines:
-                self.file.write("\n".join(self.lines) + "\n")
+                self.file.write("".join(self.lines))
                 self.file.flush()
             if sync:
                 os.fsync(self.file.fileno())

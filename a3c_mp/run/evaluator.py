@@ -6,8 +6,6 @@ returns and lengths of the games. A frozen, slow or killed evaluator costs the l
 
 from __future__ import annotations
 
-import copy
-import logging
 import pickle
 import time
 from collections.abc import Callable
@@ -23,12 +21,9 @@ from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Filled, WorkerEvent, WorkerOptions, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.eval_progress import Evaluation, evaluation_seed
 from a3c_mp.run.evaluate import MakePolicy, make_play_envs, play_episodes
-from a3c_mp.run.evaluations import Evaluations, Evaluator, NoEvaluator, PlayedGames
-from a3c_mp.run.progress import Progress
+from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 
-NAME = "evaluator"
 NICENESS = 10
 """actors have 5: where cores are short, training goes first"""
 LOOK_SECONDS = 0.1
@@ -53,10 +48,6 @@ class EvaluationGames(NamedTuple):
     @classmethod
     def of(cls, args: CommonArgs) -> EvaluationGames:
         return cls(args.env_id, args.eval_episodes, evaluation_seed(args), args.eval_max_steps)
-
-    @property
-    def result_spec(self) -> Spec:
-        return {"returns": ((self.episodes,), torch.float64), "lengths": ((self.episodes,), torch.int64)}
 
     def play(self, net: nn.Module, make_policy: MakePolicy, channel: EvaluatorUpkeep) -> list[Episode]:
         """Play them greedily with a net on the CPU; each step is a heartbeat, and `channel` closes the environments."""
@@ -87,7 +78,7 @@ def evaluator(
 
 
 class EvaluatorProcess:
-    """The evaluator's process as the learner sees it, an `evaluations.Evaluator`; the first snapshot starts it.
+    """The evaluator's process as the learner sees it, an `evaluation.Evaluator`; the first snapshot starts it.
 
     Args:
         args: the chapter's settings.
@@ -101,9 +92,9 @@ class EvaluatorProcess:
         self, args: CommonArgs, net: nn.Module, make_policy: MakePolicy, should_stop: Callable[[], bool],
         on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
-        self.should_stop = should_stop
-        games = EvaluationGames.of(args)
-        self.weights, self.results = Weights(net), Slots(games.result_spec, 1)
+        self.should_stop, games = should_stop, EvaluationGames.of(args)
+        spec: Spec = {"returns": ((games.episodes,), torch.float64), "lengths": ((games.episodes,), torch.int64)}
+        self.weights, self.results = Weights(net), Slots(spec, 1)
         # The start of a process would move a net into /dev/shm, and bytes not. New values pass through `weights`.
         own = pickle.dumps(net)
         self.workers = Workers(
@@ -115,7 +106,7 @@ class EvaluatorProcess:
                 max_restarts=args.max_restarts,
                 hang_seconds=args.hang_seconds,
                 versions=[self.weights.version + 1],  # the first snapshot, with which the process starts
-                name=NAME,
+                name="evaluator",
                 niceness=NICENESS,
             ),
             on_restart=on_restart,
@@ -154,37 +145,3 @@ class EvaluatorProcess:
         [(_, slot, weights_sha256)] = filled
         result = self.results[slot]
         return PlayedGames(result["returns"].tolist(), result["lengths"].tolist(), weights_sha256)
-
-
-class EvaluatedRun(Protocol):
-    """A run as its evaluations see it: a `Run`."""
-
-    @property
-    def args(self) -> CommonArgs: ...
-    @property
-    def log(self) -> logging.Logger: ...
-    @property
-    def progress(self) -> Progress: ...
-
-    def is_interrupted(self) -> bool: ...
-    def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None: ...
-
-
-def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy | None) -> Evaluations:
-    """The evaluations of a run, played by a process of this machine.
-
-    Args:
-        run: its progress; gets the results.
-        net: that is trained.
-        make_policy: makes the policy that it acts with. None: another evaluator will play, and nothing is allocated.
-    """
-
-    def on_restart(message: WorkerEvent) -> None:
-        run.progress.evals.restarts += 1
-        run.log.warning(message.text)
-
-    snapshot = copy.deepcopy(net).cpu().requires_grad_(False)
-    player: Evaluator = NoEvaluator()
-    if make_policy is not None:
-        player = EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
-    return Evaluations(run.progress, net, snapshot, player, run.record_evaluation, run.log)

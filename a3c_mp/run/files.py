@@ -14,29 +14,27 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write to a temporary file, sync it, rename it into place, sync the folder. Raises OSError.
-
-    Args:
-        path: the file; the temporary one has the suffix `.tmp` in addition.
-        content: the bytes, or for what is too large to hold in memory a function that writes to the open file.
-    """
-    write_together({path: content})
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write to a temporary file (`.tmp`), sync it, rename it into place, sync the folder. Raises OSError."""
+    write_together({path: lambda file: file.write(content)})
 
 
-def write_together(files: Mapping[Path, bytes | Callable[[BinaryIO], object]]) -> None:
+def write_together(files: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
     """Write files of one folder as `write_atomically` does; none is renamed before all of them are on disk.
 
-    A full disk therefore leaves all of them as they were; a kill between two renames does not. Raises OSError.
+    A full disk therefore leaves all of them as they were; a kill between two renames does not.
+
+    Args:
+        files: path -> function that writes to the open file.
+
+    Raises:
+        OSError: a file cannot be written.
     """
     temporary = {path: path.with_suffix(path.suffix + ".tmp") for path in files}
     try:
-        for path, content in files.items():
-            with temporary[path].open("wb") as file:
-                if callable(content):
-                    content(file)
-                else:
-                    file.write(content)
+        for path, write in files.items():
+            with temporary[path].open("w+b") as file:
+                write(file)
                 file.flush()
                 os.fsync(file.fileno())
         for path in files:

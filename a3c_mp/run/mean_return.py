@@ -35,16 +35,6 @@ class CountedEpisode(NamedTuple):
     episode: Episode
 
 
-@dataclass(slots=True)
-class _Game:
-    actor: int
-    env: int
-    episode: Episode | None = None  # once it has ended
-    ended: bool = False  # or was lost with its actor
-    overdue: bool = False  # passed over
-    reported: bool = False  # its actor has sent something since it started
-
-
 class ReturnWindow:
     """Mean raw return of the last `WINDOW` whole games, in the order in which they started.
 
@@ -88,9 +78,15 @@ class ReturnWindow:
         self.games = StartOrder(self.games.num_actors, self.games.num_envs)
         return self.games
 
-    def restore(self, returns: Sequence[float], episodes: int) -> None:
-        """Continue with saved returns; games in progress are restored apart, as they are saved apart."""
-        self.returns, self.episodes = deque(returns, maxlen=WINDOW), episodes
+
+@dataclass(slots=True)
+class _Game:
+    actor: int
+    env: int
+    episode: Episode | None = None  # once it has ended
+    ended: bool = False  # or was lost with its actor
+    overdue: bool = False  # passed over
+    reported: bool = False  # its actor has sent something since it started
 
 
 class StartOrder:
@@ -117,9 +113,7 @@ class StartOrder:
         self.overdue = 0  # games passed over that have not ended
         self.passed_over = 0  # games for which even `LONG_PATIENCE` was too short
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
-        self._playing: list[list[_Game]] = [[] for _ in range(num_actors)]
-        for actor in range(num_actors):
-            self._playing[actor] = [self._start(actor, env) for env in range(num_envs)]
+        self._playing = [[self._start(actor, env) for env in range(num_envs)] for actor in range(num_actors)]
 
     def _start(self, actor: int, env: int) -> _Game:
         self._queue.append(game := _Game(actor, env))
@@ -169,17 +163,13 @@ class StartOrder:
         return self._queue[0].reported and len(self._queue) > limit
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values: games in the order of their starts, overdue ones first.
-
-        Each is [actor, env, return, length, ended, reported].
-        """
+        """Rows [actor, env, return, length, ended, reported] in the order of the games' starts, overdue ones first."""
         overdue = [game for games in self._playing for game in games if game.overdue]
         rows = [
             [game.actor, game.env, *(game.episode or Episode(0.0, -1))[:2], game.ended, game.reported]
             for game in (*overdue, *self._queue)
         ]
-        sizes = [self.num_actors, self.num_envs]
-        return {"sizes": sizes, "overdue": len(overdue), "games": rows}
+        return {"sizes": [self.num_actors, self.num_envs], "overdue": len(overdue), "games": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Raises ValueError for other numbers of actors or environments."""
@@ -187,9 +177,9 @@ class StartOrder:
             raise ValueError(f"it has (actors, environments) {state['sizes']}")
         self._queue.clear()
         self.overdue = state["overdue"]
-        for number, (actor, env, episode_return, length, ended, *reported) in enumerate(state["games"]):
+        for number, (actor, env, episode_return, length, ended, reported) in enumerate(state["games"]):
             episode = Episode(episode_return, length, env) if length >= 0 else None
-            game = _Game(actor, env, episode, ended, number < state["overdue"], *reported)
+            game = _Game(actor, env, episode, ended, number < state["overdue"], reported)
             if not ended:
                 self._playing[actor][env] = game
             if not game.overdue:

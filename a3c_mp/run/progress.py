@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+import wrappers
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run.averages import Timings
-from a3c_mp.run.eval_progress import EvalProgress
+from a3c_mp.run.evaluation import EvalProgress
 from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow
 
 
@@ -74,11 +75,7 @@ class Progress:
     def record_rollout(
         self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int
     ) -> list[CountedEpisode]:
-        """Count agent steps, the episodes that ended in them, and the age of the policy in versions.
-
-        Returns:
-            the episodes that enter the mean return now.
-        """
+        """Count agent steps, the episodes that ended in them, and the policy lag; returns those that enter the mean."""
         self.start_budget()
         self.steps += steps
         self.policy_lag = [self.policy_lag[0] + policy_lag, self.policy_lag[1] + 1]
@@ -105,7 +102,7 @@ class Progress:
         """Why the run should stop: "solved", "max_seconds" or "total_steps"; None if it should not."""
         if self.solved_at is not None or self._is_solved():
             return "solved"
-        if self.is_out_of_time:
+        if self.seconds_left <= 0:
             return "max_seconds"
         return "total_steps" if self.steps >= self.args.total_steps else None
 
@@ -121,11 +118,6 @@ class Progress:
             return math.inf
         spent = 0.0 if self.budget_since is None else time.monotonic() - self.budget_since
         return self.args.max_seconds - spent
-
-    @property
-    def is_out_of_time(self) -> bool:
-        """Whether `--max-seconds` have passed."""
-        return self.seconds_left <= 0
 
     def record_solved(self) -> None:
         """Record when a mean return, of training or evaluation, first reaches its goal; called between rounds."""
@@ -179,16 +171,37 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; what an older version did not count starts at 0."""
-        self.steps, self.updates = state["steps"], state["updates"]
-        self.samples, self.worker_restarts = state.get("samples", 0), state.get("worker_restarts", 0)
-        self.best_mean, self.seconds_before = state["best_mean"], state["wall_seconds"]
-        self.confirmed_mean = state.get("confirmed_mean", -math.inf)
-        self.policy_lag = list(state.get("policy_lag", [0, 0]))
-        self.window.restore(state["returns"], state.get("episodes", 0))
+        """Continue from a checkpoint."""
+        self.steps, self.updates, self.samples = state["steps"], state["updates"], state["samples"]
+        self.worker_restarts, self.policy_lag = state["worker_restarts"], list(state["policy_lag"])
+        self.best_mean, self.confirmed_mean = state["best_mean"], state["confirmed_mean"]
+        self.seconds_before = state["wall_seconds"]
+        self.window.episodes = state["episodes"]
+        self.window.returns.clear()
+        self.window.returns.extend(state["returns"])
         self.counters.clear()
-        self.counters.update(state.get("counters", {}))
-        self.evals.load_state_dict(state.get("evals", {}), self.steps)
+        self.counters.update(state["counters"])
+        self.evals.load_state_dict(state["evals"], self.steps)
+
+    def summary(self) -> dict[str, Any]:
+        """Entries of `summary.json`."""
+        solved_seconds, solved_steps = self.solved_at or (None, None)
+        total_lag, rollouts = self.policy_lag
+        return {
+            "steps": self.steps,
+            "frames": self.steps * (wrappers.FRAME_SKIP if wrappers.is_atari(self.args.env_id) else 1),
+            "updates": self.updates,
+            "episodes": self.window.episodes,
+            "wall_seconds": round(self.wall_seconds, 2),
+            "mean_return_100": self.window.mean if self.window.returns else None,
+            "solved": self.solved_at is not None,
+            "solved_at_seconds": solved_seconds,
+            "solved_at_steps": solved_steps,
+            "policy_lag_mean": total_lag / rollouts if rollouts else None,
+            "worker_restarts": self.worker_restarts,
+            **self.counters,
+            **self.evals.summary(),
+        }
 
 
 class HasProgress:

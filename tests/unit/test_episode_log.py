@@ -7,7 +7,7 @@ import pytest
 from harness import files_no_longer_than
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.run.episode_log import EpisodeLog, EpisodeRow, read_episodes
+from a3c_mp.run.episode_log import HEADER, EpisodeLog, EpisodeRow, read_episodes
 
 
 def an_episode_log(path, log, steps):
@@ -21,10 +21,10 @@ def an_episode_log(path, log, steps):
 def test_every_finished_game_is_a_line(tmp_path, log):
     path = tmp_path / "episodes.csv"
     episodes = EpisodeLog(path, 0, log)
-    assert path.read_text() == EpisodeLog.HEADER + "\n"
+    assert path.read_text() == HEADER + "\n"
     episodes.add(64, 1.234, 0, Episode(-21.0, 790))
     episodes.add(128, 2.0, 3, Episode(1234567.0, 4))
-    assert path.read_text() == EpisodeLog.HEADER + "\n", "lines wait for the flush"
+    assert path.read_text() == HEADER + "\n", "lines wait for the flush"
     episodes.flush()
     header, *lines = path.read_text().splitlines()
     names = header.split(",")
@@ -40,12 +40,12 @@ def test_a_new_run_starts_the_file_again(tmp_path, log):
     path = tmp_path / "episodes.csv"
     an_episode_log(path, log, [100, 200])
     EpisodeLog(path, 0, log).close()
-    assert path.read_text() == EpisodeLog.HEADER + "\n"
+    assert path.read_text() == HEADER + "\n"
 
 
 def steps_in(path):
     header, *lines = path.read_text().splitlines()
-    assert header == EpisodeLog.HEADER
+    assert header == HEADER
     return [int(line.split(",")[0]) for line in lines]
 
 
@@ -134,7 +134,7 @@ def test_a_file_without_a_whole_line_is_replaced(content, tmp_path, log):
 
 def test_a_blank_file_holds_no_episodes_and_one_of_damage_alone_is_an_error(tmp_path):
     path = tmp_path / "episodes.csv"
-    for content in (b"", (EpisodeLog.HEADER + "\n").encode()):
+    for content in (b"", (HEADER + "\n").encode()):
         path.write_bytes(content)
         assert read_episodes(path) == []
     path.write_bytes(b"\x00\xff\n1,2\n")

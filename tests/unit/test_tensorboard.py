@@ -12,10 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.console import console
-from a3c_mp.run import averages, tensorboard
+from a3c_mp.run import averages, metrics
 from a3c_mp.run.averages import Means, Timings
 from a3c_mp.run.display import hms, open_log
-from a3c_mp.run.tensorboard import POINTS, EventFile, episode_points
+from a3c_mp.run.metrics import GAMES as POINTS
+from a3c_mp.run.metrics import EventFile, episode_points
 
 
 def read_curve(folder, name):
@@ -79,7 +80,7 @@ def test_a_full_disk_costs_curves_for_a_while_and_one_warning(tmp_path, log, tap
 
 
 def test_a_disk_that_stays_full_is_reported_once_a_pause(tmp_path, log, tape, monkeypatch):
-    monkeypatch.setattr(tensorboard, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(metrics, "RETRY_SECONDS", 0.0)
     (tmp_path / "folder").write_text("a file where the run's folder should be")
     events = EventFile(tmp_path / "folder", None, log)
     events.scalars([("charts/sps", 1.0, 1)])
@@ -215,7 +216,7 @@ def test_means_keep_no_graph_alive():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00:00"), (65, "0:01:05"), (3599.9, "0:59:59"), (90_061, "25:01:01")]
+    ("seconds", "text"), [(0, "0:00:00"), (65, "0:01:05"), (3599.9, "0:59:59"), (90_061, "1 day, 1:01:01")]
 )
 def test_hms(seconds, text):
     assert hms(seconds) == text
