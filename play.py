@@ -1,6 +1,5 @@
 """Evaluate a trained run: raw scores of whole games, and a video. Or export its policy.
 
-
     python play.py runs/<name> --episodes 30 --video game.mp4
     python play.py runs/<name> --export policy.onnx
 
@@ -25,9 +24,9 @@ from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import hint_of_runs, parse_plain
-from a3c_mp.config import Between, CommonArgs, Count, Fraction
+from a3c_mp.config import Between, CommonArgs, Count
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import CheckpointError, ConfigError, Stopped
+from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
@@ -38,7 +37,6 @@ from a3c_mp.run.banner import net_text
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
-from wrappers import random_action
 
 VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn": dqn}
 
@@ -53,8 +51,6 @@ class Args:
     """longest game (agent steps): it is cut there, with the score so far; Atari ends games there itself"""
     sampled: bool = False
     """stochastic policy: sample actions instead of taking the most probable one; no effect for Ape-X and populations"""
-    epsilon: Fraction = 0.0
-    """probability of a random action"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 10_000
     """random seed of environments and sampling"""
     num_envs: Count = NUM_ENVS
@@ -76,10 +72,6 @@ class TrainedRun(NamedTuple):
     net_spec: NetSpec  # of an actor-critic
     state: dict[str, Any]
 
-    @property
-    def text(self) -> str:
-        return f"{self.algorithm} on {self.env_id}, {self.state['steps']:,} steps"
-
 
 def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     """(run folder, checkpoint): the best of a run folder, or else the newest; or the named file."""
@@ -89,8 +81,7 @@ def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     best = [] if newest else checkpoint.list_checkpoints(folder, "best")
     paths = best or checkpoint.list_checkpoints(folder)
     if not paths:
-        why = "there is no checkpoint in this folder" if run.exists() else "there is no such folder"
-        why = "it is neither a run folder nor a checkpoint (.pt)" if run.is_file() else why
+        why = "there is no checkpoint in this folder" if run.is_dir() else "there is no such folder or checkpoint (.pt)"
         raise ConfigError("run", run, why, hint_of_runs(run))
     return run, paths[0]
 
@@ -115,10 +106,11 @@ def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[st
     members = state.get("extra", {}).get("population", {}).get("members", [])
     if member < len(members):
         return saved_net(members[member])
-    why, fix = f"the checkpoint has {len(members)} members", f"name one from 0 to {len(members) - 1}"
-    if not members and algorithm == "population":
+    if members:
+        why, fix = f"the checkpoint has {len(members)} members", f"name one from 0 to {len(members) - 1}"
+    elif algorithm == "population":
         why, fix = "a best checkpoint has the fittest member alone", "name the run folder"
-    elif not members:
+    else:
         why, fix = "it is not the checkpoint of a population", "leave it out"
     raise ConfigError("member", member, why, fix)
 
@@ -144,21 +136,8 @@ def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
     """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
     net, (_, action_space) = load_net(run)
     if algo := VALUE_BASED.get(run.algorithm):
-        policy: Policy = algo.make_policy(net, action_space)
-    else:
-        policy = make_policy(net, action_space, greedy=not args.sampled, seed=args.seed)
-    if not args.epsilon:
-        return policy
-    action_space.seed(args.seed)
-    rng = np.random.default_rng(args.seed)
-
-    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-        actions = policy(obs, starts, mask)
-        for i in np.flatnonzero(rng.random(len(actions)) < args.epsilon):
-            actions[i] = action_space.sample() if mask is None else random_action(action_space, mask[i], rng)
-        return actions
-
-    return act
+        return algo.make_policy(net, action_space)
+    return make_policy(net, action_space, greedy=not args.sampled, seed=args.seed)
 
 
 def export_policy(run: TrainedRun, path: Path) -> None:
@@ -167,18 +146,16 @@ def export_policy(run: TrainedRun, path: Path) -> None:
         raise ConfigError("export", path, "it must be a file that ends in .onnx or .safetensors", "name one")
     net, (obs_space, action_space) = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
-    description |= {"obs_space": str(obs_space), "action_space": str(action_space)}
+    description |= {"obs_space": str(obs_space), "action_space": str(action_space), "layers": net_text(net)}
     description |= run.net_spec._asdict() if isinstance(net, ActorCritic) else {}
-    description["layers"] = net_text(net)
     try:
         if path.suffix == ".onnx":
-            policy = export.ExportedPolicy(net, export.head_of(net, action_space))
-            export.write_onnx(path, policy, obs_space, description)
+            export.write_onnx(path, net, (obs_space, action_space), description)
         else:
             export.write_safetensors(path, net, description)
     except OSError as error:
         raise ConfigError("export", path, f"it cannot be written ({error.strerror})", "choose another") from error
-    print(f"{path}: {run.text}, {path.stat().st_size:,} bytes")
+    print(f"{path}: {run.algorithm} on {run.env_id}, {run.state['steps']:,} steps, {path.stat().st_size:,} bytes")
 
 
 def play(run: TrainedRun, policy: Policy, args: Args) -> None:
@@ -188,30 +165,26 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
         games = play_episodes(policy, env, args.episodes, max_steps=args.max_steps)
         try:
             played.extend(track(games, "playing", total=args.episodes, transient=True))
-        except Stopped:
-            if played:
-                early = "short ones, which end first, count too much"
-                print(f"stopped after {len(played)} of {args.episodes} games: {early}")
-                print_scores(played)
-            raise
-    print_scores(played)
-    if cut := sum(game.length >= args.max_steps for game in played):
-        print(f"{cut} of them reached {args.max_steps:,} steps, where they are cut (--max-steps)")
+        finally:
+            print_scores(played, args)
     if returns := run.state.get("returns"):
-        text = f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games"
-        is_lower = np.mean([game.episode_return for game in played]) < np.mean(returns)
-        explained = is_lower and not args.sampled and run.algorithm not in VALUE_BASED
-        print(text + "; it sampled its actions, as --sampled does here" * explained)
+        print(f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games")
 
 
-def print_scores(played: Sequence[Episode]) -> None:
+def print_scores(played: Sequence[Episode], args: Args) -> None:
     """Print the raw score of each game, and their mean, spread and length."""
-    scores = np.array([episode.episode_return for episode in played])
+    if not played:
+        return
+    if len(played) < args.episodes:
+        print(f"stopped after {len(played)} of {args.episodes} games: short ones, which end first, count too much")
+    scores, lengths = np.array([game.episode_return for game in played]), np.array([game.length for game in played])
     print("raw scores: " + " ".join(f"{score:g}" for score in scores))
     print(
         f"mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, min {scores.min():g}, max {scores.max():g}, "
-        f"{len(scores)} games of {np.mean([episode.length for episode in played]):.0f} steps on average"
+        f"{len(scores)} games of {lengths.mean():.0f} steps on average"
     )
+    if cut := (lengths >= args.max_steps).sum():
+        print(f"{cut} of them reached {args.max_steps:,} steps, where they are cut (--max-steps)")
 
 
 def main() -> int:
@@ -225,9 +198,9 @@ def main() -> int:
     policy = make_trained_policy(run, args)
     rendered = None if args.video is None else export.open_rendered(run.env_id, args.video)
     how = "sampled" if args.sampled and run.algorithm not in VALUE_BASED else "greedy"
-    how += f" and {args.epsilon:.1%} random" if args.epsilon else ""
     of = "" if args.member is None else f" of member {args.member}"
-    print(f"{run.path}{of}: {run.text} of training, {how} actions, seed {args.seed}")
+    trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
+    print(f"{run.path}{of}: {trained}, {how} actions, seed {args.seed}")
     play(run, policy, args)
     if args.video is not None and rendered is not None:
         try:

@@ -220,7 +220,7 @@ def make_run(args: RoleArgs, net: ActorCritic, optimizer: torch.optim.Optimizer)
 
 def _share_memory(args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space) -> SharedMemory:
     """Make what the learner shares with its collectors."""
-    weights = Weights(run.state.net, acting_dtype(args.precision, run.state.net))
+    weights = Weights(run.net, acting_dtype(args.precision, run.net))
     states = ResumeStates(args, rollout_layout(args, action_space), start=run.steps)
     run.keep(actors=states, weights=weights)
     return SharedMemory(slots, weights, states)
@@ -338,7 +338,7 @@ def _make_collector(args: RoleArgs, memory: Memory, channel: CollectorChannel) -
 def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluator | None:
     """Where the evaluator of this process gets its weights; None if there is none."""
     if learner is not None:
-        evaluator = learner.run.evaluations and learner.run.evaluations.evaluator
+        evaluator = learner.run.progress.evals.evaluator
         return evaluator if isinstance(evaluator, InlineEvaluator) else None
     return EvaluatorChannel(node, EvaluationGames.of(args), make_net(args)) if "evaluator" in node.labels else None
 

@@ -6,15 +6,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 MIN_RATE_SECONDS = 0.1
 """shortest time over which a rate says something"""
-RECENT_SECONDS = 30.0
-"""time over which the rate of the progress line is taken"""
+RECENT_POINTS = 31
+"""points of the curves, one per second, over which the rate of the progress line is taken"""
 
 
 class Timings:
@@ -55,20 +54,8 @@ class Means:
 
     def pop(self) -> dict[str, float]:
         """The means; the next ones are of what is added from now on."""
-        means = {
-            name: torch.stack([torch.as_tensor(v) for v in values]).mean().item()
-            for name, values in self.values.items()
-        }
-        self.values.clear()
-        return means
-
-
-class Reading(NamedTuple):
-    """Counters at a moment."""
-
-    time: float
-    steps: int
-    samples: int
+        values, self.values = self.values, defaultdict(list)
+        return {name: torch.stack([torch.as_tensor(v) for v in found]).mean().item() for name, found in values.items()}
 
 
 class RateClock:
@@ -79,8 +66,8 @@ class RateClock:
 
     def __init__(self) -> None:
         self.stopped: float | None = None
-        self._points: deque[Reading] = deque()  # of the last RECENT_SECONDS
-        self._start: Reading | None = None
+        self._start: tuple[float, int] | None = None  # time, steps
+        self._points: deque[tuple[float, int, int]] = deque(maxlen=RECENT_POINTS)  # time, steps, samples
 
     def now(self) -> float:
         return time.monotonic() if self.stopped is None else self.stopped
@@ -88,35 +75,33 @@ class RateClock:
     def start(self, steps: int, samples: int) -> None:
         """Count from now on, unless it does already."""
         if self._start is None:
-            self._start = Reading(self.now(), steps, samples)
-            self._points.append(self._start)
+            self._start = self.now(), steps
+            self._points.append((*self._start, samples))
 
     @property
     def seconds(self) -> float:
         """Since the last point of the curves."""
-        return self.now() - self._points[-1].time if self._points else 0.0
+        return self.now() - self._points[-1][0] if self._points else 0.0
 
     def sps(self, steps: int) -> float:
         """Agent steps per second since the start."""
-        if self._start is None or (seconds := self.now() - self._start.time) < MIN_RATE_SECONDS:
+        if self._start is None or (seconds := self.now() - self._start[0]) < MIN_RATE_SECONDS:
             return 0.0
-        return (steps - self._start.steps) / seconds
+        return (steps - self._start[1]) / seconds
 
     @property
     def recent_sps(self) -> float:
-        """Agent steps per second over the last `RECENT_SECONDS` before the newest point; 0 if that is too short."""
+        """Agent steps per second over the last half minute; 0 before the second point."""
         if len(self._points) < 2:
             return 0.0
-        then, now = self._points[0], self._points[-1]
-        return (now.steps - then.steps) / (now.time - then.time)
+        (then, steps_then, _), (now, steps, _) = self._points[0], self._points[-1]
+        return (steps - steps_then) / (now - then)
 
     def take_point(self, steps: int, samples: int) -> dict[str, float]:
         """Return the rates since the last point; none, and the next point covers this time too, if it is too short."""
         if (seconds := self.seconds) < MIN_RATE_SECONDS:
             return {}
-        then = self._points[-1]
-        self._points.append(Reading(self.now(), steps, samples))
-        while len(self._points) > 2 and self._points[1].time <= self.now() - RECENT_SECONDS:
-            self._points.popleft()
-        rates = {"charts/sps": (steps - then.steps) / seconds}
-        return rates | ({"charts/samples_per_second": (samples - then.samples) / seconds} if samples else {})
+        _, steps_then, samples_then = self._points[-1]
+        self._points.append((self.now(), steps, samples))
+        rates = {"charts/sps": (steps - steps_then) / seconds}
+        return rates | ({"charts/samples_per_second": (samples - samples_then) / seconds} if samples else {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from torch import nn
 
 from a3c_mp.config import CommonArgs
@@ -16,15 +15,9 @@ from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
 
 
 def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
-    """The lines that describe a run, for its log at the start.
-
-    Args:
-        args, net: of the run.
-        folder: of the run, whose `config.json` has this start already.
-    """
+    """The lines that describe a run, for its log at the start; its `config.json` has this start already."""
     parts = [net_text(net), *settings_parts(args)]
-    found = FOUND.get(args.env_id)
-    if found:
+    if found := FOUND.get(args.env_id):
         parts = [f"obs {found.obs_space.shape}", " ".join(str(found.action_space).split()), *parts]
     lines = [" · ".join(parts), end_text(args)]
     if found and found.layout:
@@ -32,27 +25,13 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
     if note := note_on_inputs(net):
         lines.append(note)
     if changed := changed_settings(as_recorded(args), settings_before(folder, 1)):
-        texts = [f"{flag.lstrip('-')} {plain(new)} ({plain(old)} before)" for flag, (old, new) in changed.items()]
-        lines.append(f"changed: {', '.join(texts)}")
-    lines += budget_notes(args)
+        lines.append("changed: " + ", ".join(f"{flag} {new} ({old} before)" for flag, (old, new) in changed.items()))
     if args.num_actors:  # else others join
-        explorers = f", of which {args.explorers} explore{'s' if args.explorers == 1 else ''}" if args.explorers else ""
-        explorers += " while there are no rewards" if explorers and vars(args)["explore_after"] else ""
-        each = "with" if args.num_actors == 1 else "each with"
-        environments = f"{plural(args.num_envs, 'environment')}{explorers}"
-        lines.append(f"starting {plural(args.num_actors, args.actor_name)}, {each} {environments}")
+        when = " while there are no rewards" if args.explorers and vars(args)["explore_after"] else ""
+        explorers = f", {args.explorers} of which explore{when}" if args.explorers else ""
+        actors, each = plural(args.num_actors, args.actor_name), "with" if args.num_actors == 1 else "each with"
+        lines.append(f"starting {actors}, {each} {plural(args.num_envs, 'environment')}{explorers}")
     return lines
-
-
-def budget_notes(args: CommonArgs) -> list[str]:
-    """Notes on a budget that may end before the first gradient step or evaluation."""
-    notes = []
-    starts = getattr(args, "learning_starts", 0) if args.chapter != "population" else 0  # a generation runs whole
-    if starts >= args.total_steps:
-        notes.append(f"the run may end before the first gradient step: --learning-starts is {starts:,}")
-    if args.eval_every > args.total_steps:
-        notes.append(f"the run may end before the first evaluation: --eval-every is {args.eval_every:,}")
-    return notes
 
 
 def end_text(args: CommonArgs) -> str:
@@ -60,11 +39,8 @@ def end_text(args: CommonArgs) -> str:
     by_evaluation = args.stop_eval_return if args.training_goal == args.stop_return else args.stop_return
     goals = [f"the mean return is {args.training_goal:g}"] if args.training_goal is not None else []
     goals += [f"an evaluation returns {by_evaluation:g}"] if by_evaluation is not None else []
-    limits = [f"{args.total_steps:,} steps"]
-    limits += [f"{args.max_seconds:g} s"] if args.max_seconds is not None else []
-    if goals:
-        return f"until {' or '.join(goals)}, at most {' or '.join(limits)}"
-    return f"{' or '.join(limits)}, without a goal (--stop-return)"
+    limits = f"{args.total_steps:,} steps" + ("" if args.max_seconds is None else f" or {args.max_seconds:g} s")
+    return f"until {' or '.join(goals)}, at most {limits}" if goals else f"{limits}, without a goal (--stop-return)"
 
 
 def net_text(net: nn.Module) -> str:
@@ -87,19 +63,16 @@ def net_text(net: nn.Module) -> str:
 
 def settings_parts(args: CommonArgs) -> list[str]:
     """What becomes of rewards, the learning rate and, where it is annealed, the entropy coefficient."""
-    settings, parts = vars(args), list[str]()  # not every chapter has them
+    settings, parts = vars(args), list[str]()  # not every chapter has all of them
     if "reward_clip" in settings:
-        rewards = (
-            "rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)" if settings["reward_clip"] else "rewards"
-        )
-        scale = settings["reward_scale"]
-        as_they_are = " as they are" if not settings["reward_clip"] else ""
-        parts.append(f"{rewards} x {scale:g}" if scale != 1.0 else f"{rewards}{as_they_are}")
+        clipped, scale = settings["reward_clip"], settings["reward_scale"]
+        rewards = "clipped to -1, 0, 1 (--no-reward-clip: as they are)" if clipped else "as they are"
+        parts.append(f"rewards {rewards}{f' x {scale:g}' if scale != 1.0 else ''}")
     if hasattr(args, "learning_rates"):
         start, end = args.learning_rates
         parts.append(schedule_text("lr", start, end, settings["anneal_steps"], args.total_steps))
     elif "learning_rate" in settings:
-        parts.append(f"lr {short(settings['learning_rate'])}")
+        parts.append(f"lr {settings['learning_rate']:g}")
     if (end := settings.get("entropy_coef_end")) is not None:
         start, own_end = settings["entropy_coef"], settings["entropy_steps"]
         parts.append(schedule_text("entropy", start, end, own_end, args.total_steps))
@@ -107,22 +80,9 @@ def settings_parts(args: CommonArgs) -> list[str]:
 
 
 def schedule_text(name: str, start: float, end: float, own_end: int, total: int) -> str:
-    """What a run of `total` steps anneals: `lr 5e-4 -> 1e-4 after 800,000 steps`; with `own_end` 0, over the run."""
-    text = f"{name} {short(start)} -> {short(linear(start, end, total, own_end or total))}"
+    """What a run of `total` steps anneals: `lr 0.0005 -> 0 after 800,000 steps`; with `own_end` 0, over the run."""
+    text = f"{name} {start:g} -> {linear(start, end, total, own_end or total):.4g}"
     return f"{text} after {own_end:,} steps" if 0 < own_end < total else text
-
-
-def short(number: float) -> str:
-    """5e-4 for 0.0005."""
-    number, small = float(f"{number:.3e}"), 0 < abs(number) < 1e-2
-    return np.format_float_scientific(number, precision=3, trim="-", exp_digits=1) if small else f"{number:g}"
-
-
-def plain(value: object) -> str:
-    """A recorded setting as people write it: on, off, `8 8`."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def plural(number: int, noun: str) -> str:

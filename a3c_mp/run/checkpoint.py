@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,53 +30,24 @@ OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
 """names of the files that this module writes; it ignores all others"""
 
 
-def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, best: bool = False) -> Path:
+def save(folder: Path, state: dict[str, Any], kind: str = "step", **manifest: Any) -> Path:
     """Write a checkpoint, prune old ones, return its path.
 
     Args:
         folder: `checkpoints/` of the run; made if missing, but not the run's own folder above it.
         state: what `torch.load(weights_only=True)` reads back; "steps" name the file, "net" has the weights.
-        algorithm, env_id: checked on loading.
-        best: also save it as `best_<steps>.pt`, without `state["extra"]`, which only a resume needs.
+        kind: "step" or "best".
+        manifest: "algorithm" and "env_id", which are checked on loading; of a best net the "evaluation", plain values.
 
     Raises:
         CheckpointError: a tensor of `state["net"]` holds NaN or infinity, or the run folder was deleted.
         OSError: the disk is full or the folder not writable; older checkpoints are untouched.
     """
-    manifest = {"algorithm": algorithm, "env_id": env_id}
-    if best:  # first: the state says so already
-        _write(folder, "best", {name: part for name, part in state.items() if name != "extra"}, manifest)
-    path = _write(folder, "step", state, manifest)
-    _prune(folder)
-    return path
-
-
-def save_best(
-    folder: Path, net_state: dict[str, torch.Tensor], evaluation: Mapping[str, Any], *, algorithm: str, env_id: str
-) -> Path:
-    """Write the weights of the best evaluation as `best_<steps>.pt`, prune old files, return its path.
-
-    Args:
-        folder, algorithm, env_id: as for `save`.
-        net_state: the weights that were evaluated.
-        evaluation: its result, plain values; `steps` names the file.
-
-    Raises:
-        CheckpointError, OSError: as `save` does.
-    """
-    state = {"net": net_state, "steps": evaluation["steps"]}
-    manifest = {"algorithm": algorithm, "env_id": env_id, "evaluation": dict(evaluation)}
-    path = _write(folder, "best", state, manifest)
-    _prune(folder)
-    return path
-
-
-def _write(folder: Path, kind: str, state: dict[str, Any], manifest: dict[str, Any]) -> Path:
     _check_finite(state["net"], "the weights to be saved")
     if not folder.parent.is_dir():
         raise CheckpointError(f"the run folder {folder.parent} was deleted")
     make_folder(folder)
-    steps, sha256 = state["steps"], ""
+    sha256 = ""
 
     def write_state(file: BinaryIO) -> None:
         nonlocal sha256
@@ -88,11 +59,12 @@ def _write(folder: Path, kind: str, state: dict[str, Any], manifest: dict[str, A
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def write_manifest(file: BinaryIO) -> None:
-        content = {"format": FORMAT, "steps": steps, **manifest, "sha256": sha256}
+        content = {"format": FORMAT, "steps": state["steps"], **manifest, "sha256": sha256}
         file.write(json.dumps(content, indent=2).encode())
 
-    path = folder / f"{kind}_{steps:012d}.pt"
+    path = folder / f"{kind}_{state['steps']:012d}.pt"
     write_together({path: write_state, path.with_suffix(".json"): write_manifest})
+    _prune(folder)
     return path
 
 
@@ -131,6 +103,18 @@ def _prune(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def set_aside_newer(path: Path) -> None:
+    """Rename the checkpoints newer than the one that a run resumes from, so that they are not used again.
+
+    Those that were renamed earlier are deleted: with a replay in them they are large.
+    """
+    for old in _ours(path.parent, "*.unused"):
+        old.unlink(missing_ok=True)
+    for file in _ours(path.parent, "*"):
+        if file.suffix != ".tmp" and _steps(file) > _steps(path):
+            file.replace(file.with_suffix(file.suffix + ".unused"))
+
+
 def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
     """Read one checkpoint onto the CPU; code in it is never executed.
 
@@ -158,16 +142,15 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
 
 
 def load_newest(
-    folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None],
-    restore: Callable[[dict[str, Any], Path], None] = lambda state, path: None,
-) -> tuple[dict[str, Any], Path]:  # fmt: skip
-    """The newest checkpoint that can be read and restored, and its path; warns of every newer one that cannot.
+    folder: Path, restore: Callable[[dict[str, Any], Path], None], warn: Callable[[str], None], **origin: str
+) -> Path:
+    """Restore the newest checkpoint that can be; return its path, and warn of every newer one that cannot.
 
     Args:
         folder: `checkpoints/` of a run.
-        algorithm, env_id: as for `load`.
+        restore: called with a state and its path; raises if the state does not fit.
         warn: called with a line for each that is skipped.
-        restore: called with the state and the path; raises if the state does not fit.
+        origin: `algorithm` and `env_id`, as for `load`.
 
     Raises:
         DoesNotFit: the newest does not, and no older one does.
@@ -176,7 +159,7 @@ def load_newest(
     skipped = list[CheckpointError]()
     for path in list_checkpoints(folder):
         try:
-            state = load(path, algorithm=algorithm, env_id=env_id)
+            state = load(path, **origin)
             try:
                 restore(state, path)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -186,7 +169,7 @@ def load_newest(
             continue
         for why in skipped:
             warn(f"checkpoint skipped: {why}")
-        return state, path
+        return path
     if skipped:
         older = f"; {len(skipped) - 1} older skipped too" if len(skipped) > 1 else ""
         raise type(skipped[0])(f"{skipped[0]}{older}")
@@ -213,18 +196,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
     optimizer.load_state_dict(copy.deepcopy(state))  # else its moments would keep the whole file mapped
     for group, now in zip(optimizer.param_groups, settings, strict=True):
         group.update(now)
-
-
-def set_aside_newer(path: Path) -> None:
-    """Rename the checkpoints newer than the one that a run resumes from, so that they are not used again.
-
-    Those that were renamed earlier are deleted: with a replay in them they are large.
-    """
-    for old in _ours(path.parent, "*.unused"):
-        old.unlink(missing_ok=True)
-    for file in _ours(path.parent, "*"):
-        if file.suffix != ".tmp" and _steps(file) > _steps(path):
-            file.replace(file.with_suffix(file.suffix + ".unused"))
 
 
 def _check_finite(net_state: dict[str, torch.Tensor], name: str) -> None:

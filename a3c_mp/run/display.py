@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -84,24 +84,18 @@ def open_log(folder: Path | None = None) -> logging.Logger:
     log.setLevel(logging.INFO)
     log.propagate = False
     log.handlers = [ConsoleHandler()]
-    if folder is not None:
-        file = QuietFileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(file)
-        prints.also = log_prints(file)
-    return log
+    if folder is None:
+        return log
+    file = QuietFileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(file)
+    numbers = itertools.count(1)
 
-
-def log_prints(file: logging.Handler) -> Callable[[str], None]:
-    """Make a function that writes what child processes print to a log file, up to `PRINTED_LINES`."""
-    lines = 0
-
-    def write(line: str) -> None:
-        nonlocal lines
-        lines += 1
-        if lines == PRINTED_LINES:
+    def write_print(line: str) -> None:
+        if (number := next(numbers)) == PRINTED_LINES:
             line = "further lines that child processes print are shown on the console only"
-        if lines <= PRINTED_LINES:
+        if number <= PRINTED_LINES:
             file.handle(logging.makeLogRecord({"levelname": "PRINTED", "msg": line}))
 
-    return write
+    prints.also = write_print
+    return log

@@ -58,13 +58,9 @@ class EvaluationGames(NamedTuple):
 
 
 def evaluator(
-    channel: WorkerChannel,
-    games: EvaluationGames,
-    pickled_net: bytes,
-    make_policy: MakePolicy,
-    weights: Weights,
+    channel: WorkerChannel, games: EvaluationGames, pickled_net: bytes, make_policy: MakePolicy, weights: Weights,
     results: Slots,
-) -> None:
+) -> None:  # fmt: skip
     """Evaluator process: play all games with each version of the weights until the learner stops it."""
     net: nn.Module = pickle.loads(pickled_net)
     for slot, version in channel.tokens():
@@ -81,9 +77,7 @@ class EvaluatorProcess:
     """The evaluator's process as the learner sees it, an `evaluation.Evaluator`; the first snapshot starts it.
 
     Args:
-        args: the chapter's settings.
         net: on the CPU, of the shapes of every snapshot.
-        make_policy: makes the policy that the net acts with.
         should_stop: whether a signal has asked the run to stop; ends every wait.
         on_restart: called each time the process is replaced.
     """
@@ -96,23 +90,17 @@ class EvaluatorProcess:
         spec: Spec = {"returns": ((games.episodes,), torch.float64), "lengths": ((games.episodes,), torch.int64)}
         self.weights, self.results = Weights(net), Slots(spec, 1)
         # The start of a process would move a net into /dev/shm, and bytes not. New values pass through `weights`.
-        own = pickle.dumps(net)
-        self.workers = Workers(
-            evaluator,
-            1,
-            (games, own, make_policy, self.weights, self.results),
-            options=WorkerOptions(
-                slots_per_worker=1,
-                max_restarts=args.max_restarts,
-                hang_seconds=args.hang_seconds,
-                versions=[self.weights.version + 1],  # the first snapshot, with which the process starts
-                name="evaluator",
-                niceness=NICENESS,
-            ),
-            on_restart=on_restart,
+        shared = games, pickle.dumps(net), make_policy, self.weights, self.results
+        options = WorkerOptions(
+            slots_per_worker=1,
+            max_restarts=args.max_restarts,
+            hang_seconds=args.hang_seconds,
+            versions=[self.weights.version + 1],  # the first snapshot, with which the process starts
+            name="evaluator",
+            niceness=NICENESS,
         )
-        self._is_started = False
-        self._next_look = 0.0
+        self.workers = Workers(evaluator, 1, shared, options=options, on_restart=on_restart)
+        self._is_started, self._next_look = False, 0.0
 
     def start(self, net: nn.Module) -> None:
         version = self.weights.publish(net)

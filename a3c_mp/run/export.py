@@ -59,7 +59,9 @@ def head_of(net: nn.Module, space: gymnasium.Space) -> Head:
     return lambda action: low + (action + 1) / 2 * (high - low)
 
 
-def write_onnx(path: Path, policy: ExportedPolicy, obs_space: gymnasium.Space, description: Mapping[str, Any]) -> None:
+def write_onnx(
+    path: Path, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasium.Space], description: Mapping[str, Any]
+) -> None:
     """Write a policy as an ONNX model with batches of any size.
 
     Inputs are `obs` and with an LSTM `state`, zeros at the start of an episode; outputs are `action`, `output` (logits,
@@ -71,7 +73,8 @@ def write_onnx(path: Path, policy: ExportedPolicy, obs_space: gymnasium.Space, d
     """
     if importlib.util.find_spec("onnxscript") is None:
         raise ConfigError("export", path, "onnx and onnxscript are not installed", "pip install onnxscript")
-    lstm_size = getattr(policy.net, "lstm_size", 0)
+    obs_space, action_space = spaces
+    lstm_size = getattr(net, "lstm_size", 0)
     # Two observations: with a batch of 1 the exporter would drop the axis.
     example = torch.from_numpy(obs_space.sample())[None].expand(2, *obs_space.shape or ()).contiguous()
     inputs: tuple[Tensor, ...] = (example, torch.zeros(2, lstm_size)) if lstm_size else (example,)
@@ -80,7 +83,7 @@ def write_onnx(path: Path, policy: ExportedPolicy, obs_space: gymnasium.Space, d
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            policy.eval(),
+            ExportedPolicy(net, head_of(net, action_space)).eval(),
             inputs,
             dynamo=True,
             verbose=False,

@@ -18,7 +18,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run.averages import Timings
-from a3c_mp.run.evaluation import EvalProgress
+from a3c_mp.run.evaluation import Evaluations
 from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow
 
 
@@ -57,14 +57,17 @@ class Progress:
         steps, updates: of the run so far.
     """
 
+    SAVED = ("steps", "updates", "samples", "worker_restarts", "policy_lag", "confirmed_mean")
+    """attributes that a checkpoint holds as they are"""
+
     def __init__(self, args: CommonArgs, steps: int = 0, updates: int = 0):
         self.args, self.steps, self.updates = args, steps, updates
         self.samples = self.worker_restarts = 0
         self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
         self.window = ReturnWindow(args.max_actors, args.num_envs, args.explorers)
         for actor in range(args.num_actors, args.max_actors):  # they may join later
-            self.window.games.leave(actor)
-        self.evals = EvalProgress(args)
+            self.window.leave(actor)
+        self.evals = Evaluations(args)
         self.best_mean = -math.inf  # of the checkpoints so far
         self.policy_lag = [0, 0]  # sum over rollouts, their number
         self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier processes of a resumed run
@@ -89,12 +92,11 @@ class Progress:
     def on_restart(self, message: WorkerEvent) -> list[CountedEpisode]:
         """Count a restarted actor, and drop its unfinished games unless rebuilt; returns as `record_rollout`."""
         self.worker_restarts += message.replaced
-        if message.actor < 0:  # it concerns no actor's games
-            return []
-        if self.args.deterministic and message.replaced:  # it plays on
+        plays_on = self.args.deterministic and message.replaced
+        if message.actor < 0 or plays_on:  # below 0, it concerns no actor's games
             return []
         if message.left:
-            self.window.games.leave(message.actor)
+            self.window.leave(message.actor)
             return []
         return self.window.lose(message.actor)
 
@@ -119,6 +121,10 @@ class Progress:
         spent = 0.0 if self.budget_since is None else time.monotonic() - self.budget_since
         return self.args.max_seconds - spent
 
+    @property
+    def wall_seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
     def record_solved(self) -> None:
         """Record when a mean return, of training or evaluation, first reaches its goal; called between rounds."""
         if self.solved_at is None and self._is_solved():
@@ -140,10 +146,6 @@ class Progress:
         return by_training or self.evals.is_solved or self.is_confirmed
 
     @property
-    def wall_seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.started
-
-    @property
     def is_highest(self) -> bool:
         """Whether the mean return is higher than at every checkpoint so far."""
         return self.window.is_representative and self.window.mean > self.best_mean
@@ -156,27 +158,19 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint written now holds of it."""
         return {
-            "steps": self.steps,
-            "updates": self.updates,
-            "samples": self.samples,
-            "episodes": self.window.episodes,
-            "worker_restarts": self.worker_restarts,
-            "returns": list(self.window.returns),
-            "confirmed_mean": self.confirmed_mean,
+            **{name: getattr(self, name) for name in self.SAVED},
             "best_mean": self.window.mean if self.is_highest else self.best_mean,
+            "episodes": self.window.episodes,
+            "returns": list(self.window.returns),
             "wall_seconds": self.wall_seconds,
-            "policy_lag": list(self.policy_lag),
             "counters": dict(self.counters),
             "evals": self.evals.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self.steps, self.updates, self.samples = state["steps"], state["updates"], state["samples"]
-        self.worker_restarts, self.policy_lag = state["worker_restarts"], list(state["policy_lag"])
-        self.best_mean, self.confirmed_mean = state["best_mean"], state["confirmed_mean"]
-        self.seconds_before = state["wall_seconds"]
-        self.window.episodes = state["episodes"]
+        for name in (*self.SAVED, "best_mean"):
+            setattr(self, name, state[name])
+        self.seconds_before, self.window.episodes = state["wall_seconds"], state["episodes"]
         self.window.returns.clear()
         self.window.returns.extend(state["returns"])
         self.counters.clear()

@@ -30,10 +30,10 @@ from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run.averages import Timings
 from a3c_mp.run.banner import first_lines
 from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.checkpointer import Checkpointer, TrainingState
+from a3c_mp.run.checkpointer import Checkpointer
 from a3c_mp.run.display import open_log
 from a3c_mp.run.ending import ENDINGS, describe_error, end_lines, error_summary
-from a3c_mp.run.evaluation import Evaluation, Evaluations, Evaluator
+from a3c_mp.run.evaluation import Evaluation, Evaluator
 from a3c_mp.run.files import write_json
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
@@ -73,7 +73,7 @@ class Run(HasProgress):
     ):  # fmt: skip
         check_settings(args)
         check_limits(args, net, shares_snapshots=not evaluates_elsewhere)
-        self.args, self.algorithm = args, algorithm
+        self.args, self.algorithm, self.net = args, algorithm, net
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self.failed = self.unsaved = self._finished = False
@@ -81,16 +81,14 @@ class Run(HasProgress):
         with ExitStack() as cleanup, refuse_unwritable(args, self.folder):
             cleanup.callback(lock.close)  # here if there is an error
             self.log = open_log(self.folder)
-            self.progress, self.evaluations = Progress(args), None
-            extra = dict(extra or {})
+            self.progress = Progress(args)
             if args.eval_every:
-                self.evaluations = Evaluations(self.progress, net, self.log, self.record_evaluation)
+                self.progress.evals.attach(net, self.log, self.record_evaluation)
                 if not evaluates_elsewhere:
-                    self.evaluations.evaluator = start_evaluator(self, self.evaluations.snapshot, make_policy)
-                if self.evaluations.in_order:
-                    extra["evaluation"] = self.evaluations
-            self.state = TrainingState(net, optimizer, self.progress, extra, self.log)
-            self.checkpointer = Checkpointer(self.folder / "checkpoints", self.state, algorithm)
+                    self.progress.evals.evaluator = make_evaluator(self, make_policy)
+            self.checkpointer = Checkpointer(
+                self.folder / "checkpoints", algorithm, net, optimizer, self.progress, extra or {}, self.log
+            )
             if args.resume is not None:
                 refuse_ended(self.folder, self.progress)
                 self.log.info(f"resumed from {self.checkpointer.newest} at {self.steps:,} steps")
@@ -112,17 +110,17 @@ class Run(HasProgress):
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         if signal.SIGINT in IGNORED_AT_START:
             self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")
-        for line in first_lines(self.args, self.state.net, self.folder):
+        for line in first_lines(self.args, self.net, self.folder):
             self.log.info(line)
-        if self.evaluations is not None:
-            self.log.info(self.evaluations.announcement)
+        if self.args.eval_every:
+            self.log.info(self.progress.evals.announcement)
         return self
 
     # ---- what the training loop calls
 
     @property
     def rng(self) -> torch.Generator:
-        return self.state.rng
+        return self.checkpointer.rng
 
     @property
     def timing(self) -> Timings:
@@ -135,15 +133,15 @@ class Run(HasProgress):
     def keep(self, **parts: Stateful) -> None:
         """Add what an exact resume needs to the checkpoints of a deterministic run; on resume, restore it."""
         if self.args.deterministic:
-            self.state.keep(**parts)
+            self.checkpointer.keep(**parts)
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
         """Record agent steps that are learned from, the episodes that ended in them, and the policy lag in versions."""
-        order = self.progress.window.games
-        passed_over = order.passed_over
+        window = self.progress.window
+        passed_over = window.passed_over
         self.metrics.record_rollout(policy_lag, self.progress.record_rollout(steps, episodes, actor, policy_lag))
-        if passes_power_of_two(passed_over, number := order.passed_over):
-            what = f"games still running after {order.long_limit:,} later ones ended: {number}"
+        if passes_power_of_two(passed_over, number := window.passed_over):
+            what = f"games still running after {window.long_limit:,} later ones ended: {number}"
             self.log.warning(f"{what}; the mean return does not wait for them")
 
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
@@ -169,7 +167,7 @@ class Run(HasProgress):
 
     def end_round(self) -> None:
         """Write metrics and checkpoints, and start evaluations, when they are due; called before slots are released."""
-        if self.evaluations is not None and not self.evaluations.end_round():
+        if not self.progress.evals.end_round(self.steps):
             return
         self.progress.record_solved()
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
@@ -187,8 +185,7 @@ class Run(HasProgress):
 
     def evaluate_with(self, evaluator: Evaluator) -> None:
         """Have evaluations played by this evaluator, in a run that `evaluates_elsewhere`."""
-        if self.evaluations is not None:
-            self.evaluations.evaluator = evaluator
+        self.progress.evals.evaluator = evaluator if self.args.eval_every else None
 
     def is_interrupted(self) -> bool:
         """Whether a signal has arrived or the time is over, so that nothing is to be waited for."""
@@ -205,8 +202,8 @@ class Run(HasProgress):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.finish(error)
-        if self.evaluations is not None:
-            self.evaluations.close()
+        if (evaluator := self.progress.evals.evaluator) is not None:
+            evaluator.close()
         self.report_end(error)
         self._cleanup.close()
         return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
@@ -231,8 +228,8 @@ class Run(HasProgress):
         self.metrics.stop_clock()
         reason = self.progress.stop_reason()
         reached_its_end = error is None and reason in HOW_TO_GO_ON
-        if reached_its_end and self.evaluations is not None and not self.is_interrupted():
-            self.evaluations.finish()
+        if reached_its_end and self.args.eval_every and not self.is_interrupted():
+            self.progress.evals.finish()
             # A signal, or the end of the time, has ended only the wait.
             self.exit_reason = "solved" if self.progress.stop_reason() == "solved" else reason
         self._finished = True
@@ -270,12 +267,12 @@ class Run(HasProgress):
 
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
-        weights_sha256 = sha256_of_weights(self.state.net.state_dict())
+        weights_sha256 = sha256_of_weights(self.net.state_dict())
         end = {"sps": round(self.metrics.sps, 1), "exit_reason": self.exit_reason, "weights_sha256": weights_sha256}
         return self.progress.summary() | end
 
 
-def start_evaluator(run: Run, snapshot: nn.Module, make_policy: MakePolicy | None) -> Evaluator:
+def make_evaluator(run: Run, make_policy: MakePolicy | None) -> Evaluator:
     """Make the evaluator's process, which the first snapshot starts."""
     from a3c_mp.run import evaluate, evaluator  # here, as most runs are not evaluated
 
@@ -284,6 +281,7 @@ def start_evaluator(run: Run, snapshot: nn.Module, make_policy: MakePolicy | Non
         run.log.warning(message.text)
 
     make_policy = make_policy or evaluate.make_policy
+    snapshot = run.progress.evals.snapshot
     return evaluator.EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
 
 
