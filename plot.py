@@ -30,7 +30,7 @@ from rich.table import Table
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.curves import Group, band_of, grouped, one_for_each_seed, read_curve, table
+from a3c_mp.run.curves import Group, band_of, grouped, read_curve, table
 from a3c_mp.run.script import exit_with
 
 AXES = {"steps": "agent steps", "minutes": "minutes"}
@@ -193,10 +193,7 @@ def plot_curves(args: Args) -> Any:
     """The figure of learning curves; prints the table of final and first results."""
     from matplotlib.figure import Figure
 
-    runs, skipped = one_for_each_seed(read_all(args.runs, lambda folder: read_curve(folder, args.window)))
-    for message in skipped:
-        print(f"skipped: {message}", file=sys.stderr)
-    games = grouped(runs)
+    games = grouped(read_all(args.runs, lambda folder: read_curve(folder, args.window)))
     figure = Figure(figsize=(14, 4 * len(games)), layout="constrained")
     rows = figure.subplots(len(games), len(AXES), squeeze=False, sharey="row")
     for axes, (env_id, groups) in zip(rows, games.items(), strict=True):

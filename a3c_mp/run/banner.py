@@ -11,7 +11,7 @@ from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.nets.own import OwnActorCritic
 from a3c_mp.run.preflight import FOUND
-from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
+from a3c_mp.run.run_dir import as_recorded, changed_settings, starts_of
 
 
 def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
@@ -24,13 +24,12 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
         lines.append(f"observations are flattened: {found.layout}")
     if note := note_on_inputs(net):
         lines.append(note)
-    if changed := changed_settings(as_recorded(args), settings_before(folder, 1)):
-        lines.append("changed: " + ", ".join(f"{flag} {new} ({old} before)" for flag, (old, new) in changed.items()))
-    if args.num_actors:  # else others join
-        when = " while there are no rewards" if args.explorers and vars(args)["explore_after"] else ""
-        explorers = f", {args.explorers} of which explore{when}" if args.explorers else ""
-        actors, each = plural(args.num_actors, args.actor_name), "with" if args.num_actors == 1 else "each with"
-        lines.append(f"starting {actors}, {each} {plural(args.num_envs, 'environment')}{explorers}")
+    for start in starts_of(folder)[-2:-1]:  # the one before this
+        changed = changed_settings(as_recorded(args), start["args"]).items()
+        texts = [f"{flag} {new} ({old} before)" for flag, (old, new) in changed]
+        lines += [f"changed: {', '.join(texts)}"] if texts else []
+    explorers = f", of which {args.explorers} explore" if args.explorers else ""
+    lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}")
     return lines
 
 
@@ -83,8 +82,3 @@ def schedule_text(name: str, start: float, end: float, own_end: int, total: int)
     """What a run of `total` steps anneals: `lr 0.0005 -> 0 after 800,000 steps`; with `own_end` 0, over the run."""
     text = f"{name} {start:g} -> {linear(start, end, total, own_end or total):.4g}"
     return f"{text} after {own_end:,} steps" if 0 < own_end < total else text
-
-
-def plural(number: int, noun: str) -> str:
-    """`2 actors` or `1 actor`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

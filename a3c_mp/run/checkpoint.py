@@ -23,7 +23,7 @@ import torch
 
 from a3c_mp.config import FORMAT, format_error
 from a3c_mp.errors import CheckpointError, DoesNotFit
-from a3c_mp.run.files import make_folder, write_together
+from a3c_mp.run.files import write_together
 
 KEEP = 3
 OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
@@ -46,7 +46,7 @@ def save(folder: Path, state: dict[str, Any], kind: str = "step", **manifest: An
     _check_finite(state["net"], "the weights to be saved")
     if not folder.parent.is_dir():
         raise CheckpointError(f"the run folder {folder.parent} was deleted")
-    make_folder(folder)
+    folder.mkdir(exist_ok=True)
     sha256 = ""
 
     def write_state(file: BinaryIO) -> None:
@@ -147,7 +147,6 @@ def load_newest(
     """Restore the newest checkpoint that can be; return its path, and warn of every newer one that cannot.
 
     Args:
-        folder: `checkpoints/` of a run.
         restore: called with a state and its path; raises if the state does not fit.
         warn: called with a line for each that is skipped.
         origin: `algorithm` and `env_id`, as for `load`.
@@ -187,8 +186,7 @@ def misfit(error: Exception) -> str:
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the moments of a saved optimizer; the learning rate and other settings stay as they are now.
 
-    Raises:
-        ValueError: the state is from another kind of optimizer, or for other parameters.
+    Raises ValueError if it is from another kind of optimizer, or for other parameters.
     """
     settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if [set(group) for group in state["param_groups"]] != [{*s, "params"} for s in settings]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,29 +16,24 @@ from a3c_mp.maths.schedules import passes_multiple
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluation import Evaluation
-from a3c_mp.run.progress import Progress
-from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
+from a3c_mp.run.run_dir import as_recorded, changed_settings, starts_of
 
-DIFFERS = "the run differs from one that was never interrupted"
+if TYPE_CHECKING:
+    from a3c_mp.run.run import Run
 
 
 class Checkpointer:
     """Saves the state of a run at intervals; with `--resume`, restores the newest one that can be read.
 
     Args:
-        folder: for the checkpoints.
-        algorithm: name of the chapter.
-        net, optimizer, progress, log: of the run; without an optimizer, `extra` has what trains the net.
+        optimizer: of the run's net; without one, `extra` has what trains it.
         extra: the chapter's own parts, by name.
     """
 
-    def __init__(
-        self, folder: Path, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer | None, progress: Progress,
-        extra: Mapping[str, Stateful], log: logging.Logger,
-    ):  # fmt: skip
-        self.folder, self.net, self.optimizer, self.progress, self.log = folder, net, optimizer, progress, log
-        self.args, self.extra = progress.args, dict(extra)
-        self.origin: dict[str, Any] = {"algorithm": algorithm, "env_id": self.args.env_id}
+    def __init__(self, run: Run, optimizer: torch.optim.Optimizer | None, extra: Mapping[str, Stateful]):
+        self.run, self.net, self.optimizer, self.extra = run, run.net, optimizer, dict(extra)
+        self.folder, self.log, self.args, self.progress = run.folder / "checkpoints", run.log, run.args, run.progress
+        self.origin: dict[str, Any] = {"algorithm": run.algorithm, "env_id": self.args.env_id}
         self.rng = torch.Generator().manual_seed(self.args.seed)
         self.newest: Path | None = None  # of this run
         self.saved_steps: int | None = None  # at the newest one
@@ -48,7 +42,7 @@ class Checkpointer:
             self._restore_newest()
         # A new run saves after its first round: whatever happens to it then, it can be resumed.
         self._tried_seconds = time.monotonic() if self.args.resume is not None else -math.inf
-        self._tried_steps = progress.steps
+        self._tried_steps = self.progress.steps
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a checkpoint holds."""
@@ -82,9 +76,9 @@ class Checkpointer:
         try:
             path = checkpoint.load_newest(self.folder, self._restore, self.log.warning, **self.origin)
         except CheckpointError as error:
-            fix = "start a new run, or restore the folder"
-            saved = settings_before(self.folder.parent, 0)
-            if isinstance(error, DoesNotFit) and (changed := changed_settings(as_recorded(self.args), saved)):
+            fix, starts = "start a new run, or restore the folder", starts_of(self.run.folder)
+            changed = changed_settings(as_recorded(self.args), starts[-1]["args"]) if starts else {}
+            if isinstance(error, DoesNotFit) and changed:
                 fix = f"settings that differ from the run's: {' '.join(changed)}; leave out what does not fit"
             raise ConfigError("resume", self.args.resume, str(error), fix) from error
         self.newest, self.saved_steps = path, self.progress.steps
@@ -99,25 +93,19 @@ class Checkpointer:
         saved, self._unclaimed = self._unclaimed, None
         if saved is None:
             return
-        if "actors" not in saved:
-            why = "the checkpoint holds no games (it is from a run without --deterministic)"
-            self.log.warning(f"{why}: actors start new ones; {DIFFERS}")
-            return
         for name, part in parts.items():
             try:
                 part.load_state_dict(saved[name])
             except (LookupError, ValueError, RuntimeError, TypeError) as error:
-                self.log.warning(f"the checkpoint's {name} do not fit these settings ({error}); {DIFFERS}")
+                why = f"the checkpoint has no {name} that fit these settings ({error})"
+                self.log.warning(f"{why}; the run differs from one that was never interrupted")
                 if name in ("games", "actors"):  # new games in a new order, with weights of version 0
                     self.progress.window.restart_games()
                     return
 
     @property
     def is_due(self) -> bool:
-        """Whether, since the last `save`, the steps passed a multiple of `--checkpoint-steps` or its seconds are over.
-
-        A `save` that failed counts too: it is not tried again in every round.
-        """
+        """Whether `--checkpoint-steps` or `--checkpoint-seconds` passed since the last `save`, even if that failed."""
         period = self.args.checkpoint_steps
         steps_due = period is not None and passes_multiple(self._tried_steps, self.progress.steps, period)
         return steps_due or time.monotonic() - self._tried_seconds >= self.args.checkpoint_seconds

@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +22,7 @@ GRID = 200
 """points at which the curves of a group are compared"""
 NOT_SETTINGS = {
     "seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps", "track", "max_seconds",
-    "max_restarts", "hang_seconds", "stop_eval_return", "eval_every", "eval_episodes",
-    "eval_max_steps",
+    "max_restarts", "hang_seconds", "stop_eval_return", "eval_every", "eval_episodes", "eval_max_steps",
 }  # fmt: skip
 """settings in which the runs of a group may differ, besides the goal: they do not change what is learned"""
 
@@ -90,37 +89,20 @@ def read_curve(folder: Path, window: int) -> Curve:
     return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved_at, *points)
 
 
-def one_for_each_seed(runs: Iterable[Curve]) -> tuple[list[Curve], list[str]]:
-    """(runs, messages): of several with the same settings and seed, the one with the most steps."""
-    best: dict[Any, Curve] = {}
-    skipped = []
-    for run in runs:
-        key = (run.env_id, run.seed, *run.group)
-        if (other := best.get(key)) is not None:
-            run, other = (run, other) if run.steps[-1] > other.steps[-1] else (other, run)
-            why = f"seed {run.seed} of the same settings is in {run.name}; other seeds are averaged"
-            skipped.append(f"{other.name}: {why}")
-        best[key] = run
-    return list(best.values()), skipped
-
-
 def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
     """Environment -> its groups; a label names the algorithm and the settings in which its groups differ."""
     games: dict[str, dict[tuple[str, str], list[Curve]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         games[run.env_id][run.group].append(run)
-    found = {}
-    for env_id, groups in games.items():
-        settings = defaultdict(list)  # algorithm -> of each of its groups
-        for members in groups.values():
-            settings[members[0].algorithm].append(members[0].settings)
-        labels = [label_of(members, settings[members[0].algorithm]) for members in groups.values()]
-        found[env_id] = [Group(*group) for group in zip(labels, groups.values(), strict=True)]
-    return found
+    return {
+        env_id: [Group(label_of(group, list(groups.values())), group) for group in groups.values()]
+        for env_id, groups in games.items()
+    }
 
 
-def label_of(runs: list[Curve], alike: list[dict[str, Any]]) -> str:
+def label_of(runs: list[Curve], groups: list[list[Curve]]) -> str:
     """The algorithm of a group, and its settings that differ in some group of that algorithm."""
+    alike = [other[0].settings for other in groups if other[0].algorithm == runs[0].algorithm]
     parts = [runs[0].algorithm]
     for name, value in runs[0].settings.items():
         if len({str(other.get(name, value)) for other in alike}) > 1:

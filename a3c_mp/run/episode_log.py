@@ -22,8 +22,12 @@ class EpisodeRow(NamedTuple):
     episode_return: float  # raw, whole game
     length: int  # agent steps
 
+    @property
+    def line(self) -> str:
+        return f"{self.steps},{self.seconds:.2f},{self.actor},{self.episode_return:.9g},{self.length}\n"
 
-HEADER = ",".join(EpisodeRow._fields)
+
+HEADER = ",".join(EpisodeRow._fields) + "\n"
 
 
 def read_episodes(path: Path) -> list[EpisodeRow]:
@@ -33,23 +37,23 @@ def read_episodes(path: Path) -> list[EpisodeRow]:
         OSError: the file cannot be read.
         ValueError: it has lines, and all are damaged.
     """
-    found, damaged = _read(path)
-    if damaged and not found:
+    rows, damaged = _read(path)
+    if damaged and not rows:
         raise ValueError(f"{path}: none of its {damaged} lines can be read")
-    return [row for row, _ in found]
+    return rows
 
 
-def _read(path: Path) -> tuple[list[tuple[EpisodeRow, str]], int]:
-    """The rows of a file, each with its line, and the number of damaged lines."""
-    found, damaged = [], 0
+def _read(path: Path) -> tuple[list[EpisodeRow], int]:
+    """The rows of a file, and the number of damaged lines."""
+    rows, damaged = [], 0
     # Text after the last line break is still being written, or was cut off by a crash.
     lines = path.read_bytes().decode("ascii", errors="replace").split("\n")[:-1]
-    for line in lines[lines[:1] == [HEADER] :]:
+    for line in lines[lines[:1] == [HEADER.rstrip()] :]:
         try:
-            found.append((_parse(line), line))
+            rows.append(_parse(line))
         except ValueError:
             damaged += 1
-    return found, damaged
+    return rows, damaged
 
 
 def _parse(line: str) -> EpisodeRow:
@@ -64,10 +68,9 @@ def _parse(line: str) -> EpisodeRow:
 
 
 class EpisodeLog:
-    """The writer of `episodes.csv`.
+    """The writer of `episodes.csv`: a new run replaces the file, a resumed one appends to it.
 
     Args:
-        path: of the file; a new run replaces it, a resumed one appends to it.
         steps: agent steps at which the run starts; later lines are removed, as those games are played again.
         log: where damaged lines, which are removed too, and failed writes are reported.
 
@@ -76,26 +79,18 @@ class EpisodeLog:
     """
 
     def __init__(self, path: Path, steps: int, log: logging.Logger):
-        self.log = log
-        kept = [HEADER]
-        with suppress(FileNotFoundError):
-            found, damaged = _read(path) if steps else ([], 0)
-            kept += [line for row, line in found if row.steps <= steps]
-            if damaged:
-                log.warning(f"{path}: {damaged} damaged lines removed")
-        write_atomically(path, ("\n".join(kept) + "\n").encode())
-        self.lines: list[str] = []
+        self.log, self.lines = log, list[str]()
+        rows, damaged = _read(path) if steps and path.exists() else ([], 0)
+        if damaged:
+            log.warning(f"{path}: {damaged} damaged lines removed")
+        write_atomically(path, "".join([HEADER, *(row.line for row in rows if row.steps <= steps)]).encode())
         self.file = path.open("a")
 
     def add(self, steps: int, seconds: float, actor: int, episode: Episode) -> None:
-        self.lines.append(f"{steps},{seconds:.2f},{actor},{episode.episode_return:.9g},{episode.length}\n")
+        self.lines.append(EpisodeRow(steps, seconds, actor, episode.episode_return, episode.length).line)
 
     def flush(self, sync: bool = False) -> None:
-        """Write the lines added since the last call; if that fails, they are lost, with a warning.
-
-        Args:
-            sync: also wait until they are on disk, as before a checkpoint that counts them.
-        """
+        """Write the lines added since the last call, and `sync` them; if that fails, they are lost, with a warning."""
         try:
             if self.lines:
                 self.file.write("".join(self.lines))

@@ -45,15 +45,11 @@ class Evaluation(NamedTuple):
     weights_sha256: str
 
     @property
-    def return_mean(self) -> float:
-        return float(np.mean(self.returns))
-
-    @property
     def figures(self) -> dict[str, float]:
         """Mean and standard deviation of the returns, mean length; as `play.py` computes them."""
         with np.errstate(invalid="ignore"):  # infinite returns have no deviation
-            return_std = float(np.std(self.returns))
-        return {"return_mean": self.return_mean, "return_std": return_std, "length_mean": float(np.mean(self.lengths))}
+            mean, std, length = np.mean(self.returns), np.std(self.returns), np.mean(self.lengths)
+        return {"return_mean": float(mean), "return_std": float(std), "length_mean": float(length)}
 
     @property
     def description(self) -> dict[str, Any]:
@@ -86,8 +82,10 @@ class Evaluations:
     when the next evaluation is due. There the learner waits for it, and a checkpoint holds the running snapshot.
     """
 
+    SAVED = ("next_steps", "started", "finished", "restarts", "best", "best_mean")  # as they are in checkpoints
+
     net: nn.Module
-    snapshot: nn.Module
+    snapshot: nn.Module  # of `net`, on the CPU
     log: logging.Logger
     on_result: Callable[[Evaluation, nn.Module | None], None]
 
@@ -194,7 +192,7 @@ class Evaluations:
     def record(self, evaluation: Evaluation, confirmed: bool = False) -> bool:
         """Count a result. Returns whether it is the best so far: if `confirmed` in new games, or by its mean return."""
         self.finished, self.last = self.finished + 1, evaluation
-        mean = evaluation.return_mean  # of equals the newest is the best: it has learned for longer
+        mean = evaluation.figures["return_mean"]  # of equals the newest is the best: it has learned for longer
         is_best = confirmed or (math.isfinite(mean) and mean >= self.best_mean)
         if is_best:
             self.best, self.best_mean = evaluation.description, mean
@@ -220,10 +218,9 @@ class Evaluations:
         return {"eval_count": self.finished, **own, **results, **{f"eval_best_{n}": v for n, v in self.best.items()}}
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("next_steps", "started", "finished", "restarts", "best")
         running = self.running if self.args.evaluates_in_order else None  # else it is not repeated
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in self.SAVED},
             "last": None if self.last is None else self.last._asdict(),
             "running": running and list(running),
             "snapshot": running and self.snapshot.state_dict(),
@@ -231,17 +228,15 @@ class Evaluations:
 
     def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
         """Continue at this number of agent steps; an evaluation that was running is played again."""
-        self.started, self.finished, self.restarts = state["started"], state["finished"], state["restarts"]
+        for name in self.SAVED:
+            setattr(self, name, state[name])
         self.last = state["last"] and Evaluation(**state["last"])
-        self.running = None
+        self.running = state["running"] and tuple(state["running"])
         if self.every:
             soonest = self._multiple_after(steps)
-            self.next_steps = min(state["next_steps"] or soonest, soonest)  # it may be overdue
-            if state["running"]:
+            self.next_steps = min(self.next_steps or soonest, soonest)  # it may be overdue
+            if self.running:
                 self.snapshot.load_state_dict(state["snapshot"])
-                number, then = state["running"]
-                self.running = number, then
-        self.restore_best(state["best"])
 
     def _multiple_after(self, steps: int) -> int:
         return (steps // self.every + 1) * self.every

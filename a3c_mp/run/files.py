@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders whose names are on disk."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,13 +22,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_together(files: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
     """Write files of one folder as `write_atomically` does; none is renamed before all of them are on disk.
 
-    A full disk therefore leaves all of them as they were; a kill between two renames does not.
-
-    Args:
-        files: path -> function that writes to the open file.
-
-    Raises:
-        OSError: a file cannot be written.
+    A full disk therefore leaves all of them as they were; a kill between two renames does not. Raises OSError.
     """
     temporary = {path: path.with_suffix(path.suffix + ".tmp") for path in files}
     try:
@@ -44,14 +38,6 @@ def write_together(files: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
         for path in temporary.values():
             path.unlink(missing_ok=True)
         raise
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, and sync the folders that hold the new names. Raises OSError."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

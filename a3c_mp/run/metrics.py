@@ -8,21 +8,17 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import TrainingError
 from a3c_mp.maths.losses import with_diagnostics
 from a3c_mp.run.averages import Means, RateClock, Timings
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
-from a3c_mp.run.evaluation import Evaluation
 from a3c_mp.run.mean_return import CountedEpisode, short_return
 from a3c_mp.run.progress import Progress
 
@@ -31,8 +27,6 @@ FLUSH_SECONDS = 1.0
 MOST_UPDATES = 100
 """updates per second whose metrics enter that mean; with small nets there are a thousand, and statistics of all of them
 would take a tenth of the learner's time"""
-GAMES = 16
-"""most points that one flush adds to the curve of episode returns"""
 RETRY_SECONDS = 60.0
 """time after a failed write of the event file until the next attempt"""
 
@@ -42,11 +36,6 @@ Point = tuple[str, float, int]
 
 class MetricsWriter:
     """Averages metrics over `FLUSH_SECONDS` and writes them, with the progress of the run.
-
-    Args:
-        folder: of the run.
-        progress: of the run, where it starts.
-        log: where warnings and, without a terminal, progress lines go.
 
     Raises:
         OSError: `episodes.csv` cannot be read or written.
@@ -62,7 +51,6 @@ class MetricsWriter:
         self._updates, self._share = 0, 1.0  # since the last flush; the share of them whose metrics are averaged
         self._rng = random.Random(0)  # an update is drawn: every k-th would often be the same minibatch of a rollout
         self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
-        self._games: list[tuple[int, Episode]] = []  # since the last flush, each with the steps when it was counted
 
     def open(self) -> None:
         """Open the event file, the tracker and the display."""
@@ -78,7 +66,6 @@ class MetricsWriter:
         self.display = Display(args.total_steps, self.log, steps)
 
     def close_files(self) -> None:
-        self.event_file.close()
         if self.tracker is not None:
             self.tracker.close()
         self._episode_log.close()
@@ -117,13 +104,10 @@ class MetricsWriter:
         """Record games that enter the mean return."""
         for actor, episode in games:
             self._episode_log.add(self.progress.steps, self.progress.wall_seconds, actor, episode)
-            self._games.append((self.progress.steps, episode))
+            means = {"charts/episodic_return": episode.episode_return, "charts/episodic_length": float(episode.length)}
+            self._means.add(means)
 
-    def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Write the result of an evaluation, at the agent steps of its weights."""
-        self._write([(f"eval/{name}", value, evaluation.steps) for name, value in evaluation.figures.items()])
-
-    def _write(self, points: list[Point]) -> None:
+    def write(self, points: list[Point]) -> None:
         """Write points of curves: the one place from which they leave the run."""
         self.event_file.scalars(points)
         if self.tracker is not None:
@@ -140,13 +124,9 @@ class MetricsWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was recorded since the last flush.
-
-        Raises:
-            TrainingError: the mean loss is NaN or infinite.
-        """
+        """Write what was recorded since the last flush. Raises TrainingError if the mean loss is NaN or infinite."""
         means, progress = self._means.pop(), self.progress
-        if not means and not self._games:
+        if not means:
             return
         if not math.isfinite(loss := means.get("losses/total", 0.0)):
             fix = "lower --learning-rate, or look for NaN or inf in rewards and observations"
@@ -156,20 +136,16 @@ class MetricsWriter:
         if rates := self.clock.take_point(progress.steps, progress.samples):
             self._updates = 0
         values = means | rates | self._read_values()
-        self._write(episode_points(self._games) + [(name, value, progress.steps) for name, value in values.items()])
-        self._games = []
+        self.write([(name, value, progress.steps) for name, value in values.items()])
         self._episode_log.flush()
         sps = self.clock.recent_sps
         line = self.progress_line(values.get("charts/policy_lag", math.nan), sps)
         self.display.show(progress.steps, line, self._seconds_left(progress.steps, sps))
 
     def show_pending(self, steps: int, text: str) -> None:
-        """Show agent steps that are done but not recorded yet, as in a generation under way, and a text.
-
-        The rate is that of the whole run: generations have parts without steps, which a shorter time would miss or hit.
-        """
+        """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
         steps_done = self.progress.steps + steps
-        sps = self.clock.sps(steps_done)
+        sps = self.clock.sps(steps_done)  # of the whole run: generations have parts without steps
         line = "  ".join(filter(None, (self.progress_line(math.nan, sps), text)))
         self.display.show(steps_done, line, self._seconds_left(steps_done, sps))
 
@@ -200,86 +176,46 @@ class MetricsWriter:
         return min(left, self.progress.seconds_left)
 
 
-def episode_points(games: Sequence[tuple[int, Episode]]) -> list[Point]:
-    """Points of the curves of episode return and length; more than `GAMES` games become means of consecutive ones.
-
-    Args:
-        games: (agent steps of the run when a game was counted, the game).
-
-    Returns:
-        points at the steps of each group's last game.
-    """
-    points: list[Point] = []
-    for group in np.array_split(np.arange(len(games)), min(GAMES, len(games))) if games else []:
-        steps, episodes = games[group[-1]][0], [games[number][1] for number in group]
-        points.append(("charts/episodic_return", float(np.mean([e.episode_return for e in episodes])), steps))
-        points.append(("charts/episodic_length", float(np.mean([e.length for e in episodes])), steps))
-    return points
-
-
 class EventFile:
     """A TensorBoard event file, written by the calling thread.
 
     tensorboardX's `SummaryWriter` writes on a thread of its own; once that thread dies (disk full), `add_scalar` blocks
     for ever. The `EventsWriter` underneath raises instead. A failed write is logged and costs points of the curves,
-    never the run; a new file is opened after `RETRY_SECONDS`.
-
-    Args:
-        folder: of the run.
-        purge_step: on resume, TensorBoard hides events of earlier processes from this step on.
-        log: where failed writes are reported.
+    never the run; a new file is opened after `RETRY_SECONDS`. TensorBoard hides events of earlier processes from
+    `purge_step` on.
     """
 
     def __init__(self, folder: Path, purge_step: int | None, log: logging.Logger):
         from tensorboardX.proto.event_pb2 import SessionLog  # here, so that actors do not load it
 
-        self.folder, self.log = folder, log
-        self.retry_at = 0.0
+        self.folder, self.log, self.retry_at = folder, log, 0.0
         self.writer: Any = None
-        self._open()
         if purge_step is not None:
             self._write([{"step": purge_step, "session_log": SessionLog(status=SessionLog.START)}])
 
     def scalars(self, points: list[Point]) -> None:
-        """Write points of curves and flush them."""
         from tensorboardX.summary import scalar
 
-        if self.writer is None and time.monotonic() > self.retry_at:
-            self._open()
         self._write([{"step": step, "summary": scalar(name, value)} for name, value, step in points])
 
     def text(self, name: str, markdown: str, step: int) -> None:
-        """Write a text."""
         from tensorboardX.summary import text
 
         self._write([{"step": step, "summary": text(name, markdown)}])
 
-    def close(self) -> None:
-        if self.writer is not None:
-            with self._warn_on_failure():
-                self.writer.close()
-
-    def _open(self) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-
-        with self._warn_on_failure():
-            self.writer = EventsWriter(str(self.folder / "events"), f".{os.getpid()}.{time.monotonic_ns()}")
-
     def _write(self, events: list[dict[str, Any]]) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event
 
-        if self.writer is not None:
-            with self._warn_on_failure():
-                for event in events:
-                    self.writer.write_event(Event(wall_time=time.time(), **event))
-                self.writer.flush()
-
-    @contextmanager
-    def _warn_on_failure(self) -> Iterator[None]:
+        if time.monotonic() < self.retry_at:
+            return
         try:
-            yield
+            if self.writer is None:
+                self.writer = EventsWriter(str(self.folder / "events"), f".{os.getpid()}.{time.monotonic_ns()}")
+            for event in events:
+                self.writer.write_event(Event(wall_time=time.time(), **event))
+            self.writer.flush()
         except OSError as error:
             pause = f"training continues without curves for {RETRY_SECONDS:.0f} s"
             self.log.warning(f"TensorBoard cannot be written ({error}); {pause}")
-            self.writer = None
-            self.retry_at = time.monotonic() + RETRY_SECONDS
+            self.writer, self.retry_at = None, time.monotonic() + RETRY_SECONDS

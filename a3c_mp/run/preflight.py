@@ -7,7 +7,6 @@ import importlib.util
 import math
 import platform
 import resource
-import socket
 import sys
 import typing
 from contextlib import suppress
@@ -33,10 +32,9 @@ FILES, FILES_PER_ACTOR = 64, 4
 """upper bound on the open files of a trainer without actors, which has about 15; three pipes and a sentinel"""
 ACTOR_BYTES = 150 * MIB
 """private memory of an actor once torch is loaded, without environments"""
-CONTEXT_BYTES = 300 * MIB
-"""host memory of a CUDA context: an estimate, not documented by NVIDIA or PyTorch, not measured on a GPU"""
-CONTEXT_GPU_BYTES = 450 * MIB
-"""GPU memory of one: 426 MiB with torch 2.10 and CUDA 13 in github.com/unslothai/unsloth-zoo/pull/1053; not measured"""
+CONTEXT_BYTES, CONTEXT_GPU_BYTES = 300 * MIB, 450 * MIB
+"""host memory of a CUDA context, an estimate, and GPU memory: 426 MiB with torch 2.10 and CUDA 13 in
+github.com/unslothai/unsloth-zoo/pull/1053; neither was measured on a GPU here"""
 ACTION_NAMES = {
     Discrete: "Discrete from 0",
     MultiDiscrete: "MultiDiscrete from 0",
@@ -55,9 +53,6 @@ class FoundEnv(NamedTuple):
 
 FOUND: dict[str, FoundEnv] = {}
 """environment id -> what the newest `probe_env` in this process found"""
-
-
-# ---- settings
 
 
 def check_settings(args: CommonArgs) -> None:
@@ -82,26 +77,18 @@ def check_settings(args: CommonArgs) -> None:
         raise ConfigError("explore-envs", settings["explore_envs"], why, fix)
 
 
-# ---- the machine
-
-
 def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True) -> None:
     """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights.
 
-    Args:
-        args: the chapter's settings.
-        net: that is trained.
-        shares_snapshots: with the evaluator, if there is one, through shared memory.
+    An evaluator, if there is one, may share snapshots of the net through shared memory.
     """
     check_system()
-    evaluators = int(args.eval_every > 0)
-    num_learners = getattr(args, "num_learners", 1)
+    evaluators, num_learners = int(args.eval_every > 0), getattr(args, "num_learners", 1)
     check_memory(args.local_actors, num_learners, args.gpu_actors, args.cuda, evaluators, args.actors_flag)
     check_open_files(args.local_actors, args.actors_flag)
+    copies = 0 if args.cuda else 2 + 2 * evaluators * shares_snapshots
     try:
-        if not args.cuda:
-            copies = 2 + 2 * evaluators * shares_snapshots
-            check_shared_memory(copies * sum(4 * t.numel() for t in net.state_dict().values()))
+        check_shared_memory(copies * sum(4 * t.numel() for t in net.state_dict().values()))
     except MemoryError as error:
         fix = "lower it or --num-envs"
         raise ConfigError(args.actors_flag, args.num_actors, f"for the weights {error}", fix) from error
@@ -166,14 +153,6 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
     if cuda and num_learners > max(1, torch.cuda.device_count()):
         why = f"each needs a GPU to itself, there are {torch.cuda.device_count()}"
         raise ConfigError("num-learners", num_learners, why, "lower it, or leave --cuda out")
-    if num_learners > 1:
-        try:
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                socket.create_connection(server.getsockname(), 2.0).close()
-        except OSError as error:
-            why = f"learners need the loopback interface, which is down ({error.strerror})"
-            fix = "enable it (ip link set lo up), or lower it"
-            raise ConfigError("num-learners", num_learners, why, fix) from error
 
 
 def check_device(cuda: bool) -> torch.device:
@@ -187,11 +166,7 @@ def check_device(cuda: bool) -> torch.device:
 
 
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
-    """Seed torch, set its threads and determinism, and return the device of a learner's nets.
-
-    Args:
-        args: the chapter's settings.
-        rank: of the learner; with `--cuda` it uses the GPU of that number.
+    """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`.
 
     Raises:
         ConfigError: `--cuda` without a CUDA device.
@@ -207,9 +182,6 @@ def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
     return device
 
 
-# ---- the environment
-
-
 def probe_env(
     env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS
 ) -> tuple[gymnasium.Space, gymnasium.Space]:
@@ -219,8 +191,7 @@ def probe_env(
 
     Args:
         env_id: gymnasium id.
-        actions: the class of action space that the chapter needs, or a union of several; by default all that
-            actor-critic nets have distributions for.
+        actions: class of action space that the chapter needs; by default all that actor-critic nets can have.
 
     Raises:
         ConfigError: it cannot be made, has another kind of actions, breaks gymnasium's API or ends the process.
@@ -236,12 +207,7 @@ def probe_env(
         raise ConfigError("env-id", env_id, why, fix) from error
     try:
         obs_space, action_space = env.observation_space, env.action_space
-        if not isinstance(action_space, actions) or not _is_plain(action_space):
-            kinds = typing.get_args(actions) or (actions,)
-            *others, last = (ACTION_NAMES.get(kind, kind.__name__) for kind in kinds)
-            needed = f"{', '.join(others)} or {last}" if others else last
-            fix = "choose another" if Discrete in kinds else "choose another, for instance Pendulum-v1"
-            raise ConfigError("env-id", env_id, f"its actions are {action_space}, this needs {needed}", fix)
+        _check_actions(action_space, actions, env_id)
         _check_contract(env, env_id)
         masked, layout = False, wrappers.layout(env)
         with suppress(Exception):
@@ -257,11 +223,12 @@ def probe_env(
     return obs_space, action_space
 
 
-def _is_plain(space: gymnasium.Space) -> bool:
-    """Whether actions are numbered from 0, or are floating-point numbers."""
-    if isinstance(space, Box):
-        return space.dtype.kind == "f"
-    return not np.any(getattr(space, "start", 0))
+def _check_actions(space: gymnasium.Space, kinds: type[gymnasium.Space] | UnionType, env_id: str) -> None:
+    is_plain = space.dtype.kind == "f" if isinstance(space, Box) else not np.any(getattr(space, "start", 0))
+    if not isinstance(space, kinds) or not is_plain:
+        needed = [ACTION_NAMES.get(kind, kind.__name__) for kind in typing.get_args(kinds) or (kinds,)]
+        fix = "choose another" if ACTION_NAMES[Discrete] in needed else "choose another, for instance Pendulum-v1"
+        raise ConfigError("env-id", env_id, f"its actions are {space}, this needs {' or '.join(needed)}", fix)
 
 
 def _check_contract(env: gymnasium.Env, env_id: str) -> None:

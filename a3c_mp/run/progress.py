@@ -25,20 +25,23 @@ from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow
 class RunState(Protocol):
     """What a training loop needs of its run: a `Run` in learner 0, a `ReplicaRun` in the other learners."""
 
+    args: CommonArgs
+    progress: Progress
+    rng: torch.Generator
+    timing: Timings
+    log: logging.Logger
+
     @property
-    def args(self) -> CommonArgs: ...
+    def steps(self) -> int:
+        return self.progress.steps
+
     @property
-    def steps(self) -> int: ...
+    def updates(self) -> int:
+        return self.progress.updates
+
     @property
-    def updates(self) -> int: ...
-    @property
-    def rng(self) -> torch.Generator: ...
-    @property
-    def timing(self) -> Timings: ...
-    @property
-    def counters(self) -> Counter[str]: ...
-    @property
-    def log(self) -> logging.Logger: ...
+    def counters(self) -> Counter[str]:
+        return self.progress.counters
 
     def should_stop(self) -> bool: ...
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None: ...
@@ -50,15 +53,9 @@ class RunState(Protocol):
 
 
 class Progress:
-    """Counters, mean return, policy lag and wall time of a run, and the stop rules that follow from them.
+    """Counters, mean return, policy lag and wall time of a run, and the stop rules that follow from them."""
 
-    Args:
-        args: the chapter's settings.
-        steps, updates: of the run so far.
-    """
-
-    SAVED = ("steps", "updates", "samples", "worker_restarts", "policy_lag", "confirmed_mean")
-    """attributes that a checkpoint holds as they are"""
+    SAVED = ("steps", "updates", "samples", "worker_restarts", "policy_lag", "confirmed_mean")  # as they are
 
     def __init__(self, args: CommonArgs, steps: int = 0, updates: int = 0):
         self.args, self.steps, self.updates = args, steps, updates
@@ -85,7 +82,6 @@ class Progress:
         return self.window.end(actor, episodes)
 
     def record_update(self, samples: int = 0) -> None:
-        """Count an update of the weights and the samples it used."""
         self.updates += 1
         self.samples += samples
 
@@ -196,21 +192,3 @@ class Progress:
             **self.counters,
             **self.evals.summary(),
         }
-
-
-class HasProgress:
-    """The figures of its `Progress` that a `Run` and a `ReplicaRun` both show."""
-
-    progress: Progress
-
-    @property
-    def steps(self) -> int:
-        return self.progress.steps
-
-    @property
-    def updates(self) -> int:
-        return self.progress.updates
-
-    @property
-    def counters(self) -> Counter[str]:
-        return self.progress.counters

@@ -27,7 +27,6 @@ from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.workers import WorkerEvent
-from a3c_mp.run.averages import Timings
 from a3c_mp.run.banner import first_lines
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
@@ -37,7 +36,7 @@ from a3c_mp.run.evaluation import Evaluation, Evaluator
 from a3c_mp.run.files import write_json
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
-from a3c_mp.run.progress import HasProgress, Progress
+from a3c_mp.run.progress import Progress, RunState
 from a3c_mp.run.run_dir import claim_folder, describe_run, end_of, refuse_unwritable
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ HOW_TO_GO_ON = {
 """reason after which nothing is left to do -> what lets the run go on"""
 
 
-class Run(HasProgress):
+class Run(RunState):
     """The `RunState` of learner 0: a run in `runs_dir/run_name`, or the one that `--resume` names.
 
     Args:
@@ -86,13 +85,12 @@ class Run(HasProgress):
                 self.progress.evals.attach(net, self.log, self.record_evaluation)
                 if not evaluates_elsewhere:
                     self.progress.evals.evaluator = make_evaluator(self, make_policy)
-            self.checkpointer = Checkpointer(
-                self.folder / "checkpoints", algorithm, net, optimizer, self.progress, extra or {}, self.log
-            )
+            self.checkpointer = Checkpointer(self, optimizer, extra or {})
             if args.resume is not None:
                 refuse_ended(self.folder, self.progress)
                 self.log.info(f"resumed from {self.checkpointer.newest} at {self.steps:,} steps")
             self.metrics = MetricsWriter(self.folder, self.progress, self.log)
+            self.rng, self.timing = self.checkpointer.rng, self.metrics.timing
             if optimizer is not None:
                 self.metrics.gauges["charts/learning_rate"] = lambda: optimizer.param_groups[0]["lr"]
             write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
@@ -117,14 +115,6 @@ class Run(HasProgress):
         return self
 
     # ---- what the training loop calls
-
-    @property
-    def rng(self) -> torch.Generator:
-        return self.checkpointer.rng
-
-    @property
-    def timing(self) -> Timings:
-        return self.metrics.timing
 
     def should_stop(self) -> bool:
         """Whether a signal has arrived, or a stop rule is met."""
@@ -193,7 +183,7 @@ class Run(HasProgress):
 
     def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None:
         """Write the result of an evaluation, and the net that was evaluated if it is the best so far."""
-        self.metrics.write_evaluation(evaluation)
+        self.metrics.write([(f"eval/{name}", value, evaluation.steps) for name, value in evaluation.figures.items()])
         self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
             self.checkpointer.save_best(best_net, evaluation)

@@ -24,11 +24,10 @@ import torch
 import a3c_mp
 from a3c_mp.config import FORMAT, CommonArgs, flag_name
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.files import make_folder
 
 MAX_NAME = 255
 """most bytes in the name of a folder on Linux"""
-LEFT_BY_FAILED_START = {".lock", ".writable", "run.log"}
+LEFT_BY_FAILED_START = {".lock", "run.log"}
 """files in a folder whose run failed to start, besides an empty folder for checkpoints"""
 PLACE = ("resume", "run_name", "runs_dir")
 """settings that say where a run is, not what it does"""
@@ -46,18 +45,17 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
     with refuse_unwritable(args, args.runs_dir):
         folder = new_folder(args, algorithm) if args.resume is None else args.resume
     with refuse_unwritable(args, folder):
-        if args.resume is None:
-            refuse_foreign(folder)
-        make_folder(folder)
-        try_writing(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
         try:
             hold(lock, folder, args.resume is not None)
             if args.resume is None and (folder / "config.json").exists():
                 fix = f"choose another name, or --resume {folder}"
                 raise ConfigError("run-name", folder.name, f"{folder} holds a run already", fix)
-            make_folder(folder / "checkpoints")
-            try_writing(folder / "checkpoints")
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            probe = folder / "checkpoints/.writable"
+            probe.touch()
+            probe.unlink()
         except BaseException:
             lock.close()
             raise
@@ -65,32 +63,32 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
 
 
 def new_folder(args: CommonArgs, algorithm: str) -> Path:
-    """The folder of a new run. Raises ConfigError for a run name that is no plain folder name."""
-    if (name := args.run_name) is not None:
-        if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
-            raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
-        return args.runs_dir / name
-    env = re.sub(r"[/:?&=%]", "_", args.env_id)
-    name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    make_folder(args.runs_dir)
-    folder, number = args.runs_dir / name, 1
-    while True:  # runs may start in the same second
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1
-            folder = args.runs_dir / f"{name}-{number}"
-
-
-def refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError if a folder holds files, but no run."""
+    """The folder of a new run. Raises ConfigError for a name that is no plain folder name, or of another folder."""
+    if (name := args.run_name) is None:
+        env = re.sub(r"[/:?&=%]", "_", args.env_id)
+        return make_unused(args.runs_dir / f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
+        raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
+    folder = args.runs_dir / name
     foreign = {path.name for path in folder.glob("*")} - LEFT_BY_FAILED_START
     if not any((folder / "checkpoints").glob("*")):
         foreign.discard("checkpoints")
     if foreign and not (folder / "config.json").exists():
         why = f"{folder} is not a run folder: it holds {min(foreign)}"
-        raise ConfigError("run-name", folder.name, why, "choose another name")
+        raise ConfigError("run-name", name, why, "choose another name")
+    return folder
+
+
+def make_unused(folder: Path) -> Path:
+    """Make a folder of this name, or of this name and a number: runs may start in the same second."""
+    name, number = folder.name, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = folder.with_name(f"{name}-{number}")
 
 
 @contextmanager
@@ -104,15 +102,6 @@ def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
         if args.resume is not None:
             raise ConfigError("resume", folder, why, "make it writable, or resume a copy of it") from error
         raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
-
-
-def try_writing(folder: Path) -> None:
-    """Raise OSError if a file in a folder cannot be written, for lack of permission or space."""
-    probe = folder / ".writable"
-    try:
-        probe.write_bytes(b"\0")
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
@@ -150,43 +139,30 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
     """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run.
 
     Args:
-        args: settings of this start.
-        algorithm: name of the chapter.
+        args, algorithm: of this start.
         folder: of the run; earlier starts are copied from its `config.json`.
         steps: agent steps of the run at this start.
     """
     place = {"resume": None, "run_name": name_of(folder), "runs_dir": os.path.normpath(folder / "..")}
+    versions = {"torch": torch.__version__, "gymnasium": gymnasium.__version__, "numpy": np.__version__}
     start = {
         "args": as_recorded(args) | place,
-        "versions": {
-            "a3c_mp": a3c_mp.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "gymnasium": gymnasium.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": {"a3c_mp": a3c_mp.__version__, "python": platform.python_version(), **versions},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
         "commit": git_commit(),
         "command": sys.argv,
     }
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    starts = [*earlier_starts(folder), {"time": now, "steps": steps, **start}]
+    starts = [*starts_of(folder), {"time": now, "steps": steps, **start}]
     return {"format": FORMAT, "algorithm": algorithm, **start, "starts": starts}
 
 
-def earlier_starts(folder: Path) -> list[dict[str, Any]]:
-    """The starts in the `config.json` of a run folder; none where it cannot be read."""
+def starts_of(folder: Path) -> list[dict[str, Any]]:
+    """The starts in the `config.json` of a run folder, oldest first; none where it cannot be read."""
     try:
         return list(json.loads((folder / "config.json").read_text())["starts"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
-
-
-def settings_before(folder: Path, starts_since: int) -> dict[str, Any]:
-    """The settings of the newest start of the run in a folder before the last `starts_since`; empty without one."""
-    starts = earlier_starts(folder)
-    starts = starts[: len(starts) - starts_since]
-    return (starts[-1].get("args") or {}) if starts else {}
 
 
 def end_of(folder: Path) -> tuple[str | None, int] | None:
