@@ -33,7 +33,6 @@ from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.population.records import Spaces
 from a3c_mp.run import checkpoint, export
-from a3c_mp.run.banner import net_text
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
@@ -146,7 +145,7 @@ def export_policy(run: TrainedRun, path: Path) -> None:
         raise ConfigError("export", path, "it must be a file that ends in .onnx or .safetensors", "name one")
     net, (obs_space, action_space) = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
-    description |= {"obs_space": str(obs_space), "action_space": str(action_space), "layers": net_text(net)}
+    description |= {"obs_space": str(obs_space), "action_space": str(action_space), "net": type(net).__name__}
     description |= run.net_spec._asdict() if isinstance(net, ActorCritic) else {}
     try:
         if path.suffix == ".onnx":

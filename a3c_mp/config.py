@@ -118,11 +118,6 @@ class CommonArgs:
         return self.num_actors
 
     @property
-    def gpu_actors(self) -> int:
-        """Actors that act on a GPU, each with a CUDA context."""
-        return self.num_actors if self.cuda else 0
-
-    @property
     def in_order(self) -> bool:
         """Whether the learner takes one message of every actor in each round, in the order of the actors."""
         return self.deterministic

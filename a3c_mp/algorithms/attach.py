@@ -45,7 +45,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     log = open_log()
     roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS)]
     if args.role == "collector":
-        check_memory(args.num_actors, 1, 0, False)
+        check_memory(args.num_actors)
         check_open_files(args.num_actors)
         roles = [Role("collector", ("collector",), "--num-actors", NICENESS) for _ in range(args.num_actors)]
     try:

@@ -6,58 +6,37 @@ from pathlib import Path
 
 from torch import nn
 
-from a3c_mp.config import CommonArgs
+from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.obs_norm import note_on_inputs
-from a3c_mp.nets.own import OwnActorCritic
 from a3c_mp.run.preflight import FOUND
 from a3c_mp.run.run_dir import as_recorded, changed_settings, starts_of
+
+ENDS = ("total_steps", "max_seconds", "stop_return", "stop_eval_return")
+"""settings that end a run"""
 
 
 def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
     """The lines that describe a run, for its log at the start; its `config.json` has this start already."""
-    parts = [net_text(net), *settings_parts(args)]
+    number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
+    parts = [type(getattr(net, "body", net)).__name__, number, *settings_parts(args)]
     if found := FOUND.get(args.env_id):
-        parts = [f"obs {found.obs_space.shape}", " ".join(str(found.action_space).split()), *parts]
-    lines = [" · ".join(parts), end_text(args)]
-    if found and found.layout:
-        lines.append(f"observations are flattened: {found.layout}")
+        obs_space, action_space, layout = found
+        parts = [f"obs {obs_space.shape}", " ".join(str(action_space).split()), *parts]
+    lines = [" · ".join(parts)]
+    if found and layout:
+        lines.append(f"observations are flattened: {layout}")
     if note := note_on_inputs(net):
         lines.append(note)
     for start in starts_of(folder)[-2:-1]:  # the one before this
         changed = changed_settings(as_recorded(args), start["args"]).items()
         texts = [f"{flag} {new} ({old} before)" for flag, (old, new) in changed]
         lines += [f"changed: {', '.join(texts)}"] if texts else []
+    ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
+    lines.append(f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}")
     explorers = f", of which {args.explorers} explore" if args.explorers else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}")
     return lines
-
-
-def end_text(args: CommonArgs) -> str:
-    """When the run ends: `until the mean return is 475, at most 1,000,000 steps`."""
-    by_evaluation = args.stop_eval_return if args.training_goal == args.stop_return else args.stop_return
-    goals = [f"the mean return is {args.training_goal:g}"] if args.training_goal is not None else []
-    goals += [f"an evaluation returns {by_evaluation:g}"] if by_evaluation is not None else []
-    limits = f"{args.total_steps:,} steps" + ("" if args.max_seconds is None else f" or {args.max_seconds:g} s")
-    return f"until {' or '.join(goals)}, at most {limits}" if goals else f"{limits}, without a goal (--stop-return)"
-
-
-def net_text(net: nn.Module) -> str:
-    """Layers and number of parameters of a net, such as `MLP 2x64 · 9,155 parameters`."""
-    number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
-    head = next((m for name, m in net.named_modules() if name.split(".")[-1] in ("policy", "actor", "advantage")), None)
-    if isinstance(net, OwnActorCritic) or head is None:
-        return f"{type(net.body if isinstance(net, OwnActorCritic) else net).__name__} · {number}"
-    torso = next((m for name, m in net.named_modules() if name.split(".")[-1] == "torso"), nn.Sequential())
-    layers = [layer for part in (torso, head) for layer in part.modules() if isinstance(layer, nn.Linear)]
-    convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
-    parts = [f"{convolutions} convolutions"] if convolutions else ["MLP"]
-    if sizes := [layer.out_features for layer in layers[:-1]]:
-        alike = len(set(sizes)) == 1 and len(sizes) > 1
-        parts.append(f"{len(sizes)}x{sizes[0]}" if alike else " ".join(map(str, sizes)))
-    if (core := getattr(net, "core", None)) is not None:
-        parts.append(f"LSTM {core.from_output.in_features}")
-    return f"{' '.join(parts)} · {number}"
 
 
 def settings_parts(args: CommonArgs) -> list[str]:

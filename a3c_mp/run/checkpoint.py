@@ -162,25 +162,18 @@ def load_newest(
             try:
                 restore(state, path)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-                raise DoesNotFit(f"{path} does not fit these settings: {misfit(error)}") from error
+                why = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+                raise DoesNotFit(f"{path} does not fit these settings: {why}") from error
         except CheckpointError as error:
             skipped.append(error)
             continue
-        for why in skipped:
-            warn(f"checkpoint skipped: {why}")
+        for skip in skipped:
+            warn(f"checkpoint skipped: {skip}")
         return path
     if skipped:
         older = f"; {len(skipped) - 1} older skipped too" if len(skipped) > 1 else ""
         raise type(skipped[0])(f"{skipped[0]}{older}")
     raise CheckpointError(f"{folder} holds no checkpoint")
-
-
-def misfit(error: Exception) -> str:
-    """Why a state does not fit what it is loaded into; where torch lists all tensors of a net, the first of them."""
-    if str(error).startswith("Error(s) in loading state_dict"):
-        sizes = re.search(r"size mismatch for (\S+): .*?Size\((.*?)\).*Size\((.*?)\)", str(error))
-        return f"{sizes[1]} is {sizes[2]} there and {sizes[3]} here" if sizes else "its net has other layers"
-    return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ import sys
 import typing
 from contextlib import suppress
 from types import UnionType
-from typing import NamedTuple
 
 import gymnasium
 import numpy as np
@@ -32,27 +31,10 @@ FILES, FILES_PER_ACTOR = 64, 4
 """upper bound on the open files of a trainer without actors, which has about 15; three pipes and a sentinel"""
 ACTOR_BYTES = 150 * MIB
 """private memory of an actor once torch is loaded, without environments"""
-CONTEXT_BYTES, CONTEXT_GPU_BYTES = 300 * MIB, 450 * MIB
-"""host memory of a CUDA context, an estimate, and GPU memory: 426 MiB with torch 2.10 and CUDA 13 in
-github.com/unslothai/unsloth-zoo/pull/1053; neither was measured on a GPU here"""
-ACTION_NAMES = {
-    Discrete: "Discrete from 0",
-    MultiDiscrete: "MultiDiscrete from 0",
-    Box: "Box of floating-point numbers",
-}
-"""classes of action spaces in error messages"""
-
-
-class FoundEnv(NamedTuple):
-    """What `probe_env` found out about an environment."""
-
-    obs_space: gymnasium.Space
-    action_space: gymnasium.Space
-    layout: str  # of observations that were flattened
-
-
-FOUND: dict[str, FoundEnv] = {}
-"""environment id -> what the newest `probe_env` in this process found"""
+ACTIONS_OF = {Discrete: "from 0", MultiDiscrete: "from 0", Box: "of floating-point numbers"}
+"""class of action spaces -> which of them can be used"""
+FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
+"""environment id -> (observation space, action space, layout of observations that are flattened) of `probe_env`"""
 
 
 def check_settings(args: CommonArgs) -> None:
@@ -66,7 +48,7 @@ def check_settings(args: CommonArgs) -> None:
     if args.env_id not in FOUND:
         return
     settings = vars(args)  # not every chapter has them
-    if not isinstance(FOUND[args.env_id].action_space, Box):
+    if not isinstance(FOUND[args.env_id][1], Box):
         for name, default in (("log_std_init", 0.0), ("noise_steps", 1)):
             if settings.get(name, default) != default:
                 why = f"it is for the noise of continuous actions, those of {args.env_id} are discrete"
@@ -83,8 +65,8 @@ def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True
     An evaluator, if there is one, may share snapshots of the net through shared memory.
     """
     check_system()
-    evaluators, num_learners = int(args.eval_every > 0), getattr(args, "num_learners", 1)
-    check_memory(args.local_actors, num_learners, args.gpu_actors, args.cuda, evaluators, args.actors_flag)
+    evaluators = int(args.eval_every > 0)
+    check_memory(args.local_actors, getattr(args, "num_learners", 1) - 1 + evaluators, args.actors_flag)
     check_open_files(args.local_actors, args.actors_flag)
     copies = 0 if args.cuda else 2 + 2 * evaluators * shares_snapshots
     try:
@@ -107,21 +89,11 @@ def check_system() -> None:
         raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
 
 
-def check_memory(
-    num_actors: int, num_learners: int, gpu_actors: int, cuda: bool, evaluators: int = 0, flag: str = "num-actors"
-) -> None:
-    """Raise ConfigError, which names `flag`, if host or GPU memory is too small for all processes but one learner."""
-    contexts = gpu_actors + (num_learners - 1 if cuda else 0)
-    needed = (num_actors + num_learners - 1 + evaluators) * ACTOR_BYTES + contexts * CONTEXT_BYTES
-    if needed > (free := free_memory()):
+def check_memory(num_actors: int, others: int = 0, flag: str = "num-actors") -> None:
+    """Raise ConfigError, which names `flag`, if memory is too small for the actors and `others`, without --cuda's."""
+    if (needed := (num_actors + others) * ACTOR_BYTES) > (free := free_memory()):
         why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
         raise ConfigError(flag, num_actors, why, "lower it")
-    if not gpu_actors:
-        return
-    needed = gpu_actors // num_learners * CONTEXT_GPU_BYTES  # the learner has its own already
-    if needed > (free := torch.cuda.mem_get_info()[0]):
-        why = f"that takes {needed // MIB:,} MiB of a GPU's memory at least, {free // MIB:,} MiB is free"
-        raise ConfigError(flag, num_actors, why, "lower it, or leave --cuda out")
 
 
 def check_replay_memory(replay_size: int, needed: int) -> None:
@@ -219,16 +191,17 @@ def probe_env(
         from a3c_mp.replay import MaskedDiscrete  # here, as most chapters have no replay
 
         action_space = MaskedDiscrete(action_space.n)
-    FOUND[env_id] = FoundEnv(obs_space, action_space, layout)
+    FOUND[env_id] = obs_space, action_space, layout
     return obs_space, action_space
 
 
 def _check_actions(space: gymnasium.Space, kinds: type[gymnasium.Space] | UnionType, env_id: str) -> None:
     is_plain = space.dtype.kind == "f" if isinstance(space, Box) else not np.any(getattr(space, "start", 0))
     if not isinstance(space, kinds) or not is_plain:
-        needed = [ACTION_NAMES.get(kind, kind.__name__) for kind in typing.get_args(kinds) or (kinds,)]
-        fix = "choose another" if ACTION_NAMES[Discrete] in needed else "choose another, for instance Pendulum-v1"
-        raise ConfigError("env-id", env_id, f"its actions are {space}, this needs {' or '.join(needed)}", fix)
+        classes = typing.get_args(kinds) or (kinds,)
+        needed = ", ".join(f"{kind.__name__} {ACTIONS_OF.get(kind, '')}".rstrip() for kind in classes)
+        fix = "choose another" if Discrete in classes else "choose another, for instance Pendulum-v1"
+        raise ConfigError("env-id", env_id, f"its actions are {space}, this needs {needed}", fix)
 
 
 def _check_contract(env: gymnasium.Env, env_id: str) -> None:

@@ -208,11 +208,7 @@ class Run(RunState):
         console.drain()
 
     def finish(self, error: BaseException | None) -> None:
-        """Set exit code and reason, and write the last metrics, checkpoint and summary; only the first call counts.
-
-        Args:
-            error: what ended the run, if anything did.
-        """
+        """Set exit code and reason, and write the last metrics, checkpoint and summary; only the first call counts."""
         if self._finished:
             return
         self.metrics.stop_clock()
