@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -69,25 +70,23 @@ class RateClock:
         self._start: tuple[float, int] | None = None  # time, steps
         self._points: deque[tuple[float, int, int]] = deque(maxlen=RECENT_POINTS)  # time, steps, samples
 
-    def now(self) -> float:
-        return time.monotonic() if self.stopped is None else self.stopped
-
     def start(self, steps: int, samples: int) -> None:
         """Count from now on, unless it does already."""
         if self._start is None:
-            self._start = self.now(), steps
+            self._start = time.monotonic(), steps
             self._points.append((*self._start, samples))
 
     @property
     def seconds(self) -> float:
         """Since the last point of the curves."""
-        return self.now() - self._points[-1][0] if self._points else 0.0
+        now = time.monotonic() if self.stopped is None else self.stopped
+        return now - self._points[-1][0] if self._points else 0.0
 
     def sps(self, steps: int) -> float:
         """Agent steps per second since the start."""
-        if self._start is None or (seconds := self.now() - self._start[0]) < MIN_RATE_SECONDS:
-            return 0.0
-        return (steps - self._start[1]) / seconds
+        start, steps_then = self._start or (math.inf, 0)
+        seconds = (time.monotonic() if self.stopped is None else self.stopped) - start
+        return (steps - steps_then) / seconds if seconds >= MIN_RATE_SECONDS else 0.0
 
     @property
     def recent_sps(self) -> float:
@@ -101,7 +100,7 @@ class RateClock:
         """Return the rates since the last point; none, and the next point covers this time too, if it is too short."""
         if (seconds := self.seconds) < MIN_RATE_SECONDS:
             return {}
-        _, steps_then, samples_then = self._points[-1]
-        self._points.append((self.now(), steps, samples))
+        then, steps_then, samples_then = self._points[-1]
+        self._points.append((then + seconds, steps, samples))
         rates = {"charts/sps": (steps - steps_then) / seconds}
         return rates | ({"charts/samples_per_second": (samples - samples_then) / seconds} if samples else {})

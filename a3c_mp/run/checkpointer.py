@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from a3c_mp.errors import CheckpointError, ConfigError, DoesNotFit
-from a3c_mp.maths.schedules import passes_multiple
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluation import Evaluation
@@ -107,7 +106,7 @@ class Checkpointer:
     def is_due(self) -> bool:
         """Whether `--checkpoint-steps` or `--checkpoint-seconds` passed since the last `save`, even if that failed."""
         period = self.args.checkpoint_steps
-        steps_due = period is not None and passes_multiple(self._tried_steps, self.progress.steps, period)
+        steps_due = period is not None and self.progress.steps // period > self._tried_steps // period
         return steps_due or time.monotonic() - self._tried_seconds >= self.args.checkpoint_seconds
 
     @property

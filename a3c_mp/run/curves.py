@@ -52,11 +52,8 @@ class Curve(NamedTuple):
         return self.goal if goal is None else goal
 
 
-class Group(NamedTuple):
-    """Runs of one algorithm and environment that differ only in the seed."""
-
-    label: str
-    runs: list[Curve]
+Group = tuple[str, list[Curve]]
+"""label, and runs of one algorithm and environment that differ only in the seed"""
 
 
 def read_curve(folder: Path, window: int) -> Curve:
@@ -95,7 +92,7 @@ def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
     for run in runs:
         games[run.env_id][run.group].append(run)
     return {
-        env_id: [Group(label_of(group, list(groups.values())), group) for group in groups.values()]
+        env_id: [(label_of(group, list(groups.values())), group) for group in groups.values()]
         for env_id, groups in games.items()
     }
 

@@ -40,7 +40,7 @@ class Display:
 
     def show(self, steps: int, line: str, seconds_left: float) -> None:
         """Show the steps, a line of figures, and the time until the budget is spent (s; inf if unknown)."""
-        eta = hms(max(seconds_left, 0)) if math.isfinite(seconds_left) else "-"
+        eta = str(timedelta(seconds=max(int(seconds_left), 0))) if math.isfinite(seconds_left) else "-"
         if self.status is not None:
             self.status = self.status._replace(steps=steps, line=line, eta=eta)
             console.show(self.status)
@@ -54,11 +54,6 @@ class Display:
             console.show(self.status._replace(final=True))
             self.status = None
         logging.captureWarnings(False)
-
-
-def hms(seconds: float) -> str:
-    """0:01:05 for 65 seconds."""
-    return str(timedelta(seconds=int(seconds)))
 
 
 class ConsoleHandler(logging.Handler):

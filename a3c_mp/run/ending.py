@@ -7,11 +7,11 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from a3c_mp.errors import A3CError, ConfigError
-from a3c_mp.run.display import hms
 from a3c_mp.run.mean_return import short_return
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]
         yield logging.ERROR, f"error: {describe_error(error)}"
     if run.unsaved:
         yield logging.ERROR, f"error: the state at {run.steps:,} steps was not saved; see the warning above"
-    newest, command = run.checkpointer.newest, resume_command(run.folder)
-    if run.exit_code == 1 and newest is not None and newest.exists() and run.steps:
-        yield logging.ERROR, f"the last checkpoint is {newest}; continue with {command}"
+    newest = run.checkpointer.newest
+    if (run.exit_code or run.exit_reason == "max_seconds") and newest is not None and newest.exists():
+        level = logging.ERROR if run.exit_code == 1 else logging.INFO
+        yield level, f"the last checkpoint is {newest}; continue with {resume_command(run.folder)}"
     progress = run.progress
     figures = [f"mean return {short_return(progress.window.mean)}"] if progress.window.returns else []
     figures = figures if run.metrics.headline is None else run.metrics.headline()
@@ -39,11 +40,8 @@ def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]
     if reason == "solved" and progress.evals.is_solved:
         best = f"return {progress.evals.best_mean:.1f}, weights of {progress.evals.best['steps']:,} steps"
         reason = f"solved by evaluation ({best})"
-    yield logging.INFO, f"{ENDINGS.get(reason, reason)} after {hms(progress.wall_seconds)}: {', '.join(figures)}"
-    if run.exit_code > 128 or (run.exit_code == 0 and run.exit_reason == "max_seconds"):
-        limit = "" if run.exit_code else f" for another {run.args.max_seconds:g} s (or --max-seconds none)"
-        hint = f"continue{limit} with {command}"
-        yield logging.INFO, hint if newest is not None else "nothing to resume: no checkpoint was due yet"
+    after = timedelta(seconds=int(progress.wall_seconds))
+    yield logging.INFO, f"{ENDINGS.get(reason, reason)} after {after}: {', '.join(figures)}"
 
 
 def resume_command(folder: Path) -> str:

@@ -50,20 +50,15 @@ def make_play_envs(env_id: str, episodes: int, *, seed: int, num_envs: int = NUM
 
 
 def play_episodes(
-    policy: Policy,
-    env: VectorEnv,
-    episodes: int,
-    on_step: Callable[[], object] = lambda: None,
+    policy: Policy, env: VectorEnv, episodes: int, on_step: Callable[[], object] = lambda: None,
     max_steps: int | None = None,
-) -> Iterator[Episode]:
+) -> Iterator[Episode]:  # fmt: skip
     """Play whole games in parallel; yields each when it ends.
 
     Each environment plays a fixed number of games: taking the first that finish would favour short games.
 
     Args:
-        policy: chooses the actions.
         env: from `make_play_envs`, not stepped before.
-        episodes: number of games.
         on_step: called after each step of all environments.
         max_steps: a game that lasts this number of agent steps is cut, with the return so far.
     """

@@ -82,7 +82,7 @@ class Evaluations:
     when the next evaluation is due. There the learner waits for it, and a checkpoint holds the running snapshot.
     """
 
-    SAVED = ("next_steps", "started", "finished", "restarts", "best", "best_mean")  # as they are in checkpoints
+    SAVED = ("next_steps", "started", "finished", "restarts", "last", "best", "best_mean")  # as they are in checkpoints
 
     net: nn.Module
     snapshot: nn.Module  # of `net`, on the CPU
@@ -95,9 +95,8 @@ class Evaluations:
         self.next_steps = self.every  # agent steps at which the next one is due
         self.started = self.finished = self.restarts = 0  # the last: of the evaluator
         self.has_failed = False  # no further evaluation in this start
-        self.last: Evaluation | None = None
-        self.best_mean = -math.inf
-        self.best: dict[str, Any] = {}  # what the summary says of it
+        self.last: dict[str, Any] = {}  # description
+        self.best_mean, self.best = -math.inf, dict[str, Any]()  # the latter: description
         self.running: tuple[int, int] | None = None  # number and steps of its snapshot
         self._is_handed_out = False  # the running one; not yet after a resume
         self._played: PlayedGames | None = None  # the answer, until it counts
@@ -191,11 +190,11 @@ class Evaluations:
 
     def record(self, evaluation: Evaluation, confirmed: bool = False) -> bool:
         """Count a result. Returns whether it is the best so far: if `confirmed` in new games, or by its mean return."""
-        self.finished, self.last = self.finished + 1, evaluation
-        mean = evaluation.figures["return_mean"]  # of equals the newest is the best: it has learned for longer
+        self.finished, self.last = self.finished + 1, evaluation.description
+        mean = self.last["return_mean"]  # of equals the newest is the best: it has learned for longer
         is_best = confirmed or (math.isfinite(mean) and mean >= self.best_mean)
         if is_best:
-            self.best, self.best_mean = evaluation.description, mean
+            self.best, self.best_mean = self.last, mean
         return is_best
 
     def restore_best(self, best: Mapping[str, Any] | None) -> None:
@@ -213,15 +212,13 @@ class Evaluations:
         if not self.args.evaluates:
             return {}
         own = {"eval_seed": evaluation_seed(self.args), "evaluator_restarts": self.restarts} if self.every else {}
-        last = {} if self.last is None else self.last.description
-        results = {f"eval_{name}": value for name, value in last.items()}
-        return {"eval_count": self.finished, **own, **results, **{f"eval_best_{n}": v for n, v in self.best.items()}}
+        last = {f"eval_{name}": value for name, value in self.last.items()}
+        return {"eval_count": self.finished, **own, **last, **{f"eval_best_{n}": v for n, v in self.best.items()}}
 
     def state_dict(self) -> dict[str, Any]:
         running = self.running if self.args.evaluates_in_order else None  # else it is not repeated
         return {
             **{name: getattr(self, name) for name in self.SAVED},
-            "last": None if self.last is None else self.last._asdict(),
             "running": running and list(running),
             "snapshot": running and self.snapshot.state_dict(),
         }
@@ -230,7 +227,6 @@ class Evaluations:
         """Continue at this number of agent steps; an evaluation that was running is played again."""
         for name in self.SAVED:
             setattr(self, name, state[name])
-        self.last = state["last"] and Evaluation(**state["last"])
         self.running = state["running"] and tuple(state["running"])
         if self.every:
             soonest = self._multiple_after(steps)

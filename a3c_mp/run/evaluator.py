@@ -24,8 +24,7 @@ from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluate import MakePolicy, make_play_envs, play_episodes
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 
-NICENESS = 10
-"""actors have 5: where cores are short, training goes first"""
+NICENESS = 10  # actors have 5: where cores are short, training goes first
 LOOK_SECONDS = 0.1
 """shortest time between two looks at the evaluator"""
 
@@ -66,9 +65,8 @@ def evaluator(
     for slot, version in channel.tokens():
         weights.load(net, version)
         played = games.play(net, make_policy, channel)
-        result = results[slot]
-        result["returns"].copy_(torch.tensor([game.episode_return for game in played]))
-        result["lengths"].copy_(torch.tensor([game.length for game in played]))
+        results[slot]["returns"].copy_(torch.tensor([game.episode_return for game in played]))
+        results[slot]["lengths"].copy_(torch.tensor([game.length for game in played]))
         channel.send(slot, sha256_of_weights(net.state_dict()))
         channel.close()  # each evaluation makes new environments, so that all of them play the same games
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,11 +16,9 @@ WINDOW = 100
 """episodes in the mean return"""
 MIN_EPISODES = 20
 """fewest episodes that can show a game solved"""
-PATIENCE, FEW = 2, 0.05
+PATIENCE, FEW, LONG_PATIENCE = 2, 0.05, 20
 """later games for each environment after which an unfinished game is no longer waited for, if only this share of all
-environments has such a game: rallies in Pong can last for 27,000 steps, and meanwhile the mean return stands still"""
-LONG_PATIENCE = 20
-"""later games for each environment after which none is waited for, however many there are"""
+environments has such a game (rallies in Pong can last for 27,000 steps); and after which none is, however many have"""
 
 
 def short_return(value: float) -> str:
@@ -76,12 +74,11 @@ class ReturnWindow:
         """Have all actors start new games."""
         self._overdue = 0  # games passed over that have not ended
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
-        actors, envs = range(self.num_actors), range(self.num_envs)
-        self._playing = [[self._start(actor, env) for env in envs] for actor in actors]
+        self._playing = [self._start(actor, range(self.num_envs)) for actor in range(self.num_actors)]
 
-    def _start(self, actor: int, env: int) -> _Game:
-        self._queue.append(game := _Game(actor, env))
-        return game
+    def _start(self, actor: int, envs: Iterable[int]) -> list[_Game]:
+        self._queue.extend(games := [_Game(actor, env) for env in envs])
+        return games
 
     @property
     def mean(self) -> float:
@@ -101,7 +98,7 @@ class ReturnWindow:
         for episode in episodes:
             game = playing[episode.env]
             game.episode, game.ended = episode, True
-            playing[episode.env] = self._start(actor, episode.env)
+            [playing[episode.env]] = self._start(actor, [episode.env])
             if game.overdue:
                 self._overdue -= 1
                 counted.append(CountedEpisode(actor, episode))
@@ -110,7 +107,7 @@ class ReturnWindow:
     def lose(self, actor: int) -> list[CountedEpisode]:
         """Drop the unfinished games of an actor, and start others; returns those that enter the mean now."""
         self.leave(actor)
-        self._playing[actor] = [self._start(actor, env) for env in range(self.num_envs)]
+        self._playing[actor] = self._start(actor, range(self.num_envs))
         return self._count(list(self._release()))
 
     def leave(self, actor: int) -> None:

@@ -75,10 +75,6 @@ class MetricsWriter:
         self.clock.start(self.progress.steps, self.progress.samples)
         self.progress.start_budget()
 
-    def stop_clock(self) -> None:
-        """Leave what comes after the training loop out of all rates."""
-        self.clock.stopped = self.timing.ended or None
-
     @property
     def sps(self) -> float:
         """Agent steps per second consumed by the learner since the first rollout arrived."""

@@ -211,7 +211,7 @@ class Run(RunState):
         """Set exit code and reason, and write the last metrics, checkpoint and summary; only the first call counts."""
         if self._finished:
             return
-        self.metrics.stop_clock()
+        self.metrics.clock.stopped = self.timing.ended or None  # what comes after the training loop is in no rate
         reason = self.progress.stop_reason()
         reached_its_end = error is None and reason in HOW_TO_GO_ON
         if reached_its_end and self.args.eval_every and not self.is_interrupted():

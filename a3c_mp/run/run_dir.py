@@ -25,8 +25,6 @@ import a3c_mp
 from a3c_mp.config import FORMAT, CommonArgs, flag_name
 from a3c_mp.errors import ConfigError
 
-MAX_NAME = 255
-"""most bytes in the name of a folder on Linux"""
 LEFT_BY_FAILED_START = {".lock", "run.log"}
 """files in a folder whose run failed to start, besides an empty folder for checkpoints"""
 PLACE = ("resume", "run_name", "runs_dir")
@@ -67,7 +65,7 @@ def new_folder(args: CommonArgs, algorithm: str) -> Path:
     if (name := args.run_name) is None:
         env = re.sub(r"[/:?&=%]", "_", args.env_id)
         return make_unused(args.runs_dir / f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
+    if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > 255:
         raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
     folder = args.runs_dir / name
     foreign = {path.name for path in folder.glob("*")} - LEFT_BY_FAILED_START
@@ -136,13 +134,7 @@ def name_of(folder: Path) -> str:
 
 
 def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:
-    """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run.
-
-    Args:
-        args, algorithm: of this start.
-        folder: of the run; earlier starts are copied from its `config.json`.
-        steps: agent steps of the run at this start.
-    """
+    """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run."""
     place = {"resume": None, "run_name": name_of(folder), "runs_dir": os.path.normpath(folder / "..")}
     versions = {"torch": torch.__version__, "gymnasium": gymnasium.__version__, "numpy": np.__version__}
     start = {

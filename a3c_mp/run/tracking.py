@@ -18,8 +18,6 @@ from a3c_mp.run.files import write_atomically
 from a3c_mp.run.run_dir import as_recorded, name_of
 from a3c_mp.run.script import in_time
 
-STEPS = "steps"
-"""metric that is the x axis: agent steps"""
 FINISH_SECONDS = 30.0
 """longest wait, at the end of a run, for a tracker to send what it has"""
 
@@ -28,12 +26,7 @@ class Tracker:
     """A run in an experiment tracker; what it fails at costs a warning and all further points, never the run.
 
     Both trackers have the interface of wandb: `init`, `log`, `finish`. Offline modes are set by their environment
-    variables (`WANDB_MODE=offline`; trackio is local by default).
-
-    Args:
-        args: of the run; `track` names the module.
-        folder: of the run; it keeps the id with which a resumed run continues.
-        log: where failures are reported.
+    variables (`WANDB_MODE=offline`; trackio is local by default). The folder keeps the id of the run for a resume.
     """
 
     def __init__(self, args: CommonArgs, folder: Path, log: logging.Logger):
@@ -48,7 +41,7 @@ class Tracker:
                 sys.stdin = stack.enter_context(open(os.devnull))
                 module.init(project=project, name=name_of(folder), config=as_recorded(args), resume=resume, **own)
             if args.track == "wandb":
-                module.define_metric("*", step_metric=STEPS)  # evaluations come late, with the steps of their weights
+                module.define_metric("*", step_metric="steps")  # evaluations come late, with the steps of their weights
             self.module = module
         except Exception as error:  # whatever a network, a server or an account can cause
             self._give_up(error)
@@ -59,7 +52,7 @@ class Tracker:
         for name, value, step in values:
             by_step[step][name] = value
         for step, metrics in by_step.items():
-            self._call("log", {**metrics, STEPS: step})
+            self._call("log", {**metrics, "steps": step})
 
     def close(self) -> None:
         """Have everything sent, for at most `FINISH_SECONDS`: signals do not end the process meanwhile."""
