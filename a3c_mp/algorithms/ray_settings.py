@@ -29,10 +29,6 @@ class RayArgs(CommonArgs):
     def local_actors(self) -> int:
         return self.num_actors if self.address is None else 0
 
-    @property
-    def gpu_actors(self) -> int:
-        return 0  # actors act on CPUs
-
 
 @dataclass(frozen=True)
 class ImpalaArgs(impala.Args, RayArgs):

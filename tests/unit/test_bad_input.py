@@ -183,7 +183,7 @@ def test_continuous_actions_are_not_for_dqn(main, flags, refused):
 )
 def test_actions_that_there_is_no_policy_for(space, register, refused):
     line = refused(train_a3c_data.main, ["--env-id", register(changes={"action_space": space})])
-    needed = "this needs Discrete from 0, Box of floating-point numbers, MultiDiscrete from 0 or MultiBinary"
+    needed = "this needs Discrete from 0, Box of floating-point numbers, MultiDiscrete from 0, MultiBinary"
     assert line.startswith(f"error: env-id=Custom-v0: its actions are {space}, {needed}; choose another")
 
 

@@ -204,7 +204,7 @@ DAMAGE = {
     ),
     "odd counters": (lambda path: replace_state(path, returns=7), "does not fit these settings"),
     "another algorithm": (lambda path: replace_content(path, path.read_bytes(), algorithm="ppo"), "algorithm ppo"),
-    "a newer format": (lambda path: replace_content(path, path.read_bytes(), format=2), "reads up to 1"),
+    "a newer format": (lambda path: replace_content(path, path.read_bytes(), format=3), "reads format 2"),
     "a malicious pickle": (lambda path: replace_state(path, extra=Malice()), "cannot be read"),
 }
 DAMAGE_OF_A_STATE = {name: DAMAGE[name] for name in ("NaN", "another net", "half a state", "odd counters")}
