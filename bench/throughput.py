@@ -155,9 +155,10 @@ def main() -> int:
     for tree in args.trees:
         if not (tree / next(iter(commands.values()))[0]).is_file():
             raise ConfigError("trees", tree, "it has no such chapter", "name checkouts of this project")
-    commits = [(commit_of(tree) or str(number))[:9] for number, tree in enumerate(args.trees)]
+    full = [commit_of(tree) or f"tree-{number}" for number, tree in enumerate(args.trees)]
+    commits = [name[:9] + "+" * name.endswith("+") for name in full]
     if len(set(commits)) < len(commits):
-        raise ConfigError("trees", " ".join(commits), "two checkouts are of the same commit", "commit the change first")
+        raise ConfigError("trees", " ".join(commits), "two checkouts are of the same commit", "change one of them")
     prefixes = [f"{commit} " if len(commits) > 1 else "" for commit in commits]
     contestants = {
         prefix + row: (tree, command)
