@@ -19,10 +19,9 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -57,7 +56,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Args:
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: tuple[Path, ...]
     """run folders, runs/<name>"""
     out: Path = Path("curves.png")
     """image file to write"""

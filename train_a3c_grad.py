@@ -14,7 +14,7 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with it
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 
@@ -46,6 +46,18 @@ class Args(ActorCriticArgs):
     """Settings of chapter 2."""
 
     chapter = "a3c_grad"
+    continuous: ClassVar = (
+        ActorCriticArgs.continuous
+    )  # repeated, as they change the batch size, a default of this class
+    vectors: ClassVar = ActorCriticArgs.vectors
+    changes: ClassVar[dict[str, dict[str, Any]]] = {
+        "PongNoFrameskip-v4": {"explore_envs": 0.25},
+        "CartPole-v0": {"batch_size": 32},
+        "CartPole-v1": {"batch_size": 32},
+        "Pendulum-v1": {"batch_size": 64},
+        "HalfCheetah-v5": {"batch_size": 64},
+        "Hopper-v5": {"batch_size": 64},
+    }
 
     batch_size: Count = 256
     """samples in one gradient, at most T * B; sending a gradient costs the same for any batch size"""
@@ -61,12 +73,7 @@ class Args(ActorCriticArgs):
         return self.sync
 
 
-CHANGES: dict[str, dict[str, Any]] = {
-    "PongNoFrameskip-v4": {"explore_envs": 0.25},
-    "CartPole-v0": {"batch_size": 32},
-    "CartPole-v1": {"batch_size": 32},
-}
-PRESETS = {name: preset | CHANGES.get(name, {}) for name, preset in actor_critic_settings.PRESETS.items()}
+PRESETS = actor_critic_settings.PRESETS
 
 
 def actor(

@@ -73,7 +73,9 @@ def presets(command: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
     """Environment id -> what a chapter sets for it."""
     if command[0] == "train_ray.py":
         return ray_settings.SETTINGS[command[command.index("--algo") + 1]][1]
-    return importlib.import_module(Path(command[0]).stem).PRESETS
+    chapter = importlib.import_module(Path(command[0]).stem)
+    changes = getattr(chapter.Args, "changes", {})
+    return {name: {**preset, **changes.get(name, {})} for name, preset in chapter.PRESETS.items()}
 
 
 def run_script(command: Sequence[str], **popen: Any) -> int:

@@ -10,23 +10,22 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
 import imageio.v3 as imageio
 import numpy as np
-import tyro
 from PIL import Image
 
+from a3c_mp.cli import parse_plain
 from bench import common
 
 
 @dataclass(frozen=True)
 class Args:
-    video: Annotated[Path, tyro.conf.Positional]
+    video: Path
     """mp4 file written by play.py"""
-    result: Annotated[Path, tyro.conf.Positional]
+    result: Path
     """result file of bench/solve.py whose curves are drawn"""
     out: Path = common.ROOT / "docs" / "pong.gif"
     """GIF to write"""
@@ -65,7 +64,7 @@ def curve_picture(result: dict, width: int, height: int) -> Image.Image:
 
 
 def main() -> int:
-    args = tyro.cli(Args, description=__doc__)
+    args = parse_plain(Args, __doc__)
     video_fps = imageio.immeta(args.video)["fps"]
     frames = imageio.imread(args.video)
     chosen = [round((args.start + i / args.fps) * video_fps) for i in range(round(args.seconds * args.fps))]

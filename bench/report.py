@@ -22,9 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-import tyro
 
-from a3c_mp.cli import parse_plain
+from a3c_mp.cli import parse_own, parse_plain
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.curves import describe
 from a3c_mp.run.run_dir import PLACE, as_recorded
@@ -105,7 +104,7 @@ def trainer_flags(result: Result) -> str:
     flags = result.get("flags")
     if flags is None:
         args_class = {"solve": solve.Args, "throughput": throughput.Args}[result["kind"]]
-        _, flags = tyro.cli(args_class, args=result.get("command", ("",))[1:], return_unknown_args=True)
+        _, flags = parse_own(args_class, "", result.get("command", ("",))[1:])
     known = {"--env-id", "--stop-return", "--max-seconds"}
     shown = [
         flag

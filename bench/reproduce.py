@@ -16,13 +16,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-import tyro
 
-from a3c_mp.cli import parse_plain
+from a3c_mp.cli import parse_own, parse_plain
 from a3c_mp.cli.unused_flags import unused
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
@@ -38,7 +37,7 @@ MORE_STEPS = 2.0
 
 @dataclass(frozen=True)
 class Args:
-    row: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    row: tuple[str, ...]
     """chapter and game, or a result file"""
     seeds: Count | None = None
     """fewer seeds than were recorded"""
@@ -68,7 +67,7 @@ def command_of(result: dict[str, Any], seeds: int) -> list[str]:
     flags = [*common.without_folders(result["command"][1:]), f"--seeds={seeds}"]
     if "default" not in result.get("settings", {}):  # an old file: the flags are all that is known
         return flags
-    _, trainer_flags = tyro.cli(solve.Args, args=flags, return_unknown_args=True)
+    _, trainer_flags = parse_own(solve.Args, "", flags)
     settings = common.trainer_settings([*common.CHAPTERS[result["chapter"]], *trainer_flags])
     today, then = as_recorded(settings), common.settings_then(result, type(settings))
     changed = {name for name in today.keys() - SAME - unused(then).keys() if then[name] != today[name]}

@@ -59,7 +59,8 @@ def _check(spec: NetSpec, name: str, obs_space: gymnasium.Space) -> None:
     """Raise ConfigError for settings that contradict each other or the observations."""
     image, own = is_image(obs_space), ":" in name
     if not own and name not in CONVOLUTIONS:
-        raise ConfigError("net", spec.net, f"must be {', '.join(CONVOLUTIONS)} or module:function")
+        fix = {"book": "its name is nature now", "paper": "its name is a3c now"}.get(name, "see --help")
+        raise ConfigError("net", spec.net, f"must be {', '.join(CONVOLUTIONS)} or module:function", fix)
     if not image and not own and name != "nature":
         why = f"observations are of shape {obs_space.shape}, it needs images (uint8, 36 x 36 or more)"
         raise ConfigError("net", spec.net, why, "leave it out")

@@ -80,7 +80,7 @@ def test_a_rate_in_turns_counts_the_time_between_the_first_and_the_last_point_th
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--repeat"], "repeat: a value is missing"),
+        (["--repeat"], "repeat: expected one argument"),
         (["--repeat", "x"], "repeat=x: must be a whole number"),
         (["--repeat", "0"], "repeat=0: must be 1 or more"),
         (["--trees", "."], "trees=.: name two checkouts or more"),
@@ -385,10 +385,7 @@ def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_pa
     assert "study: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [("impala", "perhaps --chapter impala"), ("Breakout", "see --help"), ("CartPole-v1", "see --help")],
-)
+@pytest.mark.parametrize(("value", "hint"), [("impala", "see --help"), ("CartPole-v1", "see --help")])
 def test_a_chapter_without_its_flag_is_refused_with_a_hint(monkeypatch, value, hint):
     monkeypatch.setattr("sys.argv", ["solve.py", value])
     with pytest.raises(ConfigError, match=f"arguments={value}: a value without a flag; {hint}"):
