@@ -20,7 +20,7 @@ from a3c_mp.data.rollout import Rollout, rollout_spec
 from a3c_mp.errors import ConfigError, PeerLost
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.learner_group import LearnerGroup
-from a3c_mp.processes.learners import DEATH_SECONDS, GLOO_SECONDS, LEARNER_CLOSE_SECONDS, LearnerOptions, Learners
+from a3c_mp.processes.learners import DEATH_SECONDS, GLOO_SECONDS, LEARNER_CLOSE_SECONDS, Learners
 from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS
 from a3c_mp.run.preflight import check_learners
 
@@ -141,7 +141,7 @@ def test_a_learner_that_raises_says_why():
 
 
 def test_a_frozen_learner_is_given_up_after_a_time():
-    learners = Learners(2, count_for_ever, (), options=LearnerOptions(peer_seconds=1))
+    learners = Learners(2, count_for_ever, (), peer_seconds=1)
     with pytest.raises(PeerLost, match=r"no answer from learner 1 \(pid"):
         exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGSTOP))
     assert not any(psutil.pid_exists(pid) for pid in learners.pids)
@@ -153,7 +153,7 @@ def test_learners_wait_for_each_other_as_long_as_a_new_actor_may_take(monkeypatc
     for num_actors, seconds in ((2, START_SECONDS), (16, 4 * START_SECONDS)):
         args = SimpleNamespace(num_learners=2, num_actors=num_actors, cuda=False, hang_seconds=60.0)
         run = SimpleNamespace(args=args, steps=0, updates=0, should_stop=None, finish=None)
-        assert Learners.of(run, count_for_ever).options.peer_seconds == seconds
+        assert Learners.of(run, count_for_ever).peer_seconds == 60 + seconds
 
 
 def test_a_signal_ends_the_wait_for_a_frozen_learner():
