@@ -65,8 +65,11 @@ def unused(settings: Mapping[str, Any]) -> dict[str, Rule]:
 
 
 def as_flag(name: str, value: Any) -> list[str]:
-    """A setting as the words of a command line: `--name=value`, `--name`, `--no-name`, or `--name` and some values."""
+    """A setting as the words of a command line: `--name=value`, `--name`, `--no-name`, or `--name` and some values.
+
+    A space before each of these says that it is no flag, whatever it begins with.
+    """
     flag = flag_name(name)
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
-    return [f"--{flag}", *map(str, value)] if isinstance(value, list | tuple) else [f"--{flag}={value}"]
+    return [f"--{flag}", *(f" {each}" for each in value)] if isinstance(value, list | tuple) else [f"--{flag}={value}"]

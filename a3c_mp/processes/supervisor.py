@@ -40,21 +40,16 @@ CLOSE_SECONDS = 2.0
 
 @dataclass
 class Child:
-    """A role that one process at a time fills: its name, its current process, its heartbeats.
+    """A role that one process at a time fills: its name, its current process, its heartbeats."""
 
-    Args:
-        name: role and number, as messages and errors give them.
-        launch: starts a process; returns it and the pipe that its messages come through.
-        flag: the setting that says how many such processes there are; they share a restart budget.
-        on_lost: called once the child is given up, and the others go on; without it, that error is raised.
-        needs_result: an exception before the first result (`record_result`) is final: a restart would not help.
-    """
-
-    name: str
+    name: str  # role and number, as messages and errors give them
     launch: Callable[[], tuple[Any, connection.Connection]]
-    flag: str
+    """starts a process; returns it and the pipe that its messages come through"""
+    flag: str  # the setting that says how many such processes there are; they share a restart budget
     on_lost: Callable[[WorkerError], None] | None = None
+    """called once the child is given up, and the others go on; without it, that error is raised"""
     needs_result: bool = True
+    """an exception before the first result (`record_result`) is final: a restart would not help"""
     process: Any = None
     pipe: Any = None
     beats: int = 0  # heartbeats, when last looked at
@@ -98,7 +93,6 @@ class Supervisor:
     """Starts, watches, restarts and stops the processes of its children.
 
     Args:
-        children: in the order in which they are started.
         beats: int64 [children] in shared memory, heartbeats; each process counts up its own. None: there are none.
         max_restarts: budget for all children of the same flag together.
         hang_seconds: a process whose heartbeats stop for so long is killed and restarted.
@@ -138,7 +132,7 @@ class Supervisor:
         return [process.pid for process in self.processes]
 
     def start(self) -> None:
-        """Start a process for each child. Raises WorkerError if one cannot be started; others have been stopped."""
+        """Start a process for each child. Raises WorkerError if one cannot be started, after the others have ended."""
         try:
             for number in range(len(self.children)):
                 self._start(number)
@@ -147,10 +141,7 @@ class Supervisor:
             raise
 
     def watch(self, should_stop: Callable[[], bool], seconds: float = WAIT_SECONDS, also: Sequence[Any] = ()) -> None:
-        """Wait for a message, a death or so long (s; 0: not at all), whichever comes first, and deal with it.
-
-        Args:
-            also: file descriptors that end the wait too.
+        """Wait for a message, a death, one of the file descriptors `also` or so long (s), and deal with it.
 
         Raises:
             WorkerError: a child without `on_lost` failed before any result, or its restart budget is spent.

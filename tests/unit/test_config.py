@@ -390,6 +390,9 @@ def test_a_resumed_run_keeps_its_name(saved_run, monkeypatch):
 def test_settings_of_another_chapter_or_version_are_refused(saved_run):
     line = refused("--resume", str(saved_run("impala", replay_size=1000)))
     assert "config.json belongs to another chapter, impala; resume it with the script that started it" in line
+    assert refused("--resume", str(saved_run(env_kwargs=["--help"]))).startswith(
+        "env-kwargs=--help: must be name=value"
+    )
     line = refused("--resume", str(saved_run(turbo=True)))
     assert line.endswith(
         "config.json has turbo, which this version does not know; resume it with the version that wrote it"

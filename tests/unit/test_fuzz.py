@@ -24,24 +24,24 @@ from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.run import checkpoint
 
 FUZZ_SECONDS = float(os.environ.get("FUZZ_SECONDS", "600"))
+LONG = pytest.mark.timeout(2 * FUZZ_SECONDS + 600)
 ORIGIN = {"algorithm": "a3c_data", "env_id": "CartPole-v1"}
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=8), inner), max_leaves=8)
 
 
-def fuzz(test, examples, strategies, seconds=0.0):
-    """Call `test` with examples of the strategies; with `seconds`, until they are over. Returns how many there were."""
-    calls, deadline = [], time.monotonic() + seconds
+@pytest.fixture(params=[0.0, pytest.param(FUZZ_SECONDS, marks=[pytest.mark.slow, LONG])], ids=["once", "for long"])
+def seconds(request):
+    return request.param
 
-    def count(**drawn):
-        calls.append(1)
-        test(**drawn)
 
-    while True:
-        quick = settings(deadline=None, max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
-        seed(len(calls))(quick(given(**strategies)(count)))()
-        if time.monotonic() >= deadline:
-            return len(calls)
+def fuzz(test, examples, strategies, seconds):
+    """Call `test` with examples of the strategies, again and again for so long."""
+    deadline, rounds = time.monotonic() + seconds, 0
+    quick = settings(deadline=None, max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
+    while not rounds or time.monotonic() < deadline:
+        seed(rounds)(quick(given(**strategies)(test)))()
+        rounds += 1
 
 
 # ---- checkpoints
@@ -110,18 +110,11 @@ MANIFESTS = (
 CHECKPOINTS = {"content": damaged() | st.binary(max_size=200), "changes": CHANGES, "manifest": MANIFESTS}
 
 
-def test_bytes_in_the_place_of_a_checkpoint_are_read_or_refused(tmp_path):
+def test_bytes_in_the_place_of_a_checkpoint_are_read_or_refused(tmp_path, seconds):
     write(tmp_path / "step_7.pt", WHOLE, {"format": 1, **ORIGIN, "sha256": hashlib.sha256(WHOLE).hexdigest()})
     assert checkpoint.load(tmp_path / "step_7.pt", **ORIGIN)["steps"] == 7, "undamaged it can be read"
     with warnings.catch_warnings(action="ignore"):
-        fuzz(reads_checkpoint(tmp_path / "step_7.pt"), 150, CHECKPOINTS)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2 * FUZZ_SECONDS + 600)
-def test_bytes_in_the_place_of_a_checkpoint_for_long(tmp_path):
-    with warnings.catch_warnings(action="ignore"):
-        print(fuzz(reads_checkpoint(tmp_path / "step_7.pt"), 1000, CHECKPOINTS, FUZZ_SECONDS), "checkpoints")
+        fuzz(reads_checkpoint(tmp_path / "step_7.pt"), 150, CHECKPOINTS, seconds)
 
 
 # ---- settings
@@ -171,14 +164,8 @@ CONFIGS = {
 }
 
 
-def test_whatever_stands_in_the_place_of_settings_is_taken_or_refused(tmp_path):
+def test_whatever_stands_in_the_place_of_settings_is_taken_or_refused(tmp_path, seconds):
     chapters = settings_of_chapters()
     for chapter in chapters:
         reads_settings(tmp_path, chapters)(chapter, {}, set(), None)
-    fuzz(reads_settings(tmp_path, chapters), 60, CONFIGS)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2 * FUZZ_SECONDS + 600)
-def test_whatever_stands_in_the_place_of_settings_for_long(tmp_path):
-    print(fuzz(reads_settings(tmp_path, settings_of_chapters()), 200, CONFIGS, FUZZ_SECONDS), "settings")
+    fuzz(reads_settings(tmp_path, chapters), 60, CONFIGS, seconds)
