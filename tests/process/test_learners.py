@@ -13,11 +13,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from harness import BUSY_SECONDS
 
-import train_impala
-from a3c_mp.algorithms import impala
-from a3c_mp.algorithms.impala import Args
-from a3c_mp.data.rollout import Rollout, rollout_spec
 from a3c_mp.errors import ConfigError, PeerLost
+from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.learners import DEATH_SECONDS, GLOO_SECONDS, LEARNER_CLOSE_SECONDS, Learners
@@ -26,76 +23,62 @@ from a3c_mp.run.preflight import check_learners
 
 pytestmark = pytest.mark.usefixtures("forked")
 
-SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
-ARGS = Args(num_learners=2, num_actors=2, reward_clip=False, max_grad_norm=1e9)
-UNROLLS = 4
 
-
-def some_unrolls():
-    """Unrolls for both learners, the same in every process."""
+def some_samples():
+    """Observations and weights for both learners, the same in every process."""
     rng = torch.Generator().manual_seed(0)
-    fields = {
-        name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in rollout_spec(6, 2 * UNROLLS, *SPACES).items()
-    }
-    for field in fields.values():
-        if field.is_floating_point():
-            field.normal_(generator=rng)
-    fields["action"].random_(2, generator=rng)
-    return Rollout(**fields)
+    return torch.randn(24, 3, generator=rng), torch.rand(24, generator=rng)
 
 
 def make_net(seed):
     torch.manual_seed(seed)
-    net = make_actor_critic(*SPACES)
+    net = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2))
     return net, torch.optim.Adam(net.parameters(), lr=0.01)
 
 
-def gradient(net, unrolls, group):
+def gradient(net, obs, weights, group):
+    """Of a loss whose advantages are normalized over the batches of all learners; the last element is the loss."""
     net.zero_grad()
-    loss, _ = train_impala.loss(ARGS, net, unrolls, group)
+    logits, values = net(obs)
+    advantages = normalize(values.detach() - logits.detach()[:, 0], weights, group.all_reduce_mean)
+    loss = (weights * advantages * logits.square().sum(1)).mean() + values.square().mean()
     loss.backward()
     return [*(parameter.grad for parameter in net.parameters()), loss]
 
 
+def listening():
+    return [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+
+
 def learn_together(group):
-    """Two steps on this learner's half of the unrolls; the weights after it, and the last gradient and loss."""
+    """Two steps on this learner's half of the samples; the net after it, the last gradients, what all learners have."""
     net, optimizer = make_net(seed=group.rank)  # the others' weights are not the first one's until they synchronize
     group.broadcast_state(net, optimizer)
-    mine = torch.arange(group.rank * UNROLLS, (group.rank + 1) * UNROLLS)
-    unrolls = impala.select(some_unrolls(), mine)
+    obs, weights = (part.chunk(2)[group.rank] for part in some_samples())
     for _ in range(2):
-        net.norm.update(group.all_gather(unrolls.obs.flatten(0, 1)))
-        *grads, loss = gradient(net, unrolls, group)
+        net.norm.update(group.all_gather(obs))
+        *grads, loss = gradient(net, obs, weights, group)
         group.all_reduce_gradients(net, loss)
         optimizer.step()
-    return net, [*grads, loss]
-
-
-def follow_together(group):
-    net, _ = learn_together(group)
-    group.all_gather_object([parameter.detach() for parameter in net.parameters()])
-    listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
-    group.all_gather_object(listening)
+    weights = [parameter.detach() for parameter in net.parameters()]
+    return net, [*grads, loss], group.all_gather_object(weights), group.all_gather_object(listening())
 
 
 def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
     net, optimizer = make_net(seed=0)
+    obs, weights = some_samples()
     for _ in range(2):
-        net.norm.update(some_unrolls().obs.flatten(0, 1))
-        expected = gradient(net, some_unrolls(), LearnerGroup())
+        net.norm.update(obs)
+        expected = gradient(net, obs, weights, LearnerGroup())
         optimizer.step()
-    with Learners(2, follow_together, ()) as group:
-        together, found = learn_together(group)
-        for x, y in zip(found, expected, strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
-        for x, y in zip(together.parameters(), net.parameters(), strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-        first, second = group.all_gather_object([parameter.detach() for parameter in together.parameters()])
-        for x, y in zip(first, second, strict=True):
-            assert torch.equal(x, y), "the learners' weights do not drift apart"
-        mine = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
-        addresses = {address for listening in group.all_gather_object(mine) for address in listening}
-    assert addresses == {"127.0.0.1"}, "other machines cannot reach them"
+    with Learners(2, learn_together, ()) as group:
+        together, found, (first, second), addresses = learn_together(group)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+    for x, y in zip(together.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    assert all(map(torch.equal, first, second)), "the learners' weights do not drift apart"
+    assert {address for each in addresses for address in each} == {"127.0.0.1"}, "other machines cannot reach them"
 
 
 def count_for_ever(group):

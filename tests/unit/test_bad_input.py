@@ -25,6 +25,7 @@ import train_apex
 import train_task
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.algorithms.actor_critic import make_optimizer
+from a3c_mp.cli.parser import plain_type
 from a3c_mp.config import bounds_of, check_ranges, flag_name
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
@@ -62,11 +63,7 @@ def test_every_number_has_its_range(chapter):
     check_ranges(args)
     for field in dataclasses.fields(args):
         hint = hints[field.name]
-        if typing.get_origin(hint) is tuple:  # a range of a gene: see `SPECIAL`
-            continue
-        kinds = {int, float} & {hint, *typing.get_args(hint), *map(typing.get_origin, typing.get_args(hint))}
-        kinds |= {int, float} & {inner for part in typing.get_args(hint) for inner in typing.get_args(part)}
-        if not kinds:
+        if plain_type(hint) not in (int, float):  # a range of a gene: see `SPECIAL`
             continue
         assert bounds_of(hint) or field.name in ("stop_return", "stop_eval_return"), f"{field.name} has no range"
         bad = [math.nan, math.inf]
@@ -222,6 +219,10 @@ population | --no-deterministic | deterministic=False: a population is always
 population | --num-actors 2 | num-actors=2: there is no such flag
 population | --replay-size 1000 --learning-starts 501 | learning-starts=501: the replay has room for 1000; use half of
 population | --env-id PongNoFrameskip-v4 | env-id=PongNoFrameskip-v4: observations are images (4, 84, 84), members need
+a3c_data | --env-id CartPole-v9 | env-id=CartPole-v9: Environment version `v9` for environment `CartPole` doesn't exist
+a3c_data | --env-id= | env-id: Malformed environment ID
+a3c_data | --env-id CartPole-v1?size=5 | ; choose another, or other --env-kwargs
+a3c_data | --env-id gymnasium:CartPole | ; perhaps you meant gymnasium:CartPole-v1
 a3c_data | --env-id Pong-v4 | use PongNoFrameskip-v4 or ALE/Pong-v5; choose another
 """
 
@@ -336,10 +337,21 @@ def leave(self, *args, **kwargs):
     sys.exit("licence expired")
 
 
-@pytest.mark.parametrize("where", ["__init__", "reset", "step"])
-def test_an_environment_that_ends_the_process_is_named(where, register, refused):
-    line = refused(train_a3c_data.main, ["--env-id", register(changes={where: leave})])
-    assert "env-id=Custom-v0: it raises SystemExit(licence expired); " in line
+def fail(self, *args, **kwargs):
+    raise ZeroDivisionError("first line\nsecond line")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"__init__": leave}, "it raises SystemExit(licence expired); "),
+        ({"reset": leave}, "it raises SystemExit(licence expired); "),
+        ({"step": leave}, "it raises SystemExit(licence expired); "),
+        ({"__init__": fail}, "first line second line"),
+    ],
+)
+def test_whatever_an_environment_does_is_one_line(changes, why, register, refused):
+    assert f"env-id=Custom-v0: {why}" in refused(train_a3c_data.main, ["--env-id", register(changes=changes)])
 
 
 def test_a_module_of_environments_that_ends_the_process_is_named(tmp_path, monkeypatch, refused):

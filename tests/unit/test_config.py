@@ -21,7 +21,7 @@ from a3c_mp.cli.parser import parse_int
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.run.preflight import check_device, probe_env
+from a3c_mp.run.preflight import check_device
 
 
 @dataclass(frozen=True)
@@ -427,48 +427,6 @@ def test_damaged_settings_of_a_saved_run_are_named_with_their_file(setting, valu
     assert parse("--resume", str(folder), *now.split()).resume == folder
     line = refused("--resume", str(folder), *now.split(), "--passes", "0")
     assert line.startswith("passes=0: must be"), "what is given now is an error of its own"
-
-
-# ---- environments and devices
-
-
-@pytest.mark.parametrize(
-    ("env_id", "reason"),
-    [
-        ("PongNoFrameskp-v4", "`PongNoFrameskp` doesn't exist; perhaps you meant PongNoFrameskip-v4"),
-        ("CartPole-v9", "v1"),
-        ("CartPole", "CartPole"),
-        ("no_such_module:Env-v0", "No module named 'no_such_module'"),
-        ("", "ID"),
-        (":", "must be"),
-        ("two\nlines-v0", "two lines"),
-        ("CartPole-v1?size=5", "unexpected keyword argument 'size'"),
-        ("gymnasium:CartPole-v1?size=5", "; choose another, or other --env-kwargs"),
-        ("gymnasium:CartPole", "; perhaps you meant gymnasium:CartPole-v1"),
-    ],
-)
-def test_an_environment_that_cannot_be_made_is_one_line(env_id, reason):
-    args = parse_args(PPOArgs, PRESETS, "", [f"--env-id={env_id}"])
-    with pytest.raises(ConfigError, match=r"^env-id[=:]") as error:
-        probe_env(args.env_id, Discrete)
-    assert reason in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_actions_of_the_wrong_kind_are_one_line():
-    obs_space, action_space = probe_env("CartPole-v1", Discrete)
-    assert (obs_space.shape, action_space) == ((4,), Discrete(2))
-    with pytest.raises(ConfigError, match=r"^env-id=Pendulum-v1: its actions are Box.*Discrete.*; .+$"):
-        probe_env("Pendulum-v1", Discrete)
-
-
-def test_whatever_an_environment_raises_is_one_line(register):
-    def fail(self):
-        raise ZeroDivisionError("first line\nsecond line")
-
-    with pytest.raises(ConfigError, match="first line second line") as error:
-        probe_env(register(changes={"__init__": fail}), Discrete)
-    assert "\n" not in str(error.value)
 
 
 def test_check_device_refuses_cuda_where_there_is_none(monkeypatch):

@@ -91,13 +91,12 @@ def reads_checkpoint(path):
     def test(content, changes, manifest):
         vouched = {"format": 1, **ORIGIN, "steps": 7, "sha256": hashlib.sha256(content).hexdigest()}
         write(path, content, vouched | changes if manifest is None else manifest)
+        refusal = str(path)
         try:
-            state = checkpoint.load(path, **ORIGIN)
+            net = checkpoint.load(path, **ORIGIN)["net"]
         except CheckpointError as error:
-            refusal = str(error)
-        else:
-            refusal = str(path)
-            assert all(torch.isfinite(tensor).all() for tensor in state["net"].values())
+            net, refusal = {}, str(error)
+        assert all(torch.isfinite(tensor).all() for tensor in net.values())
         assert str(path) in refusal
 
     return test
@@ -124,34 +123,23 @@ NUMBERS = st.integers(-5, 5000) | st.floats() | st.sampled_from(["1e6", "nan", "
 SETTINGS = st.dictionaries(st.sampled_from(FLAGS) | st.text(max_size=8), SCALARS | NUMBERS | JSON, max_size=5)
 
 
-def reads_settings(folder, chapters):
+def reads_settings(folder):
     def test(chapter, changed, dropped, instead):
-        module, good = chapters[chapter]
+        module = {"apex_dqn": train_apex, "impala": train_impala}[chapter]
+        good = {**dataclasses.asdict(module.Args()), "runs_dir": "somewhere"}
         saved = {name: value for name, value in {**good, **changed}.items() if name not in dropped}
         content = json.dumps({"algorithm": chapter, "args": saved}) if instead is None else instead
-        (folder / "config.json").write_bytes(
-            content if isinstance(content, bytes) else content.encode(errors="replace")
-        )
+        content = content if isinstance(content, bytes) else content.encode(errors="replace")
+        (folder / "config.json").write_bytes(content)
+        refusal = ""
         try:
-            args = parse_args(module.Args, module.PRESETS, "", ["--resume", str(folder)])
+            check_ranges(parse_args(module.Args, {}, "", ["--resume", str(folder)]))
         except ConfigError as error:
             refusal = str(error)
-        else:
-            refusal = "none"
-            check_ranges(args)
-        assert refusal
         assert "\n" not in refusal
+        assert not refusal or changed or instead is not None
 
     return test
-
-
-def settings_of_chapters():
-    """chapter -> (module, settings as config.json holds them)"""
-    modules = {"apex_dqn": train_apex, "impala": train_impala}
-    return {
-        name: (module, {k: v for k, v in dataclasses.asdict(module.Args()).items() if k not in ("runs_dir", "resume")})
-        for name, module in modules.items()
-    }
 
 
 INSTEAD = st.none() | st.none() | st.none() | st.binary(max_size=50) | JSON.map(json.dumps)
@@ -165,7 +153,6 @@ CONFIGS = {
 
 
 def test_whatever_stands_in_the_place_of_settings_is_taken_or_refused(tmp_path, seconds):
-    chapters = settings_of_chapters()
-    for chapter in chapters:
-        reads_settings(tmp_path, chapters)(chapter, {}, set(), None)
-    fuzz(reads_settings(tmp_path, chapters), 60, CONFIGS, seconds)
+    for chapter in ("apex_dqn", "impala"):
+        reads_settings(tmp_path)(chapter, {}, set(), None)
+    fuzz(reads_settings(tmp_path), 60, CONFIGS, seconds)
