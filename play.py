@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple
 
 import gymnasium
 import numpy as np
-import tyro
 from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
@@ -42,7 +41,7 @@ VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn":
 
 @dataclass(frozen=True)
 class Args:
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Path
     """run folder, runs/<name>: evaluates its best checkpoint; or one checkpoint file (.pt)"""
     episodes: Count = 20
     """number of evaluation episodes, each a whole game"""

@@ -20,10 +20,9 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +43,7 @@ MARKERS = {
 
 @dataclass(frozen=True)
 class Args:
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: tuple[Path, ...]
     """run folders, runs/<name>"""
     out: Path = Path("curves.png")
     """image file to write"""

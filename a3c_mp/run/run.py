@@ -24,9 +24,9 @@ from a3c_mp.errors import A3CError, ConfigError, NothingToDo, WorkerError
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.processes.console import console
 from a3c_mp.processes.learner_group import Stateful
+from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
-from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run.banner import first_lines
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
