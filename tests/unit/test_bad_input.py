@@ -49,7 +49,7 @@ from a3c_mp.population.population import Population
 from a3c_mp.population.records import Spaces
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
-from a3c_mp.task.keys import make_key
+from a3c_mp.task.endpoint import make_key
 from wrappers import make_env
 
 ALL = [*ALL_CHAPTERS, *CONTINUOUS]
@@ -367,12 +367,6 @@ SPECIAL = {
         [*ATTACHED, "--role", "collector", "--standalone"],
         "a standalone task is",
     ),
-    "a task alone on TCP": (TASK, ["--transport", "tcp", "--standalone"], "transport=tcp: a standalone task is one"),
-    "a task on TCP without a key": (
-        TASK,
-        ["--transport", "tcp"],
-        "transport=tcp: TCP needs a key; add --key-file FILE",
-    ),
     "threads of members": (
         POPULATION,
         ["--learner-threads", "2"],
@@ -454,9 +448,7 @@ def test_ranks_that_cannot_share_the_members(refused, monkeypatch):
     assert "WORLD_SIZE=3: several ranks need accelerate; pip install accelerate" in line
 
 
-@pytest.mark.parametrize(
-    "how", [["--listen", "tcp://127.0.0.1:0"], ["--transport", "tcp"], [*ATTACHED, "--role", "collector"]]
-)
+@pytest.mark.parametrize("how", [["--listen", "tcp://127.0.0.1:0"], [*ATTACHED, "--role", "collector"]])
 def test_a_key_that_others_can_read_is_of_no_use(how, refused, tmp_path):
     make_key(tmp_path / "k")
     (tmp_path / "k").chmod(0o640)
@@ -472,10 +464,7 @@ def test_a_port_in_use_is_refused(refused):
     assert f"listen={address}: cannot be bound (Address already in use); choose another port, or an address" in line
 
 
-@pytest.mark.parametrize(
-    ("flags", "what"),
-    [(LISTENING, "the weights"), (["--transport", "tcp", "--key-file", "k"], "the weight policy.2.weight")],
-)
+@pytest.mark.parametrize(("flags", "what"), [(LISTENING, "the weights"), ([], "the weight policy.2.weight")])
 def test_weights_too_large_for_a_message_are_refused_where_they_are_sent(refused, monkeypatch, flags, what):
     monkeypatch.setattr("a3c_mp.algorithms.roles.MAX_TENSOR", 16_000)
     line = refused(train_task.main, ["--env-id", TASK.env_id, *flags])
