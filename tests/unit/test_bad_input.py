@@ -35,7 +35,7 @@ from a3c_mp.population.records import Spaces
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
-from a3c_mp.task.keys import make_key
+from a3c_mp.task.endpoint import make_key
 from wrappers import make_env
 
 ALL = [*ALL_CHAPTERS, *CONTINUOUS]
@@ -171,7 +171,6 @@ ray_dqn | --num-shards 3 | num-shards=3: only 2 actors fill them; lower it
 ray_dqn | --save-replay | save-replay=True: shards are not saved
 ray_dqn | --replay-size 1e10 | GiB is free; lower --replay-size
 ray_impala | --num-learners 2 | num-learners=2: on Ray there is one
-ray_impala | --force-lag 2 | force-lag=2: it is for measurements
 ray_impala | --address auto | address=auto: this machine has no node of a cluster
 ray_impala | --token-file k | token-file=k: it is for a running cluster
 ray_dqn | --insecure-cluster | insecure-cluster=True: it is for a running clu

@@ -128,8 +128,8 @@ def test_a_task_in_one_process_learns_is_timed_and_evaluated(run_inline, mode):
     curves = scalars(done.folder)
     assert TASK.metrics | {"time/task/collect", "time/task/evaluate", "eval/return_mean"} <= curves.keys()
     assert all(event.value > 0 for event in curves["time/task/learner/learn"])
-    assert done.log.count("forward ms  backward ms") >= 3000 // 64 // 20
-    table = done.log[done.log.index("forward ms") :]
+    assert done.log.count("mean ms  share") >= 3000 // 64 // 20
+    table = done.log[done.log.index("mean ms  share") :]
     for name in ("collect", "learner", "  take", "  learn", "evaluate"):
         assert f"\n{name} " in table
 
