@@ -1,7 +1,7 @@
 """Stable-Baselines3's A2C or PPO on Atari or with continuous actions: prints points of its curve, see points.py.
 
 Settings are those of its zoo (for Pendulum-v1 its A2C settings of Pendulum-v0). With `--net matched` A2C has the net
-of `ConvActorCritic`: shared convolutions, then 512 units each for policy and value; `bench/throughput.py --compare sb3`
+of `--net nature`: shared convolutions, then 512 units each for policy and value; `bench/throughput.py --compare sb3`
 uses that.
 """
 
