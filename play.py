@@ -33,7 +33,6 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
-from a3c_mp.population.records import Spaces
 from a3c_mp.run import checkpoint
 from a3c_mp.run.banner import net_text
 from a3c_mp.run.evaluate import (
@@ -128,7 +127,7 @@ def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[st
         raise ConfigError(
             "member", member, why, f"name one from 0 to {len(members) - 1}" if members else "leave it out"
         )
-    return saved_net(members[member])
+    return saved_net(members[member]["genome"], members[member]["state"][0])
 
 
 def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
@@ -137,7 +136,7 @@ def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Spa
     spaces = probe_env(run.env_id, algo.ACTIONS if algo else ACTIONS)
     net: Any
     if run.algorithm == "population":
-        net = EliteNet(Spaces(*spaces))
+        net = EliteNet(spaces)
     else:
         net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, run.net_spec)
     try:

@@ -86,9 +86,9 @@ ONLY_IN = {
     "impala ray": "batch-unrolls lstm vtrace clip-rho clip-c clip-pg-rho replay-proportion force-lag",
     "task": "standalone async-mode print-per-step transport listen remote-actors attach-to role key-file",
     "ray": "address token-file insecure-cluster num-shards",
-    "population": "population generation-steps confirm-episodes init evolve keep-default "
+    "population": "population generation-steps confirm-episodes init evolve "
     "tournament-size elitism mutate-none mutate-architecture mutate-parameters mutate-activation "
-    "mutate-hyperparameters parameter-noise grow-factor shrink-factor resample touch new-layer learning-rate-range "
+    "mutate-hyperparameters parameter-noise grow-factor shrink-factor resample new-layer learning-rate-range "
     "batch-size-range learn-every learn-every-range units-range layers-range activation",
 }
 """chapters, as their scripts are called without `train_` -> flags that the others do not have"""

@@ -36,7 +36,7 @@ RULES = (
     Rule("importance-exponent", "priority_exponent", bool, "raise --priority-exponent"),
     Rule("blocks-per-actor prefetch", "deterministic", lambda ordered: not ordered, "leave out --deterministic"),
     Rule(
-        "tournament-size keep-default mutate-none mutate-architecture mutate-parameters mutate-activation "
+        "tournament-size mutate-none mutate-architecture mutate-parameters mutate-activation "
         "mutate-hyperparameters parameter-noise",
         "evolve",
         bool,

@@ -46,7 +46,6 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.population.population import Population
-from a3c_mp.population.records import Spaces
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.keys import make_key
@@ -693,7 +692,7 @@ def finished(tmp_path_factory):
             net = algo.make_net(*spaces)
             optimizer, extra = algo.make_optimizer(args, net), {"target_net": net}
         elif chapter is POPULATION:
-            population = Population(args, Spaces(*spaces))
+            population = Population(args, spaces)
             net, optimizer, extra = population.elite, None, {"population": population}
         else:
             net = make_actor_critic(*spaces)
