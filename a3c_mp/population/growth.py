@@ -98,7 +98,7 @@ def write_layers(state: MemberState, layers: Layers) -> None:
 
 
 def reshape(layers: Layers, old: tuple[int, ...], new: tuple[int, ...], rng: Generator) -> None:
-    """Insert a layer after one of the same size, or widen or shrink layers: from `old` units to `new`."""
+    """Insert a layer after one of the same size, or widen or shrink one: from the units `old` to `new`."""
     if len(new) > len(old):
         place = next(i for i in range(1, len(new)) if (*old[:i], *old[i - 1 :]) == new)
         layers.insert(place, [identity(old[place - 1]) for _ in layers[place]])
