@@ -30,7 +30,6 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
-from a3c_mp.population.records import Spaces
 from a3c_mp.run import checkpoint, export
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
@@ -103,7 +102,7 @@ def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[st
     """The net of the member at a place, as `EliteNet` loads it. Raises ConfigError if there is no such member."""
     members = state.get("extra", {}).get("population", {}).get("members", [])
     if member < len(members):
-        return saved_net(members[member])
+        return saved_net(members[member]["genome"], members[member]["state"][0])
     if members:
         why, fix = f"the checkpoint has {len(members)} members", f"name one from 0 to {len(members) - 1}"
     elif algorithm == "population":
@@ -119,7 +118,7 @@ def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Spa
     spaces = probe_env(run.env_id, algo.ACTIONS if algo else ACTIONS)
     net: Any
     if run.algorithm == "population":
-        net = EliteNet(Spaces(*spaces))
+        net = EliteNet(spaces)
     else:
         net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, run.net_spec)
     try:

@@ -17,105 +17,94 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned member ends with its parent even while it imports torch)
 
-import torch
-from torch import Tensor
+import math
+from collections.abc import Sequence
 
-from a3c_mp.algorithms import dqn
+import torch
+from numpy.random import Generator
+from torch import Tensor, nn
+
 from a3c_mp.algorithms.apex import move_target
+from a3c_mp.algorithms.dqn import bootstrap_values, q_values
 from a3c_mp.cli import parse_args
-from a3c_mp.maths import losses
-from a3c_mp.population import ranks
-from a3c_mp.population.evolution import Birth, next_generation, survive_all
-from a3c_mp.population.growth import MemberState
-from a3c_mp.population.member import MemberGeneration, MemberSampler
-from a3c_mp.population.members import Members
-from a3c_mp.population.memory import PopulationMemory
-from a3c_mp.population.population import Population
-from a3c_mp.population.records import find_spaces, read_member
-from a3c_mp.population.report import Report
-from a3c_mp.population.settings import PRESETS, Args, check_settings
-from a3c_mp.processes.learner_group import LearnerGroup
-from a3c_mp.processes.workers import WorkerChannel
+from a3c_mp.maths.losses import huber
+from a3c_mp.population.evolution import Member, mutate_genome, rank
+from a3c_mp.population.generations import Generations, launch
+from a3c_mp.population.member import MemberGeneration
+from a3c_mp.population.settings import MUTATIONS, PRESETS, Args
 from a3c_mp.replay import Batch
-from a3c_mp.run.preflight import set_up_torch
-from a3c_mp.run.progress import RunState
-from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 
-def member(channel: WorkerChannel, args: Args, memory: PopulationMemory) -> None:
-    """Member process: one generation for each token, starting from the record of its place."""
-    place = channel.actor
-    for slot, generation in channel.tokens():
-        genome, state = read_member(memory.births[place], memory.spaces, args.adam_eps)
-        with MemberGeneration(args, memory, place, generation, channel) as member_run:
-            for _ in range(args.rounds):
-                member_run.act(state.net)
-                for batch in member_run.sampler.batches(genome):
-                    learn(args, member_run.sampler, state, batch)
-            member_run.end(genome, state)
-        channel.send(slot, None)
+def member(args: Args, generation: MemberGeneration) -> None:
+    """One generation of a member, in its process."""
+    for _ in range(args.rounds):
+        generation.act()  # a step in each of its environments; the transitions go to the replay
+        for batch in generation.batches():  # one for every `learn-every` steps
+            learn(args, generation, batch)
 
 
-def loss(args: Args, state: MemberState, batch: Batch) -> tuple[Tensor, losses.Metrics]:
-    """Compute (loss, metrics) of one-step double Q-learning (van Hasselt et al. 2016), for a batch [N]."""
-    q = dqn.q_values(state.net, batch)
-    bootstrap = dqn.bootstrap_values(state.net, state.target_net, batch)
-    target = batch.reward + args.gamma * batch.discount * bootstrap
-    value_loss = losses.huber(target - q, torch.ones_like(q))
+def loss(args: Args, net: nn.Module, target_net: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return (loss, metrics) of one-step double Q-learning (van Hasselt et al. 2016), for a batch [N]."""
+    q = q_values(net, batch)
+    target = batch.reward + args.gamma * batch.discount * bootstrap_values(net, target_net, batch)
+    value_loss = huber(target - q, torch.ones_like(q))
     return value_loss, {"losses/value": value_loss, "values/q": q}
 
 
-def learn(args: Args, sampler: MemberSampler, state: MemberState, batch: Batch) -> None:
+def learn(args: Args, generation: MemberGeneration, batch: Batch) -> None:
     """Take one gradient step of a member."""
-    net, target_net, optimizer = state
-    if args.normalize_obs:
-        sampler.update_norm(net.norm, batch.obs)
-    total, metrics = loss(args, state, batch)
+    net, target_net, optimizer = generation.state
+    total, metrics = loss(args, net, target_net, batch)
     optimizer.zero_grad(set_to_none=True)
     total.backward()
-    torch.nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm)
+    nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm)
     optimizer.step()
-    sampler.means.add(metrics)
-    if state.updates % args.target_period == 0:
+    generation.means.add(metrics)
+    if generation.state.updates % args.target_period == 0:
         move_target(target_net, net, args.target_rate)
 
 
-def evolve(args: Args, population: Population) -> list[Birth]:
-    """Choose the members of the next generation: the elite, and mutated children of tournament winners."""
-    members = population.candidates
-    kept = [0] if args.keep_default else []  # member 0 has the settings as given
+def evolve(args: Args, members: Sequence[Member], rng: Generator) -> list[Member]:
+    """Return the next generation: the elite, unchanged, and mutated children of tournament winners."""
     if not args.evolve:
-        return survive_all(members)
-    return next_generation(members, args.evolution_settings, population.rng, kept)
+        return [survivor.survive("kept") for survivor in members]
+    elite, *_ = rank(members, rng)
+    births = [elite.survive("elite")] if args.elitism else []
+    winners = tournament(args, members, len(members) - len(births), rng)
+    first_id = max(each.id for each in members) + 1
+    for child_id, parent in enumerate(winners, first_id):
+        births.append(mutate(args, parent, child_id, rng))
+    return births
 
 
-def train(args: Args, run: RunState, population: Population, group: LearnerGroup, report: Report | None) -> None:
-    """Train the population, a generation at a time, in every rank alike; rank 0 reports."""
-    group.broadcast_state(population)
-    on_wait = report.show_progress if report is not None else lambda: None
-    with Members(member, run, population, group, on_wait) as members:
-        while members.run_generation():
-            births = evolve(args, population)
-            if report is not None and not report.record():
-                break
-            population.apply(births)
-            run.end_round()
+def tournament(args: Args, members: Sequence[Member], num: int, rng: Generator) -> list[Member]:
+    """Return the winners of `num` tournaments: the fittest of some members, drawn with replacement.
+
+    Without ties, the r-th least fit of n wins with probability (r^size - (r - 1)^size) / n^size.
+    """
+    able = [each for each in members if math.isfinite(each.fitness)]
+    entrants = rng.integers(len(able), size=(num, args.tournament_size))
+    return [rank([able[i] for i in row], rng)[0] for row in entrants]
+
+
+def mutate(args: Args, parent: Member, child_id: int, rng: Generator) -> Member:
+    """Return a child whose genome or weights are mutated in one way, with the relative probabilities `--mutate-*`."""
+    weights = [getattr(args, f"mutate_{kind}") for kind in MUTATIONS]
+    total = sum(weights)
+    kind = MUTATIONS[rng.choice(len(weights), p=[weight / total for weight in weights])] if total else "none"
+    genome, change = mutate_genome(parent.genome, kind, args, rng)
+    return Member(child_id, parent.id, kind, change, genome, int(rng.integers(2**63)), parent.fitnesses)
+
+
+def train(args: Args, generations: Generations) -> None:
+    """Train the population, a generation at a time, in every rank alike."""
+    for population in generations:  # all members have learned and played, every rank has their results
+        population.breed(evolve(args, population.evaluated, population.rng))
 
 
 def main() -> int:
-    with ranks.refused_once():
-        args = parse_args(Args, PRESETS, __doc__)
-        check_settings(args)
-        spaces = find_spaces(args.env_id)
-        group = ranks.join(args)
-        population = Population(args, spaces)
-    set_up_torch(args, group.rank)
-    if group.rank > 0:
-        return ranks.follow(train, args, population, group)
-    with Run(args, args.chapter, population.elite, None, {"population": population}) as run:
-        train(args, run, population, group, Report(run, population, group))
-    return run.exit_code
+    return launch(lambda: parse_args(Args, PRESETS, __doc__), member, train)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class Inline:
             if trains and workers is not None:
                 patch.setattr("a3c_mp.run.actors.Workers", workers)
                 patch.setattr("a3c_mp.run.evaluator.Workers", workers)
-                patch.setattr("a3c_mp.population.members.Workers", workers)
+                patch.setattr("a3c_mp.population.generations.Workers", workers)
                 inline_ray.install(patch)
                 flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))
             patch.setattr("sys.argv", [script, *named, *flags])

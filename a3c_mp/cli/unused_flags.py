@@ -32,7 +32,7 @@ RULES = (
     Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),
     Rule("importance-exponent", "priority_exponent", bool, "raise --priority-exponent"),
     Rule("blocks-per-actor prefetch", "deterministic", lambda ordered: not ordered, "leave out --deterministic"),
-    Rule("tournament-size keep-default parameter-noise", "evolve", bool, "leave out --no-evolve"),
+    Rule("tournament-size parameter-noise", "evolve", bool, "leave out --no-evolve"),
     Rule("mutate-none mutate-architecture mutate-parameters", "evolve", bool, "leave out --no-evolve"),
     Rule("mutate-activation mutate-hyperparameters", "evolve", bool, "leave out --no-evolve"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
 from collections.abc import Sequence
@@ -14,25 +15,23 @@ import numpy as np
 from a3c_mp.data.episodes import episodes_at
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.nets.obs_norm import OUTLIER
-from a3c_mp.population.confirmation import Interrupted, ends_at_signals
-from a3c_mp.population.member import play_greedily
+from a3c_mp.population.evolution import HYPERPARAMETERS, Member
+from a3c_mp.population.member import Confirmation
 from a3c_mp.population.memory import METRICS, SKIPPED
 from a3c_mp.population.population import Population
-from a3c_mp.population.records import sha256_of_member
-from a3c_mp.population.settings import Args
-from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import Evaluation
 from a3c_mp.run.files import write_atomically
 from a3c_mp.run.run import Run
-from a3c_mp.seeds import CONFIRMATION, derive_seeds
 
+CUT = "evaluation_games_at_max_steps"
 WARNINGS = {
-    "transitions_not_finite": "transitions of member {id} contain NaN or inf; skipped",
+    "transitions_not_finite": "transitions of member {id} contain NaN or inf; skipped ({total} so far)",
     "obs_values_clipped": "batches of member {id}: {num} observed values more than "
-    f"{OUTLIER:g} standard deviations from the mean; clipped",
+    f"{OUTLIER:g} standard deviations from the mean; clipped ({{total}} so far)",
     "obs_moments_not_finite": "batches of member {id}: mean or variance of observations is not finite; left out of the "
-    "running moments",
+    "running moments ({total} so far)",
+    CUT: "evaluation games that reached {most:,} steps, where they are cut (--eval-max-steps): {total}",
 }
 """counter -> warning"""
 COLUMNS = (
@@ -41,231 +40,140 @@ COLUMNS = (
     *("fitness", "mean_fitness", "updates", "steps", "sha256"),
 )
 """of `lineage.csv`"""
+TITLES = {"kind": "mutation", "batch_size": "batch", "mean_fitness": "mean"}
+"""column of `lineage.csv` -> its title in the table of a generation, where that is not its name"""
 BLOCK = 16
 """steps of the environments that are recorded together"""
 
 
 class Report:
-    """Records the generations of a run.
+    """Records the generations of a run; its display takes members of other ranks to be as far as those at `places`."""
 
-    Args:
-        run: counts steps and writes curves and checkpoints.
-        population: what is recorded; its generation is that of the first `record`.
-        group: the ranks; this one sees how far its own members are.
-    """
-
-    def __init__(self, run: Run, population: Population, group: LearnerGroup):
-        self.run, self.population = run, population
-        self._interruption_logged = False
-        self.args: Args = population.args
-        self.places = group.own_share(population.args.population)
-        self.lineage = Lineage(run.folder / "lineage.csv", population.generation)
-        self._write_lineage([])
+    def __init__(self, run: Run, population: Population, places: range):
+        self.run, self.population, self.args, self.places = run, population, population.args, places
+        self.path, self.lineage = run.folder / "lineage.csv", list[dict[str, Any]]()
+        if self.path.exists():  # a resumed run repeats the later generations
+            self.lineage = [row for row in read_lineage(self.path) if int(row["generation"]) < population.generation]
+        self._write_lineage()
         run.metrics.headline = self._headline
-        self._clock_runs = False
         self.show_progress()
 
     def show_progress(self) -> None:
-        """Show how far the current generation is, if other ranks' members are as far as the own ones."""
-        memory, args = self.population.memory, self.args
-        own = slice(self.places.start, self.places.stop)
-        steps, games = int(memory.steps[own].sum()) * args.population // len(self.places), int(memory.games[own].sum())
-        if self.run.is_interrupted():
-            if steps and not self._interruption_logged:
-                self._interruption_logged = True
-                what = f"generation {self.population.generation} is interrupted"
-                self.run.log.info(f"{what}: its {steps:,} steps are not kept, a resumed run starts it again")
-            steps = games = 0
-        if steps and not self._clock_runs:
-            self._clock_runs = True
-            self.run.metrics.start_clock()  # a generation takes long: `--max-seconds` counts from its first steps
-        text = f"{games} of {args.eval_episodes * len(self.places)} evaluation games" if games else ""
-        self.run.metrics.show_pending(steps, text)
+        """Show how far the current generation is."""
+        metrics, num_games = self.run.metrics, self.args.eval_episodes * len(self.places)
+        steps, games = self._steps_under_way, int(self.population.memory.games[list(self.places)].sum())
+        if steps:  # only the first time counts
+            metrics.start_clock()  # a generation takes long: `--max-seconds` counts from its first steps
+        metrics.show_pending(steps, f"{games} of {num_games} evaluation games" if games else "")
 
-    def record(self) -> bool:
-        """Record the generation that has ended, and take its fittest member as the elite.
+    def log_interruption(self) -> None:
+        """Log which steps are lost, if a signal or the end of the time has interrupted a generation."""
+        if (steps := self._steps_under_way) and self.run.is_interrupted():
+            what = f"generation {self.population.generation} is interrupted"
+            self.run.log.info(f"{what}: its {steps:,} steps are not kept, a resumed run starts it again")
+            self.run.metrics.show_pending(0, "")
 
-        Returns:
-            whether it is recorded; False if a signal or the end of the time has interrupted its confirmation: a resumed
-                run repeats the generation.
+    @property
+    def _steps_under_way(self) -> int:
+        steps = int(self.population.memory.steps[list(self.places)].sum())
+        return steps * self.args.population // len(self.places)
+
+    def record(self, confirmation: Confirmation | None) -> None:
+        """Record the generation that has ended, and the games that its fittest member played then, if there were any.
+
+        The best net is the one that new games have confirmed, also where another was luckier in an earlier generation.
         """
         run, population = self.run, self.population
-        try:
-            returns = self._confirm()
-        except Interrupted:
-            self.show_progress()  # logs what is lost
-            return False
-        population.end_generation()
         self._record_games()
-        for place in range(self.args.population):
-            self._count(place)
+        rows = [self._record_member(place, member) for place, member in enumerate(population.evaluated)]
         for place in range(self.args.population):  # the next generation starts new games
             run.metrics.record_games(run.progress.window.lose(place))
-        rows = [self._row(place) for place in range(self.args.population)]
-        self._write_lineage(rows)
-        elite = rows[population.fittest]
+        self.lineage += rows
+        self._write_lineage()
+        elite, result = rows[population.fittest], population.results[population.fittest]
         fittest = f"the fittest is member {elite['id']}, at place {elite['place']}"
         run.log.info(f"generation {population.generation}: {fittest}\n{table(rows)}")
-        self._record_confirmation(returns)
-        self._evaluate()
-        return True
-
-    def _write_lineage(self, rows: Sequence[dict[str, Any]]) -> None:
-        try:
-            self.lineage.append(rows)
-        except OSError as error:  # the next generation writes these lines too
-            self.run.log.warning(f"{self.lineage.path} not written: {error}")
+        if confirmation is not None:
+            self._record_confirmation(confirmation, elite["fitness"])
+        finite = result["eval_returns"].isfinite()
+        returns, lengths = result["eval_returns"][finite].tolist(), result["eval_lengths"][finite].tolist()
+        sha256 = sha256_of_weights(population.elite.state_dict()) or ""
+        evaluation = Evaluation(population.generation + 1, run.steps, returns, lengths, sha256)
+        is_best = run.progress.evals.record(evaluation, confirmed=run.progress.is_confirmed)
+        run.record_evaluation(evaluation, population.elite if is_best else None)
 
     def _record_games(self) -> None:
         """Record steps and training games in the order of time: a block of steps of every member, then the next."""
         names = ("done", "episode_return", "episode_length")
         for start in range(0, self.args.rounds, BLOCK):
-            for place in range(self.args.population):
-                result = self.population.memory.results[place]
+            for place, result in enumerate(self.population.results):
                 block = [result[name][start : start + BLOCK] for name in names]
                 self.run.record_rollout(block[0].numel(), episodes_at(*block), place, policy_lag=0)
 
-    def _count(self, place: int) -> None:
-        """Count a member's updates and the steps of its evaluation games, and record its curves."""
-        run, result = self.run, self.population.memory.results[place]
-        genome, updates = self.population.members[place].birth.genome, int(result["updates"])
+    def _record_member(self, place: int, member: Member) -> dict[str, Any]:
+        """Count a member's updates and evaluation games, and record its curves; returns its line of `lineage.csv`."""
+        run, result, genome = self.run, self.population.results[place], member.genome
+        updates, lengths = int(result["updates"]), result["eval_lengths"]
         run.progress.updates += updates
         run.progress.samples += updates * genome.batch_size
-        run.counters["evaluation_steps"] += int(result["eval_lengths"].sum())
-        self._count_long_games(int((result["eval_lengths"] >= self.args.eval_max_steps).sum()))
-        metrics = dict(zip(METRICS, result["metrics"].tolist(), strict=True))
-        run.record_metrics({name: value for name, value in metrics.items() if math.isfinite(value)})
-        curves = {
-            "fitness": self.population.fitness(place),
-            "genome/learning_rate": genome.learning_rate,
-            "genome/batch_size": genome.batch_size,
-            "genome/learn_every": genome.learn_every,
-            "genome/hidden_units": sum(genome.hidden),
-            "updates": updates,
-        }
-        run.record_metrics(
-            {f"{name}/place_{place}": float(value) for name, value in curves.items() if math.isfinite(value)}
-        )
-        for name, num in zip(SKIPPED, result["skipped"].tolist(), strict=True):
+        run.counters["evaluation_steps"] += int(lengths.sum())
+        counts = dict(zip(SKIPPED, result["skipped"].tolist(), strict=True))
+        for name, num in {**counts, CUT: int((lengths >= self.args.eval_max_steps).sum())}.items():
             before = run.counters[name]
-            run.counters[name] += num  # there from the start, also at 0
-            if passes_power_of_two(before, before + num):
-                what = WARNINGS[name].format(num=num, id=self.population.members[place].birth.id)
-                run.log.warning(f"{what} ({before + num} so far)")
-
-    def _count_long_games(self, num: int) -> None:
-        """Count evaluation games that were as long as they may be: their returns may be cut."""
-        before = self.run.counters["evaluation_games_at_max_steps"]
-        self.run.counters["evaluation_games_at_max_steps"] += num
-        if passes_power_of_two(before, before + num):
-            what = f"evaluation games that reached {self.args.eval_max_steps:,} steps, where they are cut"
-            self.run.log.warning(f"{what} (--eval-max-steps): {before + num}")
-
-    def _row(self, place: int) -> dict[str, Any]:
-        """A member's line of `lineage.csv`."""
-        member, result = self.population.members[place], self.population.memory.results[place]
-        birth, genome = member.birth, member.birth.genome
+            run.counters[name] = total = before + num  # there from the start, also at 0
+            if passes_power_of_two(before, total):
+                text = WARNINGS[name]
+                run.log.warning(text.format(id=member.id, num=num, total=total, most=self.args.eval_max_steps))
+        curves = {"fitness": member.fitness, "updates": updates, "genome/hidden_units": sum(genome.hidden)}
+        curves |= {f"genome/{name}": getattr(genome, name) for name in HYPERPARAMETERS}
+        metrics = dict(zip(METRICS, result["metrics"].tolist(), strict=True))
+        metrics |= {f"{name}/place_{place}": float(value) for name, value in curves.items()}
+        run.record_metrics({name: value for name, value in metrics.items() if math.isfinite(value)})
+        sha256 = hashlib.sha256(result["genome"].numpy().tobytes() + result["tensors"].numpy().tobytes())
         return {
             "generation": self.population.generation,
             "place": place,
-            "id": birth.id,
-            "parent": "" if birth.kind == "first" else birth.parent,
-            "kind": birth.kind,
-            "change": birth.change,
-            "learning_rate": genome.learning_rate,
-            "batch_size": genome.batch_size,
-            "learn_every": genome.learn_every,
+            "id": member.id,
+            "parent": "" if member.kind == "first" else member.parent,
+            "kind": member.kind,
+            "change": member.change,
+            **vars(genome),
             "hidden": " ".join(map(str, genome.hidden)),
-            "activation": genome.activation,
-            "fitness": self.population.fitness(place),
+            "fitness": member.fitness,
             "mean_fitness": float(np.mean(member.fitnesses)),
-            "updates": int(result["updates"]),
-            "steps": self.run.steps,
-            "sha256": sha256_of_member(result)[:16],
+            "updates": updates,
+            "steps": run.steps,
+            "sha256": sha256.hexdigest()[:16],
         }
 
-    def _evaluate(self) -> None:
-        """Record the games of the fittest member as the run's evaluation, and save its net if it is the best so far.
-
-        The best is the one that new games have confirmed, also where another one was luckier in an earlier generation.
-        """
-        run, population = self.run, self.population
-        result, sha256 = population.memory.results[population.fittest], sha256_of_weights(population.elite.state_dict())
-        finite = result["eval_returns"].isfinite()
-        returns, lengths = result["eval_returns"][finite].tolist(), result["eval_lengths"][finite].tolist()
-        evaluation = Evaluation(population.generation + 1, run.steps, returns, lengths, sha256 or "")
-        is_best = run.progress.evals.record(evaluation, confirmed=run.progress.is_confirmed)
-        run.record_evaluation(evaluation, population.elite if is_best else None)
-
-    def _confirm(self) -> list[float]:
-        """Have the fittest member play new games once its fitness reaches the goal; return their finite returns.
-
-        The fittest of many has been lucky too: only new games say what it is worth. An environment that fails in them
-        costs this confirmation, not the run.
-
-        Raises:
-            Interrupted: a signal has arrived meanwhile, or the time is over.
-        """
-        args, population, run = self.args, self.population, self.run
-        if args.stop_return is None or not population.fitness(population.fittest) >= args.stop_return:
-            return []
-        seed = derive_seeds(args.seed, population.generation, CONFIRMATION)[0]
-        try:
-            with ends_at_signals(run.is_interrupted, args.hang_seconds) as on_step:
-                games = list(play_greedily(args, population.fittest_net(), args.confirm_episodes, seed, on_step))
-        except Interrupted:
-            raise
-        except Exception as error:  # whatever an environment raises
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-            run.log.warning(f"not confirmed: the games of the confirmation failed ({why}); training continues")
-            return []
-        run.counters["evaluation_steps"] += sum(game.length for game in games)
-        returns = [game.episode_return for game in games if math.isfinite(game.episode_return)]
-        if not returns:
+    def _record_confirmation(self, confirmation: Confirmation, fitness: float) -> None:
+        """Record what the fittest member did in new games: whether the task is solved."""
+        run, (mean, num, steps) = self.run, confirmation
+        run.counters["evaluation_steps"] += steps
+        if not num:
             run.log.warning("not confirmed: no game of the confirmation has a finite return; training continues")
-        return returns
-
-    def _record_confirmation(self, returns: Sequence[float]) -> None:
-        """Record what the fittest member did in new games, if there are any: whether the task is solved."""
-        if not returns:
             return
-        mean = float(np.mean(returns))
-        self.run.progress.confirm(mean)
-        games = f"mean return {mean:.1f} in {len(returns)} new games"
-        if self.run.progress.is_confirmed:
-            self.run.log.info(f"confirmed: {games}")
-        else:
-            fitness = self.population.fitness(self.population.fittest)
-            self.run.log.info(f"not confirmed: {games}, after a fitness of {fitness:.1f}; training continues")
+        run.progress.confirm(mean)
+        games = f"confirmed: mean return {mean:.1f} in {num} new games"
+        after = f", after a fitness of {fitness:.1f}; training continues"
+        run.log.info(games if run.progress.is_confirmed else f"not {games}{after}")
 
     def _headline(self) -> list[str]:
         best, confirmed = self.run.progress.evals.best_mean, self.run.progress.confirmed_mean
+        in_new_games = "confirmed" if self.run.progress.is_confirmed else "in new games"
         words = [f"generation {self.population.generation}"]
         words += [f"best fitness {best:.1f}"] if math.isfinite(best) else []
-        in_new_games = "confirmed" if self.run.progress.is_confirmed else "in new games"
         return words + ([f"{in_new_games} {confirmed:.1f}"] if math.isfinite(confirmed) else [])
 
-
-class Lineage:
-    """The writer of `lineage.csv`: a line for each member of each generation.
-
-    Args:
-        path: of the file.
-        generation: the first one to be written; a resumed run repeats it, so later lines are removed.
-    """
-
-    def __init__(self, path: Path, generation: int):
-        self.path = path
-        self.rows = [row for row in read_lineage(path) if int(row["generation"]) < generation] if path.exists() else []
-
-    def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add a generation, or none, and write the file. Raises OSError; the old file stays then."""
-        self.rows += [{name: str(value) for name, value in row.items()} for row in rows]
+    def _write_lineage(self) -> None:
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.rows)
-        write_atomically(self.path, text.getvalue().encode())
+        writer.writerows(self.lineage)
+        try:
+            write_atomically(self.path, text.getvalue().encode())
+        except OSError as error:  # the next generation writes these lines too
+            self.run.log.warning(f"{self.path} not written: {error}")
 
 
 def read_lineage(path: Path) -> list[dict[str, str]]:
@@ -276,36 +184,9 @@ def read_lineage(path: Path) -> list[dict[str, str]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A table of members, as text."""
-    names = (
-        "place",
-        "id",
-        "parent",
-        "kind",
-        "learning_rate",
-        "batch_size",
-        "learn_every",
-        "hidden",
-        "activation",
-        "fitness",
-    )
-    cells = [
-        [
-            "place",
-            "id",
-            "parent",
-            "mutation",
-            "learning rate",
-            "batch",
-            "learn every",
-            "hidden",
-            "activation",
-            "fitness",
-            "mean",
-        ]
-    ]
-    for row in rows:
-        values = [row[name] for name in names]
-        values[4] = f"{values[4]:.2g}"
-        cells.append([*map(str, values[:-1]), f"{row['fitness']:.1f}", f"{row['mean_fitness']:.1f}"])
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+    names = [name for name in COLUMNS if name not in ("generation", "change", "updates", "steps", "sha256")]
+    formats = {"learning_rate": ".2g", "fitness": ".1f", "mean_fitness": ".1f"}
+    lines = [[TITLES.get(name, name.replace("_", " ")) for name in names]]
+    lines += [[format(row[name], formats.get(name, "")) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

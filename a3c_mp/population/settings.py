@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Literal
-
-import numpy as np
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from a3c_mp.algorithms.apex_settings import ReplayArgs
-from a3c_mp.config import Between, Count, Fraction, NonNegative
+from a3c_mp.config import Between, Count, Fraction, NonNegative, flag_name
 from a3c_mp.errors import ConfigError
-from a3c_mp.population.evolution import Evolution, Steps
-from a3c_mp.population.genome import Genome, Range, check_start, spread
-from a3c_mp.seeds import FIRST, derive_seeds
 
+MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameters")
+"""kinds of mutation; `--mutate-KIND` is the relative probability of each"""
 MAX_LAYERS = 32
 """that a record of a member has room for"""
-Ends = tuple[float, float]
-IntEnds = tuple[int, int]
+Activation = Literal["relu", "elu", "gelu", "tanh"]
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,6 @@ class Args(ReplayArgs):
     """hyperparameters of the first generation: member 0 as given and the others drawn in their ranges, or all alike"""
     evolve: bool = True
     """let the fittest have children; --no-evolve: all live on with their own hyperparameters (random search)"""
-    keep_default: bool = False
-    """member 0 survives without mutations, for comparison"""
     tournament_size: Count = 2
     """members in each tournament; the fittest of them is a parent"""
     elitism: bool = True
@@ -69,35 +65,33 @@ class Args(ReplayArgs):
     """relative probability that a child's learning rate, batch size or learn-every are mutated"""
     parameter_noise: NonNegative = 0.1
     """standard deviation of the noise of mutate-parameters, relative to each weight"""
-    grow_factor: Ends = (1.1, 2.5)
+    grow_factor: tuple[float, float] = (1.1, 2.5)
     """a mutated hyperparameter or layer is multiplied by a log-uniform factor between these, in half of all cases"""
-    shrink_factor: Ends = (1.1, 2.5)
+    shrink_factor: tuple[float, float] = (1.1, 2.5)
     """in the other half it is divided by a log-uniform factor between these"""
     resample: Fraction = 0.25
     """probability that a mutated hyperparameter is drawn from its whole range instead"""
-    touch: Fraction = 0.5
-    """probability that mutate-hyperparameters changes each of them; it changes at least one"""
     new_layer: Fraction = 0.2
     """probability that mutate-architecture adds a layer instead of resizing one"""
     learning_rate: NonNegative = 1e-3
     """first learning rate (Adam)"""
-    learning_rate_range: Ends = (1e-5, 1e-1)
+    learning_rate_range: tuple[float, float] = (1e-5, 1e-1)
     """learning rates that evolution can reach"""
     batch_size: Count = 64
     """first batch size: transitions in one gradient"""
-    batch_size_range: IntEnds = (8, 256)
+    batch_size_range: tuple[int, int] = (8, 256)
     """batch sizes that evolution can reach"""
     learn_every: Count = 4
     """first learn-every: agent steps for each update"""
-    learn_every_range: IntEnds = (1, 120)
+    learn_every_range: tuple[int, int] = (1, 120)
     """values of learn-every that evolution can reach"""
     hidden: tuple[int, ...] = (64, 64)
     """first architecture: units of each hidden layer"""
-    units_range: IntEnds = (16, 256)
+    units_range: tuple[int, int] = (16, 256)
     """units of a layer that evolution can reach"""
-    layers_range: IntEnds = (1, 3)
+    layers_range: tuple[int, int] = (1, 3)
     """hidden layers that evolution can reach"""
-    activation: Literal["relu", "elu", "gelu", "tanh"] = "relu"
+    activation: Activation = "relu"
     """first activation function"""
     replay_size: Count = 100_000
     """transitions of earlier generations, of all members, that each member can sample"""
@@ -115,76 +109,41 @@ class Args(ReplayArgs):
     num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
     eval_every: ClassVar = 0  # type: ignore[misc]
     stop_eval_return: ClassVar = None  # type: ignore[misc]
+    evaluates: ClassVar = True  # each generation
+    training_goal: ClassVar = None  # exploring members do not show what the best can
 
     @property
     def rounds(self) -> int:
         """Steps of a member's vector environment in a generation (T)."""
         return -(-self.generation_steps // self.num_envs)
 
-    @property
-    def training_goal(self) -> None:
-        return None  # games of exploring members do not show that the fittest one has solved the task
-
-    @property
-    def evaluates(self) -> bool:
-        return True  # each generation
-
-    @property
-    def genome(self) -> Genome:
-        """Genome of member 0."""
-        return Genome(self.learning_rate, self.batch_size, self.learn_every, tuple(self.hidden), self.activation)
-
-    @property
-    def ranges(self) -> dict[str, Range]:
-        return {
-            "learning_rate": Range(*self.learning_rate_range),
-            "batch_size": Range(*self.batch_size_range, integer=True),
-            "learn_every": Range(*self.learn_every_range, integer=True),
-            "units": Range(*self.units_range, integer=True),
-            "layers": Range(*self.layers_range, log=False, integer=True),
-        }
-
-    @property
-    def evolution_settings(self) -> Evolution:
-        kinds = ("none", "architecture", "parameters", "activation", "hyperparameters")
-        return Evolution(
-            self.tournament_size,
-            self.elitism,
-            {kind: getattr(self, f"mutate_{kind}") for kind in kinds},
-            self.ranges,
-            Steps(self.grow_factor, self.shrink_factor, self.resample, self.touch, self.new_layer),
-        )
-
 
 def check_settings(args: Args) -> None:
     """Raise ConfigError for settings that do not fit each other, or that this chapter does not have."""
-    if args.tournament_size > args.population:
-        why = f"there are {args.population} members"
-        raise ConfigError("tournament-size", args.tournament_size, why, "lower it, or raise --population")
-    if not args.deterministic:
-        raise ConfigError("deterministic", False, "a population is always deterministic", "leave it out")
-    if args.learner_threads > 1:
-        why = "each member is a process with one thread"
-        raise ConfigError("learner-threads", args.learner_threads, why, "leave it out, or raise --population")
-    if args.cuda:
-        raise ConfigError("cuda", True, "members train on the CPU, where small nets are faster", "leave it out")
-    if args.layers_range[1] > MAX_LAYERS:
-        raise ConfigError("layers-range", args.layers_range, f"more than {MAX_LAYERS} layers", "lower it")
-    if args.learning_starts > args.replay_size // 2:
-        why = f"the replay has room for {args.replay_size}"
-        raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")
-    if args.learning_rate == 0 or not args.hidden or min(args.hidden) < 1:
-        name = "hidden" if args.learning_rate else "learning-rate"
-        raise ConfigError(name, getattr(args, name.replace("-", "_")), "must be more than 0")
-    check_start(args.genome, args.ranges)
-    _ = args.evolution_settings  # checks the rest
-
-
-def first_genomes(args: Args) -> list[Genome]:
-    """Genomes of the first generation, by place."""
-    if args.init == "same":
-        return [args.genome] * args.population
-    return spread(args.genome, args.ranges, args.population, np.random.default_rng(derive_seeds(args.seed, FIRST)[1]))
+    for is_bad, name, why, fix in (
+        (args.tournament_size > args.population, "tournament_size", f"there are {args.population} members",
+         "lower it, or raise --population"),
+        (not args.deterministic, "deterministic", "a population is always deterministic", "leave it out"),
+        (args.learner_threads > 1, "learner_threads", "each member is a process with one thread",
+         "leave it out, or raise --population"),
+        (args.cuda, "cuda", "members train on the CPU, where small nets are faster", "leave it out"),
+        (args.layers_range[1] > MAX_LAYERS, "layers_range", f"more than {MAX_LAYERS} layers", "lower it"),
+        (args.learning_starts > args.replay_size // 2, "learning_starts",
+         f"the replay has room for {args.replay_size}", "use half of it at most"),
+    ):  # fmt: skip
+        if is_bad:
+            raise ConfigError(flag_name(name), getattr(args, name), why, fix)
+    genes = {f"{name}_range": [getattr(args, name)] for name in ("learning_rate", "batch_size", "learn_every")}
+    genes |= {"units_range": [*args.hidden], "layers_range": [len(args.hidden)], "grow_factor": [], "shrink_factor": []}
+    for name, values in genes.items():
+        (low, high), flag = getattr(args, name), flag_name(name)
+        least = 1e-12 if name.endswith("range") else 1.01
+        if not least <= low <= high < math.inf:
+            why = f"both ends must be finite and {least:g} or more, the lower one first"
+            raise ConfigError(flag, f"{low:g} to {high:g}", why)
+        if outside := [value for value in values if not low <= value <= high]:
+            why = f"the first member has {outside[0]:g}"
+            raise ConfigError(flag, f"{low:g} to {high:g}", why, "widen the range, or start inside it")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -156,7 +156,6 @@ a3c_grad | --deterministic --slots-per-actor 2 | slots-per-actor=2: with --sync 
 impala | --replay-proportion 0 --replay-size 9 | replay-size=9: --replay-proportion=0.0 does not use it; raise --replay
 a3c_grad | --sync --max-lag 3 | max-lag=3: with --sync or --deterministic each
 apex_dqn | --deterministic --blocks-per-actor 4 | blocks-per-actor=4: --deterministic does not use it; leave out --dete
-population | --keep-default --no-evolve | keep-default=True: --no-evolve does not use it; leave out --no-evolve, or lea
 a3c_data | --n-step 8 | n-step=8: --returns=gae does not use it; add --returns nstep
 a3c_grad | --sync --grads-per-step 5 | grads-per-step=5:
 apex_dqn | --replay-size 100 --learning-starts 9 | replay-size=100: each of

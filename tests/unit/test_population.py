@@ -2,7 +2,6 @@
 
 import dataclasses
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,18 +12,15 @@ from hypothesis import strategies as st
 
 import train_population
 from a3c_mp.population import member as member_module
-from a3c_mp.population.evolution import Birth
-from a3c_mp.population.genome import ACTIVATIONS, Genome
-from a3c_mp.population.member import play_greedily
-from a3c_mp.population.population import EliteNet, Population
-from a3c_mp.population.records import find_spaces, make_state, read_member, record_spec, sha256_of_member, write_member
-from a3c_mp.population.settings import Args
+from a3c_mp.population.evolution import Genome, first_members
+from a3c_mp.population.memory import MemberState, PopulationMemory, read_member, write_member
+from a3c_mp.population.population import EliteNet, Population, saved_net
+from a3c_mp.population.settings import ACTIVATIONS, Args
 from a3c_mp.processes.pool import Token
-from a3c_mp.processes.slots import Slots
-from a3c_mp.replay import Batch
 from a3c_mp.run.evaluate import make_play_envs, play_episodes
+from a3c_mp.run.preflight import probe_env
 
-SPACES = find_spaces("CartPole-v1")
+SPACES = probe_env("CartPole-v1")
 FAST = Args(
     population=2,
     num_envs=4,
@@ -35,16 +31,14 @@ FAST = Args(
     units_range=(16, 64),
     init="same",
 )
-START = FAST.genome
+START = first_members(FAST)[0].genome
 
 
 def live(population, place, beat=lambda: None):
     """Run the current generation of a place in this process."""
-    tokens = [Token(place, population.generation)]
-    channel = SimpleNamespace(
-        actor=place, tokens=lambda: tokens, beat=beat, starting=lambda: None, send=lambda slot, payload: None
-    )
-    train_population.member(channel, population.args, population.memory)
+    tokens, nothing = [Token(place, population.generation)], lambda *args: None
+    channel = SimpleNamespace(actor=place, tokens=lambda: tokens, beat=beat, starting=nothing, send=nothing)
+    member_module.run_member(channel, train_population.member, population.args, population.memory)
 
 
 def generations_later(num, genomes=(START, START), **changes):
@@ -53,33 +47,29 @@ def generations_later(num, genomes=(START, START), **changes):
     for generation in range(num):
         for place in range(2):
             live(population, place)
-        population.end_generation()
-        births = [Birth(2 * generation + 2 + i, member.birth.id, "none", "", genomes[i])
-                  for i, member in enumerate(population.members)]  # fmt: skip
-        population.apply(births)
+        parents = enumerate(population.evaluated)
+        children = [parent.survive("none")._replace(genome=genomes[place]) for place, parent in parents]
+        population.breed([child._replace(id=2 * generation + 2 + i) for i, child in enumerate(children)])
     return population
-
-
-class Update(NamedTuple):
-    """A call of `learn`."""
-
-    number: int
-    learning_steps: int  # of the member in this generation
-    learning_rate: float
-    hidden: tuple
-    batch: Batch
 
 
 @pytest.fixture
 def updates(monkeypatch):
-    """All updates of members, in a list."""
+    """All calls of `learn`, in a list."""
     updates, learn = [], train_population.learn
 
-    def noted(args, sampler, state, batch):
-        hidden = tuple(len(side_by_side[0].weight) for side_by_side in state.net.layers()[:-1])
-        rate = state.optimizer.param_groups[0]["lr"]
-        updates.append(Update(sampler.updates, sampler.learning_steps, rate, hidden, batch))
-        learn(args, sampler, state, batch)
+    def noted(args, generation, batch):
+        state = generation.state
+        updates.append(
+            SimpleNamespace(
+                number=generation.updates,
+                learning_steps=generation.learning_steps,
+                learning_rate=state.optimizer.param_groups[0]["lr"],
+                hidden=tuple(len(side_by_side[0].weight) for side_by_side in state.net.layers()[:-1]),
+                batch=batch,
+            )
+        )
+        learn(args, generation, batch)
 
     monkeypatch.setattr(train_population, "learn", noted)
     return updates
@@ -98,7 +88,7 @@ def test_each_gene_acts(updates, learn_every):
     assert {update.hidden for update in updates} == {(24, 40)}
     assert {len(update.batch.reward) for update in updates} == {17}
     assert [update.number for update in updates] == list(range(1, 200 // learn_every + 1))
-    assert population.memory.results[1]["updates"] == 200 // learn_every
+    assert population.results[1]["updates"] == 200 // learn_every
     for update in updates:  # none is early, or later than the step of four environments that it is due in
         assert update.learning_steps - 4 < update.number * learn_every <= update.learning_steps
 
@@ -119,7 +109,7 @@ def test_the_target_net_of_a_member_that_learns_rarely_moves_too(updates, monkey
 @pytest.mark.parametrize("generation", [1, 5])
 def test_members_draw_all_finished_generations_and_their_own_new_transitions(updates, generation):
     population = generations_later(generation, (dataclasses.replace(START, learn_every=20),) * 2, replay_size=400)
-    shards, before = population.memory.shards, population.rows.copy()
+    shards, before = population.memory.shards, population.memory.rows.numpy().copy()
     if generation == 5:
         assert before.min() > shards.rows, "the lanes have come round"
     others = np.arange(shards.num_lanes)[shards.lanes(1)]
@@ -144,33 +134,30 @@ def test_members_draw_all_finished_generations_and_their_own_new_transitions(upd
     assert is_new.mean() > 0.1
 
 
-def test_members_compute_targets_with_their_own_discount_factor():
-    population = generations_later(1)
-    args, memory = population.args, population.memory
-    state = make_state(SPACES, START, args.adam_eps)
-    torch.nn.init.normal_(next(iter(state.target_net.parameters())), std=0.3)  # the two nets differ
-    shards = memory.shards.at(memory.births[0]["rows"].numpy())
-    batch = member_module.MemberSampler(args, shards, place=0, seed=1).replay.sample(128)
+def test_members_compute_targets_with_their_own_discount_factor(updates):
+    args = generations_later(2).args
+    net, target_net, _ = MemberState.make(SPACES, START, args.adam_eps)
+    torch.nn.init.normal_(next(iter(target_net.parameters())), std=0.3)  # the two nets differ
+    batch = updates[-1].batch
     assert set(batch.discount.tolist()) == {0.0, 1.0}, "no writer's discount factor"
     losses = {}
     for gamma in (0.9, 0.99):
-        found, _ = train_population.loss(dataclasses.replace(args, gamma=gamma), state, batch)
-        expected = literal_loss(gamma, state, batch)
-        assert found.item() == pytest.approx(expected, rel=1e-5)
-        losses[gamma] = expected
+        found, _ = train_population.loss(dataclasses.replace(args, gamma=gamma), net, target_net, batch)
+        losses[gamma] = literal_loss(gamma, net, target_net, batch)
+        assert found.item() == pytest.approx(losses[gamma], rel=1e-5)
     assert losses[0.9] != pytest.approx(losses[0.99], rel=1e-4)
 
 
 @torch.no_grad()
-def literal_loss(gamma, state, batch: Batch):
+def literal_loss(gamma, net, target_net, batch):
     """Mean Huber loss of double Q-learning's errors, one transition after the other."""
     total = 0.0
     for i in range(len(batch.reward)):
         obs, next_obs = batch.obs[i : i + 1], batch.next_obs[i : i + 1]
-        best = max(range(2), key=lambda action: float(state.net(next_obs)[0][0, action]))
-        value = float(state.target_net(next_obs)[0][0, best])
+        best = max(range(2), key=lambda action: float(net(next_obs)[0][0, action]))
+        value = float(target_net(next_obs)[0][0, best])
         target = float(batch.reward[i]) + (gamma * value if batch.discount[i] else 0.0)
-        error = abs(target - float(state.net(obs)[0][0, batch.action[i]]))
+        error = abs(target - float(net(obs)[0][0, batch.action[i]]))
         total += error**2 / 2 if error <= 1 else error - 0.5
     return total / len(batch.reward)
 
@@ -182,13 +169,13 @@ def test_fitness_games_start_alike_for_all_members_and_differ_between_generation
     starts, play = [], member_module.play_episodes
 
     def noted(policy, env, *rest):
+        first = len(starts)
+
         def noting(obs, is_start, mask):
-            if not noting.called:
+            if len(starts) == first:
                 starts.append(obs.copy())
-                noting.called = True
             return policy(obs, is_start, mask)
 
-        noting.called = False
         return play(noting, env, *rest)
 
     monkeypatch.setattr(member_module, "play_episodes", noted)
@@ -203,10 +190,9 @@ def test_fitness_games_start_alike_for_all_members_and_differ_between_generation
 
 @pytest.mark.parametrize(("limit", "lengths"), [(5, [5] * 4), (EPISODE_LENGTH + 1, [EPISODE_LENGTH] * 4)])
 def test_fitness_games_that_do_not_end_are_cut_with_the_return_so_far(limit, lengths):
-    env_id = "envs:Count-v0"
-    args = dataclasses.replace(FAST, env_id=env_id, eval_max_steps=limit)
-    net = make_state(find_spaces(env_id), START, 1e-5).net
-    games = list(play_greedily(args, net, 4, seed=1, on_step=lambda: None))
+    args = dataclasses.replace(FAST, env_id="envs:Count-v0", eval_max_steps=limit)
+    net = MemberState.make(probe_env(args.env_id), START, 1e-5).net
+    games = list(member_module.play_greedily(args, net, 4, seed=1, beat=lambda: None))
     assert [game.length for game in games] == lengths
     assert [game.episode_return for game in games] == [sum(range(length)) for length in lengths]
 
@@ -248,16 +234,15 @@ def equal(one, other):
 def test_a_record_holds_every_bit_of_a_member(hidden, activation, learning_rate, steps, seed):
     torch.manual_seed(seed)
     genome = Genome(learning_rate, 64, 4, tuple(hidden), activation)
-    state = make_state(SPACES, genome, 1e-5)
-    parameters = list(state.net.parameters())
+    state = MemberState.make(SPACES, genome, 1e-5)
     for _ in range(steps):
-        for i, parameter in enumerate(parameters):
-            parameter.grad = torch.randn_like(parameter) if i else None  # Adam has no moments of the first
+        for parameter in state.net.parameters():
+            parameter.grad = torch.randn_like(parameter)
         state.optimizer.step()
     state.net.norm.update(torch.randn(9, 4))
-    record = Slots(record_spec(SPACES, FAST.ranges), 1)[0]
+    record = PopulationMemory.allocate(FAST, SPACES).births[0]
     write_member(record, genome, state)
-    sha256 = sha256_of_member(record)
+    written = {name: field.clone() for name, field in record.items()}
     found, restored = read_member(record, SPACES, 1e-5)
     assert found == genome
     assert restored.updates == steps
@@ -268,14 +253,16 @@ def test_a_record_holds_every_bit_of_a_member(hidden, activation, learning_rate,
         field.fill_(7)
     assert equal(restored.net.state_dict(), state.net.state_dict()), "a copy"
     write_member(record, found, restored)
-    assert sha256_of_member(record) == sha256, "nothing is left of a member that was there before"
+    assert equal(record, written), "nothing is left of a member that was there before"
 
 
 def test_the_net_of_the_fittest_is_restored_with_its_architecture():
-    small, large = START, Genome(1e-3, 64, 4, (24, 40, 32), "tanh")
-    saved, loaded = EliteNet(SPACES, small), EliteNet(SPACES, small)
-    saved.become(large, make_state(SPACES, large, 1e-5).net)
-    loaded.load_state_dict(saved.state_dict())
+    large, loaded = Genome(1e-3, 64, 4, (24, 40, 32), "tanh"), EliteNet(SPACES, START)
+    net = MemberState.make(SPACES, large, 1e-5).net
+    loaded.load_state_dict(saved_net(large.to_json(), net.state_dict()))
     assert loaded.genome == large
     obs = torch.randn(5, 4)
-    assert torch.equal(loaded(obs)[0], saved(obs)[0])
+    assert torch.equal(loaded(obs)[0], net(obs)[0])
+    again = EliteNet(SPACES, START)
+    again.load_state_dict(loaded.state_dict())
+    assert equal(again.state_dict(), loaded.state_dict())

@@ -1,13 +1,13 @@
-"""Runs of a population from beginning to end, members as threads.
+"""Runs of a population from beginning to end, members as threads or forked processes.
 
-The same with real processes and several ranks is in process/test_generations.py.
+The same with spawned processes and several ranks is in process/test_generations.py.
 """
 
 import math
 import os
 import signal
-import threading
 import time
+from pathlib import Path
 
 import pytest
 from envs import EPISODE_LENGTH
@@ -18,130 +18,103 @@ import plot
 import train_population
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
-from a3c_mp.population import confirmation, report
+from a3c_mp.population import generations, member, report
 from a3c_mp.run.display import Display
+
+GOAL = sum(range(EPISODE_LENGTH))
+COUNT = ["--env-id", "envs:Count-v0", "--stop-return", str(GOAL), "--eval-episodes", "5"]
+"""every game of it reaches the goal"""
 
 
 def lineage(done):
     return report.read_lineage(done.folder / "lineage.csv")
 
 
+@pytest.fixture
+def confirmations(monkeypatch):
+    """Functions to be called with the games of one confirmation after the other, which return those that count."""
+    play, changes = member.play_greedily, []
+
+    def changed(args, net, num, *others):
+        games = play(args, net, num, *others)
+        return changes.pop(0)(list(games)) if changes and num == args.confirm_episodes else games
+
+    monkeypatch.setattr(member, "play_greedily", changed)
+    return changes
+
+
 @pytest.mark.parametrize("is_lucky", [False, True])
-def test_a_fitness_is_confirmed_in_new_games_and_steps_of_all_games_are_counted(run_inline, monkeypatch, is_lucky):
-    play, confirmations = report.play_greedily, []
-
-    def first_fails(*args):
-        confirmations.append(args)
-        lost = is_lucky and len(confirmations) == 1
-        return (Episode(0.0, game.length) if lost else game for game in play(*args))
-
-    monkeypatch.setattr(report, "play_greedily", first_fails)
-    goal = sum(range(EPISODE_LENGTH))
-    flags = ["--env-id", "envs:Count-v0", "--stop-return", str(goal), "--eval-episodes", "5"]
-    done = run_inline.train(POPULATION, *flags)
+def test_a_fitness_is_confirmed_in_new_games_and_steps_of_all_games_are_counted(run_inline, confirmations, is_lucky):
+    if is_lucky:
+        confirmations.append(lambda games: [Episode(0.0, game.length) for game in games])
+    done = run_inline.train(POPULATION, *COUNT)
     assert (done.code, done.summary["exit_reason"], done.summary["solved"]) == (0, "solved", True)
-    generations = 1 + is_lucky
-    assert done.summary["steps"] == 400 * generations
-    assert done.summary["evaluation_steps"] == generations * (2 * 5 + 100) * EPISODE_LENGTH
-    assert f"\n{'not ' * is_lucky}confirmed" in "\n".join(line[29:] for line in done.log.splitlines())
-    lost = f"not confirmed: mean return 0.0 in 100 new games, after a fitness of {goal:.1f}; training continues"
+    num = 1 + is_lucky
+    assert done.summary["steps"] == 400 * num
+    assert done.summary["evaluation_steps"] == num * (2 * 5 + 100) * EPISODE_LENGTH
+    lost = f"not confirmed: mean return 0.0 in 100 new games, after a fitness of {GOAL:.1f}; training continues"
     assert (lost in done.log) == is_lucky
-    assert f"confirmed: mean return {goal:.1f} in 100 new games" in done.log
+    assert f" confirmed: mean return {GOAL:.1f} in 100 new games" in done.log
 
 
-def test_games_of_a_confirmation_whose_return_is_not_finite_are_not_counted(run_inline, monkeypatch):
-    play, calls, goal = report.play_greedily, [], sum(range(EPISODE_LENGTH))
+def test_games_of_a_confirmation_whose_return_is_not_finite_are_not_counted(run_inline, confirmations, monkeypatch):
+    confirmations += [
+        lambda games: [Episode(math.nan, 1)] * 100,
+        lambda games: [Episode(math.inf, 1), *[Episode(0.0, 1)] * 99],
+        lambda games: [Episode(-math.inf, 1), *games[1:]],
+    ]
+    record, headlines = report.Report.record, []
 
-    def broken(*args):
-        calls.append(args)
-        games = list(play(*args))
-        if len(calls) == 1:
-            return [Episode(math.nan, game.length) for game in games]
-        lost = 0.0 if len(calls) == 2 else float(goal)
-        return [Episode(math.inf, games[0].length), *(Episode(lost, game.length) for game in games[1:])]
+    def then_headline(self, confirmation):
+        record(self, confirmation)
+        headlines.append(self._headline()[2:])
 
-    evaluate, headlines = report.Report._evaluate, []
-
-    def then_headline(self):
-        evaluate(self)
-        headlines.append("  ".join(self._headline()))
-
-    monkeypatch.setattr(report, "play_greedily", broken)
-    monkeypatch.setattr(report.Report, "_evaluate", then_headline)
-    done = run_inline.train(POPULATION, "--env-id", "envs:Count-v0", "--stop-return", str(goal), "--eval-episodes", "5")
-    assert (done.code, done.summary["solved"], len(calls)) == (0, True, 3)
+    monkeypatch.setattr(report.Report, "record", then_headline)
+    done = run_inline.train(POPULATION, *COUNT)
+    assert (done.code, done.summary["solved"], confirmations) == (0, True, [])
     assert "not confirmed: no game of the confirmation has a finite return; training continues" in done.log
     assert "not confirmed: mean return 0.0 in 99 new games" in done.log
-    assert [line.split("  ")[2:] for line in headlines] == [[], ["in new games 0.0"], [f"confirmed {goal:.1f}"]]
-    assert f"confirmed: mean return {goal:.1f} in 99 new games" in done.log
+    assert headlines == [[], ["in new games 0.0"], [f"confirmed {GOAL:.1f}"]]
+    assert f" confirmed: mean return {GOAL:.1f} in 99 new games" in done.log
 
 
-@pytest.mark.parametrize("has_stepped", [False, True])
-def test_making_environments_for_a_confirmation_may_not_hang(monkeypatch, has_stepped):
-    monkeypatch.setattr(confirmation, "START_SECONDS", 0.2)
+def run_member_that_is_lost(*args):
+    """A member's process that kills itself, or sends a signal to the trainer, as its first confirmation begins."""
+    play = member.play_greedily
 
-    def hang():
-        with confirmation.ends_at_signals(lambda: False, hang_seconds=0.1) as on_step:
-            if has_stepped:
-                on_step()
-            time.sleep(20)
+    def lost(args, net, num, *others):
+        if num == args.confirm_episodes and not Path("lost").exists():
+            Path("lost").touch()
+            pid = int(os.environ["TRAINER"])
+            os.kill(pid or os.getpid(), signal.SIGTERM if pid else signal.SIGKILL)
+            time.sleep(60)
+        return play(args, net, num, *others)
 
-    late = r"a step took longer than --hang-seconds 0\.1" if has_stepped else r"no first step within 0\.2 s"
-    with pytest.raises(TimeoutError, match=late):
-        hang()
-
-
-def test_games_that_fail_confirm_nothing_and_the_run_goes_on(run_inline, monkeypatch):
-    play, calls = report.play_greedily, []
-
-    def first_fails(*args):
-        calls.append(args)
-        if len(calls) == 1:
-            raise RuntimeError("no\nscreen")
-        return play(*args)
-
-    monkeypatch.setattr(report, "play_greedily", first_fails)
-    flags = ["--env-id", "envs:Count-v0", "--stop-return", str(sum(range(EPISODE_LENGTH))), "--eval-episodes", "5"]
-    done = run_inline.train(POPULATION, *flags)
-    assert (done.code, done.summary["solved"], len(calls)) == (0, True, 2)
-    assert "the games of the confirmation failed (RuntimeError: no); training continues" in done.log
+    member.play_greedily = lost
+    member.run_member(*args)
 
 
-@pytest.mark.parametrize("ended_by", ["the clock", "SIGTERM"])
-def test_games_that_hang_are_ended(run_inline, monkeypatch, ended_by):
-    play, calls = report.play_greedily, []
-
-    def first_hangs(*args):
-        *games, on_step = args
-        calls.append(args)
-        for game in play(*games, on_step):
-            if len(calls) == 1:
-                if ended_by == "SIGTERM":
-                    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-                time.sleep(60)
-            yield game
-
-    monkeypatch.setattr(report, "play_greedily", first_hangs)
-    flags = ["--env-id", "envs:Count-v0", "--stop-return", str(sum(range(EPISODE_LENGTH))), "--eval-episodes", "5"]
-    start = time.monotonic()
-    done = run_inline.train(POPULATION, *flags, "--hang-seconds", "1" if ended_by == "the clock" else "60")
-    assert time.monotonic() - start < 30
-    if ended_by == "the clock":
-        assert (done.code, done.summary["solved"], len(calls)) == (0, True, 2)
-        assert "failed (TimeoutError: a step took longer than --hang-seconds 1); training continues" in done.log
+@pytest.mark.parametrize("lost", ["the member", "the run"])
+def test_the_games_of_a_confirmation_are_supervised(run_inline, monkeypatch, lost):
+    monkeypatch.setenv("TRAINER", "0" if lost == "the member" else str(os.getpid()))
+    monkeypatch.setattr(generations, "run_member", run_member_that_is_lost)
+    done = run_inline.train(POPULATION, *COUNT, workers=None)
+    if lost == "the member":
+        assert (done.code, done.summary["solved"], done.summary["steps"]) == (0, True, 400)
+        assert "was killed by SIGKILL; restart 1 of 5; rebuilt to where it was" in done.log
+        assert f" confirmed: mean return {GOAL:.1f} in 100 new games" in done.log
     else:
-        assert (done.code, done.summary["exit_reason"], len(calls)) == (143, "SIGTERM", 1)
+        assert (done.code, done.summary["exit_reason"], done.summary["steps"]) == (143, "SIGTERM", 0)
         assert "generation 0 is interrupted: its 400 steps are not kept" in done.log
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_a_member_whose_weights_are_not_finite_ranks_last_and_has_no_children(run_inline, monkeypatch):
     learn = train_population.learn
 
-    def diverge(args, sampler, state, batch):
-        learn(args, sampler, state, batch)
-        if sampler.place == 0:
-            next(iter(state.net.parameters())).data.fill_(math.nan)
+    def diverge(args, generation, batch):
+        learn(args, generation, batch)
+        if generation.place == 0:
+            next(iter(generation.state.net.parameters())).data.fill_(math.nan)
 
     monkeypatch.setattr(train_population, "learn", diverge)
     done = run_inline.train(POPULATION, "--total-steps", "1200", "--learn-every", "16", "--init", "same")
@@ -208,8 +181,8 @@ def test_without_evolution_all_members_live_on_as_they_are(run_inline):
 
 def test_play_takes_any_member_of_the_newest_generation(run_inline):
     done = run_inline.train(POPULATION, "--total-steps", "400")
-    for member in ("0", "1"):
-        played = run_inline("play.py", "runs/r", "--member", member, "--episodes", "2")
+    for place in ("0", "1"):
+        played = run_inline("play.py", "runs/r", "--member", place, "--episodes", "2")
         assert played.code == 0, played.err
     with pytest.raises(ConfigError, match="member=2: the checkpoint has 2 members; name one from 0 to 1"):
         run_inline("play.py", "runs/r", "--member", "2")

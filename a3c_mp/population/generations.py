@@ -1,0 +1,159 @@
+"""The generations of a population: the processes of its members, on this rank and on others, and what follows each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from a3c_mp.algorithms import dqn
+from a3c_mp.errors import ConfigError, PeerLost, TrainingError
+from a3c_mp.nets.layers import is_image
+from a3c_mp.population import ranks
+from a3c_mp.population.member import Confirmation, MemberGeneration, run_member
+from a3c_mp.population.population import Population
+from a3c_mp.population.report import Report
+from a3c_mp.population.settings import Args, check_settings
+from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
+from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
+from a3c_mp.processes.workers import Workers
+from a3c_mp.run.preflight import check_system, probe_env, set_up_torch
+from a3c_mp.run.progress import RunState
+from a3c_mp.run.replica import ReplicaRun
+from a3c_mp.run.run import Run
+
+Target = Callable[[Args, MemberGeneration], None]
+"""the chapter's member, a module-level function"""
+
+
+class Generations:
+    """The generations of a population, an iterator; in its `with` block, each member of this rank has a process.
+
+    Each rank has an equal share of the places, in order. The run of rank 0 is a `Run`.
+    """
+
+    def __init__(self, member: Target, run: RunState, population: Population, group: LearnerGroup):
+        group.broadcast_state(population)
+        args, self.places = population.args, group.own_share(population.args.population)
+        self.run, self.population, self.group = run, population, group
+        self.report = Report(run, population, self.places) if isinstance(run, Run) else None
+        self._ended: list[Filled] = []  # of this rank's members, in the generation that has ended
+        self._restarts: list[WorkerEvent] = []  # of a rank besides 0, until the generation ends
+        self.workers = Workers(
+            run_member,
+            len(self.places),
+            (member, args, population.memory),
+            options=WorkerOptions(
+                "member", "--population", 1, args.max_restarts, args.hang_seconds, in_order=True,
+                versions=[population.generation], first_actor=self.places.start,
+            ),
+            on_restart=run.on_restart if group.rank == 0 else self._restarts.append,
+        )  # fmt: skip
+
+    def __enter__(self) -> Generations:
+        self.workers.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.workers.__exit__(*exc)
+
+    def __iter__(self) -> Iterator[Population]:
+        """Yield the population whenever a generation has ended in every rank, until the run should stop.
+
+        Raises:
+            TrainingError: no member has a finite fitness, or ranks have different members.
+            WorkerError: the restart budget is spent.
+            PeerLost: another rank has ended.
+        """
+        while self._take():
+            if self.group.size > 1:
+                self._exchange()
+            confirmation = None
+            if self._reaches_goal() and (confirmation := self._confirm()) is None:
+                return
+            self.population.take_elite()
+            if self.report is not None:
+                self.report.record(confirmation)
+            yield self.population
+            self.run.end_round()
+            if self._should_stop():
+                return
+            self.workers.release(self._ended, self.population.generation)
+
+    def _take(self) -> bool:
+        """Wait for all members of this rank; False if the run should stop before they are done."""
+        self._ended = self.workers.take(self._stops_waiting)
+        if not self._ended and self.report is not None:
+            self.report.log_interruption()
+        return bool(self._ended)
+
+    def _stops_waiting(self) -> bool:
+        stops = self.run.should_stop()
+        if self.report is not None and not stops:
+            self.report.show_progress()
+        return stops
+
+    def _reaches_goal(self) -> bool:
+        """Whether the fitness of the fittest member reaches the goal, which rank 0 then has confirmed."""
+        population, goal = self.population, self.population.args.stop_return
+        if goal is None or self.report is None:
+            return False
+        return population.evaluated[population.fittest].fitness >= goal
+
+    def _confirm(self) -> Confirmation | None:
+        """Have the fittest member play new games: it has been lucky too. None if an interruption ends them."""
+        self.population.memory.confirming.fill_(self.population.fittest)
+        self.workers.release(self._ended, self.population.generation)
+        if not self._take():
+            return None
+        self.population.memory.confirming.fill_(-1)
+        return Confirmation(*self._ended[0].payload)
+
+    def _should_stop(self) -> bool:
+        """Whether rank 0 says that the run should stop. Raises TrainingError if ranks have different populations."""
+        if self.group.size == 1:
+            return self.run.should_stop()
+        digests = self.group.all_gather(from_bytes(self.population.digest())[None])
+        if not bool((digests == digests[0]).all()):
+            raise TrainingError(f"ranks have different members in generation {self.population.generation}")
+        return bool(self.group.broadcast_bytes(b"stop" if self.run.should_stop() else b""))
+
+    def _exchange(self) -> None:
+        """Exchange results, transitions and reports of restarts with the other ranks."""
+        memory, num = self.population.memory, len(self.population.members)
+        for rank, packed in enumerate(self.group.all_gather_bytes(memory.pack(self.places))):
+            if rank != self.group.rank:
+                memory.unpack(LearnerGroup(rank, self.group.size).own_share(num), packed)
+        reports = self.group.all_gather_bytes(json.dumps(self._restarts).encode())
+        self._restarts.clear()
+        for report in reports:
+            for event in json.loads(report):
+                self.run.on_restart(WorkerEvent(*event))
+
+
+def launch(parse: Callable[[], Args], member: Target, train: Callable[[Args, Generations], None]) -> int:
+    """Run `train(args, generations)` of chapter 6, in every rank alike; return the exit code.
+
+    Rank 0 writes the run and decides when it ends. Its exit code says how, so that of the others is 0, unless they fail
+    by themselves.
+    """
+    with ranks.refused_once():
+        args = parse()
+        check_settings(args)
+        check_system()  # the population's memory comes before the run
+        spaces = probe_env(args.env_id, dqn.ACTIONS)
+        if is_image(spaces[0]):
+            why = f"observations are images {spaces[0].shape}, members need vectors"
+            raise ConfigError("env-id", args.env_id, why, "choose another, or train_apex.py")
+        group = ranks.join(args)
+        population = Population(args, spaces)
+    set_up_torch(args, group.rank)
+    if group.rank > 0:
+        replica = ReplicaRun(args, group.rank, steps=0, updates=0)
+        with suppress(PeerLost, TrainingError), Generations(member, replica, population, group) as generations:
+            train(args, generations)  # until rank 0 has ended, or fails alike and says why
+        return 0
+    run = Run(args, args.chapter, population.elite, None, {"population": population})
+    with run, Generations(member, run, population, group) as generations:
+        train(args, generations)
+    return run.exit_code
