@@ -40,10 +40,8 @@ from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 from wrappers import is_atari
 
 MIB = 2**20
-HELD = 2
-"""results beside those in flight that may lie in the object store: one that is copied, one that is freed late"""
-LEAST_STORE = 80 * MIB
-"""smallest object store; Ray refuses less than 75 MiB"""
+HELD = 2  # results in the object store beside those in flight: one that is copied, one that is freed late
+LEAST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
 
 
 class DqnLearner(NamedTuple):
@@ -58,11 +56,7 @@ class DqnLearner(NamedTuple):
 
 
 def build_learner(args: RayRunArgs) -> Any:
-    """Build nets, optimizer and slots of the trainer.
-
-    Raises:
-        ConfigError: inconsistent settings, no Ray, too little memory, or a cluster that cannot be used.
-    """
+    """Build nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
     check(args)
     learner = impala.build_learner(args) if isinstance(args, ImpalaArgs) else _build_dqn(args)
     if args.address is None:
@@ -91,10 +85,8 @@ def _build_dqn(args: DqnArgs) -> DqnLearner:
 
 def make_run(args: RayRunArgs, learner: Any) -> Run:
     """Make the run; checkpoints of DQN hold the target net too."""
-    name = f"{args.chapter}_{args.algo}"
-    if isinstance(args, ImpalaArgs):
-        return Run(args, name, learner.net, learner.optimizer)
-    return Run(args, name, learner.net, learner.optimizer, {"target_net": learner.target_net}, dqn.make_policy)
+    extra = () if isinstance(args, ImpalaArgs) else ({"target_net": learner.target_net}, dqn.make_policy)
+    return Run(args, f"{args.chapter}_{args.algo}", learner.net, learner.optimizer, *extra)
 
 
 def stack_of(args: CommonArgs) -> int:
@@ -143,19 +135,19 @@ class RayTrainer:
     def __init__(self, args: RayRunArgs, run: Run, learner: Any):
         self.args, self.run, self.learner = args, run, learner
         self.device = next(learner.net.parameters()).device
+        cluster = None if args.address is None else find_cluster(args.address, args.token_file)
+        self.session = Session(cluster, run.log, args.num_actors, store_bytes(args, learner))
         self.guard = NonFiniteFilter(run, "grads_not_finite")
         if isinstance(args, ImpalaArgs):
             self.data_guard = NonFiniteFilter(run, "rollouts_not_finite")
         else:
             self.data_guard = NonFiniteFilter(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
-        address = None if args.address is None else find_cluster(args.address, args.token_file)
-        self.session = Session(address, run.log, args.num_actors, store_bytes(args, learner))
 
     def __enter__(self) -> RayTrainer:
         self.session.__enter__()
-        cluster, state = self.session.cluster, self.session.state
+        cluster, nodes = self.session.cluster, len(self.session.state.nodes)
+        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {self.session.state.num_cpus:g} CPUs"
         where = "" if cluster is None else f" at {cluster.address}"
-        size = f"{len(state.nodes)} {'node' if len(state.nodes) == 1 else 'nodes'}, {state.num_cpus:g} CPUs"
         self.run.log.info(f"Ray cluster{where}: {size}; {self.args.num_actors} actors wanted (--num-actors)")
         return self
 
@@ -164,22 +156,17 @@ class RayTrainer:
 
     @contextmanager
     def start_actors(self, target: Callable[..., Any], *args: Any, **kept: Any) -> Iterator[Actors]:
-        """Publish the weights and start the actors of a run, as a fleet that runs `target(channel, args, reader, ...)`.
+        """Publish the weights and start a fleet of `target(channel, args, packer, reader, ...)`, with states to resume.
 
         At the end the run is saved before the fleet and the session end: where the node ends too, as at the shutdown
         of a machine, Ray may end this process meanwhile.
-
-        Args:
-            target: a class; see `Fleet`.
-            args: for the target, besides.
-            kept: what else an exact resume needs.
         """
         run, net, session, slots = self.run, self.learner.net, self.session, self.learner.slots
         dtype = compute_dtype(self.args.precision, torch.device("cpu"), net.norm.image)  # where actors compute
         self.weights = weights = Publisher(session, net, dtype, untrained=run.updates == 0)
         states = ResumeStates(self.args, layout_of(self.args, self.learner), start=run.steps)
         run.keep(actors=states, weights=weights, **kept)
-        packer, too_few = packer_of(self.args, self.learner), TooFewActors(self.args, run)
+        packer, updates = packer_of(self.args, self.learner), run.updates
 
         def store(slot: int, result: Result) -> Any:
             packer.unpack(result.fields, slots[slot])
@@ -187,10 +174,14 @@ class RayTrainer:
                 place.numpy()[...] = result.state[name]
             return result.payload
 
-        fleet = partial(Fleet, session, target, (self.args, packer, Reader(weights), *args), store)
-        actors = Actors(fleet, weights, states, run, lambda event: too_few.warn(event, workers.placed))
-        workers = cast(Fleet, actors.workers)
-        run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
+        def warn_if_too_few(event: WorkerEvent) -> None:
+            if event.left and run.updates == updates and (warning := warning_of_too_few(self.args, fleet.placed)):
+                run.log.warning(warning)
+
+        make_fleet = partial(Fleet, session, target, (self.args, packer, Reader(weights), *args), store)
+        actors = Actors(make_fleet, weights, states, run, warn_if_too_few)
+        fleet = cast(Fleet, actors.workers)
+        run.metrics.gauges["cluster/actors"] = lambda: float(fleet.running)
         run.metrics.gauges["cluster/nodes"] = lambda: float(len(session.state.nodes))
         run.metrics.gauges["cluster/object_store"] = lambda: session.state.store_bytes / MIB
         with actors, ExitStack() as saving:
@@ -270,27 +261,15 @@ class RayTrainer:
         return stats
 
 
-class TooFewActors:
-    """Warns, once, if the actors that have a place cannot fill DQN's replay to `--learning-starts`.
-
-    Not in deterministic runs, where no actor collects before all have a place.
-    """
-
-    def __init__(self, args: RayRunArgs, run: Run):
-        self.args, self.run = args, run
-        self.updates = run.updates  # at this start: a resumed run fills an empty replay again
-        self.is_over = args.deterministic or isinstance(args, ImpalaArgs)
-
-    def warn(self, event: WorkerEvent, placed: int) -> None:
-        args = self.args
-        if self.is_over or not event.left or self.run.updates > self.updates:
-            return
-        assert isinstance(args, DqnArgs)
-        if apex.transitions_held(args, placed) < args.learning_starts:
-            self.is_over = True
-            held = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,}"
-            fix = "so learning may not start: lower it, or --num-actors, or add nodes"
-            self.run.log.warning(f"{held} transitions (--learning-starts), {fix}")
+def warning_of_too_few(args: RayRunArgs, placed: int) -> str:
+    """Return a warning if with one actor less DQN's replay cannot be filled to `--learning-starts`; else ""."""
+    if not isinstance(args, DqnArgs) or args.deterministic:
+        return ""
+    held, with_one_more = (apex.transitions_held(args, number) for number in (placed, placed + 1))
+    if not held < args.learning_starts <= with_one_more:
+        return ""
+    why = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,} transitions"
+    return f"{why} (--learning-starts), so learning may not start: lower it, or --num-actors, or add nodes"
 
 
 def state_of(args: CommonArgs, fields: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:

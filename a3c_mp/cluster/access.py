@@ -118,12 +118,8 @@ def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
 def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: int = 0) -> dict[str, Any]:
     """Ask the head of a cluster, twice: with the token, and with a wrong one, which it must refuse unless `insecure`.
 
-    Returns:
-        its `nodes` and the sum of their `free_cpus`.
-
-    Raises:
-        ConfigError: it does not answer, refuses the token, accepts any, runs other versions, or has no place free
-            where `num_actors` are to be started.
+    Returns its `nodes` and the sum of their `free_cpus`. Raises ConfigError if it does not answer, refuses the token,
+    accepts any, runs other versions, or has no place free where `num_actors` are to be started.
     """
     address = cluster.address
     if not is_open(address):

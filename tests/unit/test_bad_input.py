@@ -288,7 +288,6 @@ SPECIAL = {
     "a replay of shards that is saved": (RAY_DQN, ["--save-replay"], "save-replay=True: shards are not saved"),
     "a replay of shards too large": (RAY_DQN, ["--replay-size", "1e10"], "GiB is free; lower --replay-size"),
     "several trainers on Ray": (RAY_IMPALA, ["--num-learners", "2"], "num-learners=2: on Ray there is one"),
-    "a measurement on Ray": (RAY_IMPALA, ["--force-lag", "2"], "force-lag=2: it is for measurements"),
     "no cluster to join": (RAY_IMPALA, ["--address", "auto"], "address=auto: this machine has no node of a cluster"),
     "a token without a cluster": (RAY_IMPALA, ["--token-file", "k"], "token-file=k: it is for a running cluster"),
     "no token without a cluster": (RAY_DQN, ["--insecure-cluster"], "insecure-cluster=True: it is for a running clu"),
