@@ -149,7 +149,7 @@ def _objections(
         yield f"the head does not answer ({answer['error'][:200]})", "is it the head of a cluster?"
     if not _is_refusal(to_stranger) and not insecure:
         fix = "start it with python -m a3c_mp.cluster head, or accept it with --insecure-cluster"
-        yield "the cluster does not clearly refuse a wrong token: everybody may be able to run code on it", fix
+        yield "the cluster does not clearly refuse a wrong token: anyone may be able to run code on it", fix
     for node in answer["nodes"]:
         pairs = [(name, node["versions"].get(name, own), own) for name, own in versions().items()]
         if differing := [f"{name} {theirs}, here {own}" for name, theirs, own in pairs if theirs != own]:

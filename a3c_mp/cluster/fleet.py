@@ -162,13 +162,13 @@ class Fleet:
 
     def _report_place(self, number: int, text: str, **change: bool) -> None:
         """Report that an actor has found a place or waits for one: its games count from now on, or no longer."""
-        # In deterministic runs nobody plays while one waits, and its games go on: the report is no actor's (-1).
+        # In deterministic runs no actor plays while one waits, and its games go on: the report is no actor's (-1).
         self.on_restart(WorkerEvent(-1 if self.options.in_order else number, text, replaced=False, **change))
 
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
         session, kinds, text = self.session, self.session.ray.exceptions, str(error)
         # Results or connections of a lost node may be noticed before its death.
-        is_lost = isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
+        is_lost = actor.pid and isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
         says_so = "node has died" in text or "node was" in text
         if isinstance(error, kinds.RayTaskError) or (not actor.pid and not says_so and "creation task" in text):
             return "raised an exception", text
