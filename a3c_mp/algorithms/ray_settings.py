@@ -16,8 +16,6 @@ from a3c_mp.errors import ConfigError
 class RayArgs(CommonArgs):
     """Settings of the connection to a Ray cluster."""
 
-    chapter = "ray"
-
     address: str | None = None
     """join a running Ray cluster: HOST:PORT of its head, or auto on one of its machines; default: one of its own"""
     token_file: Path | None = None
@@ -53,8 +51,11 @@ class DqnArgs(apex_settings.Args, RayArgs):
     """replay shards, each a Ray actor on some node; shard i holds the transitions of actors i, i + num-shards, ..."""
 
 
-DQN_PRESETS = {name: preset for name, preset in apex_settings.PRESETS.items() if preset.get("algo") != "ddpg"}
-DQN_PRESETS = {name: {**preset, "block_length": 16} for name, preset in DQN_PRESETS.items()}
+DQN_PRESETS = {
+    name: {**preset, "block_length": 16}
+    for name, preset in apex_settings.PRESETS.items()
+    if preset.get("algo") != "ddpg"
+}
 RayRunArgs = ImpalaArgs | DqnArgs
 SETTINGS: dict[str, tuple[type[RayRunArgs], dict[str, dict[str, Any]]]] = {
     "impala": (ImpalaArgs, impala.PRESETS),
@@ -66,11 +67,10 @@ SETTINGS: dict[str, tuple[type[RayRunArgs], dict[str, dict[str, Any]]]] = {
 def check(args: RayRunArgs) -> None:
     """Raise ConfigError for settings that contradict each other, and for a machine without Ray."""
     check_installed()
-    if args.address is None:
-        for name, value in (("token-file", args.token_file), ("insecure-cluster", args.insecure_cluster)):
-            if value:
-                why = "it is for a running cluster, and this run starts one of its own"
-                raise ConfigError(name, value, why, "add --address, or leave it out")
+    for name, value in (("token-file", args.token_file), ("insecure-cluster", args.insecure_cluster)):
+        if value and args.address is None:
+            why = "it is for a running cluster, and this run starts one of its own"
+            raise ConfigError(name, value, why, "add --address, or leave it out")
     if args.num_learners > 1:
         raise ConfigError("num-learners", args.num_learners, "on Ray there is one", "leave it out, or use chapter 4")
     if isinstance(args, DqnArgs) and args.num_shards > args.num_actors:

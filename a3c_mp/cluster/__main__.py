@@ -39,18 +39,15 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m a3c_mp.cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("head", "join", "status"):
-        command = commands.add_parser(name)
+    head, join, status = map(commands.add_parser, ("head", "join", "status"))
+    for command in (head, join, status):
         command.add_argument("--token-file", type=Path, help="the cluster's secret; default: ray_token in ~/.a3c_mp")
-        if name == "join":
-            command.add_argument("address", help="HOST:PORT of the head")
-        if name == "status":
-            command.add_argument("address", nargs="?", default="auto", help="HOST:PORT of the head, or auto")
-        else:
-            command.add_argument("--num-cpus", type=int, help="places for actors; default: the cores of this machine")
-            command.add_argument("--host", help="address of this machine for other nodes; default: loopback only")
-        if name == "head":
-            command.add_argument("--port", type=int, default=PORT)
+    for command in (head, join):
+        command.add_argument("--num-cpus", type=int, help="places for actors; default: the cores of this machine")
+        command.add_argument("--host", help="address of this machine for other nodes; default: loopback only")
+    head.add_argument("--port", type=int, default=PORT)
+    join.add_argument("address", help="HOST:PORT of the head")
+    status.add_argument("address", nargs="?", default="auto", help="HOST:PORT of the head, or auto")
     return parser.parse_args()
 
 

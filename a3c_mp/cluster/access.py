@@ -118,12 +118,8 @@ def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
 def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: int = 0) -> dict[str, Any]:
     """Ask the head of a cluster, twice: with the token, and with a wrong one, which it must refuse unless `insecure`.
 
-    Returns:
-        its `nodes` and the sum of their `free_cpus`.
-
-    Raises:
-        ConfigError: it does not answer, refuses the token, accepts any, runs other versions, or has no place free
-            where `num_actors` are to be started.
+    Returns its `nodes` and the sum of their `free_cpus`. Raises ConfigError if it does not answer, refuses the token,
+    accepts any, runs other versions, or has no place free where `num_actors` are to be started.
     """
     address = cluster.address
     if not is_open(address):
@@ -153,7 +149,7 @@ def _objections(
         yield f"the head does not answer ({answer['error'][:200]})", "is it the head of a cluster?"
     if not _is_refusal(to_stranger) and not insecure:
         fix = "start it with python -m a3c_mp.cluster head, or accept it with --insecure-cluster"
-        yield "the cluster does not clearly refuse a wrong token: everybody may be able to run code on it", fix
+        yield "the cluster does not clearly refuse a wrong token: anyone may be able to run code on it", fix
     for node in answer["nodes"]:
         pairs = [(name, node["versions"].get(name, own), own) for name, own in versions().items()]
         if differing := [f"{name} {theirs}, here {own}" for name, theirs, own in pairs if theirs != own]:

@@ -89,10 +89,7 @@ class Fleet:
                 ray.kill(actor.handle)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
-        """Wait for a round of filled slots, as `Workers.take` does; a smaller one where actors have no place.
-
-        A deterministic run waits for all of its actors.
-        """
+        """Wait for a round of filled slots, as `Workers.take` does; a smaller one where actors have no place."""
         while not should_stop():
             able = self.options.slots_per_worker * self.placed
             if found := self._ledger.take(min(size, max(able, 1))):
@@ -163,16 +160,14 @@ class Fleet:
             self.on_restart(WorkerEvent(number, f"{actor} cannot be rebuilt: {reason}", replaced=False))
 
     def _report_place(self, number: int, text: str, **change: bool) -> None:
-        """Report that an actor has found a place or waits for one, by which its games join or leave the mean return.
-
-        In deterministic runs nobody plays while one waits, and its games go on: it is no actor's (-1).
-        """
+        """Report that an actor has found a place or waits for one: its games count from now on, or no longer."""
+        # In deterministic runs no actor plays while one waits, and its games go on: the report is no actor's (-1).
         self.on_restart(WorkerEvent(-1 if self.options.in_order else number, text, replaced=False, **change))
 
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
         session, kinds, text = self.session, self.session.ray.exceptions, str(error)
         # Results or connections of a lost node may be noticed before its death.
-        is_lost = isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
+        is_lost = actor.pid and isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
         says_so = "node has died" in text or "node was" in text
         if isinstance(error, kinds.RayTaskError) or (not actor.pid and not says_so and "creation task" in text):
             return "raised an exception", text

@@ -1,8 +1,8 @@
 """Starts a node of Ray and ends it with its parent, however that ends: a killed process cannot clean up.
 
-Run as a script, without torch and Ray: `python -I -S guardian.py FOLDER COMMAND ...`. The command is `ray start`. The
-processes that it leaves behind become children of this one. A line on stdout is the command's exit code, a further one
-says that a main process of the node has ended. At the end of stdin, all processes are killed and the folder is removed.
+Run as a script, without torch and Ray: `python -I -S guardian.py FOLDER COMMAND ...`. The command is `ray start`, whose
+processes become children of this one. A line on stdout is its exit code, a further one says that a main process of the
+node has ended. At the end of stdin, all processes are killed and the folder is removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-POLL_SECONDS = 0.1
+START_POLL_SECONDS, POLL_SECONDS = 0.05, 0.5
 REMOVE_SECONDS = 1.0  # longest time to remove the folder, into which the parent may still write
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 MAIN_PROCESSES = ("gcs_server", "raylet")
@@ -36,9 +36,9 @@ def children() -> dict[int, str]:
     return found
 
 
-def parent_has_ended() -> bool:
-    """Wait a moment for the end of stdin; nothing else arrives there."""
-    return bool(select.select([0], [], [], POLL_SECONDS)[0])
+def parent_has_ended(seconds: float) -> bool:
+    """Wait for the end of stdin; nothing else arrives there."""
+    return bool(select.select([0], [], [], seconds)[0])
 
 
 def say(line: object) -> None:
@@ -52,11 +52,11 @@ def main(folder: Path, command: list[str]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     with open(folder / LOG, "wb") as log:
         start = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    while start.poll() is None and not parent_has_ended():
+    while start.poll() is None and not parent_has_ended(START_POLL_SECONDS):
         pass
     node = {pid for pid, name in children().items() if name in MAIN_PROCESSES}
     say(start.returncode)
-    while not parent_has_ended():
+    while not parent_has_ended(POLL_SECONDS):
         with suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 if pid in node:

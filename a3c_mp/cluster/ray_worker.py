@@ -77,10 +77,8 @@ class Result(NamedTuple):
 class Packer:
     """Packs slots of a spec into messages and back, bit for bit.
 
-    Args:
-        spec: shapes and dtypes of a slot's fields.
-        stack: observations [stack, ...] hold the last `stack` frames of their episode, oldest first, zeros before its
-            first; only the newest of each is packed. With 1, whole observations are.
+    Observations [stack, ...] hold the last `stack` frames of their episode, oldest first, zeros before its first; only
+    the newest of each is packed. With a stack of 1, whole observations are.
     """
 
     def __init__(self, spec: Spec, stack: int = 1):

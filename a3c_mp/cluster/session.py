@@ -88,7 +88,7 @@ class Session:
     def check(self) -> None:
         """Look after what has been started. Raises WorkerError if the head of the cluster is lost."""
         longest = BUSY_SECONDS if self._silence() >= SILENT_SECONDS / 2 and is_open(self._address) else SILENT_SECONDS
-        limit = longest - ANSWER_SECONDS  # then it has as long again: this process may have been stopped meanwhile
+        limit = longest - ANSWER_SECONDS  # it has this time, also where this process itself was stopped for a while
         if self._silence() >= limit and not self.wait_for(lambda: self._silence() < limit):
             where = "" if self.cluster is None else f" at {self.cluster.address}"
             raise WorkerError(f"the head of the Ray cluster{where} has not answered for {longest:.0f} s")

@@ -22,7 +22,7 @@ from torch import nn
 
 from a3c_mp.algorithms.ray_trainer import check_store
 from a3c_mp.cluster import __main__ as command
-from a3c_mp.cluster import access, guardian, node
+from a3c_mp.cluster import access, node
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.node import ClusterAddress, Node, check_installed, foreign
 from a3c_mp.cluster.parameters import Publisher, Reader
@@ -706,7 +706,7 @@ def test_a_token_file_that_cannot_be_used_is_refused(home, make, message):
 CLOSED, NODE = {"error": "Unauthenticated"}, {"address": "10.0.0.2", "cpus": 1, "versions": {"torch": "1.0"}}
 FREE = {"free_cpus": 1, "nodes": [{**NODE, "versions": {}}]}
 ANSWERS = {
-    "open cluster": ((FREE, FREE), "the cluster does not clearly refuse a wrong token: everybody may be able to run"),
+    "open cluster": ((FREE, FREE), "the cluster does not clearly refuse a wrong token: anyone may be able to run"),
     "wrong token": ((CLOSED, CLOSED), "the cluster refuses the token in secret"),
     "silent": ((FREE, {"error": "Deadline"}), "the cluster does not clearly refuse a wrong token"),
     "no head": (({"error": "Deadline"}, CLOSED), "the head does not answer (Deadline)"),
@@ -742,42 +742,46 @@ def test_too_little_shared_memory_for_the_object_store_is_found_before_the_start
 # ---- nodes
 
 
-READY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])"
-"""code that leaves a process behind, as `ray start` does"""
-
-
 @pytest.fixture
-def ray_node(monkeypatch):
-    monkeypatch.setattr(node, "RAY_START", READY)
-    started = Node([], {})
-    (started.folder / "ray").mkdir()
-    (started.folder / "ray" / "ray_current_cluster").write_text("host:1")
-    assert started.wait_for_start() == "host:1"
-    yield started
-    with contextlib.suppress(OSError):
-        started.close()
+def start_node(monkeypatch, tmp_path):
+    """Starts nodes of one process, which `ray start` leaves behind: `sleep`, under the name of a main process."""
+    started = []
+    (raylet := tmp_path / "raylet").symlink_to("/bin/sleep")
+
+    def start(seconds):
+        monkeypatch.setattr(node, "RAY_START", f"import subprocess; subprocess.Popen(['{raylet}', '{seconds}'])")
+        started.append(new := Node([], {}))
+        (new.folder / "ray").mkdir()
+        (new.folder / "ray" / "ray_current_cluster").write_text("host:1")
+        assert new.wait_for_start() == "host:1"
+        return new
+
+    yield start
+    for new in started:
+        with contextlib.suppress(OSError):
+            new.close()
 
 
-def session_of(pid):
-    """Processes of the session that a process leads."""
+def processes_of(ray_node):
+    """Processes of a node's session, which its guardian leads."""
     found = []
-    for path in map(str, os.listdir("/proc")):
-        with contextlib.suppress(OSError, ValueError):
-            found += [int(path)] if os.getsid(int(path)) == pid else []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            found += [int(name)] if os.getsid(int(name)) == ray_node._guardian.pid else []
     return found
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
-def test_a_node_ends_with_its_parent_and_leaves_nothing(ray_node, is_killed):
-    pid = ray_node._guardian.pid
-    assert len(session_of(pid)) == 2
+def test_a_node_ends_with_its_parent_and_leaves_nothing(start_node, is_killed):
+    ray_node = start_node(100)
+    assert len(processes_of(ray_node)) == 2
     if is_killed:
         os.close(ray_node._pipe)  # as the kernel does
+        ray_node._guardian.wait(20)
     else:
         ray_node.close()
-    until(lambda: not ray_node.folder.exists())
-    ray_node._guardian.wait(20)
-    assert not session_of(pid)
+    assert not ray_node.folder.exists()
+    assert not processes_of(ray_node)
 
 
 def test_a_node_that_cannot_be_started_is_a_line_and_leaves_nothing(monkeypatch):
@@ -789,46 +793,39 @@ def test_a_node_that_cannot_be_started_is_a_line_and_leaves_nothing(monkeypatch)
     assert not failed.folder.exists()
 
 
-def test_a_main_process_that_ends_is_noticed(monkeypatch, ray_node):
+def test_a_main_process_that_ends_is_noticed(monkeypatch, start_node):
     monkeypatch.setattr(command, "GRACE_SECONDS", 0.1)
-    assert guardian.MAIN_PROCESSES == ("gcs_server", "raylet")
-    (tool := ray_node.folder / "raylet").symlink_to("/bin/sleep")
-    monkeypatch.setattr(node, "RAY_START", f"import subprocess; subprocess.Popen(['{tool}', '1'])")
-    other = Node([], {})
-    (other.folder / "ray").mkdir()
-    (other.folder / "ray" / "ray_current_cluster").write_text("host:1")
-    other.wait_for_start()
-    assert command.wait(other) == 1
-    other.close()
+    assert command.wait(start_node(1)) == 1
 
 
-@pytest.fixture
-def run(ray_node):
-    """A process that has a file of the node's folder open, as a trainer has."""
-    code = "import time; file = open('log', 'w'); time.sleep(100)"
-    run = subprocess.Popen([sys.executable, "-c", code], cwd=ray_node.folder)
-    until(ray_node.is_used)
-    yield run
-    run.kill()
-    run.wait()
-
-
-@pytest.mark.parametrize("end", ["of the run", "of its time", "by a second signal"])
-def test_a_node_that_is_ended_by_a_signal_waits_for_the_runs_on_it(ray_node, run, monkeypatch, capsys, end):
+@pytest.mark.parametrize("end", ["of the run", "of its time", "by a second signal", "without a run"])
+def test_a_node_that_is_ended_by_a_signal_waits_for_the_runs_on_it(start_node, monkeypatch, capsys, end):
     def stopped():
         raise Stopped(0)
 
-    monkeypatch.setattr(ray_node, "wait_for_end", stopped)
-    monkeypatch.setattr(command, "GRACE_SECONDS", 0.5 if end == "of its time" else 60.0)
-    sleep, waits = time.sleep, itertools.count()
-
     def pause(seconds):
-        sleep(seconds)
-        if next(waits) == 5 and end != "of its time":
-            (run.kill(), run.wait()) if end == "of the run" else stopped()
+        if (number := next(pauses)) == 3 and end == "of the run":
+            run.kill()
+            run.wait()
+        elif number == 3 and end == "by a second signal":
+            stopped()
 
-    monkeypatch.setattr(command.time, "sleep", pause)
-    with contextlib.suppress(Stopped):
-        assert command.wait(ray_node) == 0
-    assert next(waits) >= 1
-    assert "a run uses this node: stop it; the node ends in " in capsys.readouterr().err
+    used, pauses = start_node(100), itertools.count()
+    code = "import time; file = open('log', 'w'); time.sleep(100)"  # a file of the node's folder, as a trainer has
+    run = subprocess.Popen([sys.executable, "-c", code], cwd=used.folder)
+    try:
+        until(used.is_used)
+        if end == "without a run":
+            run.kill()
+            run.wait()
+        monkeypatch.setattr(used, "wait_for_end", stopped)
+        monkeypatch.setattr(command, "GRACE_SECONDS", 0.5 if end == "of its time" else 60.0)
+        monkeypatch.setattr(command, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+        with contextlib.suppress(Stopped):
+            assert command.wait(used) == 0
+    finally:
+        run.kill()
+        run.wait()
+    assert (next(pauses) > 0) == (end != "without a run")
+    text = "a run uses this node: stop it; the node ends in "
+    assert (text in capsys.readouterr().err) == (end != "without a run")
