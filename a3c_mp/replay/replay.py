@@ -30,8 +30,8 @@ class Batch(NamedTuple):
     ids: Tensor  # [N] int64, for `Replay.update`
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on a device; from pinned memory to a GPU nothing waits for the copies."""
-        return Batch(*(field.to(device, non_blocking=True) for field in self[:-1]), self.ids)
+        """The batch on a device, its ids on the CPU; from pinned memory to a GPU nothing waits for the copies."""
+        return Batch._make([*(field.to(device, non_blocking=True) for field in self[:-1]), self.ids])
 
 
 def importance_weights(probability: Tensor, importance_exponent: float, smallest: Tensor | None = None) -> Tensor:
