@@ -16,15 +16,7 @@ from torch import nn
 import train_a3c_grad
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets
-from a3c_mp.algorithms.gradients import (
-    Gradient,
-    MeanGradient,
-    Outbox,
-    Report,
-    RolloutStats,
-    copy_gradient,
-    gradient_spec,
-)
+from a3c_mp.algorithms.gradients import Gradient, MeanGradient, Outbox, Report, copy_gradient, gradient_spec
 from a3c_mp.cli import parse_args
 from a3c_mp.data.episodes import Episode
 from a3c_mp.maths.losses import normalize
@@ -32,6 +24,7 @@ from a3c_mp.nets.actor_critic import ConvActorCritic
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
+from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Slots
 from wrappers import make_vec_env
 
@@ -54,17 +47,13 @@ def a_net_with_gradients():
     return net
 
 
-def a_slot(net):
-    return Gradient(**Slots(gradient_spec(net, IMAGE, max_episodes=4), 1)[0])
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(optimizer):
     net = a_net_with_gradients()
     there = copy.deepcopy(net)
-    gradient, mean = a_slot(net), MeanGradient(there)
-    copy_gradient(net, gradient.vector)
-    mean.add(gradient.vector)
+    vector, mean = torch.empty(sum(p.numel() for p in net.parameters())), MeanGradient(there)
+    copy_gradient(net, vector)
+    mean.add(vector)
     norm = mean.finish(max_norm=1.0)
 
     expected_norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -99,43 +88,56 @@ def test_a_parameter_that_the_loss_does_not_use_has_a_gradient_of_zero():
     assert vector.tolist() == [1, 1, 1, 0, 0, 0, 2, 2, 2]
 
 
-def test_statistics_of_a_rollout_arrive_with_a_gradient_once():
-    net, moments = a_net_with_gradients(), Moments.of(images(6))
-    gradient, stats = a_slot(net), RolloutStats(EPISODES, moments, 3, finite=True)
-    metrics = {"losses/total": torch.tensor(2.0), "values/target": torch.tensor([1.0, 2.0, 6.0])}
-    report = gradient.write(net, metrics, stats, 7, 64)
-    assert report == Report(7, 64, 2, 3, True, {"losses/total": 2.0, "values/target": 3.0})
-    assert gradient.finished_episodes(report) == [Episode(-21.0, 824), Episode(pytest.approx(0.1), 3)]
-    for found, expected in zip(gradient.moments, moments, strict=True):
-        assert torch.equal(found, expected)
-    report = gradient.write(net, metrics, stats.once_sent(), 7, 64)
+@pytest.fixture
+def outbox():
+    """Where gradients of random numbers go to, and a slot's fields: three batches of 4 samples make a rollout."""
+    args = train_a3c_grad.Args(env_id="CartPole-v1", num_envs=2, unroll_length=6, batch_size=4)
+    net = a_net_with_gradients()
+    outbox = Outbox(args, unconnected_collector(args), net)
+    outbox.memory.slots = Slots(gradient_spec(net, IMAGE, max_episodes=4), 1)
+    outbox.memory.states = SimpleNamespace(write=lambda *_: None)
+    outbox.finite, outbox.episodes, outbox.moments, outbox.clipped = True, EPISODES, Moments.of(images(6)), 3
+    return outbox, Gradient(**outbox.memory.slots[0])
+
+
+METRICS = {"losses/total": torch.tensor(2.0), "values/target": torch.tensor([1.0, 2.0, 6.0])}
+
+
+def test_statistics_of_a_rollout_arrive_with_its_first_gradient(outbox):
+    outbox, gradient = outbox
+    moments, reports = outbox.moments, []
+    for indices in outbox.unsent(12):
+        reports.append(outbox.write(Token(0, 7), 7, METRICS, len(indices)))
+        if len(reports) == 1:
+            assert all(torch.equal(*pair) for pair in zip(gradient.moments, moments, strict=True))
+            assert gradient.finished_episodes(reports[0]) == [Episode(-21.0, 824), Episode(pytest.approx(0.1), 3)]
+    means = {"losses/total": 2.0, "values/target": 3.0}
+    assert reports == [Report(7, 4, 2, 3, True, means), *2 * [Report(7, 4, 0, 0, True, means)]]
     assert gradient.obs_num == 0
-    assert gradient.finished_episodes(report) == []
+    assert gradient.finished_episodes(reports[-1]) == []
+
+
+@pytest.mark.parametrize(("sent", "episodes"), [(2, [0]), (3, [])])
+def test_what_a_predecessor_has_sent_is_not_sent_again(outbox, sent, episodes):
+    outbox, _ = outbox
+    outbox.num_sent = sent
+    assert [len(outbox.episodes) for _ in outbox.unsent(12)] == episodes
+    assert len(list(outbox.unsent(12))) == 3, "of the next rollout"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", [0, -1])
-def test_what_is_not_finite_is_reported(bad, where):
-    net = a_net_with_gradients()
-    gradient, stats = a_slot(net), RolloutStats([], None, 0, finite=True)
-    assert gradient.write(net, {}, stats, 0, 1).finite
-    assert not gradient.write(net, {}, stats._replace(finite=False), 0, 1).finite, "the rollout is not"
-    target = list(net.parameters())[where].grad
+def test_what_is_not_finite_is_reported(outbox, bad, where):
+    outbox, _ = outbox
+    assert outbox.write(Token(0, 0), 0, METRICS, 1).finite
+    assert not outbox.write(Token(0, 0), 0, {"losses/total": torch.tensor(bad)}, 1).finite
+    target = list(outbox.net.parameters())[where].grad
+    kept = target.clone()
     target[(-1,) * target.ndim] = bad
-    assert not gradient.write(net, {}, stats, 0, 1).finite
-
-
-def test_what_a_predecessor_has_sent_is_not_sent_again_and_a_rollout_is_counted_once():
-    args = train_a3c_grad.Args(env_id="CartPole-v1", num_envs=2, unroll_length=6, batch_size=4)
-    for sent, counted in [(0, [2, 0, 0]), (2, [0]), (3, [])]:
-        collector = unconnected_collector(args)
-        collector.games.messages = sent
-        outbox = Outbox(args, collector, collector.net)
-        for numbers in (counted, [2, 0, 0]):  # of the rollout in progress, and of the next
-            outbox.stats = RolloutStats(EPISODES, None, 3, finite=True)
-            outbox.memory = SimpleNamespace(weights=SimpleNamespace(device=torch.device("cpu")))
-            found = [(len(indices), len(outbox.stats.episodes)) for indices in outbox.unsent(12)]
-            assert found == [(4, number) for number in numbers]
+    assert not outbox.write(Token(0, 0), 0, METRICS, 1).finite
+    target.copy_(kept)
+    outbox.finite = False
+    assert not outbox.write(Token(0, 0), 0, METRICS, 1).finite, "the rollout is not"
 
 
 # ---- whole runs

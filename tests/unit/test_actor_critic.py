@@ -101,7 +101,8 @@ def test_a_gradient_is_computed_in_the_format_asked_for_and_reaches_every_parame
     totals = []
     for precision in ("fp32", "bf16"):
         args = replace(ARGS, precision=precision)
-        total, metrics = train_a3c_data.gradient(args, net, train_a3c_data.loss, samples)
+        net.zero_grad()
+        total, metrics = train_a3c_data.backward(args, net, train_a3c_data.loss, samples)
         assert total.dtype == metrics["values/value"].dtype == torch.float32
         rounded = metrics["values/value"].bfloat16().float()
         assert torch.equal(metrics["values/value"], rounded) == (precision == "bf16")

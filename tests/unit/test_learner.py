@@ -12,9 +12,9 @@ from a3c_mp.data.resume_states import ActorLayout, ResumeStates
 from a3c_mp.errors import PeerLost
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.learner_group import LearnerGroup
+from a3c_mp.processes.pool import Filled
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.processes.workers import Filled
 from a3c_mp.run.averages import Timings
 from a3c_mp.run.guard import merge_moments, update_norm
 from a3c_mp.run.learner import Learner, MessageStats, Setup
