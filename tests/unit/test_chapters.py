@@ -1,8 +1,10 @@
-"""What every chapter promises about bad numbers, full disks, damaged checkpoints and small machines; actors as threads.
+"""What every chapter promises: its size, and about bad numbers, full disks, damaged checkpoints and small machines.
 
+Actors are threads.
 The same with real processes is in tests/process; what the faults cost is in docs/reliability.md.
 """
 
+import ast
 import hashlib
 import json
 import logging
@@ -18,9 +20,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from harness import A3C_DATA, A3C_GRAD, APEX_DQN, CHAPTERS, EVERY_CHAPTER, EVERY_ONE_OF_ALL, IMPALA, row_id
+from harness import A3C_DATA, A3C_GRAD, APEX_DQN, CHAPTERS, EVERY_CHAPTER, EVERY_ONE_OF_ALL, IMPALA, ROOT, row_id
 
 from a3c_mp.algorithms import apex
+from a3c_mp.config import check_ranges
 from a3c_mp.errors import ConfigError
 from a3c_mp.run import checkpoint, metrics
 from a3c_mp.run import preflight as limits
@@ -28,6 +31,58 @@ from a3c_mp.run.run import Run
 
 SLOW = pytest.mark.slow
 EQUAL_SHARES = ("--deterministic",)  # without it, one thread may take all steps where cores are short
+
+
+# ---- what a reader meets
+
+SCRIPTS = sorted(ROOT.glob("train_*.py"))
+
+
+def library_names(tree):
+    """Names that a script takes from the library: what it imports, of a module the attributes that it uses."""
+    names = set()
+    attributes = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("a3c_mp", "wrappers"):
+            for alias in node.names:
+                module = ROOT.joinpath(*node.module.split("."), alias.name)
+                used = {a.attr for a in attributes if a.value.id == (alias.asname or alias.name)}
+                is_module = module.is_dir() or module.with_suffix(".py").exists()
+                names |= {f"{alias.name}.{name}" for name in used} if is_module and used else {alias.name}
+    return names
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_chapter_is_short_and_takes_little_from_the_library(path):
+    tree = ast.parse(source := path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    found = {
+        "lines": len(source.splitlines()),
+        "names of the library": len(library_names(tree)),
+        "lines of a function": max(node.end_lineno - node.lineno + 1 for node in functions),
+        "parameters": max(len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs) for node in functions),
+    }
+    limits = {"lines": 110 if path.stem == "train_a3c_data" else 120, "names of the library": 16}
+    limits |= {"lines of a function": 40, "parameters": 5}
+    assert not {what: number for what, number in found.items() if number > limits[what]}
+
+
+def test_the_first_chapter_loads_little_of_the_library():
+    show = "import sys, train_a3c_data; print(*[vars(module).get('__file__') for module in sys.modules.values()])"
+    loaded = subprocess.run([sys.executable, "-c", show], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    own = (ROOT / "a3c_mp", ROOT / "wrappers", ROOT / "train_a3c_data.py")
+    paths = {Path(name) for name in loaded.split() if any(Path(name).is_relative_to(folder) for folder in own)}
+    assert len(paths) <= 60
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= 7500
+
+
+@EVERY_ONE_OF_ALL
+def test_presets_are_settings_within_their_ranges(chapter):
+    args_class, presets = chapter.settings
+    for env_id, preset in presets.items():
+        check_ranges(args_class(**{**preset, "env_id": env_id}))
 
 
 # ---- numbers that are not finite

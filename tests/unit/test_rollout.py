@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from envs import CountEnv
+from envs import EPISODE_LENGTH
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,33 +74,17 @@ def test_write_step_fills_its_step_and_no_other():
 # ---- fields that a chapter adds
 
 
-class AngleEnv(CountEnv):
-    """Says the angle 10 * episode + step, also where it is reset, but not in the first step of an episode."""
-
-    @property
-    def info(self):
-        return {"angle": np.array([10.0 * self.episode + self.t, -1.0])} if self.t != 1 else {}
-
-    def reset(self, **kwargs):
-        obs, _ = super().reset(**kwargs)
-        return obs, self.info
-
-    def step(self, action):
-        *result, _ = super().step(action)
-        return *result, self.info
-
-
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_an_added_field_is_what_the_infos_of_its_step_say_also_where_all_episodes_end(register, num_envs):
+def test_an_added_field_is_what_the_infos_of_its_step_say_also_where_all_episodes_end(num_envs):
     """Terminated or, every third, truncated; where the infos lack it, 0."""
-    env, field = make_vec_env(register(entry_point=AngleEnv), num_envs, seed=0), InfoField((2,))
+    env = make_vec_env("envs:Angle-v0", num_envs, seed=0)
     env.reset()
-    for t in range(6 * 7):
+    for t in range(6 * EPISODE_LENGTH):
         *_, infos = env.step(np.zeros(num_envs, np.int64))
-        episode, step = divmod(t, 7)
-        expected = [0.0, 0.0] if step == 0 else [10.0 * episode + step + 1, -1.0]
-        assert field.read(infos, "angle", num_envs).tolist() == [expected] * num_envs
-        assert not field.read(infos, "other", num_envs).any()
+        episode, step = divmod(t, EPISODE_LENGTH)
+        expected = 0.0 if step == 0 else 10.0 * episode + step + 1
+        assert InfoField().read(infos, "angle", num_envs).tolist() == [expected] * num_envs
+        assert InfoField((1,)).read(infos, "other", num_envs).tolist() == [[0.0]] * num_envs
 
 
 def test_of_an_episode_that_ended_without_the_field_nothing_is_read_from_the_next_ones_reset():
