@@ -1,18 +1,24 @@
 """A deterministic run ends with the very bits of an undisturbed one, whoever is killed and whenever it is resumed.
 
-Real actors, real learners, real SIGKILLs. The trainer is this process, except where it is killed.
+Real actors, real learners, real SIGKILLs. The trainer is this process, except where it is killed. That it does not
+matter which processes it has is shown in one test, where the undisturbed run's actors are threads.
 """
 
 import csv
 import itertools
 import multiprocessing
+import os
 import random
+import signal
+from pathlib import Path
 
 import pytest
 import torch
 from envs import MISHAPS
-from harness import A3C_DATA, EVALUATED, TASK, actors_of, row_id
+from harness import A3C_DATA, A3C_GRAD, EVALUATED, TASK, actors_of, row_id
 
+import train_a3c_grad
+from a3c_mp.processes.workers import Workers
 from a3c_mp.run.checkpoint import list_checkpoints
 
 SMALL = ["--num-actors", "2", "--num-envs", "2"]
@@ -20,7 +26,7 @@ CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
 ROLLOUTS = [*CARTPOLE, "--unroll-length", "8"]
 PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
 PENDULUM = ["--env-id", "Pendulum-v1", *SMALL, "--unroll-length", "8"]
-LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
+LSTM = ["--lstm", "--batch-unrolls", "4", "--replay-proportion", "0.5", "--replay-size", "50"]
 REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
 TWO_LEARNERS = ["--num-learners", "2", "--slots-per-actor", "2", "--replay-proportion", "0"]
@@ -32,7 +38,7 @@ BURSTS = ["--explore-envs", "0.5", "--explore-steps", "5"]
 KINDS = {
     "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, *BURSTS]),
     "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
-    "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
+    "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM]),
     "dqn": ("train_apex.py", 1000, APEX),
     "population": ("train_population.py", 1600, POPULATION),
     "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),
@@ -191,3 +197,20 @@ def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(run_inline, monke
     assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 3)
     assert done.out.count("rebuilt to where it was") == 3
     assert differing(state_of(done.folder), state_of(expected.folder)) == []
+
+
+def killed_before_it_sends(channel, args):
+    """Chapter 2's actor 1 is killed once its gradient is written and the slot not yet sent."""
+    if channel.worker == 1 and not Path("killed").exists():
+        channel.send = lambda slot, payload: (Path("killed").touch(), os.kill(os.getpid(), signal.SIGKILL))
+    return train_a3c_grad.actor(channel, args)
+
+
+def test_an_actor_killed_between_gradient_and_message_leaves_no_trace_in_the_weights(run_inline, monkeypatch):
+    flags = ["--deterministic", "--total-steps", "1280"]
+    expected = run_inline.train(A3C_GRAD, *flags, name="whole")
+    monkeypatch.setattr(train_a3c_grad.main, "actor", killed_before_it_sends)
+    done = run_inline.train(A3C_GRAD, *flags, name="disturbed", workers=Workers)
+    assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 1)
+    different = differing(state_of(done.folder), state_of(expected.folder))
+    assert different == ["/torch_rng"], "which actors that are threads draw from, for the first weights of their nets"
