@@ -21,14 +21,18 @@ def runs_of(column):
     return [(column[start], end - start) for start, end in pairwise(edges) if column[start] >= 0]
 
 
-def bursts_of(num_envs, explorers, longest, sizes, seed=0, unroll_length=200):
-    bursts = Bursts(num_envs, explorers, longest, 0, sizes)
-    bursts.draw(lambda stretch: seed, 0, unroll_length)
-    return bursts
+def drawn(bursts, rollouts, unroll_length, seed=0):
+    """The bursts of rollouts that follow each other, int [T, B], of the first part of the action."""
+    parts = []
+    for rollout in range(rollouts):
+        bursts.draw(lambda stretch: seed + stretch, rollout, unroll_length)
+        parts.append(bursts.repeated[:, :, 0].numpy())
+    return np.concatenate(parts)
 
 
 def test_bursts_repeat_one_action_in_the_environments_that_explore():
-    repeated = bursts_of(3, 2, 20, [100], seed=3, unroll_length=100_000).repeated[:, :, 0].numpy()
+    bursts = Bursts(3, 2, 20, 0, [100])
+    repeated = drawn(bursts, 1, 100_000)
     assert (repeated[:, 2] == -1).all()
     found = runs_of(repeated[:, 0])
     actions, lengths = np.array(found).T
@@ -37,23 +41,15 @@ def test_bursts_repeat_one_action_in_the_environments_that_explore():
     assert len(found) == pytest.approx(100_000 / (1 / FREQUENCY - 1 + 10.5), rel=0.1)
     assert set(actions) == set(range(100))
     assert not (repeated[:, 0] == repeated[:, 1]).all()
-    again, other = (
-        bursts_of(3, 2, 20, [100], seed, unroll_length=100_000).repeated[:, :, 0].numpy() for seed in (3, 4)
-    )
-    assert (again == repeated).all()
-    assert not (other == repeated).all()
+    assert (drawn(bursts, 1, 100_000) == repeated).all()
+    assert not (drawn(bursts, 1, 100_000, seed=1) == repeated).all()
 
 
 def test_a_burst_goes_on_in_the_next_rollout_and_ends_with_its_stretch():
-    bursts, parts = Bursts(2, 2, 80, 0, [100]), []
-    for rollout in range(64):
-        bursts.draw(lambda stretch: stretch, rollout, 32)
-        parts.append(bursts.repeated[:, 0, 0])
-    per_stretch = 32 * 32  # 1,000 or more in whole rollouts
-    found = runs_of(torch.cat(parts).numpy())
-    assert max(length for _, length in found) > 64
-    whole = bursts_of(2, 2, 80, [100], seed=1, unroll_length=per_stretch).repeated[:, 0, 0]
-    assert torch.equal(torch.cat(parts)[per_stretch:], whole), "the second stretch is that of its seed"
+    bursts, stretch = Bursts(2, 2, 80, 0, [100]), 32 * 32  # 1,000 steps or more in whole rollouts
+    repeated = drawn(bursts, 64, 32)
+    assert max(length for _, length in runs_of(repeated[:, 0])) > 64
+    assert (repeated[stretch:] == drawn(bursts, 1, stretch, seed=1)).all(), "the second stretch is that of its seed"
 
 
 def test_the_policy_of_a_burst_is_certain_of_its_action():

@@ -17,7 +17,6 @@ from a3c_mp.nets.actor_critic import unroll
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import Categorical
 from a3c_mp.processes.learner_group import LearnerGroup
-from a3c_mp.run.preflight import check_learners
 
 SPACES = Box(-1.0, 1.0, (3,)), Discrete(2)
 ARGS = Args(reward_clip=False, life_loss_terminal=False, normalize_advantages=False)
@@ -89,14 +88,6 @@ def test_a_batch_never_waits_for_more_unrolls_than_there_are():
     with pytest.raises(ConfigError, match="batch-unrolls=9"):
         rollouts_per_round(replace(args, batch_unrolls=9))
     assert all(rollouts_per_round(Args(env_id=env_id, **preset)) for env_id, preset in PRESETS.items())
-
-
-def test_learners_share_the_actors_evenly():
-    check_learners(num_learners=2, num_actors=4, cuda=False)
-    with pytest.raises(ConfigError, match="num-learners=3: 4 actors cannot be divided evenly"):
-        check_learners(num_learners=3, num_actors=4, cuda=False)
-    with pytest.raises(ConfigError, match="num-learners=64: each needs a GPU to itself"):
-        check_learners(num_learners=64, num_actors=64, cuda=True)
 
 
 LEARNER = SimpleNamespace(group=LearnerGroup())

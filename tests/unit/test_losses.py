@@ -1,4 +1,4 @@
-"""Gradients of the losses against their formulas, written out for a softmax policy."""
+"""Parts of losses against their formulas; whole losses are in test_a3c_grad.py, test_apex.py and test_impala.py."""
 
 import math
 
@@ -9,9 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import train_a3c_data
-from a3c_mp.algorithms.actor_critic import Samples
-from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
 from a3c_mp.maths import losses
 from a3c_mp.nets.distributions import Categorical
 
@@ -21,18 +18,6 @@ B, A = 7, 5
 @pytest.fixture
 def rng():
     return torch.Generator().manual_seed(0)
-
-
-def grad_log_prob(logits, action):
-    """d log pi(a|s) / d logits of each sample [B, A]: one at the action, less the probabilities."""
-    return nn.functional.one_hot(action, logits.shape[-1]) - logits.softmax(dim=-1)
-
-
-def test_value_loss_gradient_is_the_mean_error(rng):
-    values, targets = torch.randn(2, B, generator=rng)
-    values.requires_grad_()
-    losses.value_loss(values, targets).backward()
-    torch.testing.assert_close(values.grad, (values.detach() - targets) / B)
 
 
 def test_huber_is_what_the_paper_says_error_by_error():
@@ -52,7 +37,8 @@ def test_the_policy_gradient_is_that_of_a2c_weighted_by_the_ratio(clip_ratio, on
     variable = logits.clone().requires_grad_()
     log_probs, behaviour_log_probs = (Categorical(params).log_prob(action) for params in (variable, behaviour_logits))
     losses.clipped_policy_loss(log_probs, behaviour_log_probs, advantages, clip_ratio).backward()
-    torch.testing.assert_close(variable.grad, -(ratio * advantages)[:, None] * grad_log_prob(logits, action) / B)
+    grad_log_prob = nn.functional.one_hot(action, A) - logits.softmax(dim=-1)
+    torch.testing.assert_close(variable.grad, -(ratio * advantages)[:, None] * grad_log_prob / B)
 
 
 @pytest.mark.parametrize(
@@ -101,44 +87,6 @@ def test_moments_are_weighted_and_samples_without_weight_do_not_push():
     torch.testing.assert_close(found[1:], losses.normalize(advantages[1:]))
     assert torch.equal(losses.normalize(advantages, torch.full((3,), 1.0)), losses.normalize(advantages))
     assert torch.zeros(3).equal(torch.zeros(3) * losses.normalize(advantages, torch.zeros(3))), "finite"
-
-
-class Linear(nn.Linear):
-    """A policy and a value that are linear, so that every gradient has a closed form."""
-
-    def __init__(self):
-        super().__init__(3, A + 1)
-
-    def forward(self, obs):
-        outputs = super().forward(obs)
-        return outputs[:, :A], outputs[:, A]
-
-    def distributions(self, logits, behaviour_logits):
-        return Categorical(logits), Categorical(behaviour_logits)
-
-
-def test_the_gradient_of_a3cs_loss_is_that_of_its_parts_times_their_coefficients(rng):
-    """The net acts as it learns: the ratio is 1."""
-    value_coef, entropy_coef = 0.5, 0.03
-    net, obs = Linear(), torch.randn(B, 3, generator=rng)
-    logits, values = (output.detach() for output in net(obs))
-    advantages, value_targets = torch.randn(2, B, generator=rng)
-    samples = Samples(obs, torch.randint(A, (B,), generator=rng), logits, advantages, value_targets)
-    log_probs = logits.log_softmax(dim=-1)
-    entropy = -(log_probs.exp() * log_probs).sum(dim=-1, keepdim=True)
-    gradient = torch.empty(B, A + 1)
-    gradient[:, :A] = -advantages[:, None] * grad_log_prob(logits, samples.action)
-    gradient[:, :A] += entropy_coef * log_probs.exp() * (log_probs + entropy)  # d(-H)/dlogit_i = p_i (log p_i + H)
-    gradient[:, A] = value_coef * (values - value_targets)
-
-    args = ActorCriticArgs(value_coef=value_coef, entropy_coef=entropy_coef)
-    total, metrics = train_a3c_data.loss(args, net, samples)
-    total.backward()
-    torch.testing.assert_close(net.weight.grad, gradient.T @ obs / B)
-    torch.testing.assert_close(net.bias.grad, gradient.mean(dim=0))
-    torch.testing.assert_close(metrics["losses/entropy"], -entropy.mean())
-    for name, field in {"advantage": advantages, "value": values, "target": value_targets}.items():
-        assert torch.equal(metrics[f"values/{name}"], field)
 
 
 def test_metrics_of_ratios_against_the_divergence_of_distributions(rng):

@@ -34,14 +34,6 @@ def test_a_slot_made_from_the_spec_is_a_rollout():
 
 
 @pytest.mark.parametrize(
-    ("obs_space", "dtype"),
-    [(IMAGES, torch.uint8), (VECTORS, torch.float32), (Box(-1.0, 1.0, (3,), np.float64), torch.float32)],
-)
-def test_observations_are_bytes_for_images_and_float32_otherwise(obs_space, dtype):
-    assert rollout_spec(5, 3, obs_space, Discrete(7))["obs"] == ((6, 3, *obs_space.shape), dtype)
-
-
-@pytest.mark.parametrize(
     ("space", "shape", "dtype", "params"),
     [
         (Discrete(7), (), torch.int64, 7),
@@ -51,8 +43,9 @@ def test_observations_are_bytes_for_images_and_float32_otherwise(obs_space, dtyp
     ],
     ids=str,
 )
-def test_actions_have_the_shape_and_dtype_of_their_space(space, shape, dtype, params):
-    spec = rollout_spec(5, 3, VECTORS, space)
+def test_fields_have_the_shape_and_dtype_of_their_space(space, shape, dtype, params):
+    spec = rollout_spec(5, 3, Box(-1.0, 1.0, (3,), np.float64), space)
+    assert spec["obs"] == ((6, 3, 3), torch.float32)
     assert spec["action"] == ((5, 3, *shape), dtype)
     assert spec["behaviour_logits"] == ((5, 3, params), torch.float32)
 
