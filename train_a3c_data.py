@@ -1,8 +1,8 @@
 """Chapter 1. A3C by data: actors send rollouts, the learner computes the gradients.
 
-Each actor process steps a vector of environments with its own copy of the net and writes rollouts into slots of shared
-memory. The learner takes filled slots, estimates advantages by GAE, takes gradient steps on A3C's loss and publishes
-new weights. PPO's clipped ratio corrects for the updates since the policy acted. Killed actors restart.
+Each actor process steps a vector of environments with its own copy of the net and fills slots of shared memory with
+rollouts. The learner estimates advantages by GAE, takes gradient steps on A3C's loss, in which PPO's clipped ratio
+corrects for the updates since the policy acted, and publishes new weights. Killed actors restart.
 
     actor 0 --(slot 0)--> \\
     actor 1 --(slot 1)-->  learner --(weights, version)--> all actors
@@ -70,8 +70,7 @@ def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch:
     learner.optimizer.zero_grad(set_to_none=True)
     total, metrics = backward(args, learner.net, loss, *batch)
     learner.group.all_reduce_gradients(learner.net, total)  # the mean over all learners: chapters 3 and 4
-    groups = learner.optimizer.param_groups
-    norms = [nn.utils.clip_grad_norm_(group["params"], args.max_grad_norm) for group in groups]
+    norms = [nn.utils.clip_grad_norm_(g["params"], args.max_grad_norm) for g in learner.optimizer.param_groups]
     metrics["losses/grad_norm"] = norm = torch.stack(norms).norm()
     if not learner.is_finite(norm + total):  # only if both are
         return None
@@ -81,27 +80,20 @@ def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch:
 
 
 def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Samples]:
-    """Yield shuffled minibatches: all samples once, then in later epochs those with the largest absolute advantages.
-
-    The policy gradient is proportional to the advantage; where its mean is near 0, it is the value's error, too.
-    """
-    size, advantages = args.batch_size, samples.advantages
-    for indices in minibatches(len(advantages), size, rng, advantages.device):
-        yield samples.select(indices)
-    repeated = round(args.repeat_fraction * len(advantages))
-    # Sorted again, because then a fraction of 1 gives plain passes, bit for bit.
-    largest = advantages.abs().argsort(descending=True, stable=True)[:repeated].sort().values
-    for _ in range(args.update_epochs - 1 if repeated else 0):
-        for indices in minibatches(repeated, size, rng, advantages.device):
-            yield samples.select(largest.index_select(0, indices))
+    """Yield shuffled minibatches: all samples once, in later epochs the share with the largest absolute advantages."""
+    largest = samples.advantages.abs().argsort(descending=True, stable=True)
+    for epoch in range(args.update_epochs):
+        num = round(args.repeat_fraction * len(largest)) if epoch else len(largest)
+        chosen = largest[:num].sort().values  # sorted: a share of 1 gives plain passes
+        for indices in minibatches(num, args.batch_size, rng, chosen.device):
+            yield samples.select(chosen.index_select(0, indices))
 
 
 def learn(args: PPOArgs, learner: Learner, rollout: Rollout) -> None:
     """Take gradient steps on the minibatches of a rollout."""
     args = anneal_entropy_coef(args, learner.steps)
     advantages, value_targets = advantages_and_targets(args, rollout)  # by GAE, or --returns nstep
-    if args.normalize_advantages:
-        advantages = normalize(advantages)
+    advantages = normalize(advantages) if args.normalize_advantages else advantages
     for batch in epochs(args, Samples.of(rollout, advantages, value_targets), learner.rng):
         gradient_step(args, learner, loss, batch)
 

@@ -14,12 +14,13 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned node ends with its
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from a3c_mp.algorithms import attach, roles
 from a3c_mp.algorithms.actor_critic import A3CSetup, rollouts
 from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS
+from a3c_mp.algorithms.roles import collectors_of, evaluator_of, run_task
+from a3c_mp.algorithms.task_settings import RoleArgs
 from a3c_mp.cli import parse_args
-from a3c_mp.data.actor import Memory
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.context import Context
@@ -32,14 +33,14 @@ from train_a3c_data import learn as learn_from
 
 
 @dataclass(frozen=True)
-class Args(roles.RoleArgs):
+class Args(RoleArgs):
     """Settings of chapter 5."""
 
 
 PRESETS = {name: {"eval_every": 20_000 if "CartPole" in name else 100_000} | p for name, p in PPO_PRESETS.items()}
 
 
-def collect(collectors: list[roles.Collector]) -> Middleware:
+def collect(collectors: list[Any]) -> Middleware:
     """Middleware: fill a slot with a rollout, for each collector of this process."""
 
     def _collect(ctx: Context) -> None:
@@ -74,7 +75,7 @@ def learn(args: Args, learner: Learner) -> Middleware:
     return _learn
 
 
-def evaluate(evaluator: roles.Evaluator) -> Middleware:
+def evaluate(evaluator: Any) -> Middleware:
     """Middleware: play whole games with each snapshot of the weights that the learner hands out."""
 
     def _evaluate(ctx: Context) -> None:
@@ -84,28 +85,22 @@ def evaluate(evaluator: roles.Evaluator) -> Middleware:
     return _evaluate
 
 
-def pipeline(node: Node, args: Args, memory: Memory, learner: Learner | None = None) -> None:
+def pipeline(node: Node, args: Args, memory: Any, learner: Learner | None = None) -> None:
     """Run the task of one node: its labels, and whether it is the learner, select the middleware that it uses."""
     with Task(router=node, labels=node.labels, known_labels=node.known_labels, async_mode=args.async_mode) as task:
-        if collectors := roles.collectors_of(node, args, memory, learner, actor):
+        if collectors := collectors_of(node, args, memory, learner, actor):
             task.use(collect(collectors), filter_labels=["standalone", "collector"])
         if learner is not None:
             run = learner.run
             task.use_wrapper(StepTimer(args.print_per_step, run.log.info, run.record_metrics))
             task.use(task.serial(take(learner), learn(args, learner)), name="learner")
-        if evaluator := roles.evaluator_of(node, args, learner):
+        if evaluator := evaluator_of(node, args, learner):
             task.use(evaluate(evaluator), filter_labels=["standalone", "evaluator"])
         task.run()
 
 
 def main() -> int:
-    args = roles.check_roles(parse_args(Args, PRESETS, __doc__))
-    if args.attach_to is not None:
-        return attach.join_task(pipeline, args)
-    setup = A3CSetup(args)
-    with roles.make_run(args, setup) as run, roles.NodeGroup(pipeline, args, run, setup, actor) as group:
-        pipeline(group.node, args, group.learner.memory, group.learner)
-    return run.exit_code
+    return run_task(parse_args(Args, PRESETS, __doc__), pipeline, actor, A3CSetup)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from a3c_mp.cli import parse_args
 from a3c_mp.processes.learner_group import LearnerGroup
-from a3c_mp.processes.learners import Learners
 from a3c_mp.run.learner import Learner, Setup
 from a3c_mp.run.replica import ReplicaRun
 from a3c_mp.run.run import Run
@@ -39,11 +39,18 @@ class Chapter:
         setup = self.setup(args)
         with (
             Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
-            Learners.of(run, peer, self.actor, self.train, self.setup) as group,
+            self._learners(args, run) as group,
             Learner(args, run, setup, self.actor, group) as learner,
         ):
             self.train(args, learner)
         return run.exit_code
+
+    def _learners(self, args: Any, run: Run) -> AbstractContextManager[LearnerGroup]:
+        if getattr(args, "num_learners", 1) == 1:
+            return nullcontext(LearnerGroup())
+        from a3c_mp.processes.learners import Learners
+
+        return Learners.of(run, peer, self.actor, self.train, self.setup)
 
     def run_as_script(self) -> None:
         """Run the chapter and end the process with its exit code."""

@@ -30,7 +30,7 @@ from gymnasium.spaces import Box, Discrete
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.errors import ConfigError
-from a3c_mp.replay import EnvStep, Prefetch, Replay, Shards, Writer, importance_weights
+from a3c_mp.replay import Batch, EnvStep, Prefetch, Replay, Shards, Writer, importance_weights
 from a3c_mp.run.script import exit_with
 from bench import common
 
@@ -122,7 +122,7 @@ def ours(args: Args, size: int) -> Rates:
             replay.ingest(shard)
         return 2 * BLOCK * args.num_envs
 
-    out = replay.allocate(args.batch_size)
+    out = Batch.empty(shards, args.batch_size)
 
     def sample() -> int:
         importance_weights(replay.sample(args.batch_size, out).probability, BETA)

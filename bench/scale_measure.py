@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
-from a3c_mp.cluster import Fleet, FleetChannel, Inbox, Packer, Publisher, Reader, Result, Session
+from a3c_mp.cluster import Fleet, FleetChannel, Packer, Publisher, Reader, Result, Session
 from a3c_mp.cluster.access import HOME_VARIABLE, find_cluster
-from a3c_mp.cluster.session import Needs
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.processes.pool import Token, WorkerOptions
@@ -156,11 +155,11 @@ class Trainer:
         packer = Packer(message.spec, message.stack)
         self.rollout_bytes = packer.nbytes
         self.weights = Publisher(session, self.net)
-        reader = Reader(self.weights.buffers.dtype)
+        slots = Slots(message.spec, num_actors)
         states: Any = SimpleNamespace(start=0, record_start=lambda actor: None, forget=lambda actor: None)
         self.fleet = Fleet(
-            session, SleepingActor, (message, reader, args.collect_seconds),
-            Inbox(packer, Slots(message.spec, num_actors), None), num_actors, states=states,
+            session, SleepingActor, (message, Reader(self.weights), args.collect_seconds),
+            lambda slot, result: packer.unpack(result.fields, slots[slot]), num_actors, states=states,
             options=WorkerOptions(role="actor", slots_per_worker=1), on_restart=lambda message: None,
         )  # fmt: skip
 
@@ -215,7 +214,7 @@ def look_seconds(session: Session) -> float:
             session.ray.wait(requests, num_returns=number, timeout=0)
             tries.append(time.thread_time() - began)
         times.append(statistics.median(tries))
-    session.end_actor(idle)
+    session.ray.kill(idle)
     return max(float(np.polyfit(LOOKS, times, 1)[0]), 0.0)
 
 
@@ -225,7 +224,7 @@ def measure_clusters(args: Settings, message: Message) -> tuple[list[Row], Row, 
     places = args.actors_per_node
     with LocalCluster() as cluster:
         address = find_cluster(cluster.address, None)
-        with Session(address, Needs(0, 0), logging.getLogger("scale")) as session:
+        with Session(address, logging.getLogger("scale")) as session:
             with Trainer(args, session, message, max(args.nodes) * places) as trainer:
                 for before, nodes in pairwise((0, *args.nodes)):
                     cluster.add(nodes - before, places)

@@ -27,7 +27,7 @@ import gymnasium
 from a3c_mp.cli import parse_own
 from a3c_mp.config import Between, Count, flag_name
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.images import is_image
+from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.run.preflight import check_device, probe_env
 from a3c_mp.run.script import exit_with

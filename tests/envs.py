@@ -64,7 +64,7 @@ def note(mishap):
 def send_and_end(channel, slot, payload):
     """Instead of `NodeChannel.send`: the message may be sent, in part or not at all."""
     note("killed while sending")
-    channel.node.send(FILLED, slot, payload, None, to="node.0")
+    channel.node.send(FILLED, slot, payload, None)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

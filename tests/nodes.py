@@ -1,5 +1,6 @@
-"""Nodes in processes of their own, which a test steers one call at a time."""
+"""Routers for tests: several of one process that look in turns, and nodes in processes of their own."""
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -8,32 +9,85 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch.multiprocessing as mp
 
 from a3c_mp.errors import A3CError
 from a3c_mp.processes.spawn import start_child
-from a3c_mp.task.endpoint import Endpoint, Peer
-from a3c_mp.task.peers import matches
+from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.router import Router
+from a3c_mp.task.wire import JOINED, LEFT, Message
 
 WAIT_SECONDS = 60
 """longest wait for a node's answer; spawned processes import torch first"""
-
 CLONE_NEWNET = 0x40000000  # of setns(2)
 
 
+class Net:
+    """Routers of one process that look at their messages in turns, and what each has received."""
+
+    def __init__(self, log: logging.Logger | None = None):
+        self.log, self.stack = log, contextlib.ExitStack()
+        self.inboxes: dict[Router, list[Message]] = {}
+
+    def enter(self, endpoint: Endpoint) -> Router:
+        """Enter a router, until the stack is closed, while the others look."""
+        router, results = Router(endpoint, self.log), []
+
+        def enter() -> None:
+            try:
+                results.append(router.__enter__())
+            except Exception as error:
+                results.append(error)
+
+        threading.Thread(target=enter).start()
+        self.wait_until(lambda: results, 2 * WAIT_SECONDS)
+        if isinstance(results[0], Exception):
+            raise results[0]
+        self.stack.push(router)
+        self.inboxes[router] = []
+        return router
+
+    def leave(self, router: Router) -> None:
+        router.__exit__()
+        self.inboxes.pop(router)
+
+    def look(self) -> None:
+        for router, inbox in self.inboxes.items():
+            inbox += router.receive()
+
+    def wait_until(self, happened: Callable[[], Any], timeout: float = WAIT_SECONDS) -> None:
+        deadline = time.monotonic() + timeout
+        while not happened():
+            assert time.monotonic() < deadline, f"it did not happen within {timeout} s"
+            self.look()
+            time.sleep(0.001)
+
+    def take(self, router: Router, count: int, timeout: float = WAIT_SECONDS) -> list[Message]:
+        """Wait for so many messages of other nodes; returns all that have arrived."""
+        taken: list[Message] = []
+
+        def has_enough() -> bool:
+            taken.extend(message for message in self.inboxes[router] if message.event not in (JOINED, LEFT))
+            self.inboxes[router].clear()
+            return len(taken) >= count
+
+        self.wait_until(has_enough, timeout)
+        return taken
+
+
 class Node:
-    """A spawned process with a router: `node(function, *args)` runs `function(router, *args)` there.
+    """A spawned process with a router: `node(function, *args)` runs `function(net, router, *args)` there.
 
     Args:
         endpoint: of the router.
+        net: of this process; its routers look while this one waits for the node.
         namespace: network namespace to run in; empty for that of the test.
     """
 
-    def __init__(self, endpoint: Endpoint, namespace: str = ""):
+    def __init__(self, endpoint: Endpoint, net: Net, namespace: str = ""):
+        self.net = net
         self._pipe, child_end = mp.Pipe()
         with child_end:
             self.process = start_child(_run, (child_end, endpoint, namespace), name="node", daemon=True)
@@ -43,7 +97,7 @@ class Node:
 
     def end(self, timeout: float = WAIT_SECONDS) -> Any:
         """The result of what was started; raises what it raised."""
-        assert self._pipe.poll(timeout), f"no answer within {timeout} s"
+        self.net.wait_until(self._pipe.poll, timeout)
         succeeded, result = self._pipe.recv()
         if not succeeded:
             raise result
@@ -58,12 +112,12 @@ class Node:
 
     def stop(self) -> None:
         """Have it leave the `with` block of its router."""
-        with suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):
             self._pipe.send(None)
         self.process.join(WAIT_SECONDS)
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
         self.process.join(WAIT_SECONDS)
 
@@ -74,41 +128,27 @@ def _run(pipe: Any, endpoint: Endpoint, namespace: str) -> None:
         with open(f"/run/netns/{namespace}") as file:
             assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
     assert pipe.recv() == (enter, ())
-    try:
-        router = Router(endpoint, logging.getLogger("node"))
-        router.__enter__()
-    except A3CError as error:
-        pipe.send((False, error))
-        return
-    with suppress(EOFError):
-        pipe.send((True, router.name))
-        while (task := pipe.recv()) is not None:
+    net = Net(logging.getLogger("node"))
+    with net.stack, contextlib.suppress(EOFError):
+        try:
+            router = net.enter(endpoint)
+            pipe.send((True, router.links.name))
+        except A3CError as error:
+            pipe.send((False, error))
+            return
+        while True:
+            net.wait_until(pipe.poll, float("inf"))
+            if (task := pipe.recv()) is None:
+                return
             function, args = task
             try:
-                pipe.send((True, function(router, *args)))
+                pipe.send((True, function(net, router, *args)))
             except Exception as error:
                 pipe.send((False, error))
-    router.__exit__()
 
 
 def enter() -> None:
     """First call of a node."""
-
-
-def wait_for_peers(router: Router, wanted: int | list[str], timeout: float = WAIT_SECONDS) -> float:
-    """Wait until so many other nodes are connected, or one for each pattern; returns seconds."""
-    joined, begin = threading.Event(), time.monotonic()
-    router.on_join(lambda peer: joined.set())
-    while missing := _missing(list(router.peers.values()), wanted):
-        assert joined.wait(begin + timeout - time.monotonic()), f"{missing} missing after {timeout} s"
-        joined.clear()
-    return time.monotonic() - begin
-
-
-def _missing(peers: list[Peer], wanted: int | list[str]) -> int | list[str]:
-    if isinstance(wanted, int):
-        return max(wanted - len(peers), 0)
-    return [pattern for pattern in wanted if not any(matches(peer, pattern) for peer in peers)]
 
 
 def free_port() -> int:

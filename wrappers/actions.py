@@ -1,4 +1,4 @@
-"""Actions of environments: which ones they allow now (masks), and a check of every action before it is taken.
+"""Actions of environments: which ones they allow now (masks), and the outer wrapper that checks every action.
 
 An environment with masks gives `info["action_mask"]` with each observation: an array of 0 and 1, or booleans, for each
 choice. Discrete(A) has [A]; MultiDiscrete and MultiBinary have the choices of all parts, one part after another.
@@ -6,16 +6,26 @@ choice. Discrete(A) has [A]; MultiDiscrete and MultiBinary have the choices of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
+from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
 """supported classes of action spaces"""
+SEEDS = 2**31
+"""number of seeds; ALE's are an int32"""
+
+
+class MaskedDiscrete(Discrete):
+    """Discrete actions 0, ..., n - 1 of an environment with masks, which a replay stores with every observation."""
+
+    def __repr__(self) -> str:
+        return f"Discrete({self.n}) masked"
 
 
 def num_choices(space: gymnasium.Space) -> np.ndarray:
@@ -27,16 +37,19 @@ def num_choices(space: gymnasium.Space) -> np.ndarray:
     return np.full(int(np.prod(space.shape or ())) if isinstance(space, MultiBinary) else 0, 2)
 
 
+def bounds(space: gymnasium.Space) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest action, [*shape] each."""
+    if isinstance(space, Box):
+        return space.low, space.high
+    low = np.broadcast_to(getattr(space, "start", 0), space.shape or ())
+    return low, low + num_choices(space).reshape(space.shape or ()) - 1
+
+
 def mask_in(info: Mapping[str, Any], space: gymnasium.Space, *, ended: bool = False) -> np.ndarray | None:
-    """The choices that an environment allows: bool [sum of `num_choices`]; None if its info has no mask.
+    """The choices that an environment's info allows: bool [sum of `num_choices`]; None if it has no mask.
 
-    Args:
-        info: of `reset` or `step`.
-        space: of actions.
-        ended: the episode has ended, so no action follows; a mask without choices then allows all.
-
-    Raises:
-        ValueError: the mask does not fit the space, or allows nothing; the message begins with "an action_mask".
+    If the episode has ended, no action follows, and a mask without choices allows all. Raises ValueError if the mask
+    does not fit the space, or allows nothing; the message begins with "an action_mask".
     """
     if (given := info.get("action_mask")) is None:
         return None
@@ -63,79 +76,82 @@ def allows(space: gymnasium.Space, mask: np.ndarray, actions: np.ndarray) -> np.
     return np.asarray(np.take_along_axis(mask, chosen.astype(np.int64), axis=1).all(axis=1))
 
 
-def _action(space: gymnasium.Space, chosen: list[Any]) -> Any:
-    """The choices of all parts as an action of a space."""
+def allowed_action(space: gymnasium.Space, mask: np.ndarray, choose: Callable[[np.ndarray], Any] = min) -> Any:
+    """An action that a mask [choices] allows; `choose` picks each part of it from the allowed choices."""
+    parts = np.split(mask, num_choices(space).cumsum()[:-1])
+    chosen = [choose(np.flatnonzero(part)) for part in parts]
     return np.array(chosen, space.dtype).reshape(space.shape or ())[()]
 
 
-def allowed_action(space: gymnasium.Space, mask: np.ndarray, *, last: bool = False) -> Any:
-    """The first action, or the last one, that a mask [choices] allows."""
-    parts = np.split(mask, num_choices(space).cumsum()[:-1])
-    chosen = [np.flatnonzero(part)[-1 if last else 0] for part in parts]
-    return _action(space, chosen)
+def env_seed(seed: int, env: int, seedings: int = 0) -> int:
+    """Seed of environment `env` after it was seeded `seedings` times; the first is `seed + env`."""
+    if seedings == 0:
+        return (seed + env) % SEEDS
+    return int(np.random.SeedSequence((seed, env, seedings)).generate_state(1)[0]) % SEEDS
 
 
-def random_action(space: gymnasium.Space, mask: np.ndarray, rng: np.random.Generator) -> Any:
-    """A random one of the actions that a mask [choices] allows."""
-    parts = np.split(mask, num_choices(space).cumsum()[:-1])
-    chosen = [rng.choice(np.flatnonzero(part)) for part in parts]
-    return _action(space, chosen)
+class GuardedEnvs(VectorWrapper):
+    """Seeds the first games, refuses actions outside the action space, on which ALE would hang, and masked ones.
 
+    Discrete actions arrive as int64 [N], others in the dtype of their space [N, *shape]. Where episodes ended,
+    `infos["final_mask"]` has the masks of their final observations, and elsewhere what allows all.
 
-class CheckActions(VectorWrapper):
-    """Refuses actions outside the action space, on which `AtariVectorEnv` would hang, and masked ones.
-
-    Discrete actions arrive as int64 [N], others in the dtype of their space [N, *shape].
-
-    `mask` is of the newest observations: bool [N, choices], or None if the environments have no masks. Where episodes
-    ended, `infos["final_mask"]` has the masks of their final observations, and elsewhere what allows all.
+    Args:
+        env: with one of `ACTIONS`.
+        seed: of the first `reset()`, which seeds environment i with (seed + i) % 2^31; None: random.
     """
 
-    mask: np.ndarray | None = None
+    mask: np.ndarray | None = None  # of the newest observations: bool [N, choices]; None: environments without masks
 
-    def reset(self, **kwargs: Any):
-        obs, infos = self.env.reset(**kwargs)
-        self._keep_mask(infos)
-        return obs, infos
+    def __init__(self, env: VectorEnv, seed: int | None):
+        super().__init__(env)
+        self.seed = seed
+        self.space = env.single_action_space  # cached: gymnasium's property goes through all wrappers
+        self.low, self.high = bounds(self.space)
+
+    def reset(self, *, seed=None, options=None):
+        """Start new games: the first time with the seed, later with the environments' own random numbers."""
+        if seed is None:
+            seed, self.seed = self.seed, None
+        if seed is None:
+            return self._kept(*self.env.reset(options=options))
+        every = np.ones(self.num_envs, np.bool_)
+        return self.reset_some(every, [env_seed(seed, env) for env in range(self.num_envs)])
+
+    def reset_some(self, which: np.ndarray, seeds: list[int] | None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Reset the environments in `which`, bool [N], with a seed for each of all N, or without seeds."""
+        own: Any = seeds  # SyncVectorEnv takes a seed for each environment, ALE's for each that is reset
+        if seeds is not None and isinstance(self.unwrapped, AtariVectorEnv):
+            own = np.array(seeds)[which]
+        return self._kept(*self.env.reset(seed=own, options=None if which.all() else {"reset_mask": which}))
 
     def step(self, actions: np.ndarray):
         self._check(actions)
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        if self._keep_mask(infos) and "final_info" in infos:
+        self._kept(obs, infos)
+        if self.mask is not None and "final_info" in infos:
             final = infos["final_info"]
             infos["final_mask"] = np.where(final["_action_mask"][:, None], final["action_mask"], True)
         return obs, rewards, terminated, truncated, infos
 
-    def _keep_mask(self, infos: Mapping[str, Any]) -> bool:
-        """Keep the masks of the environments that have given an observation; returns whether there are masks."""
+    def _kept(self, obs: np.ndarray, infos: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+        """Keep the masks of the environments that have given an observation."""
         if "action_mask" in infos:
             given = infos["_action_mask"]
             self.mask = np.ones_like(infos["action_mask"]) if self.mask is None else self.mask.copy()
             self.mask[given] = infos["action_mask"][given]
-        return self.mask is not None
+        return obs, infos
 
     def _check(self, actions: np.ndarray) -> None:
-        space, shape = self.single_action_space, self.action_space.shape
-        if actions.shape != shape:
+        if actions.shape != (shape := (self.num_envs, *self.low.shape)):
             raise ValueError(f"actions have shape {actions.shape}, must be {shape}")
-        if isinstance(space, Discrete):
-            low, high = space.start, space.start + space.n - 1
-        elif isinstance(space, MultiDiscrete):
-            low, high = space.start, space.start + space.nvec - 1
-        elif isinstance(space, MultiBinary):
-            low, high = 0, 1
-        else:
-            assert isinstance(space, Box), space
-            low, high = space.low, space.high
-        if not ((actions >= low) & (actions <= high)).all():  # false for NaN too
-            raise ValueError(f"actions {actions} are outside {space}")
-        if self.mask is not None and not (allowed := allows(space, self.mask, actions)).all():
+        if not ((actions >= self.low) & (actions <= self.high)).all():  # false for NaN too
+            raise ValueError(f"actions {actions} are outside {self.space}")
+        if self.mask is not None and not (allowed := allows(self.space, self.mask, actions)).all():
             env = int(np.flatnonzero(~allowed)[0])
             raise ValueError(f"action {actions[env]} is masked in environment {env}")
 
 
 def action_mask(env: VectorEnv) -> np.ndarray | None:
     """The choices that the environments of `make_vec_env` allow now: bool [N, choices]; None without masks."""
-    while isinstance(env, VectorWrapper) and not isinstance(env, CheckActions):
-        env = env.env
-    return env.mask if isinstance(env, CheckActions) else None
+    return env.mask if isinstance(env, GuardedEnvs) else None

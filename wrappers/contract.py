@@ -1,148 +1,159 @@
-"""Checks that an environment follows gymnasium's API and its own spaces."""
+"""Checks that an environment follows gymnasium's API and its own spaces, before a run and in every step of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
-from gymnasium.wrappers import FlattenObservation, OrderEnforcing, TimeLimit
+from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from wrappers.actions import allowed_action, mask_in, num_choices
-from wrappers.structured import Float32Observation, parts_of
+from wrappers.actions import ACTIONS, allowed_action, bounds, mask_in, num_choices
+from wrappers.observations import leaves, unprepared
 
-ADDED = OrderEnforcing, TimeLimit, Float32Observation, FlattenObservation
-"""wrappers of gymnasium that `make_env` adds; an environment's own are part of it"""
+RESET = "observation", "info"
+STEP = "observation", "reward", "terminated", "truncated", "info"
+"""parts of the results of `reset` and `step`"""
+FLAGS = bool | int | np.bool_ | np.integer
 
 
 class BrokenContract(ValueError):
     """An environment violates gymnasium's API or its own spaces."""
 
 
+class CheckedEnv(gymnasium.Wrapper):
+    """Checks each result of an environment and adds its id, seed and number of steps to its errors.
+
+    Without the check, a wrong shape or type raises an error in the vector environment that names none of them. NaN and
+    infinity pass. Final observations are copied: the environment may write to its own arrays later. Masks become
+    boolean arrays.
+
+    Raises:
+        BrokenContract: a result has other parts, or one of another shape or type.
+    """
+
+    def __init__(self, env: gymnasium.Env, env_id: str = "", seed: int | None = None):
+        super().__init__(env)
+        self.env_id, self.seed, self.steps = env_id, seed, 0
+        self.space, self.actions = env.observation_space, env.action_space  # cached: properties go through all wrappers
+        self.masked: bool | None = None  # whether it gives action masks; known from the first reset on
+
+    def reset(self, **kwargs: Any):
+        if kwargs.get("seed") is not None:
+            self.seed, self.steps = kwargs["seed"], 0
+        return self._checked("reset()", RESET, self.env.reset, **kwargs)
+
+    def step(self, action):
+        result = self._checked("step()", STEP, self.env.step, action)
+        self.steps += 1
+        if result[2] or result[3]:  # SyncVectorEnv returns it after the reset, which may write to the same array
+            result = np.array(result[0]), *result[1:]
+        return result
+
+    def place(self) -> str:
+        """Which environment this is, and how far it is, for errors and warnings."""
+        return f"{self.env_id}, seed {self.seed}, after {self.steps} steps"
+
+    def _checked(self, call: str, names: tuple[str, ...], method: Callable[..., Any], *args: Any, **kwargs: Any):
+        try:
+            result = check_result(call, method(*args, **kwargs), names, self.space)
+            info = result[-1]
+            if self.masked is False and "action_mask" not in info:  # as in most environments
+                return result
+            mask = self._mask(call, info, ended=names is STEP and bool(result[2] or result[3]))
+        except Exception as error:
+            error.add_note(f"(raised by {call} of {self.place()})")
+            raise
+        info = {name: value for name, value in info.items() if name != "action_mask"}
+        return *result[:-1], info if mask is None else {**info, "action_mask": mask}
+
+    def _mask(self, call: str, info: dict[str, Any], ended: bool) -> np.ndarray | None:
+        """The mask of actions in an info: there is one in all of them or in none, but for the end of an episode."""
+        try:
+            mask = mask_in(info, self.actions, ended=ended)
+        except ValueError as error:
+            raise BrokenContract(f"{call} returned {error}") from None
+        has_mask = mask is not None
+        if self.masked is None or self.masked == has_mask:
+            self.masked = has_mask
+            return mask
+        if ended and self.masked:  # no action follows
+            return np.ones(num_choices(self.actions).sum(), np.bool_)
+        first, now = ("one", "no") if self.masked else ("none", "an")
+        raise BrokenContract(f"{call} returned {now} action_mask, reset() returned {first}")
+
+
 def check_contract(env: gymnasium.Env) -> None:
     """Try an environment: reset it and step it with the lowest and with the highest action that it allows.
 
-    It is checked with the wrappers of its own, but without those of `make_env`, whose errors would not name its fault.
+    It is checked with the wrappers of its own, but without those that gymnasium and `make_env` have added: their errors
+    would not name its fault.
 
     Raises:
         BrokenContract: how it violates gymnasium's API.
         Exception: whatever the environment raises.
     """
-    while isinstance(env, ADDED) or (isinstance(env, gymnasium.Wrapper) and type(env).__module__ == "wrappers.atari"):
+    env = unprepared(env)
+    while isinstance(env, OrderEnforcing | TimeLimit):
         env = env.env
+    checked = CheckedEnv(env)
     for last in (False, True):
-        obs, info = check_reset(env.reset(seed=0), env.observation_space)
+        obs, info = checked.reset(seed=0)
         _check_finite("reset()", obs, env.observation_space)
-        mask = check_mask("reset()", info, env.action_space)
-        action = _extreme_action(env.action_space, mask, last)
-        call = f"step({action})"
-        obs, reward, terminated, truncated, info = check_step(env.step(action), env.observation_space, call)
-        _check_finite(call, obs, env.observation_space)
-        check_mask(call, info, env.action_space, mask is not None, ended=bool(terminated or truncated))
+        obs, reward, *_ = checked.step(_extreme_action(env.action_space, info.get("action_mask"), last))
+        _check_finite("step()", obs, env.observation_space)
         if not np.isfinite(reward):
-            raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
+            raise BrokenContract(f"step() returned the reward {reward}, must be a finite number")
 
 
-def check_reset(result: Any, space: gymnasium.Space) -> tuple:
-    """The (observation, info) of `reset`, checked. Raises BrokenContract."""
-    result = _unpack("reset()", result, "(observation, info)")
-    _check_obs("reset()", result[0], space)
-    return result
-
-
-def check_step(result: Any, space: gymnasium.Space, call: str = "step()") -> tuple:
-    """The (observation, reward, terminated, truncated, info) of `step`, checked; NaN and infinity pass.
-
-    The check takes less than a microsecond, so every step can afford it.
-
-    Raises:
-        BrokenContract: a part has the wrong shape or type.
-    """
-    result = _unpack(call, result, "(observation, reward, terminated, truncated, info)")
-    obs, reward, terminated, truncated, _ = result
-    _check_obs(call, obs, space)
-    if type(reward) is not float and (np.ndim(reward) != 0 or np.asarray(reward).dtype.kind not in "biuf"):
-        raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
-    if not (_is_flag(terminated) and _is_flag(truncated)):
-        flags = [terminated, truncated]
-        raise BrokenContract(f"{call} returned {flags} for terminated and truncated, must be True or False")
-    return result
-
-
-def check_mask(
-    call: str, info: dict[str, Any], space: gymnasium.Space, masked: bool | None = None, *, ended: bool = False
-) -> np.ndarray | None:
-    """The mask of actions in an info, as `mask_in` gives it, checked. Raises BrokenContract.
-
-    Args:
-        call: that returned the info.
-        info: of an environment.
-        space: of its actions.
-        masked: whether it gave masks before; None if this is its first info.
-        ended: the episode has ended.
-    """
-    try:
-        mask = mask_in(info, space, ended=ended)
-    except ValueError as error:
-        raise BrokenContract(f"{call} returned {error}") from None
-    if masked is None or masked == (mask is not None):
-        return mask
-    if ended and masked:  # no action follows
-        return np.ones(num_choices(space).sum(), np.bool_)
-    raise BrokenContract(
-        f"{call} returned {'no' if masked else 'an'} action_mask, reset() returned {'one' if masked else 'none'}"
-    )
-
-
-def _extreme_action(space: gymnasium.Space, mask: np.ndarray | None, last: bool) -> Any:
-    """The lowest action, or the last: the highest."""
-    if mask is not None:
-        return allowed_action(space, mask, last=last)
-    if isinstance(space, Discrete):
-        return space.dtype.type(space.start + (space.n - 1 if last else 0))
-    if isinstance(space, Box) and np.isfinite(space.low).all() and np.isfinite(space.high).all():
-        return (space.high if last else space.low).copy()
-    return space.sample()
-
-
-def _unpack(call: str, result: Any, names: str) -> tuple:
-    wanted = names.count(",") + 1
-    if not isinstance(result, tuple) or len(result) != wanted:
+def check_result(call: str, result: Any, names: tuple[str, ...], space: gymnasium.Space) -> tuple:
+    """Check the result of `reset` (names: `RESET`) or `step` (`STEP`), in less than a microsecond; returns it."""
+    if not isinstance(result, tuple) or len(result) != len(names):
         given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-        raise BrokenContract(f"{call} returned {given}, gymnasium's API has {wanted}: {names}")
+        raise BrokenContract(f"{call} returned {given}, gymnasium's API has {len(names)}: ({', '.join(names)})")
     if not isinstance(result[-1], dict):
         raise BrokenContract(f"{call} returned an info of type {type(result[-1]).__name__}, must be a dict")
+    _check_obs(call, result[0], space)
+    if names is STEP:
+        _, reward, terminated, truncated, _ = result
+        if type(reward) is not float and (np.ndim(reward) != 0 or np.asarray(reward).dtype.kind not in "biuf"):
+            raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
+        if not (isinstance(terminated, FLAGS) and isinstance(truncated, FLAGS)):
+            flags = [terminated, truncated]
+            raise BrokenContract(f"{call} returned {flags} for terminated and truncated, must be True or False")
     return result
 
 
-def _check_obs(call: str, obs: Any, space: gymnasium.Space, part: str = "observation") -> None:
+def _check_obs(call: str, obs: Any, space: gymnasium.Space, path: str = "") -> None:
     if isinstance(space, Dict | Tuple):
-        for path, inner, inner_space in _parts(call, obs, space):
-            _check_obs(call, inner, inner_space, f"observation[{path}]")
+        try:
+            parts = list(leaves(space, obs))
+        except ValueError as error:
+            raise BrokenContract(f"{call} returned an observation with other parts: {error}") from None
+        for inner, inner_space, value in parts:
+            _check_obs(call, value, inner_space, inner)
         return
     obs = np.asarray(obs)
-    a = "an" if part == "observation" else "its"
+    part = f"its observation[{path}]" if path else "an observation"
     if obs.shape != space.shape:
-        raise BrokenContract(f"{call} returned {a} {part} of shape {obs.shape}, its space has {space.shape}")
+        raise BrokenContract(f"{call} returned {part} of shape {obs.shape}, its space has {space.shape}")
     if obs.dtype != space.dtype and not np.can_cast(obs.dtype, space.dtype or object, "same_kind"):
-        raise BrokenContract(f"{call} returned {a} {part} of type {obs.dtype}, its space has {space.dtype}")
+        raise BrokenContract(f"{call} returned {part} of type {obs.dtype}, its space has {space.dtype}")
     if isinstance(space, Discrete | MultiDiscrete) and not space.contains(obs.astype(space.dtype)):
-        raise BrokenContract(f"{call} returned {a} {part} {obs}, its space is {space}")
-
-
-def _parts(call: str, obs: Any, space: gymnasium.Space) -> list[tuple[str, Any, gymnasium.Space]]:
-    try:
-        return list(parts_of(obs, space))
-    except ValueError as error:
-        raise BrokenContract(f"{call} returned an observation with other parts: {error}") from None
+        raise BrokenContract(f"{call} returned {part} {obs}, its space is {space}")
 
 
 def _check_finite(call: str, obs: Any, space: gymnasium.Space) -> None:
-    for _, part, _ in _parts(call, obs, space):
-        if not np.isfinite(np.asarray(part)).all():
-            raise BrokenContract(f"{call} returned an observation with NaN or infinity")
+    if not all(np.isfinite(np.asarray(part)).all() for _, _, part in leaves(space, obs)):
+        raise BrokenContract(f"{call} returned an observation with NaN or infinity")
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool) or (np.ndim(value) == 0 and isinstance(value, np.bool_ | int | np.integer))
+def _extreme_action(space: gymnasium.Space, mask: np.ndarray | None, last: bool) -> Any:
+    """The lowest action, or the last: the highest; a random one where there is none."""
+    if mask is not None:
+        return allowed_action(space, mask, max if last else min)
+    if not isinstance(space, ACTIONS) or not np.isfinite(bounds(space)).all():
+        return space.sample()
+    return bounds(space)[last].astype(space.dtype)[()]

@@ -24,7 +24,8 @@ def find_spec(env_id: str) -> EnvSpec:
     path, kwargs = split_id(env_id)
     module, _, name = path.rpartition(":")
     if module:
-        look_in_current_folder()
+        if (here := os.getcwd()) not in sys.path:  # a script's own folder is all that Python adds
+            sys.path.append(here)
         importlib.import_module(module)
     spec = gymnasium.spec(name)
     return dataclasses.replace(spec, kwargs={**spec.kwargs, **kwargs}) if kwargs else spec
@@ -33,13 +34,13 @@ def find_spec(env_id: str) -> EnvSpec:
 def make_registered(env_id: str, **kwargs: Any) -> gymnasium.Env:
     """`gymnasium.make` for an id that may have keyword arguments of its own."""
     spec = find_spec(env_id)
-    return gymnasium.make(spec if "?" in env_id else env_id, **kwargs)
+    return gymnasium.make(spec if "?" in env_id else env_id, disable_env_checker=True, **kwargs)
 
 
 def split_id(env_id: str) -> tuple[str, dict[str, Any]]:
-    """`Env-v0?size=5` -> (`Env-v0`, {"size": 5})."""
+    """`Env-v0?size=5` -> (`Env-v0`, {"size": 5}); values are JSON or Python literals, else text."""
     name, _, query = env_id.partition("?")
-    return name, {key: parse_value(text) for key, text in parse_qsl(query, keep_blank_values=True)}
+    return name, {key: _parse_value(text) for key, text in parse_qsl(query, keep_blank_values=True)}
 
 
 def with_kwargs(env_id: str, pairs: Sequence[str]) -> str:
@@ -54,17 +55,10 @@ def with_kwargs(env_id: str, pairs: Sequence[str]) -> str:
     return f"{name}?{urlencode(merged)}" if merged else name
 
 
-def parse_value(text: str) -> Any:
-    """The value of a keyword argument: JSON or a Python literal, else the text itself."""
+def _parse_value(text: str) -> Any:
     for parse in (json.loads, ast.literal_eval):
         try:
             return parse(text)
         except (ValueError, SyntaxError):
             pass
     return text
-
-
-def look_in_current_folder() -> None:
-    """Have modules in the current folder found, after all others; a script's own folder is all that Python adds."""
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)

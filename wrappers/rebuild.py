@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import VectorEnv
 
-from wrappers.actions import action_mask, allowed_action
+from wrappers.actions import GuardedEnvs, allowed_action, env_seed
 from wrappers.atari import atari_settings, is_atari
-from wrappers.seeds import env_seed, reset_envs
 
 ATARI_GAMES, STICKY_STEPS = 32, 4_000
 """games, and with sticky actions steps, until an Atari environment is seeded again"""
+COUNTERS = "seedings", "games", "seeded", "start"
+"""arrays of a `GameLog`"""
 
 
 class Seeding(NamedTuple):
-    """Rule for seeding an environment again: at the end of a game, after at least so many games and steps.
+    """Rule for seeding an environment again: at the end of a game, after at least this many games and steps.
 
     Rare seeding makes rebuilding slow; frequent seeding costs time: on Atari each loads the ROM again, about 0.1 s.
     """
@@ -48,14 +49,11 @@ def seeding_of(env_id: str) -> Seeding:
 class GameLog:
     """State of N environments for rebuilding: how often each was seeded, games since, and the actions to repeat.
 
-    Args:
-        num_envs: N.
-        seeding: the rule of `Rebuildable`.
-        keep_actions: store actions, as the learner does; an actor only counts.
+    An actor only counts (`step`); the learner also keeps the actions (`extend`).
     """
 
-    def __init__(self, num_envs: int, seeding: Seeding, keep_actions: bool = False):
-        self.seeding, self.keep_actions = seeding, keep_actions
+    def __init__(self, num_envs: int, seeding: Seeding):
+        self.seeding = seeding
         self.now = 0  # steps of the vector environment so far
         self.seedings = np.zeros(num_envs, np.int64)  # [N], how often each was seeded again
         self.games = np.zeros(num_envs, np.int64)  # [N], games since then
@@ -95,19 +93,18 @@ class GameLog:
         self.actions.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters [N], and `actions` [S, N, ...] up to step `now`."""
-        arrays = {name: getattr(self, name).copy() for name in ("seedings", "games", "seeded", "start")}
+        """Counters [N], and `actions` [S, N, ...] up to step `now`, or None."""
         kept = np.concatenate(self.actions) if self.actions else None
-        return {"now": self.now, **arrays, "actions": kept}
+        return {"now": self.now, **{name: getattr(self, name).copy() for name in COUNTERS}, "actions": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Raises ValueError for another number of environments."""
-        for name in ("seedings", "games", "seeded", "start"):
+        for name in COUNTERS:
             if state[name].shape != self.games.shape:
                 raise ValueError(f"it has {len(state[name])} environments, not {len(self.games)}")
             setattr(self, name, np.array(state[name]))
         self.now = int(state["now"])
-        self.actions = [np.array(state["actions"])] if self.keep_actions and state["actions"] is not None else []
+        self.actions = [] if state["actions"] is None else [np.array(state["actions"])]
 
 
 def obs_hashes(obs: np.ndarray) -> np.ndarray:
@@ -115,34 +112,33 @@ def obs_hashes(obs: np.ndarray) -> np.ndarray:
     return np.array([zlib.crc32(row.tobytes()) for row in obs], np.int64)
 
 
-class Rebuildable(VectorWrapper):
-    """Vector environment that seeds by a `Seeding` rule and can rebuild the games of a `GameLog`.
+class Rebuildable(GuardedEnvs):
+    """Vector environment that seeds by a rule and can rebuild the games of a `GameLog`.
 
-    Args:
-        env: SAME_STEP autoreset, deterministic given seeds and actions.
-        seed: environment i starts with `seed + i`.
-        seeding: the rule.
+    It must be deterministic, given seeds and actions. Environment i starts with `seed + i`.
     """
 
+    seed: int
+
     def __init__(self, env: VectorEnv, seed: int, seeding: Seeding):
-        super().__init__(env)
-        self.seed, self.log = seed, GameLog(env.num_envs, seeding)
+        super().__init__(env, seed)
+        self.log = GameLog(env.num_envs, seeding)
 
     def reset(self, *, seed=None, options=None):
         assert seed is None, "seeds come from the rule"
-        return self._reset(np.ones(self.num_envs, np.bool_), seeded=True)
+        return self._reset(np.ones(self.num_envs, np.bool_))
 
     def step(self, actions):
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        obs, rewards, terminated, truncated, infos = super().step(actions)
         again = self.log.step(terminated | truncated)
         if again.any():
-            obs = self._reset(again, seeded=True)[0]
+            obs = self._reset(again)[0]
         return obs, rewards, terminated, truncated, infos
 
     def start_new_games(self) -> np.ndarray:
         """Abandon all games and start new ones; returns the observations [N, ...]."""
         self.log.start_new_games()
-        return self._reset(np.ones(self.num_envs, np.bool_), seeded=True)[0]
+        return self.reset()[0]
 
     def rebuild(self, state: dict[str, Any], beat: Callable[[], None] = lambda: None) -> np.ndarray:
         """Rebuild the games of a `GameLog.state_dict`; returns the current observations [N, ...].
@@ -150,38 +146,34 @@ class Rebuildable(VectorWrapper):
         All environments step together up to the same step: one with fewer steps to repeat takes idle actions until its
         seeded reset, which undoes them. `beat` is called at each step.
         """
-        self.log.load_state_dict(state)
         log, actions = self.log, state["actions"]
+        log.load_state_dict({**state, "actions": None})
         first = log.now - (0 if actions is None else len(actions))
-        obs, _ = self._reset(np.ones(self.num_envs, np.bool_), seeded=True)
-        idle = self._idle_actions()
+        obs, _ = self.reset()
         first_start = int(log.start.min())
         for now in range(first_start, log.now + 1):
             beat()
             begins = log.start == now
             if begins.any():
-                obs = self._reset(begins, seeded=True)[0] if now > first_start else obs
+                obs = self._reset(begins)[0] if now > first_start else obs
                 for game in range(log.games[begins].max() if log.seeding.skip_games else 0):
                     beat()
-                    obs, _ = self._reset(begins & (log.games > game), seeded=False)
+                    obs, _ = self.reset_some(begins & (log.games > game), None)
             if now < log.now:
-                idle = idle if action_mask(self) is None else self._idle_actions()
+                idle = self._idle_actions()
                 chosen = actions[now - first].astype(idle.dtype)
                 waiting = (log.start > now).reshape(-1, *[1] * (idle.ndim - 1))
-                obs = self.env.step(np.where(waiting, idle, chosen))[0]
+                obs = super().step(np.where(waiting, idle, chosen))[0]
         return obs
 
     def _idle_actions(self) -> np.ndarray:
         """Valid actions [N, ...] for steps whose result is discarded."""
-        space, shape = self.single_action_space, self.action_space.shape or ()
-        if isinstance(space, Box):
-            return np.broadcast_to(np.zeros(space.shape).clip(space.low, space.high).astype(space.dtype), shape).copy()
-        if (masks := action_mask(self)) is not None:
-            return np.stack([allowed_action(space, mask) for mask in masks])
-        return np.full(shape, getattr(space, "start", 0), space.dtype)
+        if self.mask is not None:
+            return np.stack([allowed_action(self.space, mask) for mask in self.mask])
+        idle = np.zeros(()).clip(self.low, self.high) if isinstance(self.space, Box) else self.low
+        return np.broadcast_to(idle, (self.num_envs, *self.low.shape)).astype(self.space.dtype)
 
-    def _reset(self, which: np.ndarray, *, seeded: bool) -> tuple[np.ndarray, dict[str, Any]]:
-        """Reset the environments in `which`, bool [N], with their next seeds or without."""
+    def _reset(self, which: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        """Reset the environments in `which`, bool [N], with their next seeds."""
         counts = enumerate(self.log.seedings.tolist())
-        seeds = [env_seed(self.seed, env, count) for env, count in counts] if seeded else None
-        return reset_envs(self.env, which, seeds)
+        return self.reset_some(which, [env_seed(self.seed, env, count) for env, count in counts])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import gymnasium
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.apex_settings import Args
-from a3c_mp.algorithms.rate_limiter import RateLimiter
+from a3c_mp.algorithms.rate_limiter import Batches, RateLimiter
 from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
@@ -102,16 +103,15 @@ class ApexSetup(Setup):
     def begin(self, learner: Learner) -> None:
         self.own = learner.own
         learner.on_event = lambda event: self._prepare_successor(learner.args, event)
-        make_room(learner.args, self.replay)  # a restored replay may be full
+        self.make_room(learner.args, range(self.shards.num_shards))  # a restored replay may be full
         if isinstance(run := learner.run, Run):
             add_replay_metrics(run, learner.args, self.replay)
 
     def rounds(self, learner: Learner) -> Iterator[Batch]:
         """Yield the batches that are due after each round: one block of steps, or in order one of every actor."""
-        args, ahead = learner.args, 0 if learner.args.deterministic else learner.args.prefetch
-        with Prefetch(self.replay, args.batch_size, ahead, pin=args.cuda) as batches:
+        with self.sampler(learner.args) as batches:
             while filled := learner.take():
-                stats = self._ingest(learner, filled)
+                stats = self.ingest(learner, filled)
                 recorded = learner.record(filled, stats, self.replay.size)
                 self.limiter.insert(sum(block.steps for block in stats), recorded.replay_sizes)
                 updates = learner.updates
@@ -122,10 +122,19 @@ class ApexSetup(Setup):
                         yield batch
                 if not learner.end_round(publish=learner.updates > updates):
                     return  # the replay is saved as it is now: actors may not append to it
-                make_room(args, self.replay, [worker for worker, _, _ in filled])
+                self.make_room(learner.args, [worker for worker, _, _ in filled])
                 learner.release(filled)
 
-    def _ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
+    def sampler(self, args: Args) -> AbstractContextManager[Batches]:
+        """Return what draws batches, ahead of their use unless the run is deterministic."""
+        return Prefetch(self.replay, args.batch_size, 0 if args.deterministic else args.prefetch, pin=args.cuda)
+
+    def make_room(self, args: Args, shards: Iterable[int]) -> None:
+        """Retire the rows that blocks in flight may overwrite."""
+        for shard in shards:
+            self.replay.make_room(shard, rows_in_flight(args))
+
+    def ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
         """Ingest a round of blocks into the replay, and return the statistics of each.
 
         Transitions whose first priority is not finite are dropped. A block's `finite` is None if nothing was new,
@@ -149,7 +158,7 @@ class ApexSetup(Setup):
         if args.deterministic and event.replaced:
             self.replay.roll_back(event.actor - self.own.start)
         elif not args.deterministic:
-            make_room(args, self.replay)
+            self.make_room(args, range(self.shards.num_shards))
 
 
 def rows_per_lane(args: Args) -> int:
@@ -237,12 +246,6 @@ def obs_for_stats(batch: Batch) -> Tensor:
     They are evenly spaced, because a batch is in order of lanes.
     """
     return batch.obs[:: -(-len(batch.obs) // NORM_SAMPLES)]
-
-
-def make_room(args: Args, replay: Replay, shards: Iterable[int] | None = None) -> None:
-    """Retire the rows that blocks in flight may overwrite, in the given shards or in all."""
-    for shard in range(replay.shards.num_shards) if shards is None else shards:
-        replay.make_room(shard, rows_in_flight(args))
 
 
 def show_collecting(run: Run, args: Args, size: Callable[[], int]) -> None:

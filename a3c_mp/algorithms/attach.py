@@ -6,25 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from a3c_mp.algorithms.actor_critic import rollout_layout, spec_of_rollouts
-from a3c_mp.algorithms.roles import RoleArgs
-from a3c_mp.data.actor import Memory
+from a3c_mp.algorithms.task_settings import RoleArgs
+from a3c_mp.data.actor import Memory, OneSlot
 from a3c_mp.data.resume_states import ResumeStates
+from a3c_mp.data.rollout import empty_rollout
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import NICENESS
-from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.processes.weights import Weights
 from a3c_mp.run.display import open_terminal_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.joining import REPORT_REFUSAL, JoinedNodes
-from a3c_mp.task.node import Node
-from a3c_mp.task.parallel import Role
-from a3c_mp.task.remote import RemoteWeights
+from a3c_mp.task.node import REPORT_REFUSAL, Node
+from a3c_mp.task.parallel import JoinedNodes, Role
 from a3c_mp.task.router import Router
 
 
@@ -44,22 +41,19 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     assert args.attach_to is not None
     check_system()
     log = open_terminal_log()
-    roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS)]
+    roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS, on_restart=log.warning)]
     if args.role == "collector":
         check_memory(args.num_actors, 1, 0, False)
         check_open_files(args.num_actors)
-        roles = [Role("collector", ("collector",), "--num-actors", NICENESS) for _ in range(args.num_actors)]
+        roles = [Role("collector", ("collector",), "--num-actors", NICENESS, on_restart=log.warning)] * args.num_actors
     try:
-        with Router(Endpoint(None, "star", dials=(args.attach_to,), key_file=args.key_file), log) as router:
-            theirs = settings_of(args, router.greeting)
+        with Router(Endpoint(dials=args.attach_to, key_file=args.key_file), log) as router:
+            theirs = settings_of(args, router.links.greeting)
             probe_env(theirs.env_id)
-            log.info(
-                f"{len(roles)} {args.role}{'s' * (len(roles) > 1)} for the task on {theirs.env_id} at {args.attach_to}"
-            )
-            nodes = JoinedNodes(
-                run_node_of_task, (pipeline, theirs), roles, router, log, args.max_restarts, args.hang_seconds
-            )
-            with nodes:
+            what = f"{len(roles)} {args.role}{'s' * (len(roles) > 1)}"
+            log.info(f"{what} for the task on {theirs.env_id} at {args.attach_to}")
+            supervision = args.max_restarts, args.hang_seconds
+            with JoinedNodes(run_node_of_task, (pipeline, theirs), roles, router, log, *supervision) as nodes:
                 nodes.wait()
             log.info("the task has ended")
     except WorkerError as error:
@@ -83,29 +77,17 @@ def settings_of(args: RoleArgs, greeting: Mapping[str, Any]) -> RoleArgs:
     return replace(theirs, attach_to=args.attach_to, role=args.role, key_file=args.key_file, listen=None, cuda=False)
 
 
-class OwnSlot:
-    """One slot of this machine that stands for all of the learner's: its fields are sent."""
-
-    def __init__(self, spec: Spec):
-        self.slots = Slots(spec, 1)
-
-    def __getitem__(self, slot: int) -> dict[str, Tensor]:
-        return self.slots[0]
-
-
-def own_memory(node: Node, args: RoleArgs) -> Memory | None:
-    """The memory of a node that has joined: a slot and weights of its own. None for an evaluator, which needs none."""
-    if "collector" not in node.labels:
-        return None
-    spaces = probe_env(args.env_id)
-    dtype = acting_dtype(args.precision, make_actor_critic(*spaces, args.net_spec))
-    states = ResumeStates(args, rollout_layout(args, spaces[1]), start=0)
-    return Memory(OwnSlot(spec_of_rollouts(args, *spaces)), RemoteWeights(node, dtype), states, dtype, args.in_order)  # type: ignore[arg-type]
-
-
 def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) -> None:
-    """A node that has joined: run the pipeline with memory of its own."""
+    """A node that has joined: run the pipeline, as a collector with memory of its own."""
+    memory = None
+    if args.role == "collector":
+        spaces = probe_env(args.env_id)
+        net = make_actor_critic(*spaces, args.net_spec)
+        dtype = acting_dtype(args.precision, net)
+        states = ResumeStates(args, rollout_layout(args, spaces[1]), start=0)
+        fields = empty_rollout(spec_of_rollouts(args, *spaces)).fields()
+        memory = Memory(OneSlot(fields), Weights(net, dtype), states, dtype, args.in_order)
     try:
-        pipeline(node, args, own_memory(node, args))
+        pipeline(node, args, memory)
     except ConfigError as error:
         node.report(REPORT_REFUSAL, error.what, str(error.value), error.why, error.fix)

@@ -18,7 +18,7 @@ from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.nets.images import is_image
+from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.q_values import DDPGNet
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -17,10 +17,9 @@ from a3c_mp.run.evaluate import make_policy
 from a3c_mp.run.evaluations import PlayedGames
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.run import Run
-from a3c_mp.task.events import JOINED, LEFT
-from a3c_mp.task.joining import REPORT_NAME, REPORT_RESULT
-from a3c_mp.task.node import FirstNode, Node
-from a3c_mp.task.wire import WireError
+from a3c_mp.task.endpoint import node_name
+from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
+from a3c_mp.task.wire import JOINED, LEFT, WireError
 
 EVALUATOR_READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
 """events: of an evaluator that has started (host name), to it (number, state_dict), of it (number, returns,
@@ -35,22 +34,33 @@ class NodeEvaluator:
     it is back, gets the same snapshot again.
 
     Args:
-        node: of the learner.
-        own: name of the evaluator of the learner's machine.
         run: gets log lines; a signal to it ends every wait.
-        error: what the evaluator of this machine is given up for, if it is.
+        own: number of the evaluator node of the learner's machine.
         others: whether evaluators of other machines can join.
     """
 
-    def __init__(self, node: FirstNode, own: str, run: Run, error: Callable[[], WorkerError | None], others: bool):
-        self.node, self.own, self.run, self.error, self.others = node, own, run, error, others
+    def __init__(self, run: Run, own: int, others: bool):
+        self.run, self.own, self.others = run, own, others
+        self.node: FirstNode
         self._ready: list[str] = []  # names of the nodes that could evaluate
         self._name: str | None = None  # of the node that evaluates the snapshot
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
         self._result: PlayedGames | None = None
+        self._error: WorkerError | None = None  # that the own one is given up for
+
+    def connect(self, node: FirstNode) -> None:
+        """Take the messages of evaluators from now on, at the learner's node."""
+        self.node = node
         node.handle(EVALUATOR_READY, self._on_ready, [str])
         node.handle(PLAYED, self._on_played, [int, list, list, str])
-        node.handle(LEFT, self._on_left, [])
+        node.handle(LEFT, self._on_left)
+
+    def on_restart(self, text: str) -> None:
+        self.run.progress.evals.restarts += 1
+        self.run.log.warning(text)
+
+    def on_lost(self, error: WorkerError) -> None:
+        self._error = error
 
     def start(self, net: nn.Module) -> None:
         self._number, self._state = self._number + 1, dict(net.state_dict())
@@ -59,15 +69,14 @@ class NodeEvaluator:
     def poll(self) -> PlayedGames | None:
         result, self._result = self._result, None
         if result is None and not self._ready:
-            own = self.node.child(self.own)
-            if (error := self.error()) is not None:
-                raise error
-            if not self.others and own is not None and own.is_done:
+            if self._error is not None:
+                raise self._error
+            if not self.others and self.node.supervisor.children[self.own - 1].is_done:
                 raise WorkerError("the evaluator ended with the task and sent no result")
         return result
 
     def wait(self, seconds: float) -> PlayedGames | None:
-        deadline = math.inf if math.isinf(seconds) else time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while (result := self.poll()) is None and time.monotonic() < deadline and not self.run.is_interrupted():
             self.node.wait()
         return result
@@ -78,45 +87,39 @@ class NodeEvaluator:
     def _send(self) -> None:
         """Give the snapshot to an evaluator, unless one has it."""
         if self._state and self._name is None and self._ready:
-            self._name = next((name for name in self._ready if name != self.own), self.own)
+            self._name = next((name for name in self._ready if name != node_name(self.own)), node_name(self.own))
             self.node.send(PLAY, self._number, self._state, to=self._name)
 
     def _on_ready(self, sender: str, host: str) -> None:
         """An evaluator has started, or has lost its connection and joined again."""
-        is_known = sender in self._ready
-        self._forget(sender)
-        if sender != self.own and not is_known:
+        if sender != node_name(self.own) and sender not in self._ready:
             self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
+        self._forget(sender)
         self._ready.append(sender)
         self._send()
 
     def _on_left(self, sender: str) -> None:
-        if sender in self._ready and sender != self.own:
+        if sender in self._ready and sender != node_name(self.own):
             self.run.log.info(f"evaluator left ({sender})")
         self._forget(sender)
         self._send()
 
     def _forget(self, sender: str) -> None:
         """Take an evaluator, and the snapshot that it may have, as lost."""
-        if sender in self._ready:
-            self._ready.remove(sender)
-        if sender == self._name:
-            self._name = None
+        self._ready = [name for name in self._ready if name != sender]
+        self._name = None if sender == self._name else self._name
 
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
         if sender != self._name or number != self._number or not self._state:
             return  # the snapshot has gone to another evaluator meanwhile
         if not len(returns) == len(lengths) == self.run.args.eval_episodes:
             raise WireError(f"{len(returns)} returns and {len(lengths)} lengths")
-        if not all(type(value) in (int, float) for value in (*returns, *lengths)):
-            raise WireError("returns or lengths are no numbers")
+        if not all(type(length) is int and 0 < length < 2**63 for length in lengths):
+            raise WireError("lengths are out of range")
         try:
             returns = [float(value) for value in returns]
-        except OverflowError as error:  # an int of any size
-            raise WireError("a return is too large") from error
-        if not all(0 < length < 2**63 for length in lengths):
-            raise WireError("a length is out of range")
-        self.node.record_result(sender)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise WireError("returns are no numbers") from error
         self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 
 
@@ -131,18 +134,18 @@ class EvaluatorChannel:
 
     def __init__(self, node: Node, games: EvaluationGames, net: ActorCritic):
         self.node, self.games, self.net = node, games, net
-        self._snapshot: tuple[int, Mapping[str, Tensor]] | None = None
+        self._snapshot: tuple[int, dict[str, Tensor]] | None = None
         self._number = 0
-        node.handle(PLAY, self._on_play, [int, dict], sender="node.0")
-        node.handle(JOINED, self._on_joined)
+        node.handle(PLAY, self._on_play, [int, dict])
+        node.handle(JOINED, self._say_ready)  # again, after the connection was lost
         self._say_ready()
 
     def take(self) -> ActorCritic | None:
         """Wait for a snapshot, and return the net with its weights; None if the task ends meanwhile."""
-        while self._snapshot is None and not self.node.finishing:
+        while self._snapshot is None:
+            if self.node.finishing:
+                return None
             self.node.wait()
-        if self._snapshot is None:
-            return None
         (self._number, state), self._snapshot = self._snapshot, None
         self.net.load_state_dict(state)
         return self.net
@@ -153,20 +156,16 @@ class EvaluatorChannel:
 
     def send(self, played: PlayedGames) -> None:
         """Report the result to the learner."""
-        self.node.send(PLAYED, self._number, *played, to="node.0")
+        self.node.send(PLAYED, self._number, *played)
         self.node.report(REPORT_RESULT)
 
-    def _on_play(self, sender: str, number: int, state: Mapping[str, Tensor]) -> None:
+    def _on_play(self, sender: str, number: int, state: dict[str, Tensor]) -> None:
         self._snapshot = number, state
 
-    def _on_joined(self, sender: str) -> None:
-        if sender == "node.0":  # again, after the connection was lost
-            self._snapshot = None
-            self._say_ready()
-
-    def _say_ready(self) -> None:
+    def _say_ready(self, sender: str = "") -> None:
+        self._snapshot = None
         self.node.report(REPORT_NAME, "evaluator")
-        self.node.send(EVALUATOR_READY, socket.gethostname(), to="node.0")
+        self.node.send(EVALUATOR_READY, socket.gethostname())
 
 
 class InlineEvaluator:

@@ -77,8 +77,6 @@ def check(args: RayRunArgs) -> None:
                 raise ConfigError(name, value, why, "add --address, or leave it out")
     if args.num_learners > 1:
         raise ConfigError("num-learners", args.num_learners, "on Ray there is one", "leave it out, or use chapter 4")
-    if isinstance(args, ImpalaArgs) and args.force_lag:
-        raise ConfigError("force-lag", args.force_lag, "it is for measurements", "leave it out, or use chapter 4")
     if isinstance(args, DqnArgs) and args.num_shards > args.num_actors:
         why = f"only {args.num_actors} actors fill them"
         raise ConfigError("num-shards", args.num_shards, why, "lower it, or raise --num-actors")

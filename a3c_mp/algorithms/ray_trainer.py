@@ -1,311 +1,218 @@
-"""Chapter 7's trainer: what a learner needs of a Ray cluster, and the size of cluster that it needs."""
+"""Chapter 7's setups: what a trainer on a Ray cluster needs besides chapters 3 and 4, and the size of that cluster."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any, NamedTuple, cast
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from a3c_mp.algorithms import apex, dqn, impala
-from a3c_mp.algorithms.actor_critic import rollout_layout
+from a3c_mp.algorithms import apex, dqn
+from a3c_mp.algorithms.apex import ApexSetup
+from a3c_mp.algorithms.impala import ImpalaSetup
+from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
+from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
-from a3c_mp.cluster.fleet import Fleet
-from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.remote_replay import RemoteReplay
-from a3c_mp.cluster.session import MIB, Needs, Session, check_store
-from a3c_mp.cluster.shards import ReplayShard, ReplaySpec
-from a3c_mp.cluster.transport import Inbox, Packer
-from a3c_mp.config import CommonArgs
-from a3c_mp.data.resume_states import ActorLayout, ResumeStates
-from a3c_mp.data.rollout import Rollout, is_finite
-from a3c_mp.data.rollout import finished_episodes as episodes_of
+from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
-from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.maths.losses import Metrics
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import compute_dtype
-from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import Slots
-from a3c_mp.replay import writer_state_spec
-from a3c_mp.run.actors import Actors, MessageStats
+from a3c_mp.replay import Shards, writer_state_spec
 from a3c_mp.run.device import set_up_torch
-from a3c_mp.run.guard import NonFiniteFilter, update_norm
+from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_replay_memory, probe_env
+from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 from wrappers import is_atari
 
+MIB = 2**20
 HELD = 2
 """results beside those in flight that may lie in the object store: one that is copied, one that is freed late"""
+LEAST_STORE = 80 * MIB
+"""smallest object store; Ray refuses less than 75 MiB"""
+CPU = torch.device("cpu")
 
 
-class DqnLearner(NamedTuple):
-    """State of a DQN learner on Ray."""
+class RayImpalaSetup(ImpalaSetup):
+    """That of chapter 4, with what messages of unrolls are packed by."""
 
-    net: DuelingQ
-    target_net: DuelingQ  # equal to `net` at the start
-    optimizer: torch.optim.Optimizer
-    slots: Slots  # of episode statistics, a block of steps each
-    spec: ReplaySpec
-    action_space: gymnasium.Space
+    spec = None
+
+    def __init__(self, args: ImpalaArgs):
+        super().__init__(args)
+        self.dtype = compute_dtype(args.precision, CPU, bool(self.net.norm.image))
+        self.packer = Packer(self.slots.spec, apex.FRAMES if is_atari(args.env_id) else 1)
+
+    def begin(self, learner: Learner) -> None:
+        show_cluster(learner)
+
+    def store_bytes(self, args: ImpalaArgs) -> int:
+        """Bytes of unrolls in the object store, at most."""
+        return (args.num_actors * args.slots_per_actor + HELD) * self.packer.nbytes
 
 
-Learner = impala.LearnerState | DqnLearner
+class RayDqnSetup(ApexSetup):
+    """That of chapter 3 with DQN, but the replay lies in shards on the nodes of the cluster."""
+
+    def __init__(self, args: DqnArgs):
+        (obs_space, action_space), rows = probe_env(args.env_id, dqn.ACTIONS), apex.rows_per_lane(args)
+        stack = apex.FRAMES if is_atari(args.env_id) else 1
+        self.spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack)
+        if args.address is None:
+            check_replay_memory(args.replay_size, Shards.bytes_needed(*self.spec.sizes(args.num_actors, rows)))
+        device = set_up_torch(args)  # seeds what follows
+        net = dqn.make_net(obs_space, action_space).to(device)
+        self.target_net = copy.deepcopy(net).requires_grad_(False)
+        blocks = args.num_actors * apex.blocks_in_flight(args)
+        try:
+            slots = Slots(episode_stats_spec(args.block_length, args.num_envs), blocks)
+        except MemoryError as error:
+            raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
+        state = writer_state_spec(args.num_envs, args.n_step)
+        layout = ActorLayout(action_space, args.block_length, state, apex.blocks_in_flight(args))
+        dtype = compute_dtype(args.precision, CPU, net.norm.image)
+        Setup.__init__(self, net, dqn.make_optimizer(args, net), slots, layout, dtype)
+        self.message, self.bad_in_a_row = "block", apex.bad_blocks_in_a_row(args)
+        self.samples_per_update, self.make_policy = args.batch_size, dqn.make_policy
+        self.saved, self.packer = {"target_net": self.target_net}, Packer(slots.spec)
+        self.limiter = RateLimiter(args.replay_ratio, args.learning_starts)
+
+    def begin(self, learner: Learner) -> None:
+        show_cluster(learner)
+        self.replay: Any = start_replay(learner, self.spec)
+        few = TooFewActors(learner.args, learner.run)
+        learner.on_event = lambda event: few.warn(event, learner.pool.placed)
+
+    def sampler(self, args: Any) -> AbstractContextManager[Any]:
+        return nullcontext(self.replay)  # which requests batches ahead
+
+    def make_room(self, args: Any, shards: Any) -> None:
+        pass  # shards do that themselves
+
+    def ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
+        """Have the rows of a round of blocks inserted into their shards, and return the statistics of each."""
+        stats = []
+        for actor, slot, (version, finite, rows) in filled:
+            self.replay.insert(actor, rows)
+            fields, lag = self.slots[slot], learner.lag(version)
+            stats.append(MessageStats(fields["done"].numel(), finished_episodes(fields), lag, finite))
+        return stats
+
+    def store_bytes(self, args: DqnArgs) -> int:
+        """Bytes of rows and batches in the object store, at most."""
+        space: Any = self.spec.obs_space
+        obs = int(np.prod(space.shape)) * space.dtype.itemsize
+        block = 2 * args.block_length * args.num_envs * (obs // self.spec.stack + 64)
+        batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
+        return args.num_actors * (apex.blocks_in_flight(args) + HELD) * block + batches
 
 
-def build_learner(args: RayRunArgs) -> Any:
-    """Build nets, optimizer and slots of the trainer.
+RaySetup = RayImpalaSetup | RayDqnSetup
+
+
+def make_setup(args: RayRunArgs) -> RaySetup:
+    """Make nets, optimizer and slots of the trainer.
 
     Raises:
         ConfigError: inconsistent settings, no Ray, too little memory, or a cluster that cannot be used.
     """
     check(args)
-    learner = _build_learner(args)
+    setup = RayImpalaSetup(args) if isinstance(args, ImpalaArgs) else RayDqnSetup(args)
     if args.address is None:
-        check_store(needs_of(args, learner, packer_of(args, learner)).object_bytes, args.num_actors)
+        check_store(store_bytes(args, setup), args.num_actors)
     else:
         check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, args.num_actors)
-    return learner
+    return setup
 
 
-def _build_learner(args: RayRunArgs) -> Any:
-    if isinstance(args, ImpalaArgs):
-        return impala.build_learner(args)
-    obs_space, action_space = probe_env(args.env_id, dqn.ACTIONS)
-    rows = apex.rows_per_lane(args)
-    spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack_of(args))
-    if args.address is None:
-        check_replay_memory(args.replay_size, spec.bytes_needed(args.num_actors, rows))
-    device = set_up_torch(args)
-    net = dqn.make_net(obs_space, action_space).to(device)
-    target_net = copy.deepcopy(net).requires_grad_(False)
-    try:
-        slots = Slots(
-            episode_stats_spec(args.block_length, args.num_envs), args.num_actors * apex.blocks_in_flight(args)
-        )
-    except MemoryError as error:
-        raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
-    return DqnLearner(net, target_net, dqn.make_optimizer(args, net), slots, spec, action_space)
+@contextmanager
+def join_cluster(args: RayRunArgs, run: Run, setup: Any) -> Iterator[Session]:
+    """Connect to a running cluster, or to one of its own; at the end the run is saved before the session ends.
+
+    Where the node ends too, as at the shutdown of a machine, Ray may end this process meanwhile.
+    """
+    address = None if args.address is None else find_cluster(args.address, args.token_file)
+    with Session(address, run.log, args.num_actors, store_bytes(args, setup)) as session, ExitStack() as saving:
+        saving.push(lambda kind, error, trace: run.finish(error))
+        nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
+        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {session.state.num_cpus:g} CPUs"
+        run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
+        yield session
 
 
-def make_run(args: RayRunArgs, learner: Any) -> Run:
-    """Make the run; checkpoints of DQN hold the target net too."""
-    name = f"{args.chapter}_{args.algo}"
-    if isinstance(args, DqnArgs):
-        extra = {"target_net": learner.target_net}
-        return Run(args, name, learner.net, learner.optimizer, extra, dqn.make_policy)
-    return Run(args, name, learner.net, learner.optimizer)
+def show_cluster(learner: Learner) -> None:
+    """Add actors, nodes and object store to the metrics."""
+    run: Any = learner.run
+    session = learner.carrier.session
+    run.metrics.gauges |= {
+        "cluster/actors": lambda: float(learner.pool.running),
+        "cluster/nodes": lambda: float(len(session.state.nodes)),
+        "cluster/object_store": lambda: session.state.store_bytes / MIB,
+    }
 
 
-def stack_of(args: CommonArgs) -> int:
-    """How many frames an observation is a stack of."""
-    return apex.FRAMES if is_atari(args.env_id) else 1
+def start_replay(learner: Learner, spec: ReplaySpec) -> RemoteReplay:
+    """Start the replay shards of DQN."""
+    args, session, rows = learner.args, learner.carrier.session, apex.rows_per_lane(learner.args)
+    run: Any = learner.run
+
+    def start(number: int) -> Any:
+        actors = len(range(number, args.num_actors, args.num_shards))
+        settings = spec, actors, rows, args.priority_exponent, derive_seeds(args.seed, number, SHARD)[1]
+        return session.start_actor(ReplayShard, settings, num_cpus=0)
+
+    replay = RemoteReplay(
+        session, start, args.num_actors, args.num_shards, batch_size=args.batch_size,
+        ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed, DRAWS)[1],
+        max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
+    )  # fmt: skip
+    run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+    apex.log_empty_replay(run, args, "replay shards are not saved:")
+    apex.show_collecting(run, args, lambda: replay.size)
+    return replay
 
 
-def packer_of(args: RayRunArgs, learner: Any) -> Packer:
-    """The packer of what actors send to the trainer."""
-    return Packer(learner.slots.spec, stack_of(args) if isinstance(args, ImpalaArgs) else 1)
+def store_bytes(args: RayRunArgs, setup: Any) -> int:
+    """Size of the object store of a cluster of its own: the most that lies in it at the same time."""
+    weights = sum(4 * tensor.numel() for tensor in setup.net.state_dict().values())
+    return max(setup.store_bytes(args) + 4 * weights + (args.num_actors + HELD) * MIB, LEAST_STORE)
 
 
-def layout_of(args: RayRunArgs, learner: Any) -> ActorLayout:
-    """Layout of the states that deterministic actors send."""
-    if isinstance(args, ImpalaArgs):
-        return rollout_layout(args, learner.action_space, learner.net.lstm_size)
-    successor_state = writer_state_spec(args.num_envs, args.n_step)
-    return ActorLayout(learner.action_space, args.block_length, successor_state, apex.blocks_in_flight(args))
+def check_store(needed: int, num_actors: int, folder: str = "/dev/shm") -> None:
+    """Raise ConfigError if an object store does not fit into shared memory."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        why = f"the object store needs {needed // MIB:,} MiB in {folder}, {free // MIB:,} MiB is free there"
+        fix = "lower it or --num-envs, or enlarge it (docker run --shm-size)"
+        raise ConfigError("num-actors", num_actors, why, fix)
 
 
-def needs_of(args: RayRunArgs, learner: Any, packer: Packer) -> Needs:
-    """What a run needs of a cluster of its own."""
-    weights = sum(4 * tensor.numel() for tensor in learner.net.state_dict().values())
-    if isinstance(args, ImpalaArgs):
-        results = (args.num_actors * args.slots_per_actor + HELD) * packer.nbytes
-    else:
-        obs = int(np.prod(learner.spec.obs_space.shape)) * learner.spec.obs_space.dtype.itemsize
-        block = 2 * args.block_length * args.num_envs * (obs // learner.spec.stack + 64)
-        batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
-        results = args.num_actors * (apex.blocks_in_flight(args) + HELD) * block + batches
-    return Needs(args.num_actors, results + 4 * weights + (args.num_actors + HELD) * MIB)
+class TooFewActors:
+    """Warns, once, if the actors that have a place cannot fill DQN's replay to `--learning-starts`.
 
-
-class RayTrainer:
-    """The trainer of a run on a Ray cluster, in a `with` block: its session, actors, replay and gradient steps.
-
-    Args:
-        args: of the chapter.
-        run: of the trainer.
-        learner: of the algorithm.
+    Not in deterministic runs, where no actor collects before all have a place.
     """
 
-    def __init__(self, args: RayRunArgs, run: Run, learner: Any):
-        self.args, self.run, self.learner = args, run, learner
-        self.device = next(learner.net.parameters()).device
-        self.guard = NonFiniteFilter(run, "grads_not_finite")
-        if isinstance(args, ImpalaArgs):
-            self.data_guard = NonFiniteFilter(run, "rollouts_not_finite")
-        else:
-            self.data_guard = NonFiniteFilter(run, "blocks_not_finite", in_a_row=apex.bad_blocks_in_a_row(args))
-        self.packer = packer_of(args, learner)
-        address = None if args.address is None else find_cluster(args.address, args.token_file)
-        self.session = Session(address, needs_of(args, learner, self.packer), run.log)
-        self.session.watchdog.on_stuck = self._end_stuck_run
+    def __init__(self, args: RayRunArgs, run: RunState):
+        self.args, self.run = args, run
+        self.updates = run.updates  # at this start: a resumed run fills an empty replay again
+        self.is_over = args.deterministic or isinstance(args, ImpalaArgs)
 
-    def __enter__(self) -> RayTrainer:
-        self.session.__enter__()
-        cluster, nodes = self.session.cluster, len(self.session.state.nodes)
-        where = "" if cluster is None else f" at {cluster.address}"
-        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {self.session.state.num_cpus:g} CPUs"
-        self.run.log.info(f"Ray cluster{where}: {size}; {self.args.num_actors} actors wanted (--num-actors)")
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.session.__exit__(*exc)
-
-    def _end_stuck_run(self, why: str) -> int:
-        """Save the run and report its end, while the main thread waits for Ray; returns the exit code."""
-        error = WorkerError(why)
-        self.run.finish(error)
-        self.run.report_end(error)
-        return self.run.exit_code
-
-    def pick(self, **train: Callable[..., None]) -> Callable[..., None]:
-        """Return the one of these functions that is named as `--algo` says."""
-        return train[self.args.algo]
-
-    def step(self, total: Tensor, metrics: Metrics, samples: int = 0) -> bool:
-        """Take a gradient step on a loss, unless it is not finite; returns whether it did.
-
-        Args:
-            total: the loss.
-            metrics: to record with it.
-            samples: that it is of, for charts/samples_per_second.
-        """
-        run, net, optimizer = self.run, self.learner.net, self.learner.optimizer
-        with run.timing("learning"):
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()
-            metrics["losses/total"] = total
-            metrics["losses/grad_norm"] = norm = nn.utils.clip_grad_norm_(net.parameters(), self.args.max_grad_norm)
-            finite = self.guard.check(norm + total.detach(), "the trainer", f"gradient {run.updates + 1}")
-            if finite:
-                optimizer.step()
-                run.record_update(metrics, samples)
-        return finite
-
-    def update_norm(self, obs: Tensor) -> None:
-        """Update the running mean and variance of observations with these [N, *obs_shape], with --normalize-obs."""
-        if self.args.normalize_obs:
-            source = "new unrolls" if isinstance(self.args, ImpalaArgs) else "the replay"
-            update_norm(self.run, self.learner.net.norm, obs, source)
-
-    @contextmanager
-    def start_actors(self, target: Callable[..., Any], *args: Any, **kept: Any) -> Iterator[Actors]:
-        """Publish the weights and start the actors of a run, as a fleet that runs `target(channel, args, reader, ...)`.
-
-        At the end the run is saved before the fleet and the session end: where the node ends too, as at the shutdown
-        of a machine, Ray may end this process meanwhile.
-
-        Args:
-            target: a class; see `Fleet`.
-            args: for the target, besides.
-            kept: what else an exact resume needs.
-        """
-        run, net = self.run, self.learner.net
-        dtype = compute_dtype(self.args.precision, torch.device("cpu"), net.norm.image)  # where actors compute
-        self.weights = weights = Publisher(self.session, net, dtype, untrained=run.updates == 0)
-        states = ResumeStates(self.args, layout_of(self.args, self.learner), start=run.steps)
-        run.keep(actors=states, weights=weights, **kept)
-        self.inbox = Inbox(self.packer, self.learner.slots, states.slots)
-        reader = Reader(weights.buffers.dtype, weights.untrained)
-        fleet = partial(Fleet, self.session, target, (self.args, self.packer, reader, *args), self.inbox)
-
-        updates = run.updates  # at this start: a resumed run fills an empty replay again
-
-        def warn_if_too_few(message: WorkerEvent) -> None:
-            if message.left and run.updates == updates and (warning := warning_of_too_few(self.args, workers.placed)):
-                run.log.warning(warning)
-
-        actors = Actors(fleet, weights, states, run, warn_if_too_few)
-        workers = cast(Fleet, actors.workers)
-        run.metrics.gauges["cluster/actors"] = lambda: float(workers.running)
-        run.metrics.gauges["cluster/nodes"] = lambda: float(len(self.session.state.nodes))
-        run.metrics.gauges["cluster/object_store"] = lambda: self.session.state.store_bytes / MIB
-        with actors, ExitStack() as saving:
-            saving.push(lambda kind, error, trace: run.finish(error))
-            yield actors
-
-    def publish(self) -> None:
-        """Publish the weights of the net to the parameter server."""
-        with self.run.timing("publishing"):
-            self.weights.publish(self.learner.net)
-
-    def start_replay(self) -> RemoteReplay:
-        """Start the replay shards of DQN."""
-        args, spec = self.args, self.learner.spec
+    def warn(self, event: WorkerEvent, placed: int) -> None:
+        args = self.args
+        if self.is_over or not event.left or self.run.updates > self.updates:
+            return
         assert isinstance(args, DqnArgs)
-        rows = apex.rows_per_lane(args)
-
-        def start(number: int) -> Any:
-            actors = len(range(number, args.num_actors, args.num_shards))
-            settings = spec, actors, rows, args.priority_exponent, derive_seeds(args.seed, number, SHARD)[1]
-            return self.session.start_actor(ReplayShard, settings, num_cpus=0)
-
-        ahead = 0 if args.deterministic else args.prefetch
-        replay = RemoteReplay(
-            self.session, start, args.num_actors, args.num_shards, batch_size=args.batch_size, ahead=ahead,
-            seed=derive_seeds(args.seed, DRAWS)[1], max_restarts=args.max_restarts,
-            should_stop=self.run.is_interrupted, device=self.device,
-        )  # fmt: skip
-        self.run.metrics.gauges["replay/size"] = lambda: float(replay.size)
-        apex.log_empty_replay(self.run, args, "replay shards are not saved:")
-        apex.show_collecting(self.run, args, lambda: replay.size)
-        return replay
-
-    def read_rollouts(self, filled: Sequence[Filled], version: int) -> tuple[list[Rollout], list[MessageStats]]:
-        """Return a round of rollouts, and the statistics of each; a payload is the version that an actor acted with."""
-        rollouts = [Rollout(**self.learner.slots[slot]) for _, slot, _ in filled]
-        stats = [
-            MessageStats(rollout.num_steps, episodes_of(rollout), version - acted_with, is_finite(rollout))
-            for rollout, (_, _, acted_with) in zip(rollouts, filled, strict=True)
-        ]
-        return rollouts, stats
-
-    def insert_blocks(self, replay: RemoteReplay, filled: Sequence[Filled], version: int) -> list[MessageStats]:
-        """Have the rows of a round of blocks inserted into their shards, and return the statistics of each."""
-        args, stats = self.args, []
-        assert isinstance(args, DqnArgs)
-        for actor, slot, (acted_with, finite) in filled:
-            replay.insert(actor, self.inbox.rows_ref.pop(slot))
-            episodes = finished_episodes(self.learner.slots[slot])
-            stats.append(MessageStats(args.block_length * args.num_envs, episodes, version - acted_with, finite))
-        return stats
-
-
-def warning_of_too_few(args: RayRunArgs, placed: int) -> str:
-    """Return a warning if the actors that have a place cannot fill DQN's replay to `--learning-starts`; else "".
-
-    For when an actor starts to wait for a place. Also "" if one more actor would not be enough either (an earlier
-    call has warned), and in deterministic runs, where no actor collects before all have a place.
-    """
-    if not isinstance(args, DqnArgs) or args.deterministic:
-        return ""
-    held, with_one_more = (apex.transitions_held(args, number) for number in (placed, placed + 1))
-    if not held < args.learning_starts <= with_one_more:
-        return ""
-    why = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,} transitions"
-    return f"{why} (--learning-starts), so learning may not start: lower it, or --num-actors, or add nodes"
-
-
-def state_of(args: CommonArgs, fields: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:
-    """What a deterministic actor sends of its state: `fields(*of)`; nothing in other runs."""
-    if not args.deterministic:
-        return {}
-    return {name: torch.as_tensor(value).numpy() for name, value in fields(*of).items()}
+        if apex.transitions_held(args, placed) < args.learning_starts:
+            self.is_over = True
+            held = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,}"
+            fix = "so learning may not start: lower it, or --num-actors, or add nodes"
+            self.run.log.warning(f"{held} transitions (--learning-starts), {fix}")

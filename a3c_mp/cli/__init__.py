@@ -23,7 +23,7 @@ from a3c_mp.cli.messages import UnknownFlag, parse_error, stray_value
 from a3c_mp.cli.unused_flags import check_unused
 from a3c_mp.config import CommonArgs, RewardArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError, Stopped
-from a3c_mp.nets.images import is_image
+from a3c_mp.nets.layers import is_image
 
 if TYPE_CHECKING:
     from tyro._errors import ParseErrorEvent

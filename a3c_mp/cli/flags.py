@@ -12,7 +12,7 @@ from unittest import mock
 GROUPS = {
     "run": "total-steps stop-return max-seconds eval-every eval-episodes eval-max-steps stop-eval-return "
     "confirm-episodes seed deterministic run-name runs-dir resume checkpoint-seconds checkpoint-steps save-replay "
-    "track cuda precision learner-threads num-learners print-per-step transport standalone async-mode listen attach-to "
+    "track cuda precision learner-threads num-learners print-per-step standalone async-mode listen attach-to "
     "role key-file remote-actors address token-file insecure-cluster",
     "environment": "env-id env-kwargs reward-clip reward-scale life-loss-terminal normalize-obs",
     "collection": "num-actors population num-envs unroll-length slots-per-actor block-length blocks-per-actor "
@@ -84,7 +84,7 @@ ONLY_IN = {
     "apex ray": "algo block-length blocks-per-actor replay-ratio prefetch priority-exponent importance-exponent noise "
     "noise-exponent noise-memory policy-learning-rate save-replay",
     "impala ray": "batch-unrolls lstm vtrace clip-rho clip-c clip-pg-rho replay-proportion force-lag",
-    "task": "standalone async-mode print-per-step transport listen remote-actors attach-to role key-file",
+    "task": "standalone async-mode print-per-step listen remote-actors attach-to role key-file",
     "ray": "address token-file insecure-cluster num-shards",
     "population": "population generation-steps confirm-episodes init evolve keep-default "
     "tournament-size elitism mutate-none mutate-architecture mutate-parameters mutate-activation "

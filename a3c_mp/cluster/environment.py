@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import platform
 from collections.abc import Mapping
-from types import ModuleType
 from typing import NamedTuple
 
+import a3c_mp
 from a3c_mp.errors import ConfigError
 
 RAY_VERSION = "2.60.0"
@@ -19,13 +20,12 @@ ENVIRONMENT = {
     "RAY_health_check_period_ms": "1000",  # of nodes by the head: one that is gone refuses at once, a busy one has 10 s
     "RAY_health_check_failure_threshold": "2",
     "RAY_LOG_MONITOR_MAX_OPEN_FILES": "10",  # its log monitor keeps two files of each process that was killed open
+    "RAY_AUTH_MODE": "token",
 }
 """environment variables that Ray reads when it is imported, and that its processes inherit"""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """keeps all of Ray on 127.0.0.1 (so it does on Windows and macOS); also read at the import"""
-
-
-LOCAL_HOSTS = ("127.0.0.1", "localhost")
+LOOPBACK_HOST = "127.0.0.1"
 
 
 class ClusterAddress(NamedTuple):
@@ -41,18 +41,10 @@ def foreign(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith("RAY_") or name.startswith(kept)}
 
 
-def environment(address: str, token_file: str) -> dict[str, str]:
-    """Variables of a process that starts or joins a cluster at an address."""
-    local = LOOPBACK if address.partition(":")[0] in LOCAL_HOSTS else {}
-    return {**ENVIRONMENT, **local, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_file}
-
-
-def import_ray() -> ModuleType:
-    """Ray, imported where it is first used. Raises ConfigError if it is not installed."""
-    check_installed()
-    import ray
-
-    return ray
+def environment(cluster: ClusterAddress) -> dict[str, str]:
+    """Variables of a process that starts or joins a cluster."""
+    local = LOOPBACK if cluster.address.rpartition(":")[0] in (LOOPBACK_HOST, "localhost") else {}
+    return {**ENVIRONMENT, **local, "RAY_AUTH_TOKEN_PATH": cluster.token_file}
 
 
 def check_installed() -> None:
@@ -61,15 +53,8 @@ def check_installed() -> None:
         raise ConfigError("ray", "none", "it is not installed", f'pip install "ray=={RAY_VERSION}"')
 
 
-def versions() -> Mapping[str, str]:
-    """Versions that must be the same on every node."""
-    import platform
-
-    import a3c_mp
-
-    names = ("torch", "numpy", "gymnasium", "ray")
-    return {
-        "python": platform.python_version(),
-        "a3c_mp": a3c_mp.__version__,
-        **{name: importlib.metadata.version(name) for name in names},
-    }
+def versions() -> dict[str, str]:
+    """Versions that must be the same on every node, which has them as labels: a label contains no plus sign."""
+    packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "gymnasium", "ray")}
+    own = {"python": platform.python_version(), "a3c_mp": a3c_mp.__version__}
+    return {name: version.replace("+", "-") for name, version in {**own, **packages}.items()}

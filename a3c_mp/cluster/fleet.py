@@ -1,4 +1,4 @@
-"""A fleet: supervised actors on the nodes of a Ray cluster that fill slots, with the face of `Workers`.
+"""A fleet: supervised actors on the nodes of a Ray cluster that fill slots, a `WorkerPool` as `Workers` is.
 
 The trainer requests every result and the fleet copies it into a slot of this process, so the object store never holds
 more than what is in flight. Ray places actors and carries their results; it restarts nothing. The fleet does that.
@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from a3c_mp.cluster.environment import versions
-from a3c_mp.cluster.ray_worker import FleetChannel, Hello, RayWorker, beats
+from a3c_mp.cluster.ray_worker import FleetChannel, Hello, RayWorker
 from a3c_mp.cluster.session import Session
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.pool import Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
@@ -27,17 +26,6 @@ BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """pause before the first, second, ... restart in a row of an actor that has not produced anything"""
 
 
-class Store(Protocol):
-    """Where the fleet puts what actors send; see `transport.Inbox`."""
-
-    def write(self, slot: int, result: Any, rows_ref: Any) -> Any:
-        """Copy a result into a slot; returns the payload that the caller gets with it.
-
-        Args:
-            rows_ref: reference to what else the actor has sent.
-        """
-
-
 @dataclass
 class FleetActor:
     """An actor of the fleet: its current process, and what it owes."""
@@ -45,7 +33,7 @@ class FleetActor:
     name: str
     handle: Any = None
     hello: Any = None  # reference to its `Hello`, until that has arrived
-    calls: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # reference -> slot that it fills, its rows_ref
+    calls: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # reference -> slot that it fills, its rows
     beat_request: Any = None  # reference
     pid: int = 0
     node_id: str = ""
@@ -56,35 +44,35 @@ class FleetActor:
     failures: int = 0  # in a row
     starts: int = 0  # of processes, also after a node was lost
     is_waiting: bool = False  # no node has a place for it
-    started: float = 0.0  # when the current process was requested
     start_at: float | None = None  # when it is started again
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid})" if self.pid else self.name
 
     @property
-    def references(self) -> list[Any]:
-        """What to wait for. Of the calls only the oldest, so that results count in order.
+    def is_running(self) -> bool:
+        return self.handle is not None and self.hello is None
 
-        Ray may deliver a later one first.
-        """
+    @property
+    def references(self) -> list[Any]:
+        """What to wait for; of the calls only the oldest, as Ray may deliver a later one first."""
         return [ref for ref in (self.hello, self.beat_request, next(iter(self.calls), None)) if ref is not None]
 
 
 class Fleet:
-    """Supervised actors on Ray that make `target(channel, *args)` and call it for each token; used as `Workers` is.
+    """Supervised actors on Ray that make `target(channel, *args)` and call it for each token.
 
     Args:
         session: the connection to Ray.
-        target: a class or function; what it returns is called with tokens (slot, version).
+        target: a class or function; what it returns is called with tokens (slot, version) and returns (result, rows).
         args: for the target; everything in them is pickled.
-        store: takes what the target returns.
+        store: called with a slot, the result for it and a reference to the rows; returns the payload of the slot.
         num_workers, states, options, on_restart: as of `Workers`.
     """
 
     def __init__(
-        self, session: Session, target: Callable[..., Any], args: tuple, store: Store, num_workers: int, *,
-        states: StateSource, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
+        self, session: Session, target: Callable[..., Any], args: tuple, store: Callable[[int, Any, Any], Any],
+        num_workers: int, *, states: StateSource, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
         self.session, self.target, self.args, self.store = session, target, args, store
         self.states, self.options, self.on_restart = states, options, on_restart
@@ -94,24 +82,19 @@ class Fleet:
         self._looked = time.monotonic()
 
     def __enter__(self) -> Fleet:
-        ray = self.session.ray
-        self._worker_class = type("RayWorker", (RayWorker,), {"beats": ray.method(concurrency_group="control")(beats)})
+        on_own_thread = self.session.ray.method(concurrency_group="control")
+        self._worker_class = type("RayWorker", (RayWorker,), {"beats": on_own_thread(RayWorker.beats)})
         for number in range(len(self.actors)):
             self._start(number)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """End all actors: they close their environments, and those that take too long are killed."""
-        if self.session.lost is not None:
-            return  # its processes end with the session
-        ray, closing = self.session.ray, []
+        ray, running = self.session.ray, [actor for actor in self.actors if actor.is_running]
         with suppress(Exception):
-            for actor in self.actors:
-                for reference in actor.calls:
-                    ray.cancel(reference, force=False)
-                if actor.handle is not None and actor.has_result:
-                    closing.append(actor.handle.close.remote())
-            if closing:
+            for reference in (ref for actor in running for ref in actor.calls):
+                ray.cancel(reference, force=False)
+            if closing := [actor.handle.close.remote() for actor in running]:
                 ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for actor in self.actors:
             self._end(actor)
@@ -125,13 +108,10 @@ class Fleet:
             able = self.options.slots_per_worker * self.placed
             if found := self._ledger.take(min(size, max(able, 1))):
                 return found
-            self._watch(should_stop, WAIT_SECONDS)
+            self._wait()
+            if not should_stop():
+                self._look_after()
         return []
-
-    def poll(self, should_stop: Callable[[], bool]) -> list[Filled]:
-        """Return a round of one filled slot, or an empty list, without waiting."""
-        self._watch(should_stop, 0.0)
-        return self._ledger.take(1)
 
     def release(self, filled: Iterable[Filled], version: int) -> None:
         """Give slots back to their actors, to be filled acting with weights `version` or newer."""
@@ -141,7 +121,7 @@ class Fleet:
     @property
     def running(self) -> int:
         """How many actors have started."""
-        return sum(actor.hello is None and actor.handle is not None for actor in self.actors)
+        return sum(actor.is_running for actor in self.actors)
 
     @property
     def placed(self) -> int:
@@ -150,40 +130,33 @@ class Fleet:
 
     # ---- results
 
-    def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
-        """Wait for a result for at most `seconds`, and deal with it and with deaths and silence."""
+    def _wait(self) -> None:
+        """Wait for a result for at most `WAIT_SECONDS`, and take all that have arrived."""
         self.session.check()
         owners = {ref: number for number, actor in enumerate(self.actors) for ref in actor.references}
-        if owners:
-            ready, _ = self.session.ray.wait(list(owners), num_returns=1, timeout=seconds)
-            for reference in self._also_ready(ready, owners):
-                if reference in self.actors[owners[reference]].references:  # its process may be replaced by now
-                    self._settle(owners[reference], reference)
-        else:
-            time.sleep(seconds)
-        if not should_stop():
-            self._look_after()
-
-    def _also_ready(self, ready: list[Any], owners: dict[Any, int]) -> list[Any]:
-        """All results that have arrived, in the order of the requests."""
-        if not ready or len(owners) == 1:
-            return ready
-        return self.session.ray.wait(list(owners), num_returns=len(owners), timeout=0)[0]
+        if not owners:
+            time.sleep(WAIT_SECONDS)
+            return
+        wait = self.session.ray.wait
+        ready = wait(list(owners), num_returns=1, timeout=WAIT_SECONDS)[0]
+        if ready and len(owners) > 1:  # all of them, in the order of the requests
+            ready = wait(list(owners), num_returns=len(owners), timeout=0)[0]
+        for reference in ready:
+            if reference in self.actors[owners[reference]].references:  # its process may be replaced by now
+                self._settle(owners[reference], reference)
 
     def _settle(self, number: int, reference: Any) -> None:
         actor, ray = self.actors[number], self.session.ray
         try:
             result = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
-            self._fail(number, "raised an exception", str(error))
-            return
+            return self._fail(number, "raised an exception", str(error))
         except ray.exceptions.RayError as error:
-            self._fail(number, *self._how_it_died(actor, error))
-            return
+            return self._fail(number, *self._how_it_died(actor, error))
         if reference is actor.beat_request:
             actor.beat_request = None
             if result == actor.beats:
-                return
+                return None
             actor.beats = result
         actor.silence = 0.0
         if reference is actor.hello:
@@ -192,37 +165,34 @@ class Fleet:
             slot, rows_ref = actor.calls.pop(reference)
             actor.has_result = actor.had_result = True
             actor.failures = 0
-            self._ledger.fill(number, slot, self.store.write(slot, result, rows_ref))
-
-    def _counted(self, number: int) -> int:
-        """The number of an actor for a message by which its games leave the count, or join it.
-
-        In deterministic runs nobody plays while one waits, and its games go on: it is no actor's (-1).
-        """
-        return -1 if self.options.in_order else number
+            self._ledger.fill(number, slot, self.store(slot, result, rows_ref))
+        return None
 
     def _welcome(self, number: int, hello: Hello) -> None:
         actor = self.actors[number]
         actor.hello, actor.pid, actor.node_id = None, hello.pid, hello.node_id
-        if (theirs := hello.versions) != (own := dict(versions())):
-            differing = ", ".join(f"{name} {theirs.get(name)}" for name in own if theirs.get(name) != own[name])
-            raise WorkerError(f"{actor} runs with {differing}, the trainer with other versions; install the same")
         if actor.is_waiting:
             actor.is_waiting = False
             text = f"{actor.name} has found a place (pid {actor.pid} at {self.session.state.nodes.get(actor.node_id)})"
-            self.on_restart(WorkerEvent(self._counted(number), text, replaced=False, joined=True))
+            self._report_place(number, text, joined=True)
         for reason in hello.not_restored:
             self.states.forget(number)
-            text = f"{actor} cannot be rebuilt: {reason}"
-            self.on_restart(WorkerEvent(number, text, replaced=False))
+            self.on_restart(WorkerEvent(number, f"{actor} cannot be rebuilt: {reason}", replaced=False))
+
+    def _report_place(self, number: int, text: str, **change: bool) -> None:
+        """Report that an actor has found a place or waits for one, by which its games join or leave the mean return.
+
+        In deterministic runs nobody plays while one waits, and its games go on: it is no actor's (-1).
+        """
+        self.on_restart(WorkerEvent(-1 if self.options.in_order else number, text, replaced=False, **change))
 
     # ---- deaths
 
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
-        says_so = "node has died" in str(error) or "node was" in str(error)
         # Large results lie on the actor's node; their loss may be noticed before the actor's death.
-        is_lost = isinstance(error, self.session.ray.exceptions.ObjectLostError)
-        if says_so or (is_lost and self.session.has_left(actor.node_id)):
+        is_lost, session = isinstance(error, self.session.ray.exceptions.ObjectLostError), self.session
+        says_so = "node has died" in str(error) or "node was" in str(error)
+        if says_so or (is_lost and session.wait_for(lambda: actor.node_id not in session.state.nodes)):
             return "was lost with its node", ""
         if actor.hello is not None and "creation task" in str(error):
             return "raised an exception", str(error)
@@ -230,24 +200,21 @@ class Fleet:
 
     def _fail(self, number: int, how: str, details: str = "") -> None:
         """Replace the process of an actor, unless that would not help."""
-        actor, with_node = self.actors[number], how == "was lost with its node"
+        actor, budget = self.actors[number], self.options.max_restarts
         message = f"{actor} {how}"
         details = f"\n{details.rstrip()}" if details else ""
         self._end(actor)
         if details and not actor.had_result:
             raise WorkerError(f"{actor} failed before its first result:{details}")
-        if not with_node:
-            if self.restarts >= self.options.max_restarts:
-                raise WorkerError(f"{message}; restart budget of {self.options.max_restarts} spent{details}")
+        if how != "was lost with its node":
+            if self.restarts >= budget:
+                raise WorkerError(f"{message}; restart budget of {budget} spent{details}")
             self.restarts += 1
-            message += f"; restart {self.restarts} of {self.options.max_restarts}"
+            message += f"; restart {self.restarts} of {budget}"
         self.on_restart(WorkerEvent(number, message + details))
         self._ledger.forget(number)
-        pause = BACKOFF_SECONDS[min(actor.failures, len(BACKOFF_SECONDS) - 1)]
+        actor.start_at = time.monotonic() + BACKOFF_SECONDS[min(actor.failures, len(BACKOFF_SECONDS) - 1)]
         actor.failures += 1
-        actor.start_at = time.monotonic() + pause
-        if pause == 0.0:
-            self._start(number)
 
     def _look_after(self) -> None:
         """Start actors whose pause is over, and ask silent ones for their heartbeats."""
@@ -256,7 +223,7 @@ class Fleet:
         for number, actor in enumerate(self.actors):
             if actor.start_at is not None and now >= actor.start_at:
                 self._start(number)
-            if actor.handle is None or not (actor.calls or actor.hello):
+            if not actor.references:
                 actor.silence = 0.0
                 continue
             before, actor.silence = actor.silence, actor.silence + passed
@@ -265,20 +232,17 @@ class Fleet:
 
     def _ask(self, number: int) -> None:
         """Ask a silent actor for its heartbeats; replace it if it has been silent for too long."""
-        actor = self.actors[number]
-        longest = self.options.hang_seconds if actor.has_result else max(START_SECONDS, self.options.hang_seconds)
-        if actor.hello is not None and actor.handle._actor_id.hex() in self.session.state.waiting:
-            actor.silence = 0.0
-            if not actor.is_waiting and time.monotonic() - actor.started >= WAITING_SECONDS:
+        actor, longest = self.actors[number], self.options.hang_seconds
+        if not actor.has_result:
+            longest = max(START_SECONDS, longest)
+        if actor.handle._actor_id.hex() in self.session.state.waiting:
+            if actor.silence >= WAITING_SECONDS and not actor.is_waiting:
                 actor.is_waiting = True
-                text = f"{actor.name} waits for a node with a free CPU"
-                self.on_restart(WorkerEvent(self._counted(number), text, replaced=False, left=True))
+                self._report_place(number, f"{actor.name} waits for a node with a free CPU", left=True)
+            actor.silence = min(actor.silence, WAITING_SECONDS)
         elif actor.silence > longest:
-            place = (actor.node_id, actor.pid) if actor.pid else self.session.place_of(actor.handle)
-            if place is not None:  # otherwise it has no process yet
-                self.session.kill_process(*place)
             self._fail(number, f"sent no heartbeat for {longest:.0f} s and was killed (--hang-seconds)")
-        elif actor.beat_request is None and actor.hello is None:
+        elif actor.beat_request is None and actor.is_running:
             actor.beat_request = actor.handle.beats.remote()
 
     # ---- processes
@@ -287,13 +251,10 @@ class Fleet:
         actor = self.actors[number]
         restored = self.states.record_start(number)
         seed_key = (self.states.start, number, 0 if restored is not None else actor.starts)
-        actor.starts += 1
-        channel = FleetChannel(number, seed_key, restored)
-        actor.handle = self.session.start_actor(
-            self._worker_class, (self.target, channel, self.args, self.options.niceness), num_cpus=1,
-            concurrency_groups={"control": 1},
-        )  # fmt: skip
-        actor.hello, actor.start_at, actor.started = actor.handle.hello.remote(), None, time.monotonic()
+        args = self.target, FleetChannel(number, seed_key, restored), self.args, self.options.niceness
+        groups = {"control": 1}
+        actor.handle = self.session.start_actor(self._worker_class, args, num_cpus=1, concurrency_groups=groups)
+        actor.hello, actor.start_at, actor.starts = actor.handle.hello.remote(), None, actor.starts + 1
         actor.pid, actor.node_id, actor.beats, actor.silence, actor.has_result = 0, "", 0, 0.0, False
         for token in self._ledger.given[number]:
             self._request(number, token)
@@ -307,6 +268,6 @@ class Fleet:
     def _end(self, actor: FleetActor) -> None:
         """Kill an actor's process, if it has one, and forget its requests."""
         if actor.handle is not None:
-            self.session.end_actor(actor.handle)
+            self.session.ray.kill(actor.handle)
         actor.handle = actor.hello = actor.beat_request = None
         actor.calls.clear()

@@ -1,131 +1,77 @@
-"""Ends what Ray has started, once the process that it was started for is gone: killed ones cannot clean up.
+"""Starts a node of Ray and ends it with its parent, however that ends: a killed process cannot clean up.
 
-Run as a script, it reads lines from stdin: the folder of a cluster, and process ids. When stdin ends without the line
-"done", its parent was killed: it ends those processes, what they have started, and what belongs to the folder.
+Run as a script, without torch and Ray: `python -I -S guardian.py FOLDER COMMAND ...`. The command is `ray start`. The
+processes that it leaves behind become children of this one. A line on stdout is the command's exit code, a further one
+says that a main process of the node has ended. At the end of stdin, all processes are killed and the folder is removed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-DONE = "done"
-END_SECONDS = 1.0
+POLL_SECONDS = 0.1
+REMOVE_SECONDS = 1.0
+"""longest time to remove the folder, into which the parent may still write"""
+PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+MAIN_PROCESSES = ("gcs_server", "raylet")
+LOG = "start.log"
+"""file of the folder with the output of the command"""
 
 
-class Guardian:
-    """The parent's end: a process that cleans up if this one is killed.
-
-    Args:
-        folder: of the cluster, to be removed then; None if others use it too.
-    """
-
-    def __init__(self, folder: Path | None):
-        command = [sys.executable, "-I", "-S", __file__]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        self._write(f"{folder or ''}\n")
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def watch(self, pids: Iterable[int]) -> None:
-        """Have these processes ended too, and what they have started."""
-        self._write("".join(f"{pid}\n" for pid in pids))
-
-    def _write(self, text: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.write(text)
-            self._process.stdin.flush()
-
-    def close(self) -> None:
-        """End the guardian: there is nothing left to guard."""
-        with suppress(OSError):
-            self._process.communicate(DONE)
-
-
-def parents() -> dict[int, int]:
-    """Process -> its parent, of all processes."""
+def children() -> dict[int, str]:
+    """Process -> its name, of this one's children, also those whose exit codes are not collected yet."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+            name, _, rest = path.read_text().rpartition(")")
+            if int(rest.split()[1]) == os.getpid():
+                found[int(path.parent.name)] = name.partition("(")[2]
     return found
 
 
-def descendants(pids: Iterable[int]) -> list[int]:
-    """Processes and all that descend from them."""
-    found, family = list(pids), parents()
-    for pid in found:  # it grows meanwhile
-        found += [child for child, parent in family.items() if parent == pid and child not in found]
-    return [pid for pid in found if pid in family]
+def parent_has_ended() -> bool:
+    """Wait a moment for the end of stdin; nothing else arrives there."""
+    return bool(select.select([0], [], [], POLL_SECONDS)[0])
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Processes that have a folder in their arguments or a file of it open, and all that descend from them."""
-    own = {os.getpid(), os.getppid()}  # a trainer has log files open there too
-    return descendants(
-        pid for pid in parents() if pid not in own and (str(folder) in command_line(pid) or has_open(pid, folder))
-    )
-
-
-def has_open(pid: int, folder: Path) -> bool:
-    """Whether a process has a file below a folder open; Ray's agents do not keep their arguments."""
+def say(line: object) -> None:
     with suppress(OSError):
-        return any(os.readlink(link).startswith(f"{folder}/") for link in Path(f"/proc/{pid}/fd").iterdir())
-    return False
+        print(line, flush=True)
 
 
-def command_line(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
-
-
-def end_processes(pids: Iterable[int]) -> None:
-    """Kill processes, and wait until they are gone or only wait for their exit code to be collected."""
-    pids = list(pids)
-    for pid in pids:
-        with suppress(OSError):
+def main(folder: Path, command: list[str]) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: None)  # the node would inherit SIG_IGN
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    with open(folder / LOG, "wb") as log:
+        start = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    while start.poll() is None and not parent_has_ended():
+        pass
+    node = {pid for pid, name in children().items() if name in MAIN_PROCESSES}
+    say(start.returncode)
+    while not parent_has_ended():
+        with suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                if pid in node:
+                    say("ended")
+    while left := children():  # those of the killed ones are next
+        for pid in left:
             os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + END_SECONDS
-    while time.monotonic() < deadline and any(command_line(pid) for pid in pids):
-        time.sleep(0.02)
-
-
-def end_cluster(folder: Path) -> None:
-    """End the processes of a cluster's folder."""
-    end_processes(processes_of(folder))
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder, into which a process that is just ending may still write."""
-    deadline = time.monotonic() + END_SECONDS
+        for _ in left:
+            os.wait()
+    deadline = time.monotonic() + REMOVE_SECONDS
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def main() -> None:
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    folder, *rest = sys.stdin.read().splitlines()
-    if DONE not in rest:
-        end_processes(descendants(int(line) for line in rest))
-        if folder:
-            end_cluster(Path(folder))
-            remove_folder(Path(folder))
-
-
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -8,37 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from a3c_mp.cluster.session import Session
+from a3c_mp.cluster.session import Call, Session
 from a3c_mp.processes.weights import Weights
 
-SERVER = "parameter-server"
 PULL_SECONDS = 5.0
 """longest wait for an answer of the server, after which an actor goes on with the weights that it has"""
-
 RETRY_SECONDS = 0.1
-"""pause of an actor that waits for another server"""
+SEND_SECONDS = 1.0
+"""after so long the trainer sends the newest versions again, in case the server is a new one"""
+
+References = dict[int, list[Any]]
+"""version -> [reference to its values]; in a list, Ray passes the reference on instead of the values"""
 
 
 class ParameterServer:
     """Actor that holds references to the two newest versions of the weights."""
 
     def __init__(self) -> None:
-        self.references: dict[int, list[Any]] = {}
+        self.references: References = {}
         self.changed = asyncio.Condition()
 
-    async def publish(self, version: int, reference: list[Any]) -> None:
-        """Take a version; the one before the last is forgotten."""
+    async def publish(self, references: References) -> bool:
+        """Take the two newest versions, unless newer ones are here already; returns whether there were none at all."""
         async with self.changed:
-            self.references[version] = reference
-            self.references = {v: self.references[v] for v in sorted(self.references)[-2:]}
+            is_new = not self.references
+            self.references = max(self.references, references, key=lambda found: max(found, default=-1))
             self.changed.notify_all()
+            return is_new
 
     async def pull(self, known: int, exact: int | None = None) -> tuple[int, list[Any]] | None:
         """Return (version, its reference): the newest, or None if that is `known`; or `exact`, once it is there."""
@@ -51,16 +53,18 @@ class ParameterServer:
 class Publisher(Weights):
     """The trainer's end: weights that are published to a parameter server as well.
 
-    Args:
-        session: the connection to Ray; the server is started in it.
-        net, dtype, untrained: as of `Weights`.
+    Ray restarts a server that dies, and repeats calls that it has not answered; what it held is sent again.
     """
 
     def __init__(self, session: Session, net: nn.Module, dtype: torch.dtype = torch.float32, untrained: bool = False):
         self.session = session
-        self._references: dict[int, Any] = {}  # of the two newest versions
-        self._server: Any = None
-        self._sent: deque[tuple[Any, float]] = deque()  # references to answers of the server, when it was asked
+        self.server = session.start_actor(
+            ParameterServer, (), num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1
+        )
+        self._references: References = {}
+        self._call: Call | None = None  # the oldest one that has no answer yet
+        self._sent = 0.0
+        self._has_answered = False
         super().__init__(net, dtype, untrained)
         session.duties.append(self.look_after)
 
@@ -72,66 +76,37 @@ class Publisher(Weights):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._references.clear()
         for version in range(max(self.version - 1, 0), self.version + 1):
             self._share(version)
 
-    def _share(self, version: int) -> None:
-        """Put a version into the object store, and send its reference to the server."""
-        values = self.buffers[version % 2].cpu().view(torch.uint8).numpy()
-        older = {v: ref for v, ref in self._references.items() if v == version - 1}
-        self._references = {**older, version: self.session.ray.put(values)}
-        if self._server is None:
-            self._start_server()
-        else:
-            self._send(version)
-
-    def _send(self, version: int) -> None:
-        answer = self._server.publish.remote(version, [self._references[version]])
-        self._sent.append((answer, time.monotonic()))
-
-    def _start_server(self) -> None:
-        """Start a server and send it both versions; while Ray still knows a lost one by its name, nothing happens."""
-        ray = self.session.ray
-        try:
-            self._server = self.session.start_actor(ParameterServer, (), num_cpus=0, name=SERVER, max_concurrency=1000)
-        except ray.exceptions.ActorAlreadyExistsError:
-            return
-        for version in self._references:
-            self._send(version)
-
     def look_after(self) -> None:
-        """Start another server if the one there was has died, or does not answer; called while the trainer waits."""
-        ray = self.session.ray
-        if self._server is None:
-            self._start_server()
-        while self._sent:
-            answer, since = self._sent[0]
-            if not ray.wait([answer], timeout=0)[0]:
-                self.session.end_if_stuck(self._server, since)
-                return
-            try:
-                ray.get(answer)
-                self._sent.popleft()
-                self.session.note_answer(self._server)
-            except ray.exceptions.RayError:
+        """Take the server's answer, and send the versions again after some time; called while the trainer waits."""
+        if self._call is not None and self.session.is_done(self._call):
+            if self.session.ray.get(self._call.answer) and self._has_answered:
                 self.session.log.warning("the parameter server died; another one is started")
-                self._server = None
-                self._sent.clear()
-                self._start_server()
+            self._call, self._has_answered = None, True
+        if self._call is None and time.monotonic() - self._sent >= SEND_SECONDS:
+            self._send()
+
+    def _share(self, version: int) -> None:
+        """Put a version into the object store, and send references to it and the one before to the server."""
+        values = self.buffers[version % 2].cpu().view(torch.uint8).numpy()
+        older = {v: reference for v, reference in self._references.items() if v == version - 1}
+        self._references = {**older, version: [self.session.ray.put(values)]}
+        self._send()
+
+    def _send(self) -> None:
+        call = self.session.call(self.server, "publish", self._references)
+        self._call, self._sent = self._call or call, call.since
 
 
 class Reader:
-    """An actor's end: loads the weights that the trainer publishes.
+    """An actor's end: loads the weights that the trainer publishes."""
 
-    Args:
-        dtype: of the values.
-        untrained: whether version 0 is that of a net before its first update.
-    """
-
-    def __init__(self, dtype: torch.dtype, untrained: bool = False):
-        self.dtype, self.untrained, self.version = dtype, untrained, -1
-        self._server: Any = None
+    def __init__(self, weights: Publisher):
+        self.dtype, self.untrained, self.version = weights.buffers.dtype, weights.untrained, -1
+        self.device = torch.device("cpu")
+        self._server = weights.server
 
     def load(self, net: nn.Module, exact: int | None = None) -> int:
         """Copy the newest version, or exactly that one, into `net`, and return it.
@@ -142,15 +117,13 @@ class Reader:
 
         while True:
             try:
-                if self._server is None:
-                    self._server = ray.get_actor(SERVER)
                 found = ray.get(self._server.pull.remote(self.version, exact), timeout=PULL_SECONDS)
                 if found is not None:
-                    self.version, (reference,) = found
+                    version, (reference,) = found
                     self._copy(net, ray.get(reference))
+                    self.version = version
                 return self.version
-            except (ray.exceptions.RayError, ValueError):  # a ValueError: no server of that name
-                self._server = None
+            except ray.exceptions.RayError:
                 time.sleep(RETRY_SECONDS)
                 if self.version >= 0 and exact in (None, self.version):
                     return self.version

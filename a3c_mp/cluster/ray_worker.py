@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from a3c_mp.cluster.environment import versions
+import a3c_mp
 from a3c_mp.processes.pool import Closing, Token
+
+ROOT = Path(a3c_mp.__file__).parent
+sys.path.append(str(ROOT / "chapters" if (ROOT / "chapters").exists() else ROOT.parent))  # actors are those of chapters
 
 
 class FleetChannel(Closing):
-    """An actor's connection to its fleet; what collectors of data need of it is in `ActorChannel`.
+    """An actor's connection to its fleet, an `ActorChannel`.
 
     Args:
         actor: its number in the fleet.
@@ -26,6 +31,7 @@ class FleetChannel(Closing):
         self.worker, self.actor = 0, actor  # the only one that writes into the memory of its process
         self.seed_key, self.restored = seed_key, restored
         self.beats = 0
+        self.memory: Any = None
         self.reasons: list[str] = []  # why it could not be rebuilt
 
     def beat(self) -> None:
@@ -42,14 +48,13 @@ class Hello(NamedTuple):
 
     pid: int
     node_id: str
-    versions: dict[str, str]
     not_restored: list[str]
 
 
 class RayWorker:
     """The process of an actor: makes `target(channel, *args)`, and calls it with each token.
 
-    The fleet adds a method `beats` that Ray runs on a thread of its own.
+    Ray runs `beats` on a thread of its own.
     """
 
     def __init__(self, target: Callable[..., Any], channel: FleetChannel, args: tuple, niceness: int):
@@ -61,18 +66,16 @@ class RayWorker:
     def hello(self) -> Hello:
         import ray
 
-        node_id = ray.get_runtime_context().get_node_id()
-        return Hello(os.getpid(), node_id, dict(versions()), self.channel.reasons)
+        return Hello(os.getpid(), ray.get_runtime_context().get_node_id(), self.channel.reasons)
 
     def fill(self, token: Token) -> tuple[Any, Any]:
-        """Return (result, rows_ref): the result is for the trainer, the rows_ref for others, by reference."""
+        """Return (result, rows): the result is for the trainer, the rows are sent on by reference."""
         self.channel.beat()
         return self.produce(token)
 
+    def beats(self) -> int:
+        """How many heartbeats there have been."""
+        return self.channel.beats
+
     def close(self) -> None:
         self.channel.close()
-
-
-def beats(self: RayWorker) -> int:
-    """The method of a `RayWorker` that says how many heartbeats there have been."""
-    return self.channel.beats

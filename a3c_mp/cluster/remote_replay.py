@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from a3c_mp.cluster.session import Session
+from a3c_mp.cluster.session import Call, Session
 from a3c_mp.cluster.shards import Reply
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.supervisor import WAIT_SECONDS
@@ -21,16 +20,8 @@ UNANSWERED = 2
 """insertions of each actor that may wait for their shard; their rows lie in the object store meanwhile"""
 
 
-class Call(NamedTuple):
-    """A call of a shard."""
-
-    handle: Any
-    reference: Any  # to its answer
-    since: float  # time.monotonic()
-
-
 class Part(NamedTuple):
-    """A shard's part of a draw."""
+    """A shard's part of a batch, requested from it."""
 
     shard: int
     places: np.ndarray  # in the batch
@@ -64,8 +55,8 @@ class RemoteReplay:
         self.rng = np.random.default_rng(seed)
         self.sizes, self.totals = np.zeros(num_shards, np.int64), np.zeros(num_shards)
         self.shards = [start_shard(number) for number in range(num_shards)]
-        self._calls: list[deque[Call]] = [deque() for _ in range(num_shards)]  # insertions without an answer yet
-        self._draws: deque[list[Part]] = deque()
+        self._insertions: list[deque[Call]] = [deque() for _ in range(num_shards)]  # without an answer yet
+        self._requests: deque[list[Part]] = deque()  # of the next batches
         session.duties.append(self.look_after)
 
     @property
@@ -76,29 +67,25 @@ class RemoteReplay:
     def insert(self, actor: int, rows: Any) -> None:
         """Have a shard insert an actor's rows, given by reference; waits while too many insertions have no answer."""
         number, index = actor % self.num_shards, actor // self.num_shards
-        calls, most = self._calls[number], UNANSWERED * len(range(number, self.num_actors, self.num_shards))
+        calls, most = self._insertions[number], UNANSWERED * len(range(number, self.num_actors, self.num_shards))
         while len(calls) >= most and self._wait(calls[0]):
             self.look_after()  # it takes the answer
-        call = self._call(number, "insert", index, rows)
-        if self.ahead > 0:
-            calls.append(call)
-        elif self._wait(call):
-            self._take_reply(number, call)
+        calls.append(self.session.call(self.shards[number], "insert", index, rows))
+        if self.ahead == 0 and self._wait(calls[0]):
+            self.look_after()
 
     def look_after(self) -> None:
         """Take the answers that have arrived; replace shards that have died. Called while the trainer waits."""
-        for number, calls in enumerate(self._calls):
-            while calls and self.session.ray.wait([calls[0].reference], timeout=0)[0]:
+        for number, calls in enumerate(self._insertions):
+            while calls and self.session.is_done(calls[0]):
                 self._take_reply(number, calls.popleft())
-            if calls:
-                self.session.end_if_stuck(calls[0].handle, calls[0].since)
 
     def next(self) -> Batch | None:
         """Return the next batch; None if all shards are empty or the run should stop."""
         while not self.should_stop() and self.totals.sum() > 0:
-            while len(self._draws) <= self.ahead:
-                self._draws.append(self._request())
-            if (batch := self._gather(self._draws.popleft())) is not None:
+            while len(self._requests) <= self.ahead:
+                self._requests.append(self._request())
+            if (batch := self._gather(self._requests.popleft())) is not None:
                 return batch
         return None
 
@@ -110,28 +97,23 @@ class RemoteReplay:
             chosen = shard == number
             self.shards[number].update.remote(own_ids[chosen], values[chosen])
 
-    def _call(self, number: int, method: str, *args: Any) -> Call:
-        return Call(self.shards[number], getattr(self.shards[number], method).remote(*args), time.monotonic())
-
     def _request(self) -> list[Part]:
         """Ask shards for their parts of a batch, stratified over the sum of all priorities."""
         edges = self.totals.cumsum()
         places = (np.arange(self.batch_size) + self.rng.random(self.batch_size)) / self.batch_size * edges[-1]
         owner = edges.searchsorted(np.minimum(places, np.nextafter(edges[-1], 0.0)), side="right")
         parts = []
-        for number in np.unique(owner):
+        for number in np.unique(owner).tolist():
             chosen = np.flatnonzero(owner == number)
-            call = self._call(number, "sample", len(chosen))
-            parts.append(Part(int(number), chosen, float(self.totals[number] / edges[-1]), call))
+            call = self.session.call(self.shards[number], "sample", len(chosen))
+            parts.append(Part(number, chosen, float(self.totals[number] / edges[-1]), call))
         return parts
 
     def _gather(self, parts: list[Part]) -> Batch | None:
         """Wait for the parts of a batch; None if a shard of them is lost, or the run should stop."""
         fields: dict[str, np.ndarray] = {}
         for number, places, share, call in parts:
-            if not self._wait(call):
-                return None
-            reply = self._take_reply(number, call)
+            reply = self._take_reply(number, call) if self._wait(call) else None
             if reply is None or reply.batch is None:
                 return None
             part = {**reply.batch, "probability": reply.batch["probability"] * share}
@@ -139,15 +121,14 @@ class RemoteReplay:
             for name, values in part.items():
                 whole = fields.setdefault(name, np.empty((self.batch_size, *values.shape[1:]), values.dtype))
                 whole[places] = values
-        if any(call.handle is not self.shards[number] for number, *_, call in parts):
+        if any(call.actor is not self.shards[number] for number, *_, call in parts):
             return None  # replaced since it answered: the ids would be its successor's
         return Batch(**{name: torch.from_numpy(whole) for name, whole in fields.items()}).to(self.device)
 
     def _wait(self, call: Call) -> bool:
         """Wait for the answer of a shard, or its death; returns False if the run should stop."""
-        while not self.session.ray.wait([call.reference], timeout=WAIT_SECONDS)[0]:
+        while not self.session.is_done(call, WAIT_SECONDS):
             self.session.check()
-            self.session.end_if_stuck(call.handle, call.since)
             if self.should_stop():
                 return False
         return True
@@ -156,17 +137,16 @@ class RemoteReplay:
         """Take a shard's answer, which has arrived; None if it is lost."""
         ray = self.session.ray
         try:
-            reply = ray.get(call.reference)
+            reply = ray.get(call.answer)
         except ray.exceptions.RayActorError as error:
-            if call.handle is self.shards[number]:
+            if call.actor is self.shards[number]:
                 self._replace(number, str(error))
             return None
         except ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, ray.exceptions.RayError):
                 raise  # a mistake in this program
             return None  # the actor's rows were lost with its node
-        self.session.note_answer(call.handle)
-        if call.handle is self.shards[number]:
+        if call.actor is self.shards[number]:
             self.sizes[number], self.totals[number] = reply.size, reply.total
         return reply
 
@@ -178,6 +158,6 @@ class RemoteReplay:
         lost = f"its {self.sizes[number]:,} transitions are lost, an empty one is started"
         self.session.log.warning(f"replay shard {number} died; {lost}")
         self.sizes[number] = self.totals[number] = 0
-        self._calls[number].clear()
-        self._draws.clear()
+        self._insertions[number].clear()
+        self._requests.clear()
         self.shards[number] = self.start_shard(number)

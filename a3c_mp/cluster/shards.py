@@ -6,7 +6,6 @@ rows nor frames before it samples them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -31,14 +30,9 @@ class ReplaySpec(NamedTuple):
     action_space: gymnasium.Space  # as the replay stores actions
     stack: int  # frames of an observation
 
-    def shards(self, num_actors: int, rows: int) -> Shards:
-        """Allocate lanes of so many rows for the environments of so many actors."""
-        return Shards(num_actors, self.num_envs, rows, self.obs_space, self.action_space, self.stack)
-
-    def bytes_needed(self, num_actors: int, rows: int) -> int:
-        """Memory that such lanes take (bytes)."""
-        sizes = num_actors, self.num_envs, rows, self.obs_space, self.action_space, self.stack
-        return Shards.bytes_needed(*sizes)
+    def sizes(self, num_actors: int, rows: int) -> tuple[int, int, int, gymnasium.Space, gymnasium.Space, int]:
+        """The arguments of `Shards` for lanes of `rows` rows, one for each environment of `num_actors` actors."""
+        return num_actors, self.num_envs, rows, self.obs_space, self.action_space, self.stack
 
 
 class Rows(NamedTuple):
@@ -62,7 +56,7 @@ class Outbox:
     """
 
     def __init__(self, spec: ReplaySpec, steps: int, n_step: int, restored: Any = None):
-        self.ring = spec.shards(1, 4 * steps + 2 * n_step + spec.stack + 2)
+        self.ring = Shards(*spec.sizes(1, 4 * steps + 2 * n_step + spec.stack + 2))
         successor_state = restored.successor_state if restored is not None else {}
         self.start: str | None = CONTINUED if successor_state else NEW_GAMES
         if successor_state:
@@ -71,12 +65,11 @@ class Outbox:
 
     def take(self) -> Rows:
         """Return the rows that are new since the last call, and make room for as many."""
-        ring = self.ring
-        written = np.stack([self._counters[0], ring.written])
-        committed = np.stack([self._counters[1], ring.committed])
+        ring, before = self.ring, self._counters
+        self._counters = np.stack([ring.written, ring.committed])
+        written, committed = np.stack([before, self._counters], axis=1)
         rows = Rows(self.start, written, committed, self._read(OBSERVED, written), self._read(COMPLETED, committed))
         self.start = None
-        self._counters = np.stack([ring.written, ring.committed])
         ring.writable_until[:] = ring.committed + ring.rows - ring.stack
         return rows
 
@@ -105,26 +98,31 @@ class ReplayShard:
 
     def __init__(self, spec: ReplaySpec, num_actors: int, rows: int, priority_exponent: float, seed: int):
         torch.set_num_threads(1)
-        self.replay = Replay(spec.shards(num_actors, rows), priority_exponent, seed)
+        self.replay = Replay(Shards(*spec.sizes(num_actors, rows)), priority_exponent, seed)
         self.offsets: dict[int, np.ndarray] = {}  # rows of an actor's lanes here, less their numbers there, [B]
         self.first_whole: dict[int, int] = {}  # row of an actor's lanes whose observation has all its frames
 
     def insert(self, actor: int, new: Rows) -> Reply:
         """Append an actor's new rows to its lanes."""
-        replay, shards = self.replay, self.replay.shards
+        replay, shards, is_first = self.replay, self.replay.shards, actor not in self.offsets
         arrays = shards.arrays(actor)
-        if new.start == NEW_GAMES:
-            drop_incomplete(arrays, shards.rows)
-        if actor not in self.offsets:  # games that go on have earlier rows, which this shard has not
+        if new.start == NEW_GAMES:  # drop the transitions that a lost actor has not completed, as `Writer` does
+            lane, row = spread(np.stack([arrays["committed"], arrays["written"]]))
+            arrays["priority"][lane, row % shards.rows] = 0.0
+        if is_first:  # games that go on have earlier rows, which this shard has not
             self.first_whole[actor] = 0 if new.start == NEW_GAMES else shards.stack - 1
-        if actor not in self.offsets or new.start is not None:
+        if is_first or new.start is not None:
             self.offsets[actor] = arrays["written"] - new.written[0]
         written, committed = new.written + self.offsets[actor], new.committed + self.offsets[actor]
         replay.make_room(actor, int((written[1] - written[0]).max()))
-        write(arrays, new.observed, written, shards.rows)
-        write(arrays, new.completed, committed, shards.rows, self.first_whole[actor])
-        arrays["written"][:] = written[1]
-        arrays["committed"][:] = np.maximum(committed[1], 0)
+        for fields, span in ((new.observed, written), (new.completed, committed)):
+            lane, row = spread(span)
+            kept = row >= 0
+            for name, values in fields.items():
+                if name == "priority":  # no transition begins at an observation that lacks frames
+                    values = np.where(row < self.first_whole[actor], 0.0, values)
+                arrays[name][lane[kept], row[kept] % shards.rows] = values[kept]
+        arrays["written"][:], arrays["committed"][:] = written[1], np.maximum(committed[1], 0)
         replay.ingest(actor)
         return self.reply()
 
@@ -147,30 +145,3 @@ def spread(span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     lane = np.repeat(np.arange(span.shape[1]), counts)
     first = np.cumsum(counts) - counts
     return lane, np.arange(len(lane)) + np.repeat(span[0] - first, counts)
-
-
-def write(
-    arrays: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], span: np.ndarray, rows: int,
-    first_row: int = 0,
-) -> None:  # fmt: skip
-    """Write values of rows [M] into the lanes of an actor, but for rows below `first_row`, where no transition begins.
-
-    Args:
-        arrays: of `Shards.arrays`.
-        new: fields of the rows that `spread(span)` lists.
-        span: [2, B].
-        rows: length of a lane.
-        first_row: see above.
-    """
-    lane, row = spread(span)
-    kept = row >= 0
-    for name, values in new.items():
-        if name == "priority":
-            values = np.where(row < first_row, 0.0, values)
-        arrays[name][lane[kept], row[kept] % rows] = values[kept]
-
-
-def drop_incomplete(arrays: Mapping[str, np.ndarray], rows: int) -> None:
-    """Drop the transitions that a lost actor has not completed, as `Writer` does where it starts behind them."""
-    lane, row = spread(np.stack([arrays["committed"], arrays["written"]]))
-    arrays["priority"][lane, row % rows] = 0.0

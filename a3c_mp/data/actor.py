@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from a3c_mp.data.resume_states import ResumeStates
 from a3c_mp.processes.pool import Token
-from a3c_mp.processes.slots import Slots
-from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerChannel
 
 Fill = Callable[[Token], Any]
@@ -24,9 +22,12 @@ weights that it acted with"""
 class Memory:
     """What actors share with their learner: shared memory of one machine, or what stands for it on another."""
 
-    slots: Slots
-    weights: Weights
-    states: ResumeStates
+    slots: Any
+    """`Slots`, or a `OneSlot`"""
+    weights: Any
+    """`Weights`, or what requests them from another machine"""
+    states: Any
+    """`ResumeStates` or `SentStates`"""
     dtype: torch.dtype
     """that nets act in"""
     in_order: bool
@@ -37,6 +38,28 @@ class Memory:
     def load(self, net: nn.Module, token: Token) -> int:
         """Copy the newest weights, or in order those that the token names, into `net`; return their version."""
         return self.weights.load(net, token.version if self.in_order else None)
+
+
+class OneSlot:
+    """Memory of an actor on another machine: one slot, which stands for all of the learner's. Its fields are sent."""
+
+    def __init__(self, fields: dict[str, Tensor]):
+        self.fields = fields
+
+    def __getitem__(self, slot: int) -> dict[str, Tensor]:
+        return self.fields
+
+
+class SentStates:
+    """In place of `ResumeStates`, in a deterministic actor on another machine: the state after its last message."""
+
+    def __init__(self, deterministic: bool):
+        self.deterministic = deterministic
+        self.sent: dict[str, np.ndarray] = {}
+
+    def write(self, slot: int, fields: Callable[..., dict[str, Any]], *args: Any) -> None:
+        if self.deterministic:
+            self.sent = {name: torch.as_tensor(value).numpy() for name, value in fields(*args).items()}
 
 
 def run_actor(channel: WorkerChannel, make_actor: Callable[..., Fill], args: Any, memory: Memory) -> None:

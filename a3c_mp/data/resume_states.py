@@ -8,7 +8,7 @@ actions in its games.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -76,7 +76,7 @@ class ResumeStates:
                 self.slots = Slots(_spec(num_envs, layout), len(self.own) * layout.slots_per_actor)
             except MemoryError as error:
                 raise ConfigError("num-envs", num_envs, str(error), "lower it, or --num-actors") from error
-            self._games = [GameLog(num_envs, seeding, keep_actions=True) for _ in range(args.max_actors)]
+            self._games = [GameLog(num_envs, seeding) for _ in range(args.max_actors)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the slots alone: an actor needs nothing else."""
@@ -92,6 +92,12 @@ class ResumeStates:
                 place.copy_(torch.as_tensor(found[name]))
 
     # ---- called by the learner
+
+    def store(self, slot: int, fields: Mapping[str, np.ndarray]) -> None:
+        """Write a state that came as a message into the state slot of a data slot."""
+        if self.slots is not None:
+            for name, place in self.slots[slot].items():
+                place.numpy()[...] = fields[name]
 
     def read(self, filled: Sequence[Filled]) -> list[ActorReport]:
         """Return copies of the states sent with a round of slots, of the actors whose rollout is complete with it."""

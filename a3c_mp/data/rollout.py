@@ -151,6 +151,8 @@ def minibatches(num_samples: int, batch_size: int, rng: torch.Generator, device:
 
     They are of nearly one size, `batch_size` at most: a small last one would weigh as much as the others.
     """
+    if num_samples == 0:
+        return ()
     return torch.randperm(num_samples, generator=rng).to(device).tensor_split(-(-num_samples // batch_size))
 
 

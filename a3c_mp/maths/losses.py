@@ -22,12 +22,7 @@ def value_loss(values: Tensor, targets: Tensor) -> Tensor:
 
 
 def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
-    """Return the policy gradient loss -E[A log pi(a|s)] (REINFORCE, Williams 1992).
-
-    Args:
-        log_probs: [...], log pi(a|s) of the actions taken.
-        advantages: [...], constants.
-    """
+    """Return the policy gradient loss -E[A log pi(a|s)] (REINFORCE, Williams 1992); both are [...], A is constant."""
     assert log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
     return -(log_probs * advantages.detach()).mean()
 
@@ -41,8 +36,7 @@ def clipped_policy_loss(
     for the updates in between. A sample gives no gradient once its advantage has moved the ratio out of the clip range.
 
     Args:
-        log_probs: [B], log pi(a|s) of the learner's policy.
-        behaviour_log_probs: [B], log mu(a|s) of the policy that acted.
+        log_probs, behaviour_log_probs: [B], log pi(a|s) of the learner's policy, log mu(a|s) of the policy that acted.
         advantages: [B], constants.
         clip_ratio: epsilon; `inf` for the unclipped importance-weighted gradient.
     """
@@ -64,8 +58,7 @@ def normalize(
     push the policy towards or away from all old actions, those of weight 0 included.
 
     Args:
-        advantages: any shape.
-        weights: the same shape, not negative; None: all 1.
+        advantages, weights: of one shape; weights are not negative, None: all 1.
         all_reduce_mean: replaces tensors by their means over all learners.
     """
     if advantages.numel() == 1:
@@ -95,23 +88,15 @@ def approx_kl(log_ratios: Tensor) -> Tensor:
     """Return the approximate KL divergence E_mu[log mu - log pi] from the policy that acted, sample by sample, [...].
 
     This estimator has less variance than the mean of log mu - log pi, and is never negative (Schulman 2020,
-    "Approximating KL divergence").
-
-    Args:
-        log_ratios: [...], log pi(a|s) - log mu(a|s).
+    "Approximating KL divergence"); `log_ratios` [...] are log pi(a|s) - log mu(a|s).
     """
     log_ratios = log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     return log_ratios.expm1() - log_ratios
 
 
 @torch.no_grad()
-def ratio_metrics(log_ratios: Tensor, clip_ratio: float) -> dict[str, Tensor]:
-    """Return PPO's approximate KL divergence from the policy that acted, and its share of clipped samples.
-
-    Args:
-        log_ratios: [B], log pi(a|s) - log mu(a|s).
-        clip_ratio: epsilon.
-    """
+def ratio_metrics(log_ratios: Tensor, clip_ratio: float) -> Metrics:
+    """Return PPO's approximate KL divergence from the policy that acted, and its share of clipped samples."""
     clipped = (log_ratios.expm1().abs() > clip_ratio).float()
     return {"policy/approx_kl": approx_kl(log_ratios), "policy/clip_fraction": clipped}
 

@@ -1,8 +1,9 @@
 """Returns and advantages (n-step returns, GAE, V-trace): pure functions of float32 tensors, time first.
 
-In all of them `discounts[t]` is gamma * (1 - terminated[t]), the factor of what follows step t. A truncated episode
-needs a bootstrap from its final observation: `cut_truncated` adds it to the reward and zeroes the discount, so the
-other functions handle termination only.
+In all of them `rewards`, `discounts` and `values` are [T, B]; `values[t]` is V(s_t), `bootstrap_value` [B] is V(s_T),
+and `discounts[t]` is gamma * (1 - terminated[t]), the factor of what follows step t. A truncated episode needs a
+bootstrap from its final observation: `cut_truncated` adds it to the reward and zeroes the discount, so the other
+functions handle termination only.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ def cut_truncated(rewards: Tensor, discounts: Tensor, truncated: Tensor, final_v
     truncated step is r + gamma V(s_final), never r + gamma V(s_reset).
 
     Args:
-        rewards, discounts: [T, B] float32.
-        final_values: [T, B] float32, V(s_final) at truncated steps, ignored elsewhere.
         truncated: [T, B] bool.
+        final_values: [T, B], V(s_final) at truncated steps, ignored elsewhere.
 
     Returns:
         (rewards, discounts), both [T, B], with `discounts` zero at truncated steps.
@@ -31,17 +31,9 @@ def cut_truncated(rewards: Tensor, discounts: Tensor, truncated: Tensor, final_v
 
 
 def n_step_returns(rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap_value: Tensor, n: int) -> Tensor:
-    """Compute n-step returns r_t + d_t r_{t+1} + ... + d_t ... d_{t+n-1} V(s_{t+n}) (Mnih et al. 2016, section 4).
+    """Compute n-step returns r_t + d_t r_{t+1} + ... + d_t ... d_{t+n-1} V(s_{t+n}), [T, B] (Mnih et al. 2016, sec. 4).
 
     Fewer than n steps before the end of the rollout, returns are shorter and bootstrap from V(s_T).
-
-    Args:
-        rewards, discounts, values: [T, B]; values[t] is V(s_t).
-        bootstrap_value: [B], V(s_T).
-        n: number of rewards in a return, 1 or more.
-
-    Returns:
-        [T, B].
     """
     assert rewards.shape == discounts.shape == values.shape, (rewards.shape, discounts.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)
@@ -57,10 +49,7 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages by generalized advantage estimation, GAE(lambda) (Schulman et al. 2016, equation 16).
 
-    Args:
-        rewards, discounts, values: [T, B]; values[t] is V(s_t).
-        bootstrap_value: [B], V(s_T).
-        lam: lambda, 0 (one-step TD errors) to 1 (Monte Carlo up to the bootstrap).
+    `lam` is lambda, 0 (one-step TD errors) to 1 (Monte Carlo up to the bootstrap).
 
     Returns:
         (advantages, returns), both [T, B]; returns = advantages + values are the value targets (TD(lambda) returns).
@@ -78,15 +67,9 @@ def gae(
 
 
 def vtrace(
-    log_rhos: Tensor,
-    discounts: Tensor,
-    rewards: Tensor,
-    values: Tensor,
-    bootstrap_value: Tensor,
-    clip_rho: float = 1.0,
-    clip_c: float = 1.0,
-    clip_pg_rho: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:
+    log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor,
+    clip_rho: float = 1.0, clip_c: float = 1.0, clip_pg_rho: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute V-trace's value targets, and advantages with their weights (Espeholt et al. 2018, eq. 1, section 4.2).
 
     The policy gradient is the mean of weight * advantage * grad log pi. A zero discount ends return and trace: later
@@ -94,8 +77,6 @@ def vtrace(
 
     Args:
         log_rhos: [T, B], log pi(a_t|s_t) - log mu(a_t|s_t), log importance weights: learner's over behaviour policy.
-        discounts, rewards, values: [T, B]; values[t] is V(s_t).
-        bootstrap_value: [B], V(s_T).
         clip_rho: rho-bar, max importance weight of a TD error; it sets which policy's value function is learned.
         clip_c: c-bar, max importance weight of the trace; it trades speed of convergence for variance.
         clip_pg_rho: max importance weight of an advantage.

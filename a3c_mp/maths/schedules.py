@@ -1,15 +1,10 @@
-"""Schedules: linear annealing, and whether a count has passed a multiple or a power of two."""
+"""Schedules: linear annealing, and whether a count has passed a power of two."""
 
 
 def linear(start: float, end: float, step: int, total: int) -> float:
     """Anneal linearly from `start` at step 0 to `end` at step `total`; stay at `end` afterwards."""
     share = min(max(step / total, 0.0), 1.0)
     return start + (end - start) * share
-
-
-def passes_multiple(before: int, after: int, period: int) -> bool:
-    """Whether a count that grew from `before` to `after` has reached or passed a multiple of `period` (1 or more)."""
-    return after // period > before // period
 
 
 def passes_power_of_two(before: int, after: int) -> bool:

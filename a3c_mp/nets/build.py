@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
-from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import ActorCritic, ConvActorCritic, MLPActorCritic, SharedActorCritic
+from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.nets.actor_critic import ActorCritic, LayeredActorCritic
 from a3c_mp.nets.distributions import ActionHead
-from a3c_mp.nets.images import is_image
-from a3c_mp.nets.layers import a3c_convolutions, nature_convolutions, residual_convolutions
-from a3c_mp.nets.own import make_own_net
+from a3c_mp.nets.layers import LSTMCore, convolutions, is_image, mlp, num_features
+from a3c_mp.nets.obs_norm import ObsNorm
 
-CONVOLUTIONS = {"a3c": a3c_convolutions, "nature": nature_convolutions, "deep": residual_convolutions}
-"""`--net` -> convolutions"""
+NETS = "a3c", "nature", "deep"
+"""`--net`, besides `module:function`"""
+SHARED_UNITS, OWN_UNITS = 256, 512
+"""of the hidden layer that policy and value share; of each one's own hidden layer on images (`--net nature`)"""
 
 
 class NetSpec(NamedTuple):
@@ -41,35 +50,114 @@ def make_actor_critic(
 ) -> ActorCritic:
     """Make the actor-critic net for these spaces; actions are one of `distributions.ACTIONS`.
 
+    Policy and value have hidden layers of their own: on images behind the convolutions of Mnih et al. 2015 (after
+    Lapan, "Deep Reinforcement Learning Hands-On", chapter 13), on vectors from the input on. They share all but the
+    last layer in the nets of A3C and IMPALA (Mnih et al. 2016, section 5.1; Espeholt et al. 2018, figure 3), and with
+    an LSTM.
+
     Raises:
         ConfigError: there is no such net, or it does not fit the observations or the other settings.
     """
-    assert obs_space.shape is not None
-    shape, head, image = obs_space.shape, ActionHead(action_space, spec.log_std_init), is_image(obs_space)
-    name = "nature" if spec.net == "shallow" else spec.net  # its name in older versions
-    _check(spec, name, obs_space)
-    if ":" in name:
-        return make_own_net(name, obs_space, action_space, head)
-    if spec.lstm or (image and name != "nature"):
-        return SharedActorCritic(shape, head, CONVOLUTIONS[name] if image else None, lstm=spec.lstm)
-    return ConvActorCritic(shape, head) if image else MLPActorCritic(shape, head, spec.hidden)
+    shape, image, head = obs_space.shape, is_image(obs_space), ActionHead(action_space, spec.log_std_init)
+    assert shape is not None
+    _check(spec, shape, image)
+    if ":" in spec.net:
+        return _make_own_net(spec.net, obs_space, action_space, head)
+    norm, core = ObsNorm(shape, image), None
+    torso = convolutions(spec.net, shape[0]) if image else nn.Flatten()
+    features = num_features(torso, shape)
+    if spec.lstm or (image and spec.net != "nature"):
+        torso = nn.Sequential(torso, nn.Linear(features, SHARED_UNITS), nn.ReLU())
+        core = LSTMCore(SHARED_UNITS, SHARED_UNITS) if spec.lstm else None
+        sizes: list[int] = [SHARED_UNITS]
+    else:
+        sizes = [features, OWN_UNITS] if image else [features, *spec.hidden]
+    activation = nn.ReLU if image else nn.Tanh
+    policy, value = mlp([*sizes, head.num_outputs], activation), mlp([*sizes, 1], activation)
+    return LayeredActorCritic(norm, head, torso, core, policy, value)
 
 
-def _check(spec: NetSpec, name: str, obs_space: gymnasium.Space) -> None:
+def _check(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
     """Raise ConfigError for settings that contradict each other or the observations."""
-    image, own = is_image(obs_space), ":" in name
-    if not own and name not in CONVOLUTIONS:
-        raise ConfigError("net", spec.net, f"must be {', '.join(CONVOLUTIONS)} or module:function")
-    if not image and not own and name != "nature":
-        why = f"observations are of shape {obs_space.shape}, it needs images (uint8, 36 x 36 or more)"
+    own, hidden = ":" in spec.net, " ".join(map(str, spec.hidden))
+    if not own and spec.net not in NETS:
+        raise ConfigError("net", spec.net, f"must be {', '.join(NETS)} or module:function")
+    if not image and not own and spec.net != "nature":
+        why = f"observations are of shape {shape}, it needs images (uint8, 36 x 36 or more)"
         raise ConfigError("net", spec.net, why, "leave it out")
     if own and spec.lstm:
-        raise ConfigError("lstm", True, f"--net {name} has no place for it", "leave one of them out")
-    hidden = " ".join(map(str, spec.hidden))
-    if not spec.hidden:
-        raise ConfigError("hidden", "", "it needs the units of one layer at least", "for instance --hidden 64 64")
-    if min(spec.hidden) < 1:
-        raise ConfigError("hidden", hidden, "a layer has 1 or more units")
+        raise ConfigError("lstm", True, f"--net {spec.net} has no place for it", "leave one of them out")
+    if not spec.hidden or min(spec.hidden) < 1:
+        raise ConfigError("hidden", hidden, "it needs one layer or more, of 1 or more units", "try --hidden 64 64")
     if spec.hidden != DEFAULT_NET.hidden and (image or own or spec.lstm):
         why = "it is for vectors, without --lstm or a net of your own; other nets have sizes of their own"
         raise ConfigError("hidden", hidden, why, "leave it out")
+
+
+class OwnActorCritic(ActorCritic):
+    """Actor-critic around a module of the user's own, which gets normalized observations and returns plain outputs.
+
+    The body: float observations [B, *obs_shape] -> (policy outputs [B, `head.num_outputs`], values [B]).
+    """
+
+    def __init__(self, norm: ObsNorm, head: ActionHead, body: nn.Module):
+        super().__init__(norm, head)
+        self.body = body
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """obs [B, ...] -> (logits [B, P], value [B])."""
+        outputs, values = self.body(self.norm.convert(obs))
+        return self.head(outputs).float(), values.float()
+
+
+def _make_own_net(
+    name: str, obs_space: gymnasium.Space, action_space: gymnasium.Space, head: ActionHead
+) -> ActorCritic:
+    """Make the net of `--net module:function`. Raises ConfigError if there is none, or it breaks the contract."""
+    function, shape = find_net_function(name), obs_space.shape or ()
+    try:
+        body = function(obs_space, action_space)
+        if not isinstance(body, nn.Module):
+            raise TypeError(f"it returned a {type(body).__name__}, must be a torch.nn.Module")
+        net = OwnActorCritic(ObsNorm(shape, is_image(obs_space)), head, body)
+        _check_own_net(net, shape)
+    except Exception as error:  # code of the user's own can raise anything
+        file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f" ({Path(file).name}:{lines[-1]})" if file and lines else ""
+        fix = "correct it; docs/nets.md has an example"
+        raise ConfigError("net", name, f"{one_line(error)}{where}", fix) from error
+    return net
+
+
+def find_net_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
+    """Return the function `module:function`; the current folder is searched last. Raises ConfigError."""
+    module, _, function = name.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:
+        fix = "must be module:function, in the current folder or installed"
+        raise ConfigError("net", name, one_line(error), fix) from error
+    if not callable(found):
+        raise ConfigError("net", name, f"{function} is a {type(found).__name__}, must be a function")
+    return found
+
+
+@torch.no_grad()
+def _check_own_net(net: OwnActorCritic, shape: tuple[int, ...]) -> None:
+    """Raise an error unless a net can be trained and returns outputs and values of the right shapes."""
+    for name, layer in net.body.named_modules():
+        if (isinstance(layer, _DropoutNd) and layer.training and layer.p > 0) or isinstance(layer, _BatchNorm):
+            what = f"{name or 'the net'} is {type(layer).__name__}"
+            raise TypeError(f"{what}; its outputs for one observation would differ in actors and learner")
+    fixed = [key for key, value in net.state_dict().items() if not value.is_floating_point()]
+    if fixed:
+        raise TypeError(f"{fixed[0]} is not floating-point; layers that count batches cannot be shared with actors")
+    obs = torch.zeros(3, *shape, dtype=torch.uint8 if net.norm.image else torch.float32)
+    outputs, values = net.body(net.norm.convert(obs))
+    wanted = (3, net.head.num_outputs), (3,)
+    if (tuple(outputs.shape), tuple(values.shape)) != wanted:
+        given = f"{tuple(outputs.shape)} and {tuple(values.shape)}"
+        raise ValueError(f"for 3 observations it returned shapes {given}, must be {wanted[0]} and {wanted[1]}")

@@ -62,10 +62,9 @@ class Categorical:
         return -(self.log_probs.exp() * self.log_probs).sum(dim=-1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
-        """Sample actions for logits [B, A].
+        """Sample actions for logits [B, A]; NaN or inf in them give arbitrary allowed actions.
 
-        Logits with NaN or inf give an arbitrary action that is allowed; such a rollout is not learned from (see
-        `is_finite`).
+        Such a rollout is not learned from (see `is_finite`).
         """
         probabilities = self.logits.nan_to_num().softmax(dim=-1)  # NaN counts as 0, infinities as the largest numbers
         return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)
@@ -76,7 +75,10 @@ class Categorical:
 
 
 class MultiCategorical(NamedTuple):
-    """Product of independent softmax policies: logits [..., sum of sizes], actions int64 [..., *shape]."""
+    """Product of independent softmax policies, whose log-probabilities and entropies add up; else as `Categorical`.
+
+    Logits are [..., sum of sizes], actions int64 [..., *shape].
+    """
 
     logits: Tensor
     shape: tuple[int, ...]
@@ -87,23 +89,20 @@ class MultiCategorical(NamedTuple):
         return [Categorical(logits) for logits in self.logits.split(list(self.sizes), dim=-1)]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Return log pi(a|s) [...], the sum over the parts of an action."""
         chosen = action.reshape(*self.logits.shape[:-1], -1).unbind(dim=-1)
         return torch.stack([part.log_prob(a) for part, a in zip(self.parts, chosen, strict=True)]).sum(dim=0)
 
     def entropy(self) -> Tensor:
-        """Return the entropy [...] (nats), the sum over the parts of an action."""
         return torch.stack([part.entropy() for part in self.parts]).sum(dim=0)
 
     def sample(self, rng: torch.Generator) -> Tensor:
-        """Sample actions for logits [B, ...], as `Categorical` does."""
-        return torch.stack([part.sample(rng) for part in self.parts], dim=-1).reshape(
-            *self.logits.shape[:-1], *self.shape
-        )
+        return self._joined([part.sample(rng) for part in self.parts])
 
     def mode(self) -> Tensor:
-        """Return the most probable actions [...]."""
-        return torch.stack([part.mode() for part in self.parts], dim=-1).reshape(*self.logits.shape[:-1], *self.shape)
+        return self._joined([part.mode() for part in self.parts])
+
+    def _joined(self, chosen: list[Tensor]) -> Tensor:
+        return torch.stack(chosen, dim=-1).reshape(*self.logits.shape[:-1], *self.shape)
 
 
 class DiagonalGaussian(NamedTuple):
@@ -172,8 +171,7 @@ def is_valid(space: gymnasium.Space, actions: Tensor) -> bool:
     sizes = category_sizes(space)
     if not sizes:
         return bool(actions.isfinite().all())
-    limits = torch.tensor(sizes).view(space.shape or ())
-    return bool(((actions >= 0) & (actions < limits)).all())
+    return bool(((actions >= 0) & (actions < torch.tensor(sizes).view(space.shape or ()))).all())
 
 
 def to_env(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
@@ -190,7 +188,7 @@ class ActionHead(nn.Module):
     For continuous actions it has a log deviation for each dimension, which does not depend on the observation.
 
     Args:
-        space: of actions, one of `ACTIONS`.
+        space: of actions, one of `ACTIONS` with choices from 0 on; else ValueError.
         log_std_init: the log deviations at the start.
     """
 

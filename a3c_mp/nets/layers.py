@@ -1,57 +1,55 @@
-"""Parts that nets are made of: convolutions, hidden layers, an LSTM.
-
-The last ReLU of convolutions comes after Flatten: before it, its gradient would mix two memory formats, that of
-channels_last activations and that of flat features, and take over ten times as long.
-"""
+"""Parts that nets are made of: convolutions, hidden layers, an LSTM."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
 
+import gymnasium
 import numpy as np
 import torch
 import torch.nn.functional as F
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-
-def a3c_convolutions(channels: int) -> nn.Sequential:
-    """Make the convolutions of Mnih et al. 2013 and 2016 (A3C): [N, channels, H, W] -> [N, features]."""
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, kernel_size=8, stride=4),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, kernel_size=4, stride=2),
-        nn.Flatten(),
-        nn.ReLU(),
-    )
+CONVOLUTIONS = {
+    "a3c": [(16, 8, 4), (32, 4, 2)],  # Mnih et al. 2013 and 2016
+    "nature": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],  # Mnih et al. 2015
+}
+"""name -> (channels, kernel size, stride) of each layer"""
 
 
-def nature_convolutions(channels: int) -> nn.Sequential:
-    """Make the convolutions of Mnih et al. 2015: [N, channels, H, W] -> [N, features], H and W at least 36."""
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=8, stride=4),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, kernel_size=4, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, kernel_size=3, stride=1),
-        nn.Flatten(),
-        nn.ReLU(),
-    )
+def is_image(space: gymnasium.Space) -> bool:
+    """Whether observations are images for convolutions, uint8 [C, H, W] of at least 36 x 36; all others are vectors."""
+    return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3 and min(space.shape[1:]) >= 36
+
+
+def convolutions(name: str, channels: int) -> nn.Sequential:
+    """Make the convolutions "a3c", "nature" or "deep": [N, channels, H, W] -> [N, features].
+
+    "deep" has 3 sections of convolution, max-pooling and two residual blocks (Espeholt et al. 2018, figure 3, right).
+
+    The last ReLU comes after Flatten: before it, its gradient would mix two memory formats, that of channels_last
+    activations and that of flat features, and take over ten times as long.
+    """
+    modules: list[nn.Module] = []
+    if name == "deep":
+        for outputs in (16, 32, 32):
+            modules += [nn.Conv2d(channels, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+            modules += [ResidualBlock(outputs), ResidualBlock(outputs)]
+            channels = outputs
+    else:
+        for outputs, kernel_size, stride in CONVOLUTIONS[name]:
+            modules += [nn.Conv2d(channels, outputs, kernel_size, stride), nn.ReLU()]
+            channels = outputs
+        modules.pop()
+    return nn.Sequential(*modules, nn.Flatten(), nn.ReLU())
 
 
 @torch.no_grad()
 def num_features(module: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Return the number of features that a module outputs for one input."""
     return module(torch.zeros(1, *input_shape)).shape[1]
-
-
-def residual_convolutions(channels: int) -> nn.Sequential:
-    """Make 3 sections of convolution, max-pooling and two residual blocks (Espeholt et al. 2018, figure 3, right)."""
-    sections: list[nn.Module] = []
-    for inputs, outputs in [(channels, 16), (16, 32), (32, 32)]:
-        sections += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
-        sections += [ResidualBlock(outputs), ResidualBlock(outputs)]
-    return nn.Sequential(*sections, nn.Flatten(), nn.ReLU())
 
 
 class ResidualBlock(nn.Module):
@@ -66,11 +64,14 @@ class ResidualBlock(nn.Module):
         return x + self.second(F.relu(self.first(F.relu(x))))
 
 
-def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
-    """Make tanh layers of so many hidden units each, and a linear layer: [N, inputs] -> [N, outputs]."""
-    sizes = [inputs, *hidden]
-    layers = [module for pair in pairwise(sizes) for module in (nn.Linear(*pair), nn.Tanh())]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+def mlp(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    """Make linear layers [N, sizes[0]] -> [N, sizes[-1]], with an activation between each two."""
+    return chain([nn.Linear(inputs, outputs) for inputs, outputs in pairwise(sizes)], activation)
+
+
+def chain(layers: Sequence[nn.Linear], activation: type[nn.Module]) -> nn.Sequential:
+    """Put an activation between each two of the layers."""
+    return nn.Sequential(*[module for layer in layers for module in (layer, activation())][:-1])
 
 
 class LSTMCore(nn.Module):

@@ -71,13 +71,11 @@ class ObsNorm(nn.Module):
         """Compute moments of observations [N, *shape] with outliers clipped; return (moments, values clipped).
 
         Values of vectors farther than `OUTLIER` deviations from the mean count as `CLIP` deviations, as in the net's
-        input. Otherwise a single huge value, such as the FLT_MAX of a sensor without a reading, would dominate the
-        variance for good. Clipped to `OUTLIER` deviations instead, one such value in ten thousand (1 / OUTLIER^2)
-        would be enough for the variance to grow without bound.
+        input: a single sentinel, such as FLT_MAX of a sensor without a reading, would dominate the variance for good.
+        Clipped to `OUTLIER` deviations, one in ten thousand (1 / OUTLIER^2) would let it grow without bound.
 
-        There is no mean yet for the first observations; their median is used. Where more than half of them are equal,
-        they do not tell how far the others may lie: only values farther than `LARGEST` are outliers then, and count as
-        the median.
+        The first observations are compared with their median. Where more than half of them are equal, which does not
+        tell how far the others may lie, only values farther than `LARGEST` are outliers, and count as the median.
         """
         if self.image:
             return Moments.of(obs), 0
@@ -86,7 +84,7 @@ class ObsNorm(nn.Module):
             centre, deviation = self.mean, self.variance.sqrt() + 1e-2
             farthest = OUTLIER * deviation
         else:
-            centre, deviation = median_and_deviation(obs.clamp(-LARGEST, LARGEST))
+            centre, deviation = _median_and_deviation(obs.clamp(-LARGEST, LARGEST))
             farthest = torch.where(deviation > 0, OUTLIER * deviation, LARGEST)
         outliers = (obs - centre).abs() > farthest  # false for NaN
         clipped = int(outliers.sum())
@@ -98,8 +96,7 @@ class ObsNorm(nn.Module):
     def merge(self, moments: Moments) -> bool:
         """Merge moments of 1 or more observations into the running mean and variance (Chan, Golub & LeVeque 1979).
 
-        Returns:
-            whether the result is finite; if not, nothing changes.
+        Returns whether the result is finite; if not, nothing changes.
         """
         count, mean, variance = moments
         total = self.count + count
@@ -119,7 +116,7 @@ class ObsNorm(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Normalize floating-point observations [N, *shape] in place."""
-        return normalize_(obs, self.shift.to(obs.dtype), self.scale.to(obs.dtype))
+        return _normalize(obs, self.shift.to(obs.dtype), self.scale.to(obs.dtype))
 
     def convert(self, obs: Tensor) -> Tensor:
         """Normalize raw observations [N, *shape], in the dtype that the net computes in; images as channels_last."""
@@ -136,18 +133,17 @@ class ObsNorm(nn.Module):
         at_once = max(1, VALUES_AT_ONCE // self.mean.numel())
         for images, part in zip(obs.split(at_once), inputs.split(at_once), strict=True):
             if dtype == torch.float32:
-                normalize_(part.copy_(channels_last(images)), shift, scale)
+                _normalize(part.copy_(channels_last(images)), shift, scale)
             else:
-                part.copy_(normalize_(channels_last(images).float(), shift, scale))
+                part.copy_(_normalize(channels_last(images).float(), shift, scale))
         return inputs
 
 
-def normalize_(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Normalize floating-point observations [N, *shape] in place; shift and scale are [1, *shape]."""
+def _normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return obs.sub_(shift).mul_(scale).clamp_(-CLIP, CLIP)
 
 
-def median_and_deviation(obs: Tensor) -> tuple[Tensor, Tensor]:
+def _median_and_deviation(obs: Tensor) -> tuple[Tensor, Tensor]:
     """Return what outliers do not move: the median of observations [N, *shape] and their deviation, [1, *shape] each.
 
     The deviation is that of a normal distribution with the same median distance from the median, and 1e-2 more, as in

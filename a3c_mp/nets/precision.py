@@ -17,8 +17,9 @@ def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dt
     position far from 0, and small nets are bound by call overhead. `auto` uses it where the hardware supports it
     natively (AMX, AVX-512 BF16, CUDA capability 8.0 and newer). `fp32` leaves torch's own setting of TF32 as it is.
     """
-    wants_bf16 = {"auto": has_native_bf16, "bf16": lambda _: True, "fp32": lambda _: False}[precision]
-    return torch.bfloat16 if image and wants_bf16(device) else torch.float32
+    assert precision in ("auto", "fp32", "bf16"), precision
+    bf16 = precision == "bf16" or (precision == "auto" and has_native_bf16(device))
+    return torch.bfloat16 if image and bf16 else torch.float32
 
 
 def acting_dtype(precision: str, net: nn.Module) -> torch.dtype:

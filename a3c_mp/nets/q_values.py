@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.nets.layers import nature_convolutions, num_features
+from a3c_mp.nets.layers import chain, convolutions, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -39,13 +38,13 @@ class DuelingQ(nn.Module):
         act = ACTIVATIONS[activation]
         self.norm = ObsNorm(obs_shape, image)
         if image:
-            self.torso = nature_convolutions(obs_shape[0])
+            self.torso = convolutions("nature", obs_shape[0])
             features = num_features(self.torso, obs_shape)
         else:
             inputs, features = torch.Size(obs_shape).numel(), sizes.pop(0)
             self.torso = nn.Sequential(nn.Flatten(), nn.Linear(inputs, features), act())
-        self.value = _layers([features, *sizes, 1], act)
-        self.advantage = _layers([features, *sizes, num_actions], act)
+        self.value = mlp([features, *sizes, 1], act)
+        self.advantage = mlp([features, *sizes, num_actions], act)
         if image:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -70,7 +69,7 @@ class DuelingQ(nn.Module):
         if not self.norm.image:
             (shared,) = layers.pop(0)
             self.torso = nn.Sequential(nn.Flatten(), shared, act())
-        self.value, self.advantage = (_sequence(head, act) for head in zip(*layers, strict=True))
+        self.value, self.advantage = (chain(head, act) for head in zip(*layers, strict=True))
 
 
 class DDPGNet(nn.Module):
@@ -87,9 +86,9 @@ class DDPGNet(nn.Module):
         self.action_shape = action_shape
         inputs, outputs = torch.Size(obs_shape).numel(), torch.Size(action_shape).numel()
         self.norm = ObsNorm(obs_shape, image=False)
-        self.actor = nn.Sequential(_mlp(inputs, hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs), nn.Tanh())
-        self.critic = nn.Sequential(_mlp(inputs + outputs, hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        for head in (self.actor[2], self.critic[2]):  # first actions near the middle, first values near zero
+        self.actor = nn.Sequential(*mlp([inputs, hidden, hidden, outputs], nn.ReLU), nn.Tanh())
+        self.critic = mlp([inputs + outputs, hidden, hidden, 1], nn.ReLU)
+        for head in (self.actor[-2], self.critic[-1]):  # first actions near the middle, first values near zero
             nn.init.uniform_(head.weight, -3e-3, 3e-3)  # type: ignore[arg-type]
             nn.init.uniform_(head.bias, -3e-3, 3e-3)  # type: ignore[arg-type]
 
@@ -99,23 +98,9 @@ class DDPGNet(nn.Module):
 
     def q(self, obs: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) [B] for obs [B, ...] and actions [B, *action_shape] in [-1, 1]."""
-        inputs = torch.cat(
-            [self.norm.convert(obs).flatten(1), action.reshape(len(action), -1).to(self.norm.shift.dtype)], dim=1
-        )
+        flat_obs = self.norm.convert(obs).flatten(1)
+        inputs = torch.cat([flat_obs, action.reshape(len(action), -1).to(flat_obs.dtype)], dim=1)
         return self.critic(inputs).squeeze(-1)
 
 
 ReplayNet = DuelingQ | DDPGNet
-
-
-def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return _layers([inputs, hidden, outputs], nn.ReLU)
-
-
-def _layers(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
-    return _sequence([nn.Linear(inputs, outputs) for inputs, outputs in pairwise(sizes)], activation)
-
-
-def _sequence(layers: Sequence[nn.Linear], activation: type[nn.Module]) -> nn.Sequential:
-    """Chain linear layers, with an activation between each two."""
-    return nn.Sequential(*[module for layer in layers for module in (layer, activation())][:-1])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.images import is_image
+from a3c_mp.nets.layers import is_image
 from a3c_mp.population.genome import Genome, Range
 from a3c_mp.population.growth import MemberState
 from a3c_mp.processes.slots import Spec

@@ -9,17 +9,7 @@ with Prefetch(replay, batch_size) as batches:
 
 from a3c_mp.replay.prefetch import Prefetch
 from a3c_mp.replay.replay import Batch, Replay, importance_weights
-from a3c_mp.replay.shards import MaskedDiscrete, Shards
+from a3c_mp.replay.shards import Shards
 from a3c_mp.replay.writer import EnvStep, Writer, writer_state_spec
 
-__all__ = [
-    "Batch",
-    "EnvStep",
-    "MaskedDiscrete",
-    "Prefetch",
-    "Replay",
-    "Shards",
-    "Writer",
-    "importance_weights",
-    "writer_state_spec",
-]
+__all__ = ["Batch", "EnvStep", "Prefetch", "Replay", "Shards", "Writer", "importance_weights", "writer_state_spec"]

@@ -21,11 +21,11 @@ class Prefetch:
 
     def __init__(self, replay: Replay, batch_size: int, ahead: int = 2, pin: bool = False):
         self.replay, self.batch_size = replay, batch_size
+        self._held, *free = (Batch.empty(replay.shards, batch_size, pin) for _ in range(ahead + 1))  # the caller's
         self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()  # memory to fill; None ends the thread
         self._ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
-        self._held = replay.allocate(batch_size, pin)  # the caller reads it
-        for _ in range(ahead):
-            self._free.put(replay.allocate(batch_size, pin))
+        for batch in free:
+            self._free.put(batch)
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True) if ahead else None
 
     def __enter__(self) -> Prefetch:
@@ -40,11 +40,7 @@ class Prefetch:
             self._thread.join()
 
     def next(self) -> Batch:
-        """The next batch; its memory is reused after the next call.
-
-        Raises:
-            Exception: whatever `Replay.sample` raised, also on the thread.
-        """
+        """The next batch; its memory is reused after the next call. Raises whatever `Replay.sample` raised."""
         if self._thread is None:
             return self.replay.sample(self.batch_size, self._held)
         if self._thread.ident is None:

@@ -13,9 +13,6 @@ from a3c_mp.replay.shards import Shards
 from a3c_mp.replay.sum_tree import SumTree
 from a3c_mp.replay.writer import MIN_PRIORITY
 
-RENAMED = {"ready": "committed", "ahead": "bootstrap_offset"}
-"""names in replays saved by older versions -> names now"""
-
 
 class Batch(NamedTuple):
     """N sampled transitions, on the CPU. A batch from `Prefetch.next` is valid until the next call."""
@@ -29,9 +26,30 @@ class Batch(NamedTuple):
     probability: Tensor  # [N] float64, P(i) = p_i^alpha / sum over all shards of this learner, when it was drawn
     ids: Tensor  # [N] int64, for `Replay.update`
 
+    @classmethod
+    def empty(cls, shards: Shards, batch_size: int, pin: bool = False) -> Batch:
+        """Allocate a batch for `Replay.sample` to fill, page-locked if `pin`."""
+        frame, action, mask = (shards.fields()[name][0, 0] for name in ("frame", "action", "mask"))
+        obs_shape = (*([shards.stack] if shards.stack > 1 else []), *frame.shape)
+
+        def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(batch_size, *shape, dtype=dtype, pin_memory=pin)
+
+        return cls(
+            obs=tensor(*obs_shape, dtype=frame.dtype),
+            action=tensor(*action.shape, dtype=action.dtype),
+            reward=tensor(),
+            discount=tensor(),
+            next_obs=tensor(*obs_shape, dtype=frame.dtype),
+            next_mask=tensor(*mask.shape, dtype=torch.bool),
+            probability=tensor(dtype=torch.float64),
+            ids=tensor(dtype=torch.int64),
+        )
+
     def to(self, device: torch.device) -> Batch:
         """The batch on a device, its ids on the CPU; from pinned memory to a GPU nothing waits for the copies."""
-        return Batch._make([*(field.to(device, non_blocking=True) for field in self[:-1]), self.ids])
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self._fields if name != "ids"}
+        return Batch(**moved, ids=self.ids)
 
 
 def importance_weights(probability: Tensor, importance_exponent: float, smallest: Tensor | None = None) -> Tensor:
@@ -43,7 +61,7 @@ def importance_weights(probability: Tensor, importance_exponent: float, smallest
         smallest: [] float64, the smallest P(i) of the whole batch, if these are only a part of it.
 
     Returns:
-        [N] float32 in (0, 1]; the replay's size N cancels.
+        [N] float32 in (0, 1]; the replay's size cancels.
     """
     return (probability / (probability.min() if smallest is None else smallest)).pow(-importance_exponent).float()
 
@@ -69,8 +87,7 @@ class Replay:
         self.rng = np.random.default_rng(seed)
         # Of p^alpha; row r of a lane is leaf lane * rows + r % rows.
         self.tree = SumTree(shards.num_lanes * shards.rows)
-        self.seen = np.zeros(shards.num_lanes, np.int64)  # `committed` at the last `ingest`
-        self.written = np.zeros(shards.num_lanes, np.int64)  # `written` then
+        self.seen, self.written = np.zeros((2, shards.num_lanes), np.int64)  # `committed`, `written` at last `ingest`
         self.tail = np.zeros(shards.num_lanes, np.int64)  # rows below it are retired
         self.size = self.dropped = self.rejected = 0
         self._lock = threading.Lock()  # guards the tree and the counters; gathering needs no lock
@@ -78,8 +95,7 @@ class Replay:
     def ingest(self, shard: int) -> int:
         """Make the transitions that the shard's writer has committed since the last call available to `sample`.
 
-        Returns:
-            the number of new transitions. In a deterministic run the writer must be idle.
+        Returns how many are new. In a deterministic run the writer must be idle.
         """
         lanes = self.shards.lanes(shard)
         with self._lock:
@@ -96,18 +112,12 @@ class Replay:
             self.size += new
         return new
 
-    def make_room(self, shard: int, rows: int) -> int:
+    def make_room(self, shard: int, rows: int) -> None:
         """Retire the oldest transitions, so that the writer can append `rows` more rows to each lane.
 
         A step of the environments appends one row, or two if it truncates: `rows` must be 2 K for each block of K steps
         that the writer has tokens for. Call it before each token, and again before a writer is replaced: rows that
-        the dead writer left come on top.
-
-        Returns:
-            the number of transitions retired.
-
-        Raises:
-            ValueError: lanes are too short for so much room.
+        the dead writer left come on top. Raises ValueError if lanes are too short for so much room.
         """
         shards, lanes = self.shards, self.shards.lanes(shard)
         if rows + shards.stack >= shards.rows:
@@ -116,12 +126,10 @@ class Replay:
             free_from = shards.written[lanes] + rows - shards.rows  # rows below it may be overwritten
             tail = np.maximum(self.tail[lanes], free_from + shards.stack - 1)  # also the stacks that include them
             lane, row = _spread(lanes, self.tail[lanes], np.minimum(tail, self.seen[lanes]))
-            retired = int(np.count_nonzero(self.tree[self._leaf(lane, row)]))
+            self.size -= int(np.count_nonzero(self.tree[self._leaf(lane, row)]))
             self._set(lane, row, np.zeros(len(row)))
-            self.size -= retired
             self.tail[lanes] = tail
             shards.writable_until[lanes] = np.maximum(shards.writable_until[lanes], free_from + shards.rows)
-        return retired
 
     def roll_back(self, shard: int) -> None:
         """Discard what a dead writer has written since the last `ingest`; its successor writes it again.
@@ -131,42 +139,17 @@ class Replay:
         lanes = self.shards.lanes(shard)
         self.shards.written[lanes], self.shards.committed[lanes] = self.written[lanes], self.seen[lanes]
 
-    def allocate(self, batch_size: int, pin: bool = False) -> Batch:
-        """An uninitialised batch for `sample` to fill, page-locked if `pin`."""
-        frame, stack = self.fields["frame"], self.shards.stack
-        action = self.fields["action"]
-        obs_shape = ([stack] if stack > 1 else []) + list(frame.shape[1:])
-
-        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(batch_size, *shape, dtype=dtype, pin_memory=pin)
-
-        return Batch(
-            obs=empty(*obs_shape, dtype=frame.dtype),
-            action=empty(*action.shape[1:], dtype=action.dtype),
-            reward=empty(),
-            discount=empty(),
-            next_obs=empty(*obs_shape, dtype=frame.dtype),
-            next_mask=empty(self.fields["mask"].shape[-1], dtype=torch.bool),
-            probability=empty(dtype=torch.float64),
-            ids=empty(dtype=torch.int64),
-        )
-
     def sample(self, batch_size: int, out: Batch | None = None) -> Batch:
         """Sample transitions in proportion to p^alpha, stratified: one from each of N equal parts of the sum.
 
-        Args:
-            batch_size: N.
-            out: a batch from `allocate` to fill instead of new memory.
-
-        Raises:
-            ValueError: the replay is empty.
+        They fill `out`, a batch from `Batch.empty`, or new memory. Raises ValueError if the replay is empty.
         """
-        out = self.allocate(batch_size) if out is None else out
+        out = Batch.empty(self.shards, batch_size) if out is None else out
         strata = np.arange(batch_size) + self.rng.random(batch_size)
         lane, row = self._fill(out, strata / batch_size)
         # Meanwhile another thread may have retired rows that were read here, and an actor may have overwritten them.
         while len(late := np.flatnonzero(row < self.tail[lane])):
-            others = self.allocate(len(late))
+            others = Batch.empty(self.shards, len(late))
             lane[late], row[late] = self._fill(others, self.rng.random(len(late)))
             for field, other in zip(out, others, strict=True):
                 field[torch.from_numpy(late)] = other
@@ -174,7 +157,7 @@ class Replay:
 
     def _fill(self, out: Batch, fractions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find and gather the transitions at these fractions of the priority sum; returns (lane, row), both [N]."""
-        rows, num_lanes = self.shards.rows, self.shards.num_lanes
+        rows = self.shards.rows
         with self._lock:
             if self.size == 0:
                 raise ValueError("the replay is empty: nothing can be drawn")
@@ -183,40 +166,23 @@ class Replay:
             out.probability.copy_(torch.from_numpy(self.tree[leaf] / total))
             lane, place = np.divmod(leaf, rows)
             row = self.tail[lane] + (place - self.tail[lane]) % rows
-        out.ids.copy_(torch.from_numpy(row * num_lanes + lane))
+        out.ids.copy_(torch.from_numpy(row * self.shards.num_lanes + lane))
         at = torch.from_numpy(leaf)
         for name in ("action", "reward", "discount"):
             torch.index_select(self.fields[name], 0, at, out=getattr(out, name))
-        self._gather(lane, place, out.obs)
+        self.shards.gather(lane, place, out.obs)
         next_place = place + self.fields["bootstrap_offset"][at].numpy()
-        self._gather(lane, next_place, out.next_obs)
+        self.shards.gather(lane, next_place, out.next_obs)
         if out.next_mask.shape[1]:
             next_leaf = torch.from_numpy(lane * rows + next_place % rows)
             torch.index_select(self.fields["mask"], 0, next_leaf, out=out.next_mask)
         return lane, row
 
-    def _gather(self, lane: np.ndarray, place: np.ndarray, out: Tensor) -> None:
-        """Gather the observations at places [N] of their lanes, each stacked from its last frames."""
-        rows, stack = self.shards.rows, self.shards.stack
-        places = place[:, None] - np.arange(stack)[::-1]  # the oldest frame comes first; beyond either end it wraps
-        leaf = lane[:, None] * rows + places + rows * (places < 0) - rows * (places >= rows)
-        frames = out.flatten(0, 1) if stack > 1 else out
-        torch.index_select(self.fields["frame"], 0, torch.from_numpy(leaf.ravel()), out=frames)
-        step = self.fields["step"].numpy()[leaf[:, -1]]
-        if len(starts := np.flatnonzero(step < stack - 1)):
-            i, frame = np.nonzero(step[starts, None] < np.arange(stack)[::-1])
-            out.numpy()[starts[i], frame] = 0  # in numpy: torch's indexing takes as long as the gathering
-
-    def update(self, ids: Tensor, priorities: Tensor | np.ndarray) -> int:
+    def update(self, ids: Tensor, priorities: Tensor | np.ndarray) -> None:
         """Set the priorities of sampled transitions: absolute TD errors, without exponent.
 
-        Transitions that were retired meanwhile are skipped: newer ones may have taken their rows.
-
-        Returns:
-            how many were skipped.
-
-        Raises:
-            ValueError: a priority is negative or not finite.
+        Transitions that were retired meanwhile are skipped, and counted in `dropped`: newer ones may have their rows.
+        Raises ValueError if a priority is negative or not finite.
         """
         values = torch.as_tensor(priorities).detach().double().cpu().numpy()
         if not ((values >= 0) & (values < np.inf)).all():  # false for NaN too
@@ -225,9 +191,7 @@ class Replay:
         with self._lock:
             alive = row >= self.tail[lane]
             self._set(lane[alive], row[alive], values[alive] + MIN_PRIORITY)
-            dropped = int(np.count_nonzero(~alive))
-            self.dropped += dropped
-        return dropped
+            self.dropped += int(np.count_nonzero(~alive))
 
     def _leaf(self, lane: np.ndarray, row: np.ndarray) -> np.ndarray:
         return lane * self.shards.rows + row % self.shards.rows
@@ -242,22 +206,16 @@ class Replay:
         are saved.
         """
         with self._lock:
-            counters = {
-                "committed": torch.from_numpy(self.seen.copy()),
-                "written": torch.from_numpy(self.written.copy()),
-            }
-            used = int(counters["written"].max())
+            used = int(self.written.max())
             used = used if used < self.shards.rows // 2 else self.shards.rows
             fields = {name: field[:, :used] for name, field in self.shards.fields().items()}
-            leaves = torch.from_numpy(self.tree.leaves).view(self.shards.num_lanes, self.shards.rows)
             return {
                 "sizes": self._sizes(),
                 "frame": fields.pop("frame").contiguous(),
                 "fields": {name: field.clone() for name, field in fields.items()},
-                "leaves": leaves[:, :used].clone(),
+                "leaves": torch.from_numpy(self._leaves()[:, :used].copy()),
                 "priority_exponent": self.priority_exponent,
-                "tail": torch.from_numpy(self.tail.copy()),
-                **counters,
+                **{name: torch.from_numpy(getattr(self, name).copy()) for name in ("seen", "written", "tail")},
                 "rng": self.rng.bit_generator.state,
                 "dropped": self.dropped,
             }
@@ -265,33 +223,29 @@ class Replay:
     def _sizes(self) -> list[int]:
         return [self.shards.num_shards, self.shards.num_envs, self.shards.rows, self.shards.stack]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, also of an older version; call it before the writers start.
+    def _leaves(self) -> np.ndarray:
+        return self.tree.leaves.reshape(self.shards.num_lanes, self.shards.rows)
 
-        Raises:
-            ValueError: the saved replay has other sizes, or has no priorities and is to be sampled by them.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`; call it before the writers start. Raises ValueError for other sizes.
+
+        Priorities get the exponent of this replay; those of a uniform one are all 1.
         """
         if state["sizes"] != self._sizes():
             sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
             raise ValueError(f"the saved replay has {sizes}; --no-save-replay resumes with an empty one")
-        exponent = state.get("priority_exponent", self.priority_exponent)  # that the saved leaves were raised to
-        if exponent == 0 < self.priority_exponent:
-            why = "was sampled uniformly and has no priorities"
-            raise ValueError(f"the saved replay {why}; --no-save-replay resumes with an empty one")
-        shards, used = self.shards, state["leaves"].shape[1]
-        state = {RENAMED.get(name, name): value for name, value in state.items()}
-        for name, saved in {"frame": state["frame"], **state["fields"]}.items():
-            shards.fields()[RENAMED.get(name, name)][:, :used] = saved
-        for name in ("committed", "written"):
-            getattr(shards, name)[:] = state[name].numpy()
-        shards.writable_until[:] = np.maximum(shards.written, shards.rows)
-        self.seen[:], self.written[:] = state["committed"].numpy(), state["written"].numpy()
-        self.tail[:] = state["tail"].numpy()
-        leaves = np.arange(len(self.tree.leaves)).reshape(shards.num_lanes, shards.rows)[:, :used]
-        saved = state["leaves"].numpy().ravel()
-        if exponent != self.priority_exponent:
+        shards, saved, exponent = self.shards, state["leaves"].numpy(), state["priority_exponent"]
+        used = saved.shape[1]
+        for name, field in {"frame": state["frame"], **state["fields"]}.items():
+            shards.fields()[name][:, :used] = field
+        for name in ("seen", "written", "tail"):
+            getattr(self, name)[:] = state[name].numpy()
+        shards.written[:], shards.committed[:] = self.written, self.seen
+        shards.writable_until[:] = np.maximum(self.written, shards.rows)
+        if exponent not in (0, self.priority_exponent):
             saved = np.where(saved > 0, saved ** (self.priority_exponent / exponent), 0.0)
-        self.tree[leaves.ravel()] = saved
+        leaves = np.arange(len(self.tree.leaves)).reshape(self._leaves().shape)[:, :used]
+        self.tree[leaves.ravel()] = saved.ravel()
         self.size = int(np.count_nonzero(self.tree.leaves))
         self.rng.bit_generator.state = state["rng"]
         self.dropped = state["dropped"]

@@ -12,15 +12,9 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from a3c_mp.processes.slots import Slots, Spec, layout
+from wrappers import MaskedDiscrete
 
 COUNTERS = ("written", "committed", "writable_until")
-
-
-class MaskedDiscrete(Discrete):
-    """Discrete actions 0, ..., n - 1 of an environment with masks, which the replay stores with every observation."""
-
-    def __repr__(self) -> str:
-        return f"Discrete({self.n}) masked"
 
 
 class Shards:
@@ -66,33 +60,21 @@ class Shards:
     writable_until: np.ndarray
 
     def __init__(
-        self,
-        num_shards: int,
-        num_envs: int,
-        rows: int,
-        obs_space: gymnasium.Space,
-        action_space: gymnasium.Space,
+        self, num_shards: int, num_envs: int, rows: int, obs_space: gymnasium.Space, action_space: gymnasium.Space,
         stack: int = 1,
-    ):
+    ):  # fmt: skip
         if rows <= stack:
             raise ValueError(f"rows must be more than the {stack} frames of one observation, not {rows}")
         self.num_shards, self.num_envs, self.rows, self.stack = num_shards, num_envs, rows, stack
         self.num_lanes = num_shards * num_envs
-        self.slots = Slots(_spec(num_shards * num_envs, rows, obs_space, action_space, stack), 1)
+        self.slots = Slots(_spec(num_shards, num_envs, rows, obs_space, action_space, stack), 1)
         self._attach()
         self.writable_until[:] = rows
 
     @staticmethod
-    def bytes_needed(
-        num_shards: int,
-        num_envs: int,
-        rows: int,
-        obs_space: gymnasium.Space,
-        action_space: gymnasium.Space,
-        stack: int = 1,
-    ) -> int:
+    def bytes_needed(*sizes: Any) -> int:
         """Shared memory that `Shards` with these arguments take (bytes)."""
-        return layout(_spec(num_shards * num_envs, rows, obs_space, action_space, stack))[1]
+        return layout(_spec(*sizes))[1]
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +91,10 @@ class Shards:
         """Rows [num_envs, rows, ...] and counters [num_envs] of one shard, by name, as views of shared memory."""
         return {name: getattr(self, name)[self.lanes(shard)] for name in self.slots.spec}
 
+    def fields(self) -> dict[str, Tensor]:
+        """Rows of all shards, by name, as views of shared memory [lanes, rows, ...]."""
+        return {name: field for name, field in self.slots[0].items() if name not in COUNTERS}
+
     def at(self, rows: np.ndarray) -> Shards:
         """Return the same memory with counters of its own: `rows` [lanes] are filled in each lane, and complete.
 
@@ -119,42 +105,54 @@ class Shards:
         view.writable_until = np.maximum(rows, self.rows)
         return view
 
-    def fields(self) -> dict[str, Tensor]:
-        """Rows of all shards, by name, as views of shared memory [lanes, rows, ...]."""
-        return {name: field for name, field in self.slots[0].items() if name not in COUNTERS}
+    def gather(self, lane: np.ndarray, place: np.ndarray, out: Tensor) -> None:
+        """Gather the observations at places [N] of their lanes, each stacked from its last frames."""
+        places = (
+            place[:, None] - np.arange(self.stack)[::-1]
+        )  # the oldest frame comes first; beyond either end it wraps
+        at = lane[:, None] * self.rows + places + self.rows * (places < 0) - self.rows * (places >= self.rows)
+        frames = out.flatten(0, 1) if self.stack > 1 else out
+        torch.index_select(self.frames, 0, torch.from_numpy(at.ravel()), out=frames)
+        step = self.step.reshape(-1)[at[:, -1]]
+        if len(starts := np.flatnonzero(step < self.stack - 1)):
+            i, frame = np.nonzero(step[starts, None] < np.arange(self.stack)[::-1])
+            out.numpy()[starts[i], frame] = 0  # in numpy: torch's indexing takes as long as the gathering
 
     def _attach(self) -> None:
         for name, field in self.slots[0].items():
             setattr(self, name, field.numpy())
+        self.frames = self.slots[0]["frame"].flatten(0, 1)  # [lanes * rows, ...]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not isinstance(value, np.ndarray)}
+        attached = {*self.slots.spec, "frames"}
+        return {name: value for name, value in self.__dict__.items() if name not in attached}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._attach()
 
 
-def _spec(num_lanes: int, rows: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, stack: int) -> Spec:
+def _spec(
+    num_shards: int, num_envs: int, rows: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, stack: int = 1
+) -> Spec:
     """Shapes and dtypes of the fields of all lanes."""
     assert isinstance(obs_space, Box), obs_space
     assert isinstance(action_space, Discrete | Box), action_space
     if stack > 1 and obs_space.shape[0] != stack:
         raise ValueError(f"observations of shape {obs_space.shape} are not stacks of {stack} frames")
+    ring = (num_shards * num_envs, rows)
     frame_shape = obs_space.shape[1:] if stack > 1 else obs_space.shape
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
-    discrete = isinstance(action_space, Discrete)
-    action_shape = () if discrete else tuple(action_space.shape or ())
+    action_dtype = torch.int64 if isinstance(action_space, Discrete) else torch.float32
     num_masked = int(action_space.n) if isinstance(action_space, MaskedDiscrete) else 0
-    ring = (num_lanes, rows)
     return {
         "frame": ((*ring, *frame_shape), obs_dtype),
-        "action": ((*ring, *action_shape), torch.int64 if discrete else torch.float32),
+        "action": ((*ring, *(action_space.shape or ())), action_dtype),
         "mask": ((*ring, num_masked), torch.bool),
         "reward": (ring, torch.float32),
         "discount": (ring, torch.float32),
         "bootstrap_offset": (ring, torch.int32),
         "step": (ring, torch.int32),
         "priority": (ring, torch.float32),
-        **dict.fromkeys(COUNTERS, ((num_lanes,), torch.int64)),
+        **dict.fromkeys(COUNTERS, (ring[:1], torch.int64)),
     }

@@ -49,16 +49,9 @@ class SumTree:
                 level[: len(children)] = children.sum(axis=1)
 
     def find(self, sums: np.ndarray) -> np.ndarray:
-        """The leaf under each running sum.
+        """The leaf under each running sum in [0, total), [M] float64 -> [M] int64; never one that is 0.
 
-        Args:
-            sums: [M] float64 in [0, total).
-
-        Returns:
-            [M] int64: the leaf i with sum(leaves[:i]) <= sums < sum(leaves[:i + 1]); never one that is 0.
-
-        Raises:
-            ValueError: all leaves are 0.
+        It is the leaf i with sum(leaves[:i]) <= running sum < sum(leaves[:i + 1]). Raises ValueError if all are 0.
         """
         # cumsum adds in order: a node of 0 has the same edge as the one before it, so it is never found.
         edges = self.levels[-1].cumsum()

@@ -1,4 +1,4 @@
-"""The actor's end of the replay: appending transitions."""
+"""The actor's end of the replay: n-step transitions with first priorities, appended to the actor's shard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from a3c_mp.processes.slots import Spec
-from a3c_mp.replay.nstep import NStep, Transitions, nstep_spec
 from a3c_mp.replay.shards import Shards
 
 MIN_PRIORITY = 1e-6
@@ -35,11 +34,25 @@ class EnvStep(NamedTuple):
 
 def writer_state_spec(num_envs: int, n_step: int) -> Spec:
     """Shapes and dtypes of `Writer.fields`."""
-    return {**nstep_spec(num_envs, n_step), "writer_t": ((num_envs,), torch.int64)}
+    numbers = ((n_step, num_envs), torch.float64)
+    return {
+        "nstep_returns": numbers,
+        "nstep_q": numbers,
+        "nstep_pending": ((n_step, num_envs), torch.bool),
+        "nstep_time": ((1,), torch.int64),
+        "writer_t": ((num_envs,), torch.int64),
+    }
 
 
 class Writer:
-    """An actor's writing end of the replay: n-step transitions with first priorities, appended to the actor's shard.
+    """The actor's end of the replay.
+
+    A transition that begins at step t is complete with the value of step t + n, or earlier if the return ends:
+
+        R = r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1},    TD error = R + gamma^m V(s_{t+m}) - Q(s_t, a_t)
+
+    with m = n, or fewer up to the episode's end (Horgan et al. 2018, equation 2 and algorithm 1). A termination (and a
+    lost life) cuts the bootstrap, a truncation bootstraps from the final observation.
 
     A writer never waits and can be killed at any instant: the learner reads only what is committed, and the next writer
     of the shard continues behind it. Environments must be at an episode's start when a writer is made, or be rebuilt
@@ -56,23 +69,32 @@ class Writer:
     def __init__(
         self, shards: Shards, shard: int, n_step: int, gamma: float, restored: Mapping[str, np.ndarray] | None = None
     ):
-        self.rows, self.stack = shards.rows, shards.stack
+        if n_step < 1:
+            raise ValueError(f"n_step must be 1 or more, not {n_step}")
+        self.rows, self.stack, self.n = shards.rows, shards.stack, n_step
         self.arrays = shards.arrays(shard)  # rows and counters of the shard's lanes, by name
-        self.nstep = NStep(shards.num_envs, n_step, gamma)
         self.env = np.arange(shards.num_envs)
         self.row = self.arrays["written"].copy()  # [B] where the next row of each lane goes
-        self.t = np.zeros_like(self.row)  # [B] steps since the episode's start
+        self.powers = gamma ** np.arange(n_step)
+        self.discounts = np.array([0.0, *(gamma ** np.arange(1, n_step + 1))])  # of a transition over m steps
         if restored:
-            self.nstep.restore(restored)
-            self.t = restored["writer_t"].copy()
+            names = "nstep_returns", "nstep_q", "nstep_pending", "writer_t"
+            self.returns, self.q, self.pending, self.t = (restored[name].copy() for name in names)
+            self.time = int(restored["nstep_time"][0])
             return
+        self.time = 0  # steps so far; what began at step t lies in place t % n of the arrays [n, B]
+        self.returns, self.q = np.zeros((2, n_step, shards.num_envs))  # discounted sums of the rewards so far, Q(s, a)
+        self.pending = np.zeros((n_step, shards.num_envs), np.bool_)  # whether a transition is incomplete
+        self.t = np.zeros_like(self.row)  # [B] steps since the episode's start
         for env in self.env:  # transitions that a killed writer left incomplete
             incomplete = np.arange(self.arrays["committed"][env], self.arrays["written"][env]) % self.rows
             self.arrays["priority"][env, incomplete] = 0.0
 
     def fields(self) -> dict[str, np.ndarray]:
         """State that a successor needs to continue from here, besides the contents of the shard."""
-        return {**self.nstep.fields(), "writer_t": self.t}
+        time = np.array([self.time % self.n])
+        numbers = {"nstep_returns": self.returns, "nstep_q": self.q, "nstep_pending": self.pending}
+        return {**numbers, "nstep_time": time, "writer_t": self.t}
 
     def step(self, step: EnvStep) -> None:
         """Append one step of every environment.
@@ -85,38 +107,58 @@ class Writer:
             ValueError: an episode's first observation is not a stack padded with zeros.
         """
         cut = step.terminated if step.life_lost is None else step.terminated | step.life_lost
-        bootstrapped = step.truncated & ~step.terminated
-        self._check(step.obs, bootstrapped)
+        truncated = step.truncated & ~step.terminated
+        self._check(step.obs, truncated)
         row = self.row.copy()
         self._append(self.env, step.obs, step.action, step.mask)
-        if bootstrapped.any():
+        if truncated.any():
             assert step.final_obs is not None, "an episode was truncated: its final observation is missing"
-            assert step.final_value is not None, (
-                "an episode was truncated: the value of its final observation is missing"
-            )
-            ended = np.flatnonzero(bootstrapped)
+            assert step.final_value is not None, "an episode was truncated: its final observation's value is missing"
+            ended = np.flatnonzero(truncated)
             final_mask = None if step.final_mask is None else step.final_mask[ended]
             self._append(ended, step.final_obs[ended], None, final_mask)
         self.arrays["written"][:] = self.row
-
-        q, value, final_value = _where_finite(step.obs, step.q), _where_finite(step.obs, step.value), step.final_value
-        if step.final_obs is not None and final_value is not None:
-            final_value = _where_finite(step.final_obs, final_value)
-        self._commit(row, self.nstep.step(step.reward, cut, bootstrapped, q, value, final_value))
+        self._add_to_returns(step, row, cut, cut | truncated)
+        self.arrays["committed"][:] = self.row - self.pending.sum(axis=0)
         self.t[step.terminated | step.truncated] = 0
 
-    def _commit(self, row: np.ndarray, done: Transitions) -> None:
-        """Write the transitions that a step at rows [B] has completed, then raise `committed`."""
-        at = done.env, (row[done.env] - done.age) % self.rows
-        self.arrays["reward"][at] = done.reward
-        self.arrays["discount"][at] = done.discount
-        self.arrays["bootstrap_offset"][at] = done.bootstrap_offset
-        self.arrays["priority"][at] = np.abs(done.td_error) + MIN_PRIORITY
-        self.arrays["committed"][:] = self.row - self.nstep.waiting
+    def _add_to_returns(self, step: EnvStep, row: np.ndarray, cut: np.ndarray, done: np.ndarray) -> None:
+        """Write the transitions that a step at rows [B] completes: with `n` rewards, or because their return ends."""
+        place = self.time % self.n
+        full = np.flatnonzero(self.pending[place])
+        self._complete(place, full, row, self.n, self.n, _where_finite(step.obs, step.value))
+        self.returns[place], self.q[place], self.pending[place] = 0.0, _where_finite(step.obs, step.q), True
+        ages = (self.time - np.arange(self.n)) % self.n  # steps since what lies in places 0, 1, ... began
+        self.returns += self.powers[ages, None] * step.reward
+        self.time += 1
+        if done.any():
+            places, env = np.nonzero(self.pending & done)
+            age, values = ages[places], step.final_value
+            if step.final_obs is not None and values is not None:
+                values = _where_finite(step.final_obs, values)
+            self._complete(places, env, row, age, np.where(cut[env], 0, age + 1), values)
+            self.pending[:, done] = False
 
-    def _check(self, obs: np.ndarray, bootstrapped: np.ndarray) -> None:
+    def _complete(
+        self, place: int | np.ndarray, env: np.ndarray, row: np.ndarray, age: int | np.ndarray,
+        offset: int | np.ndarray, values: np.ndarray | None,
+    ) -> None:  # fmt: skip
+        """Write the transitions that lie in (place, env) and began `age` steps before the newest, which has rows [B].
+
+        They bootstrap from `values[env]` after `offset` steps; where that is 0, the return was cut.
+        """
+        reward, discount = self.returns[place, env], self.discounts[offset]
+        bootstrap = 0.0 if values is None else np.where(offset > 0, values[env], 0.0)
+        td_error = reward + discount * bootstrap - self.q[place, env]
+        at = env, (row[env] - age) % self.rows
+        self.arrays["reward"][at] = reward
+        self.arrays["discount"][at] = discount
+        self.arrays["bootstrap_offset"][at] = offset
+        self.arrays["priority"][at] = np.abs(td_error) + MIN_PRIORITY
+
+    def _check(self, obs: np.ndarray, truncated: np.ndarray) -> None:
         writable_until = self.arrays["writable_until"]
-        if (self.row + 1 + bootstrapped > writable_until).any():
+        if (self.row + 1 + truncated > writable_until).any():
             raise RuntimeError(
                 f"no room in the replay: rows {self.row}, writable until {writable_until}; call make_room"
             )

@@ -11,8 +11,8 @@ from torch import nn
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.maths.schedules import linear
+from a3c_mp.nets.build import OwnActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
-from a3c_mp.nets.own import OwnActorCritic
 from a3c_mp.run.preflight import FOUND
 from a3c_mp.run.run_dir import as_recorded, changed_settings, settings_before
 
@@ -111,7 +111,7 @@ def settings_parts(args: CommonArgs) -> list[str]:
             f"{rewards} x {scale:g}" if scale != 1.0 else rewards if args.reward_clip else "rewards as they are"
         )
     if hasattr(args, "learning_rate_end"):
-        start, end = args.learning_rate, args.learning_rate_end
+        start, end = vars(args)["learning_rate"], args.learning_rate_end
         parts.append(schedule_text("lr", start, end, vars(args)["anneal_steps"], args.total_steps))
     elif hasattr(args, "learning_rate"):
         parts.append(f"lr {short(args.learning_rate)}")

@@ -14,7 +14,6 @@ from torch import nn
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import CheckpointError, ConfigError, DoesNotFit
-from a3c_mp.maths.schedules import passes_multiple
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.eval_progress import Evaluation
@@ -131,7 +130,7 @@ class Checkpointer:
         A `save` that failed counts too: it is not tried again in every round.
         """
         period = self.args.checkpoint_steps
-        steps_due = period is not None and passes_multiple(self._tried_steps, self.state.progress.steps, period)
+        steps_due = period is not None and self.state.progress.steps // period > self._tried_steps // period
         return steps_due or time.monotonic() - self._tried_seconds >= self.args.checkpoint_seconds
 
     def save(self) -> None:

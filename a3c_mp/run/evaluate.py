@@ -18,8 +18,7 @@ from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.nets.actor_critic import ActorCritic, initial_state
 from a3c_mp.nets.distributions import mask_logits, to_env
 from a3c_mp.nets.layers import reset_state
-from wrappers import FRAME_SKIP, action_mask, is_atari, make_env, make_vec_env, mask_in, random_action
-from wrappers.seeds import reset_envs
+from wrappers import FRAME_SKIP, action_mask, allowed_action, is_atari, make_env, make_vec_env, mask_in
 
 NUM_ENVS = 8
 """games played at once"""
@@ -57,7 +56,7 @@ def with_random_actions(policy: Policy, action_space: gymnasium.Space, share: fl
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         actions = policy(obs, starts, mask)
         for i in np.flatnonzero(rng.random(len(actions)) < share):
-            actions[i] = action_space.sample() if mask is None else random_action(action_space, mask[i], rng)
+            actions[i] = action_space.sample() if mask is None else allowed_action(action_space, mask[i], rng.choice)
         return actions
 
     return act
@@ -104,7 +103,7 @@ def play_episodes(
         stats.step(reward, starts)
         on_step()
         if max_steps is not None and (cut := ~starts & (stats.lengths >= max_steps)).any():
-            obs, _ = reset_envs(env, cut, None)
+            obs, _ = env.reset(options={"reset_mask": cut})
             stats.done = starts = starts | cut
         for i in np.flatnonzero(stats.done & (left > 0)):
             left[i] -= 1

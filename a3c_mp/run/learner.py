@@ -31,7 +31,8 @@ from a3c_mp.run.progress import RunState
 class Setup:
     """What an algorithm makes before its run begins, in the process of each learner."""
 
-    net: nn.Module
+    net: Any
+    """an `ActorCritic`, `DuelingQ` or `DDPGNet`"""
     optimizer: torch.optim.Optimizer
     slots: Slots
     """shared memory for what actors send"""
@@ -113,12 +114,13 @@ class Learner:
     ):  # fmt: skip
         self.args, self.run = args, run
         self.setup: Any = setup
-        self.group, carrier = group or LearnerGroup(), carrier or Processes()
-        self.net: Any = setup.net
+        self.group = group or LearnerGroup()
+        self.carrier: Any = carrier or Processes()
+        self.net = setup.net
         self.optimizer = setup.optimizer
         self.device = next(self.net.parameters()).device
         self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
-        self.weights = carrier.share(setup.net, setup.dtype, untrained=run.updates == 0)
+        self.weights = self.carrier.share(setup.net, setup.dtype, untrained=run.updates == 0)
         self.states = ResumeStates(args, setup.layout, start=run.steps, group=self.group)
         self.own = self.states.own
         """numbers of this learner's actors in the whole run"""
@@ -133,7 +135,7 @@ class Learner:
         self._events: list[WorkerEvent] = []  # of a group of learners, until the next `record`
         self._reports: list[ActorReport] = []
         self.memory = Memory(setup.slots, self.weights, self.states, setup.dtype, args.in_order, setup.more)
-        self.pool = carrier.start(
+        self.pool: Any = self.carrier.start(
             make_actor,
             args,
             self.memory,

@@ -26,7 +26,6 @@ from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.processes.free_memory import GIB, MIB, free_memory
 from a3c_mp.processes.slots import check_shared_memory
-from a3c_mp.replay import MaskedDiscrete
 
 FILES = 64
 """upper bound on the open files of a trainer without actors; it has about 15"""
@@ -199,7 +198,7 @@ def probe_env(
         with suppress(Exception):
             env.close()
     if masked and isinstance(spaces[1], Discrete):
-        spaces = spaces[0], MaskedDiscrete(spaces[1].n)
+        spaces = spaces[0], wrappers.MaskedDiscrete(spaces[1].n)
     FOUND[env_id] = FoundEnv(*spaces, layout)
     return spaces
 

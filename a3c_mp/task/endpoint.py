@@ -1,34 +1,47 @@
-"""Settings of a node: its number, the addresses it binds and dials, and who may join it."""
+"""Settings of a node: its number, the addresses it binds or dials, and the key file of a task on TCP."""
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
-import socket
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import zmq
 
 import a3c_mp
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.spawn import temporary_folder
-from a3c_mp.task.keys import KeyPair, make_key, read_key
 
-MAX_IPC_PATH = 107
-"""bytes of the path of a Unix socket, without the zero at its end"""
+MAX_IPC_FOLDER = 77
+"""bytes; the path of a Unix socket can have 107"""
 TCP_ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+FLAG = "key-file"
+Z85_SIZE = 40
+"""characters of a key in Z85"""
+COPY_IT = "copy the file of the node that listens"
 
-Topology = Literal["alone", "star", "mesh"]
+
+class KeyPair(NamedTuple):
+    """A CURVE key pair, in Z85. All nodes of a task use the same one."""
+
+    public: bytes
+    secret: bytes
 
 
-def node_name(number: int | None) -> str:
-    return "node" if number is None else f"node.{number}"
+def node_name(number: int) -> str:
+    return f"node.{number}"
+
+
+def number_of(name: str) -> int:
+    """Number of a node, by its name."""
+    return int(name.removeprefix("node."))
 
 
 def installed_versions() -> dict[str, str]:
@@ -36,94 +49,74 @@ def installed_versions() -> dict[str, str]:
     return {"a3c_mp": a3c_mp.__version__, "torch": str(torch.__version__).split("+")[0]}
 
 
-class Peer(NamedTuple):
-    """A node, as other nodes know it."""
-
-    name: str
-    labels: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class Endpoint:
-    """How a node is reached and whom it reaches; can be pickled, for nodes that are spawned."""
+    """How a node is reached, or whom it reaches; can be pickled, for nodes that are spawned.
 
-    number: int | None = 0
-    """of this node; 0 is the hub of a star. None: the hub gives a node that attaches the next free one"""
-    topology: Topology = "alone"
+    Node 0 binds addresses, and all other nodes connect to one of them. A node without any address is alone.
+    """
+
+    number: int = 0
+    """of this node, if it is node 0 or has been started by it; others get theirs when they join"""
     binds: tuple[str, ...] = ()
-    """addresses at which other nodes reach this one"""
-    dials: tuple[str, ...] = ()
-    """addresses of the nodes that this one connects to, that of node 0 first"""
+    """addresses at which other nodes reach node 0"""
+    dials: str = ""
+    """address of node 0, for another node"""
     labels: tuple[str, ...] = ()
     """of this node, besides its name"""
     key_file: Path | None = None
     """secret key for TCP; made by the node that listens, if missing"""
     greeting: dict[str, Any] = field(default_factory=dict)
-    """JSON values that each node that joins this one receives"""
+    """JSON values that node 0 sends to each node that joins"""
     versions: dict[str, str] = field(default_factory=installed_versions)
     """a node with others is refused"""
     num_nodes: int = 1
-    """nodes that are started together; those that attach get numbers from here on"""
-    local_secret: str = field(default="", repr=False)
-    """that only the nodes that are started together know: it allows a node to have one of their numbers"""
+    """nodes that are started together; those that join get numbers from here on"""
+
+    @property
+    def name(self) -> str:
+        return node_name(self.number)
 
     def load_key(self) -> KeyPair | None:
-        """Check all addresses, and read the key where one is TCP; a node that listens creates it.
+        """Check the addresses, and read the key where one is TCP; a node that listens creates it.
 
         Raises:
             ConfigError: an address or the key file is invalid.
-            ValueError: the folder of an ipc address is open to other users, or its path too long.
         """
-        listens = [check_tcp("listen", address) for address in self.binds if is_tcp(address)]
-        attaches = [check_tcp("attach-to", address) for address in self.dials if is_tcp(address)]
-        for address in (*self.binds, *self.dials):
-            if not is_tcp(address):
-                _check_ipc(address)
-        for host, port in attaches:
-            _check_host(host, port)
-        if not listens and not attaches:
-            return None
-        if self.key_file is None:
-            flag = "listen" if listens else "attach-to"
-            address = next(filter(is_tcp, self.binds if listens else self.dials))
-            raise ConfigError(flag, address, "TCP needs a key", "add --key-file FILE, with the same file at every node")
-        return make_key(self.key_file) if listens else read_key(self.key_file)
+        flag, key = "attach-to" if self.dials else "listen", None
+        for address in filter(is_tcp, (*self.binds, self.dials)):
+            check_tcp(flag, address)
+            if self.key_file is None:
+                fix = "add --key-file FILE, with the same file at every node"
+                raise ConfigError(flag, address, "TCP needs a key", fix)
+            key = read_key(self.key_file) if self.dials else make_key(self.key_file)
+        return key
 
 
-def local_endpoints(
-    folder: Path, topology: Topology, labels: Sequence[tuple[str, ...]], listen: str | None = None, **settings: Any
-) -> list[Endpoint]:
-    """Endpoints of nodes on one machine, connected through Unix sockets.
+def local_endpoints(folder: Path, labels: list[tuple[str, ...]], listen: str | None, **settings: Any) -> list[Endpoint]:
+    """Endpoints of nodes on one machine, which connect to node 0 through a Unix socket.
 
     Args:
         folder: from `ipc_folder`.
         labels: of each node; their count is the number of nodes.
         listen: tcp:// address at which node 0 also lets other nodes join; needs `key_file`.
-        settings: other fields of `Endpoint`, for all nodes.
+        settings: other fields of `Endpoint`, for node 0.
     """
-    addresses = [f"ipc://{folder}/{number}" for number in range(len(labels))]
-    settings |= {"num_nodes": len(labels), "local_secret": secrets.token_hex(16)}
-    ends = []
-    for number, own_labels in enumerate(labels):
-        bound = number == 0 or topology == "mesh"
-        binds = [addresses[number]] if bound else []
-        dials = tuple(addresses[: number if topology == "mesh" else min(number, 1)])
-        if number == 0 and listen is not None:
-            binds.append(listen)
-        ends.append(Endpoint(number, topology, tuple(binds), dials, own_labels, **settings))
-    return ends
+    address = f"ipc://{folder}/0"
+    hub = Endpoint(0, (address, *([listen] if listen else [])), labels=labels[0], num_nodes=len(labels), **settings)
+    return [hub, *(Endpoint(number, dials=address, labels=own) for number, own in enumerate(labels) if number > 0)]
 
 
 @contextmanager
 def ipc_folder() -> Iterator[Path]:
     """A temporary folder for Unix sockets, with mode 0700; removed at the end, also if this process is killed."""
     root = tempfile.gettempdir()
-    with temporary_folder(root if len(root.encode()) <= MAX_IPC_PATH - 30 else "/tmp") as folder:
+    with temporary_folder(root if len(root.encode()) <= MAX_IPC_FOLDER else "/tmp") as folder:
         yield folder
 
 
 def is_tcp(address: str) -> bool:
-    return not address.startswith("ipc://")
+    return not address.startswith("ipc://") and address != ""
 
 
 def check_tcp(flag: str, address: str) -> tuple[str, int]:
@@ -134,17 +127,34 @@ def check_tcp(flag: str, address: str) -> tuple[str, int]:
     return found[1].strip("[]"), int(found[2])
 
 
-def _check_host(host: str, port: int) -> None:
+def make_key(path: Path) -> KeyPair:
+    """Read the key file; create it, with mode 0600, where there is none. Raises ConfigError."""
     try:
-        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        why = f"the host is unknown ({getattr(error, 'strerror', error)})"
-        raise ConfigError("attach-to", f"tcp://{host}:{port}", why, "give its name or IP address") from error
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return read_key(path)
+    except OSError as error:
+        raise ConfigError(FLAG, path, f"cannot be created ({error.strerror})", "choose another file") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(zmq.curve_keypair()[1] + b"\n")
+    return read_key(path)
 
 
-def _check_ipc(address: str) -> None:
-    path = Path(address.removeprefix("ipc://"))
-    if len(str(path).encode()) > MAX_IPC_PATH:
-        raise ValueError(f"{address} is longer than {MAX_IPC_PATH} bytes")
-    if path.parent.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ValueError(f"{path.parent} is open to other users; use ipc_folder()")
+def read_key(path: Path) -> KeyPair:
+    """Read the key pair of a key file. Raises ConfigError if it is missing, malformed or readable by other users."""
+    try:
+        # A pipe without a writer would block the opening.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(2 * Z85_SIZE).strip() if stat.S_ISREG(mode) else b""
+    except OSError as error:
+        what = "there is no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise ConfigError(FLAG, path, what, COPY_IT) from error
+    if stat.S_ISREG(mode) and mode & 0o077:
+        raise ConfigError(FLAG, path, f"other users can access it (mode {stat.S_IMODE(mode):04o})", "chmod 600 it")
+    try:
+        if len(text) != Z85_SIZE:
+            raise ValueError(f"{len(text)} characters")
+        return KeyPair(zmq.curve_public(text), text)
+    except (zmq.ZMQError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(FLAG, path, f"holds no CURVE key of {Z85_SIZE} characters", COPY_IT) from error

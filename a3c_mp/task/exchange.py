@@ -1,50 +1,31 @@
-"""Slots between nodes: the learner's `NodePool` is used as `Workers` is, a collector's `NodeChannel` as a channel.
+"""Slots between nodes: `NodePool` of the learner, and a `NodeChannel` of each collector.
 
 On one machine, a message carries the number of a slot that both processes share. From another machine it carries the
-fields of the slot too, and the learner copies them into a slot of its own.
+fields of the slot too, which the learner copies; with each token it sends its weights there.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from torch import Tensor
 
-from a3c_mp.processes.pool import ActorChannel, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
+from a3c_mp.errors import ConfigError
+from a3c_mp.processes.pool import Filled, Token, WorkerEvent
 from a3c_mp.processes.slots import Slots
-from a3c_mp.task.endpoint import node_name
-from a3c_mp.task.events import JOINED, LEFT
-from a3c_mp.task.node import FirstNode, Node
-from a3c_mp.task.parallel import Callbacks
-from a3c_mp.task.wire import WireError
+from a3c_mp.processes.weights import Weights
+from a3c_mp.task.endpoint import number_of
+from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
+from a3c_mp.task.one_process import Pool
+from a3c_mp.task.wire import JOINED, LEFT, WireError
 
-COLLECTOR_READY, TOKENS, TOKEN = "slots.ready", "slots.tokens", "slots.token"
-"""events: of a collector that has started (number), to it the tokens of all slots that it has to fill ([[slot,
-version], ...]), and later of one more (slot, version)"""
-FILLED, NOT_RESTORED = "slots.filled", "slots.not_restored"
-"""events: of a collector (slot, payload, fields or None), (reason)"""
-JOIN, SETUP, NO_PLACE = "slots.join", "slots.setup", "slots.no_place"
-"""events: of a collector of another machine (host name), and to it (worker, seed_key), or (number of places)"""
-
-
-class Setup(NamedTuple):
-    """What a collector starts with."""
-
-    worker: int  # its number among the collectors, from 0
-    seed_key: tuple[int, ...]  # numbers that its seeds follow from, as of a `WorkerChannel`
-    restored: Any = None  # the state to continue from
-
-
-class CollectorChannel(ActorChannel, Protocol):
-    """A collector's end, wherever it runs; see `NodeChannel`."""
-
-    def take(self) -> Token | None: ...
-    def send(self, slot: int, payload: Any) -> None: ...
-
-
-# ---- at a collector
+JOIN, FILLED, NOT_RESTORED = "slots.join", "slots.filled", "slots.not_restored"
+"""events of a collector: (host name), it starts or is connected again; (slot, payload, fields or None); (reason)"""
+SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
+"""events to a collector: (worker, seed_key, tokens of all slots that it has to fill, weights); (token, weights);
+(number of places). A token is [slot, version], weights are [version, values], or None on the learner's machine"""
 
 
 class NodeChannel:
@@ -52,121 +33,111 @@ class NodeChannel:
 
     Args:
         node: of this process.
-        setup: of this collector; None if the learner sends it later.
-        own_slots: where a collector of another machine has its data; None where it shares the learner's slots.
+        own: on another machine than the learner's, memory of its own: a slot that is sent, a copy of the weights.
+
+    Raises:
+        ConfigError: the learner has no place for another collector; also from later looks at messages, where another
+            one has taken its place while the connection was lost.
     """
 
-    worker: int
-    actor: int
-    seed_key: tuple[int, ...]
-    restored: Any
-    memory: Any
+    worker = actor = 0  # until the learner sends them
+    seed_key: tuple[int, ...] = (0, 0, 0)
 
-    def __init__(self, node: Node, setup: Setup | None, own_slots: Slots | None = None):
-        self.node, self.own_slots = node, own_slots
-        self._tokens: list[Token] = []
-        self._has_asked = False  # its first tokens are on their way, and what comes before is among them
-        self._session = self._taken_in = 0  # a slot that was taken in an earlier session is not this collector's now
-        node.handle(TOKENS, self._on_tokens, [list], sender="node.0")
-        node.handle(TOKEN, self._on_token, [int, int], sender="node.0")
+    def __init__(self, node: Node, own: Any = None):
+        self.node, self.own, self.memory = node, own, own
+        self.beat, self.closing, self.restored = node.beat, node.closing, node.setup
+        self._tokens: list[Token] | None = None  # None: the first ones have not arrived
+        self._slot: int | None = None  # that is filled now; None if its session has ended
+        self._has_sent = False
+        node.handle(SETUP, self._on_setup, [int, list, list, object])
+        node.handle(TOKEN, self._on_token, [list, object])
+        node.handle(NO_PLACE, self._on_no_place, [int])
         node.handle(JOINED, self._on_joined)
-        self.beat, self.closing = node.beat, node.closing
-        if setup is not None:
-            self._set_up(setup)
+        self._on_joined()
+        while self._tokens is None and not node.finishing:
+            node.wait()
+        node.starting()  # its first heartbeat was long ago; its environments are not made yet
 
     def take(self) -> Token | None:
         """Wait for a token to fill a slot; None if the task ends meanwhile."""
         while not self.node.finishing:
             if self._tokens:
-                self._taken_in = self._session
-                return self._tokens.pop(0)
+                token = self._tokens.pop(0)
+                self._slot = token.slot
+                return token
             self.node.wait()
         return None
 
     def send(self, slot: int, payload: Any) -> None:
         """Hand a filled slot to the learner. One of an earlier session is lost: its token is given again."""
-        if self._taken_in == self._session:
-            fields = None if self.own_slots is None else self.own_slots[0]
-            self.node.send(FILLED, slot, payload, fields, to="node.0")
+        if slot == self._slot:
+            fields = None if self.own is None else self.own.slots[slot]
+            self.node.send(FILLED, slot, payload, fields)
+        if not self._has_sent:
+            self._has_sent = True
+            self.node.report(REPORT_RESULT)
 
     def not_restored(self, reason: str) -> None:
         """Report that the collector cannot continue from `restored`, and what it does instead."""
-        self.node.send(NOT_RESTORED, reason, to="node.0")
+        self.node.send(NOT_RESTORED, reason)
 
-    def _set_up(self, setup: Setup) -> None:
-        self.worker = self.actor = setup.worker
-        self.seed_key, self.restored = setup.seed_key, setup.restored
-        self._ask()
+    def _on_joined(self, sender: str = "") -> None:
+        """The node is connected to the learner's, for the first time or again: what was under way is lost."""
+        self._tokens = self._slot = None
+        self.node.send(JOIN, socket.gethostname())
 
-    def _ask(self) -> None:
-        """Ask for slots."""
-        self._has_asked = True
-        self.node.send(COLLECTOR_READY, self.worker, to="node.0")
+    def _on_setup(self, sender: str, worker: int, seed_key: list[int], tokens: list[list[int]], weights: Any) -> None:
+        self.worker = self.actor = worker
+        self.seed_key, self._tokens = tuple(seed_key), []
+        for token in tokens:
+            self._on_token(sender, token, weights)
+        self.node.report(REPORT_NAME, f"collector {worker}")
 
-    def _ask_again(self) -> None:
-        """The connection was lost, and is there again."""
-        self._ask()
+    def _on_token(self, sender: str, token: list[int], weights: Any) -> None:
+        if self._tokens is not None:  # else it is among the first ones, which are on their way
+            self._tokens.append(Token(*token))
+            if self.own is not None:
+                version, values = weights
+                self.own.weights.load_state_dict({"version": version, "buffers": values})  # in both buffers
 
-    def _on_tokens(self, sender: str, tokens: list[list[int]]) -> None:
-        self._has_asked, self._tokens = False, [Token(*token) for token in tokens]
-
-    def _on_token(self, sender: str, slot: int, version: int) -> None:
-        if not self._has_asked:
-            self._tokens.append(Token(slot, version))
-
-    def _on_joined(self, sender: str) -> None:
-        if sender == "node.0":
-            self._session += 1
-            self._tokens.clear()
-            self._ask_again()
+    def _on_no_place(self, sender: str, number: int) -> None:
+        why = f"its {number} places for collectors of other machines are taken"
+        fix = "start it with more --remote-actors, or attach fewer (--num-actors)"
+        raise ConfigError("attach-to", self.node.router.endpoint.dials, why, fix)
 
 
-# ---- at the learner
-
-
-class NodePool:
-    """The filled slots of collectors that are nodes, in rounds, as `Workers` gives them.
+class NodePool(Pool):
+    """Collectors that are nodes: worker i of this machine is node i + 1, those of other machines join.
 
     Args:
-        callbacks: of the nodes, by number; gets those of the collectors.
-        numbers: of the nodes that are collectors 0, 1, ...
-        slots: where data of collectors of other machines goes.
-        num_workers, states, options, on_restart: as of `Workers`.
+        num_local: collectors of this machine.
+        slots: of all collectors; data of those of other machines is copied into them.
+        weights: sent to collectors of other machines.
+        check: raises WireError for what one of them has sent, (payload, fields), if its values cannot be used.
+        num_workers, others: as of `LocalPool`.
     """
 
     def __init__(
-        self, callbacks: dict[int, Callbacks], numbers: Iterable[int], slots: Slots, num_workers: int, *,
-        states: StateSource, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
+        self, num_local: int, slots: Slots, weights: Weights, check: Callable[[int, Mapping[str, Tensor]], None],
+        num_workers: int, **others: Any,
     ):  # fmt: skip
-        self.slots, self.states, self.on_restart = slots, states, on_restart
-        self.numbers = list(numbers)
-        self.ledger = SlotLedger(num_workers, options)
+        super().__init__(num_workers, **others)
+        self.num_local, self.slots, self.weights, self.check = num_local, slots, weights, check
         self.node: FirstNode | None = None
         self._names: list[str | None] = [None] * num_workers  # of the nodes that fill the slots now
         self._joins = 0  # of collectors of other machines, so far
-        self.check: Callable[[int, Mapping[str, Tensor]], None] = lambda payload, fields: None
-        """raises WireError for what a collector of another machine sent, if its values cannot be used"""
-        for worker, number in enumerate(self.numbers):
-            callbacks[number] = Callbacks(partial(self._prepare, worker), partial(self._on_restart, worker))
-
-    def __enter__(self) -> NodePool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
 
     def connect(self, node: FirstNode) -> None:
         """Take the messages of collectors from now on."""
         self.node = node
-        handlers: dict[str, tuple[Callable[..., None], list[type]]] = {
-            COLLECTOR_READY: (self._on_ready, [int]),
-            FILLED: (self._on_filled, [int, int, object]),
-            NOT_RESTORED: (self._on_not_restored, [str]),
-            JOIN: (self._on_join, [str]),
-            LEFT: (self._on_left, []),
-        }
-        for event, (handler, types) in handlers.items():
-            node.handle(event, handler, types)
+        node.handle(JOIN, self._on_join, [str])
+        node.handle(FILLED, self._on_filled, [int, int, object])
+        node.handle(NOT_RESTORED, self._on_not_restored, [str])
+        node.handle(LEFT, self._on_left)
+
+    def prepare(self, worker: int, restarts: int = 0) -> Any:
+        """As `Pool.prepare`; called before each start of a node."""
+        return super().prepare(worker, 0 if self.node is None else self.node.supervisor.restarts)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does."""
@@ -174,44 +145,66 @@ class NodePool:
         while not (should_stop() or self.node.finishing):
             if found := self.ledger.take(size):
                 return found
-            self.node.wait(should_stop)
+            self.node.wait(should_stop=should_stop)
         return []
 
     def release(self, filled: Iterable[Filled], version: int) -> None:
         """Give slots back to their collectors, to be filled acting with weights `version` or newer."""
         for message in filled:
-            self._send(message.worker, self.ledger.give(message, version))
+            self._send(message.worker, TOKEN, self.ledger.give(message, version))
 
-    def _prepare(self, worker: int) -> Setup:
-        """Called before a node of this machine is started."""
-        restored = self.states.record_start(worker)
-        restarts = 0 if restored is not None or self.node is None else self.node.supervisor.restarts
-        return Setup(worker, (self.states.start, worker, restarts), restored)
+    def on_lost(self, worker: int, text: str) -> None:
+        """The process of a collector is lost: its successor fills the same slots again."""
+        self.on_restart(WorkerEvent(worker, text))
+        self._forget(worker)
 
-    def _on_ready(self, sender: str, worker: int) -> None:
-        """A collector has started, or has lost its connection and joined again: it gets its tokens."""
-        own = self._names[worker] if worker in range(len(self._names)) else None
-        is_local = worker in range(len(self.numbers)) and sender == node_name(self.numbers[worker])
-        if sender != own and not is_local:
-            raise WireError(f"it is not collector {worker}")
-        if is_local and sender == own:
+    def _forget(self, worker: int) -> None:
+        self._names[worker] = None
+        self.ledger.forget(worker)
+
+    def _send(self, worker: int, event: str, *args: Any) -> None:
+        """Send an event to a collector, with the weights if it is on another machine."""
+        if self.node is not None and (name := self._names[worker]) is not None:
+            self.node.send(event, *args, self.weights.read() if worker >= self.num_local else None, to=name)
+
+    def _on_join(self, sender: str, host: str) -> None:
+        """A collector has started, or is connected again: it gets its tokens, if there is a place for it."""
+        assert self.node is not None
+        if (number := number_of(sender)) <= self.num_local:
+            self._join_local(number - 1, sender)
+            return
+        places = range(self.num_local, len(self._names))
+        worker = next((w for name in (sender, None) for w in places if self._names[w] == name), None)
+        if worker is None:
+            text = f"a collector was refused: all {len(places)} places are taken (--remote-actors)"
+            self.node.log.warning(text, f"from {host}")
+            self.node.send(NO_PLACE, len(places), to=sender)
+            return
+        if self._names[worker] is None:
+            self._joins += 1
+            self.seed_keys[worker] = self.states.start, worker, self._joins
+            text = f"collector {worker} joined from {host!r:.80} ({sender})"
+            self.on_restart(WorkerEvent(worker, text, replaced=False, joined=True))
+        self._set_up(worker, sender)
+
+    def _join_local(self, worker: int, sender: str) -> None:
+        if self._names[worker] == sender:
             text = f"collector {worker} was cut off and is back; its rollout is lost"
             self.on_restart(WorkerEvent(worker, text, replaced=False))
+        self._set_up(worker, sender)
+
+    def _set_up(self, worker: int, sender: str) -> None:
         self._names[worker] = sender
         self.ledger.forget(worker)
-        assert self.node is not None
-        self.node.send(TOKENS, list(self.ledger.given[worker]), to=sender)
+        self._send(worker, SETUP, worker, self.seed_keys[worker], list(self.ledger.given[worker]))
 
     def _on_filled(self, sender: str, slot: int, payload: int, fields: Any) -> None:
         if sender not in self._names:
             return  # of a process that is lost: its successor fills the slot again
-        assert self.node is not None
         worker = self._names.index(sender)
         if slot != self.ledger.due(worker):
             raise WireError(f"slot {slot} is not the one that it is to fill")
-        if worker < len(self.numbers):
-            self.node.record_result(sender)
-        else:
+        if worker >= self.num_local:
             self._copy(slot, fields)
             self.check(payload, self.slots[slot])
         self.ledger.fill(worker, slot, payload)
@@ -227,50 +220,12 @@ class NodePool:
         for name, place in self.slots[slot].items():
             place.copy_(fields[name])
 
-    def _on_join(self, sender: str, host: str) -> None:
-        """Give a collector of another machine a place, or tell it that there is none."""
-        assert self.node is not None
-        remote = range(len(self.numbers), len(self._names))
-        worker = next((w for w in remote if self._names[w] == sender), None)
-        if worker is None:
-            worker = next((w for w in remote if self._names[w] is None), None)
-        if worker is None:
-            self.node.send(NO_PLACE, len(remote), to=sender)
-            text = f"a collector was refused: all {len(remote)} places are taken (--remote-actors)"
-            self.node.log.warning(text, f"from {host}")
-            return
-        if self._names[worker] is None:
-            self._names[worker] = sender
-            self._joins += 1
-            text = f"collector {worker} joined from {host!r:.80} ({sender})"
-            self.on_restart(WorkerEvent(worker, text, replaced=False, joined=True))
-        self.node.send(SETUP, worker, (self.states.start, worker, self._joins), to=sender)
-
     def _on_left(self, sender: str) -> None:
-        if sender in self._names[len(self.numbers) :]:
+        if sender in self._names[self.num_local :]:
             worker = self._names.index(sender)
-            self._names[worker] = None
-            self.ledger.forget(worker)
+            self._forget(worker)
             self.on_restart(WorkerEvent(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
 
     def _on_not_restored(self, sender: str, reason: str) -> None:
-        if sender not in self._names:
-            return  # of a process that is lost
-        assert self.node is not None
-        worker = self._names.index(sender)
-        if worker >= len(self.numbers):
-            raise WireError("a collector of another machine has no state to restore")
-        self.states.forget(worker)
-        text = f"{self.node.child(sender)} cannot be rebuilt: {reason}"
-        self.on_restart(WorkerEvent(worker, text, replaced=False))
-
-    def _on_restart(self, worker: int, text: str) -> None:
-        """Forget what a lost collector has filled."""
-        self.on_restart(WorkerEvent(worker, text))
-        self._names[worker] = None
-        self.ledger.forget(worker)
-
-    def _send(self, worker: int, token: Token) -> None:
-        assert self.node is not None
-        if (name := self._names[worker]) is not None:
-            self.node.send(TOKEN, *token, to=name)
+        if sender in self._names[: self.num_local]:
+            self.forget_state(self._names.index(sender), reason)

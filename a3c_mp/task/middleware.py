@@ -1,29 +1,24 @@
-"""Middleware, one half at a time: named, in its wrappers and its lock, and suspended between its halves."""
+"""Middleware, one half at a time: named, timed, and suspended between its halves."""
 
 from __future__ import annotations
 
+import contextvars
+import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from contextvars import ContextVar
+from concurrent.futures import Executor, wait
+from contextlib import ExitStack
 from types import GeneratorType
-from typing import Any, Protocol
+from typing import Any
 
-from a3c_mp.task.context import Context, current_middleware
+from a3c_mp.task.context import Context, running
+from a3c_mp.task.timing import StepTimer
 
 Middleware = Callable[[Context], Any]
 """a function of the context, or a generator function whose `yield` stands for all later middleware"""
 Suspended = Generator[Any, None, None]
 """a middleware at its `yield`"""
-
-open_stack: ContextVar[ExitStack] = ContextVar("open_stack")
-"""where the middleware that runs in this thread leaves what it suspends by `Task.forward`"""
-
-
-class Wrapper(Protocol):
-    """Runs something around both halves of every middleware, such as a `StepTimer`."""
-
-    def __call__(self, name: str, half: str) -> AbstractContextManager[Any]: ...
-    def end_iteration(self, step: int) -> None: ...
+LOOK_SECONDS = 0.1
+"""between two looks at messages while middleware runs in threads"""
 
 
 def name_of(fn: Middleware) -> str:
@@ -34,26 +29,26 @@ def name_of(fn: Middleware) -> str:
 
 
 class Step:
-    """A middleware as a task runs it: named, in its wrappers and its lock."""
+    """A middleware as a task runs it."""
 
-    __slots__ = ("fn", "lock", "name", "wrappers")
-
-    def __init__(
-        self, fn: Middleware, name: str, wrappers: Sequence[Wrapper], lock: AbstractContextManager[Any] | None
-    ):
-        self.fn, self.name, self.wrappers, self.lock = fn, name, wrappers, lock
+    def __init__(self, fn: Middleware, name: str, timers: Sequence[StepTimer]):
+        self.fn, self.name, self.timers = fn, name, timers
 
     def forward(self, ctx: Context, stack: ExitStack) -> None:
-        """Run the forward half; what it suspends goes on the stack."""
-        with ExitStack() as own:
-            token = open_stack.set(own)
-            try:
-                suspended = self._half("forward", self._start, ctx)
-            finally:
-                open_stack.reset(token)
-            if suspended is not None:
-                own.push(_Suspended(self, suspended))
-            stack.push(own.pop_all())
+        """Run the forward half; the rest of a generator runs when the stack is closed."""
+        suspended = self._run(self._start, ctx)
+        if suspended is not None:
+            stack.push(lambda kind, error, trace: self._run(self._resume, suspended, error))
+
+    def _run(self, call: Callable[..., Any], *args: Any) -> Any:
+        path = (*running.get(), self.name)
+        token, started = running.set(path), time.perf_counter()
+        try:
+            return call(*args)
+        finally:
+            running.reset(token)
+            for timer in self.timers:
+                timer.add(path, time.perf_counter() - started)
 
     def _start(self, ctx: Context) -> Suspended | None:
         result = self.fn(ctx)
@@ -65,11 +60,8 @@ class Step:
             return None
         return result
 
-    def resume(self, suspended: Suspended, error: BaseException | None) -> bool:
-        """Run the half after the `yield`; returns whether it has handled the error."""
-        return self._half("backward", self._resume, suspended, error)
-
     def _resume(self, suspended: Suspended, error: BaseException | None) -> bool:
+        """Run the half after the `yield`, or throw the error into it; returns whether it has handled that."""
         try:
             if error is None:
                 next(suspended)
@@ -84,33 +76,31 @@ class Step:
         suspended.close()
         raise RuntimeError(f"middleware {self.name} has a second yield: there is one way back")
 
-    def _half(self, half: str, call: Callable[..., Any], *args: Any) -> Any:
-        token = current_middleware.set(self.name)
+
+def forward_beside(
+    steps: Sequence[Step], ctx: Context, stack: ExitStack, threads: Executor, meanwhile: Callable[[], Any]
+) -> None:
+    """Run forward halves at the same time. What they suspend goes on the stack in their order, not in time's.
+
+    The first error is raised when all halves have ended; `meanwhile` is called several times a second until then.
+    """
+    stacks, errors = [ExitStack() for _ in steps], list[BaseException]()
+
+    def run(step: Step, own: ExitStack) -> None:
         try:
-            if self.lock is None:
-                return self._wrapped(half, call, args)
-            with self.lock:
-                return self._wrapped(half, call, args)
-        finally:
-            current_middleware.reset(token)
+            step.forward(ctx, own)
+        except BaseException as error:
+            errors.append(error)
 
-    def _wrapped(self, half: str, call: Callable[..., Any], args: tuple[Any, ...], inside: int = 0) -> Any:
-        if inside == len(self.wrappers):
-            return call(*args)
-        with self.wrappers[inside](self.name, half):
-            return self._wrapped(half, call, args, inside + 1)
-
-
-class _Suspended:
-    """A middleware at its `yield`; as a context manager it ends with the way back."""
-
-    __slots__ = ("generator", "step")
-
-    def __init__(self, step: Step, generator: Suspended):
-        self.step, self.generator = step, generator
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        return self.step.resume(self.generator, error) and error is not None
+    futures = [
+        threads.submit(contextvars.copy_context().run, run, step, own) for step, own in zip(steps, stacks, strict=True)
+    ]
+    try:
+        while wait(futures, LOOK_SECONDS).not_done:
+            meanwhile()
+    finally:
+        wait(futures)  # nothing is to run while the way back is gone
+        for own in stacks:
+            stack.push(own)
+    if errors:
+        raise errors[0]

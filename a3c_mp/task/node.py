@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.pool import Closing
 from a3c_mp.processes.supervised import STARTING
-from a3c_mp.processes.supervisor import WAIT_SECONDS, Child, Supervisor
-from a3c_mp.task.endpoint import check_tcp, node_name
-from a3c_mp.task.events import JOINED, LEFT
-from a3c_mp.task.limited_log import RateLimitedLog
-from a3c_mp.task.router import Message, Router
-from a3c_mp.task.task import FINISH
-from a3c_mp.task.wire import WireError
+from a3c_mp.processes.supervisor import WAIT_SECONDS, Supervisor
+from a3c_mp.task.endpoint import check_tcp, number_of
+from a3c_mp.task.router import Router
+from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
 
+REPORT_NAME, REPORT_RESULT, REPORT_REFUSAL = "called", "result", "refused"
+"""reports of a node to the process that has started it: (name), it has its place in the task; (), it has produced
+something; (what, value, why, fix) of a ConfigError"""
+PENDING = 1000
+"""most messages that wait for a handler"""
 GONE_SECONDS = 5.0
 """a node that has joined ends when node 0's machine has refused connections for so long: node 0 is gone"""
 PROBE_SECONDS = 1.0
@@ -34,175 +37,84 @@ class Node(Closing):
     Args:
         router: the connection to the other nodes.
         known_labels: of all nodes, also of those that may join.
-        setup: what node 0 has prepared for this node; see `Callbacks.prepare`.
+        setup: what node 0 has prepared for this node; see `Role.prepare`.
         beat: counts a heartbeat of this process; called with each look at messages.
         report: sends a message, kind and contents, to the process that has started this one.
     """
 
     def __init__(
         self, router: Router, *, known_labels: Sequence[str] = (), setup: Any = None,
-        beat: Callable[[], None] = lambda: None, report: Callable[..., None] = lambda *message: None,
+        beat: Callable[[], Any] = lambda: None, report: Callable[..., None] = lambda *message: None,
     ):  # fmt: skip
-        self.router, self.known_labels, self.setup, self.beat = router, tuple(known_labels), setup, beat
-        self.report = report
-        self.finishing = False  # the task is asked to end, by another node or its own
-        self.log = RateLimitedLog(router.log)
-        self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None, str | None]]] = {}
-        self._pending: list[Message] = []  # that are for the task
+        self.router, self.known_labels, self.setup = router, known_labels, setup
+        self.beat, self.report, self.send, self.log = beat, report, router.send, router.log
+        self.is_active, self.labels = router.is_active, router.endpoint.labels
+        self.finishing = False  # the task is asked to end, here or by another node
+        self.was_ended = False  # by another node
+        self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
+        self._pending: deque[Message] = deque(maxlen=PENDING)  # messages without a handler
         self._lock = threading.RLock()
         super().__init__()
-        # Among the messages: what a node sent before it left is handled before that, and what it sends after it joined.
-        router.on_join(lambda peer: router.insert(Message(peer.name, JOINED, [])))
-        router.on_leave(lambda peer: router.insert(Message(peer.name, LEFT, [])))
+
+    @property
+    def name(self) -> str:
+        return self.router.links.name
 
     def starting(self) -> None:
         """Report that environments are made: until the next heartbeat there is the time that a start may take."""
         self.report(STARTING)
 
-    @property
-    def is_active(self) -> bool:
-        return self.router.is_active
+    def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
+        """Have an event handled by `handler(sender, *args)`, as this node looks at its messages.
 
-    @property
-    def name(self) -> str:
-        return self.router.name
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return self.router.labels
-
-    def send(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event to the nodes whose name or label matches; for any thread."""
-        self.router.send(event, *args, to=to)
-
-    def on_arrival(self, callback: Callable[[], None]) -> None:
-        """Have a function called on the router's thread when messages have arrived."""
-        self.router.on_arrival(callback)
-
-    def handle(
-        self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None, sender: str | None = None
-    ) -> None:
-        """Have an event handled as it is read, by `handler(sender, *args)`, instead of by the task's listeners.
+        A task looks between two middlewares. Events that arrive before they have a handler wait, the last `PENDING`.
 
         Args:
             event: its name.
             handler: may raise WireError for a malformed message, which is then dropped with a warning.
-            types: of `args`; a message with others is dropped too.
-            sender: the only node that may send it; messages of others are dropped too. None: any node.
+            types: of `args`; a message with others is dropped too. None: any types.
         """
         with self._lock:
-            self._handlers.setdefault(event, []).append((handler, types, sender))
-            waiting = [message for message in self._pending if message.event == event]
-            self._pending = [message for message in self._pending if message.event != event]
-            for message in waiting:
+            self._handlers.setdefault(event, []).append((handler, types))
+            for message in [message for message in self._pending if message.event == event]:
+                self._pending.remove(message)
                 self._call_handlers(message)
 
-    def receive(self) -> list[Message]:
-        """Return the messages for the task that have arrived. Called by the task between two middlewares."""
-        self.look()
-        with self._lock:
-            found, self._pending = self._pending, []
-        return found
-
-    def look(self) -> None:
-        """Read the messages that have arrived, and handle those that have a handler."""
+    def look(self) -> bool:
+        """Read the messages that have arrived, and handle those that have a handler; returns whether there were any."""
         self.beat()
         with self._lock:
-            for message in self.router.receive():
+            arrived = self.router.receive()
+            for message in arrived:
                 if message.event == FINISH:
-                    if not self.may_finish(message.sender):
-                        self.log.warning(f"end of the task by {message.sender} refused", "it has joined from elsewhere")
-                        continue
-                    self.finishing = True
-                if message.event in self._handlers:
+                    self._on_finish(message.sender)
+                elif message.event in self._handlers:
                     self._call_handlers(message)
                 elif message.event not in (JOINED, LEFT):
                     self._pending.append(message)
+        return bool(arrived)
 
-    def may_finish(self, sender: str) -> bool:
-        """Whether a node may end the task. One that has joined may not: it leaves."""
-        return int(sender.removeprefix("node.")) < self.router.num_nodes
+    def wait(self, seconds: float = WAIT_SECONDS) -> None:
+        """Wait for a message or so long, whichever comes first, and look."""
+        if not self.look():
+            connection.wait(self.router.files, seconds)
+            self.look()
+
+    def _on_finish(self, sender: str) -> None:
+        if number_of(sender) < self.router.links.num_nodes:
+            self.finishing = self.was_ended = True
+        else:
+            self.log.warning(f"end of the task by {sender} refused", "it has joined from elsewhere")
 
     def _call_handlers(self, message: Message) -> None:
         args = message.args
         try:
-            for handler, types, sender in self._handlers[message.event]:
-                if sender is not None and message.sender != sender:
-                    raise WireError(f"only {sender} may send it")
+            for handler, types in self._handlers[message.event]:
                 if types is not None and not (len(args) == len(types) and all(map(isinstance, args, types))):
                     raise WireError(f"not [{', '.join(kind.__name__ for kind in types)}]")
                 handler(message.sender, *args)
         except WireError as error:
             self.log.warning(f"malformed message {message.event} from {message.sender} dropped", error)
-
-    def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait for a message or `WAIT_SECONDS`, whichever comes first, and look."""
-        connection.wait([self.router.wake_fd], WAIT_SECONDS)
-        self.look()
-
-
-class JoinedNode(Node):
-    """A node that has joined from elsewhere. It waits for node 0 while the link is down, and ends when node 0 has.
-
-    Args:
-        router: the connection to node 0.
-        log: gets a line when node 0 cannot be reached, and when it can again.
-    """
-
-    def __init__(self, router: Router, log: Callable[[str], None]):
-        super().__init__(router)
-        self._greeting, self._reach = router.greeting, _Reach(router.endpoint.dials[0], log)
-
-    @property
-    def is_connected(self) -> bool:
-        return node_name(0) in self.router.peers
-
-    def look(self) -> None:
-        """Read messages. Raises WorkerError when node 0 has ended without a word, or is that of another task."""
-        super().look()
-        if self.is_connected:
-            if self.router.greeting != self._greeting:
-                raise WorkerError(f"another task listens at {self._reach.address} now; attach to it again")
-            self._reach.confirm()
-        elif not self.finishing:
-            self._reach.probe()
-
-
-class _Reach:
-    """Whether a machine can be reached: tells a link that is down, which may come back, from a process that is gone."""
-
-    def __init__(self, address: str, log: Callable[[str], None]):
-        self.address, self.log = address, log
-        self._seen = self._probed = time.monotonic()
-        self._refused_since: float | None = None
-        self._is_lost = False  # and that has been logged
-
-    def confirm(self) -> None:
-        """The connection is there."""
-        if self._is_lost:
-            self.log(f"{self.address} answers again")
-        self._is_lost, self._refused_since = False, None
-        self._seen = self._probed = time.monotonic()
-
-    def probe(self) -> None:
-        """Find out, now and then, why there is no connection. Raises WorkerError if nobody listens there."""
-        if time.monotonic() - self._probed < PROBE_SECONDS:
-            return
-        why = "it is stopped, or very busy"
-        try:
-            socket.create_connection(check_tcp("attach-to", self.address), timeout=PROBE_SECONDS).close()
-            self._refused_since = None
-        except ConnectionRefusedError:
-            self._refused_since = self._refused_since or time.monotonic()
-            if time.monotonic() - self._refused_since > GONE_SECONDS:
-                what = f"{self.address} refuses connections"
-                raise WorkerError(f"{what}: the task there was killed, or its machine restarted") from None
-        except OSError as error:
-            why, self._refused_since = error.strerror or str(error), None
-        self._probed = time.monotonic()
-        if not self._is_lost and self._refused_since is None and self._probed - self._seen > LOST_SECONDS:
-            self.log(f"{self.address} does not answer ({why}); waiting until it does")
-            self._is_lost = True
 
 
 class FirstNode(Node):
@@ -211,7 +123,7 @@ class FirstNode(Node):
     Args:
         router, known_labels: as of `Node`.
         supervisor: of nodes 1, 2, ...
-        is_interrupted: as of `Supervision`.
+        is_interrupted: whether a signal has arrived: it may have ended other nodes too, which are not to be replaced.
     """
 
     def __init__(
@@ -219,36 +131,75 @@ class FirstNode(Node):
     ):
         super().__init__(router, known_labels=known_labels)
         self.supervisor, self.is_interrupted = supervisor, is_interrupted
-        self._looked = time.monotonic()
+        self._watched = time.monotonic()
 
-    def child(self, name: str) -> Child | None:
-        """The process of a node; None for one of another machine."""
-        number = int(name.removeprefix("node."))
-        return self.supervisor.children[number - 1] if 0 < number <= len(self.supervisor.children) else None
+    def look(self) -> bool:
+        """As `Node.look`; now and then, it also replaces processes that have ended, and raises what `wait` does."""
+        if time.monotonic() - self._watched > WAIT_SECONDS:
+            self._watch(lambda: self.finishing, 0.0)
+        return super().look()
 
-    def record_result(self, name: str) -> None:
-        """A node has produced something: it can work."""
-        if (child := self.child(name)) is not None:
-            child.record_result()
-
-    def receive(self) -> list[Message]:
-        if threading.current_thread() is threading.main_thread() and time.monotonic() - self._looked > WAIT_SECONDS:
-            self._watch(lambda: self.finishing, 0.0)  # a signal to all processes has ended others too
-        return super().receive()
-
-    def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+    def wait(self, seconds: float = WAIT_SECONDS, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Wait for a message or the end of a process; replace a process that has ended.
 
         Raises:
             WorkerError: a node failed before its first result, or the restart budget is spent.
         """
-        if threading.current_thread() is threading.main_thread():
-            self._watch(should_stop, WAIT_SECONDS)
-            self.look()
-        else:  # a process ends with the thread that started it
-            super().wait(should_stop)
+        self._watch(should_stop, 0.0 if self.look() else seconds)
+        self.look()
 
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
-        wake = [self.router.wake_fd]
-        self.supervisor.watch(lambda: should_stop() or self.is_interrupted(), seconds, also=wake)
-        self._looked = time.monotonic()
+        self._watched, files = time.monotonic(), self.router.files
+        if threading.current_thread() is threading.main_thread():  # a process ends with the thread that started it
+            self.supervisor.watch(lambda: should_stop() or self.is_interrupted(), seconds, also=files)
+        else:
+            connection.wait(files, seconds)
+
+
+class JoinedNode(Node):
+    """A node that has joined from elsewhere. It waits for node 0 while the link is down, and ends when node 0 has.
+
+    Args:
+        router: the connection to node 0.
+        log_line: gets a line when node 0 cannot be reached, and when it can again.
+    """
+
+    def __init__(self, router: Router, log_line: Callable[[str], None]):
+        super().__init__(router)
+        self.address, self.log_line, self._greeting = router.endpoint.dials, log_line, router.links.greeting
+        self._seen = self._probed = time.monotonic()  # the connection; and why there is none
+        self._refused_since: float | None = None
+        self._is_lost = False  # and that has been logged
+
+    def look(self) -> bool:
+        """As `Node.look`. Raises WorkerError when node 0 was killed, or is that of another task."""
+        has_arrived = super().look()
+        if self.router.peers:
+            if self.router.links.greeting != self._greeting:
+                raise WorkerError(f"another task listens at {self.address} now; attach to it again")
+            if self._is_lost:
+                self.log_line(f"{self.address} answers again")
+            self._is_lost, self._refused_since = False, None
+            self._seen = self._probed = time.monotonic()
+        elif not self.finishing and time.monotonic() - self._probed > PROBE_SECONDS:
+            self._probe()
+            self._probed = time.monotonic()
+        return has_arrived
+
+    def _probe(self) -> None:
+        """Find out why there is no connection: a link that is down may come back, a process that is gone does not."""
+        why = "it is stopped, or very busy"
+        try:
+            socket.create_connection(check_tcp("attach-to", self.address), timeout=PROBE_SECONDS).close()
+        except ConnectionRefusedError:
+            self._refused_since = self._refused_since or time.monotonic()
+            if time.monotonic() - self._refused_since > GONE_SECONDS:
+                what = f"{self.address} refuses connections"
+                raise WorkerError(f"{what}: the task there was killed, or its machine restarted") from None
+            return
+        except OSError as error:
+            why = error.strerror or str(error)
+        self._refused_since = None
+        if not self._is_lost and time.monotonic() - self._seen > LOST_SECONDS:
+            self.log_line(f"{self.address} does not answer ({why}); waiting until it does")
+            self._is_lost = True

@@ -1,32 +1,42 @@
-"""The router of a node: sends events to other nodes, receives theirs, asks and answers requests."""
+"""The router of a node: sends events to other nodes and receives theirs.
+
+The nodes of a task form a star: node 0 has a connection to each of the others. zmq's own thread moves the bytes,
+encrypts them and sends heartbeats; this code runs when the node sends, or looks at its messages.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from itertools import islice
+from multiprocessing import connection
 from typing import Any
 
 import zmq
 
 from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.task.endpoint import Endpoint, Peer, is_tcp
-from a3c_mp.task.events import JOINED, LEFT
-from a3c_mp.task.inbox import Inbox
-from a3c_mp.task.limited_log import RateLimitedLog
-from a3c_mp.task.peers import Hooks
-from a3c_mp.task.rpc import Requests
-from a3c_mp.task.switch import ANSWER, EVENT, REQUEST, Switch
-from a3c_mp.task.wire import Envelope, Message, WireError, decode, encode, num_bytes
+from a3c_mp.task.endpoint import COPY_IT, FLAG, Endpoint, is_tcp
+from a3c_mp.task.links import DROPPED, HELLO, REFUSED, WELCOME, Link, Links, RateLimitedLog
+from a3c_mp.task.sockets import Dialer, Frames, Listener
+from a3c_mp.task.wire import JOINED, Message, WireError, decode, encode
 
 WELCOME_SECONDS = 10.0
 """longest wait for the welcome of a node that is reached over TCP: authentication fails without a word"""
 LOCAL_WELCOME_SECONDS = 60.0
 """the same on this machine, where the other node may still be starting"""
+PROBE_SECONDS = 0.5
+"""between two looks whether nodes are gone"""
+BATCH = 500
+"""most messages of a socket in one look"""
+LINGER_MS = 1500
+"""longest wait at the end for what is on its way"""
+BAD_KEYS = 3
+"""handshakes over TCP that fail in a row, before the first success, until the key counts as wrong"""
 
 
 class Router:
-    """Connects a node to the others of its star or mesh; to be used in a `with` block.
+    """Connects a node to node 0, or node 0 to the others; to be used in a `with` block.
 
     Messages arrive in the order in which their sender sent them, each once, as long as the two stay connected. A node
     that leaves and joins again begins a new session: what was under way is lost.
@@ -38,13 +48,14 @@ class Router:
 
     def __init__(self, endpoint: Endpoint, log: logging.Logger | None = None):
         self.endpoint = endpoint
-        self.log = log or logging.getLogger(__name__)
-        self._inbox = Inbox()
-        self._requests = Requests(self._post, lambda: self.peers, RateLimitedLog(self.log))
-        self._callbacks: dict[str, list[Callable[..., None]]] = {"arrival": [], "join": [], "leave": []}
-        self._changed = threading.Condition()
-        self._has_arrived = False
-        self._switch: Switch | None = None
+        self.log = RateLimitedLog(log or logging.getLogger(__name__))
+        self.links = Links(endpoint, lambda name, event: self._received.append(Message(name, event, [])), self.log)
+        self.is_active = bool(endpoint.binds or endpoint.dials)
+        """whether there are, or may be, other nodes"""
+        self._ports: list[Listener | Dialer] = []
+        self._received: list[Message] = []
+        self._lock = threading.RLock()
+        self._probed = 0.0
 
     def __enter__(self) -> Router:
         """Bind and connect; returns once node 0 has let this node in.
@@ -53,201 +64,134 @@ class Router:
             ConfigError: an address or the key is invalid, or node 0 refuses this node.
             WorkerError: node 0 does not answer, on this machine.
         """
-        if not self.is_active:
-            return self
-        hooks = Hooks(
-            deliver=self._deliver,
-            batch=self._end_batch,
-            joined=self._on_joined,
-            left=self._on_left,
-            discard=self._inbox.discard,
-            is_full=lambda: self._inbox.is_full,
-            changed=self._on_change,
-        )
-        self._switch = Switch(self.endpoint, self.endpoint.load_key(), hooks, self.log)
-        self._switch.start()
-        try:
-            self._wait_for_welcome(self._switch)
-        except BaseException:
-            self.__exit__()
-            raise
+        if self.is_active:
+            key = self.endpoint.load_key()
+            self._context = zmq.Context()
+            try:
+                for address in self.endpoint.binds:
+                    self._ports.append(Listener(self._context, address, key))
+                if self.endpoint.dials:
+                    self._ports.append(dialer := Dialer(self._context, self.endpoint.dials, key))
+                    dialer.send(dialer.token, self.links.hello())
+                    self._wait_for_welcome(dialer)
+            except BaseException:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Send what is under way, for a few seconds at most, and say goodbye."""
-        if self._switch is not None:
-            self._switch.stop()
-        self._requests.fail("this node has ended")
-        self._inbox.close()
+        """Send what is under way, for a second or two at most."""
+        with self._lock:
+            if self._ports:
+                for port in self._ports:
+                    port.close(LINGER_MS)
+                self._context.term()
+            self._ports.clear()
+            self.links.by_token.clear()
 
     @property
-    def is_active(self) -> bool:
-        """Whether there are other nodes."""
-        return self.endpoint.topology != "alone"
-
-    @property
-    def name(self) -> str:
-        return self._own.name
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return self.endpoint.labels
-
-    @property
-    def peers(self) -> dict[str, Peer]:
-        """The nodes that are connected now, by name."""
-        return {} if self._switch is None else dict(self._switch.table.peers)
-
-    @property
-    def greeting(self) -> dict[str, Any]:
-        """What node 0 sends to each node that joins."""
-        return self.endpoint.greeting if self._switch is None else self._switch.table.greeting
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes that were started together with node 0; those that have joined have numbers from here on."""
-        return self.endpoint.num_nodes if self._switch is None else self._switch.table.num_nodes
+    def peers(self) -> list[str]:
+        """Names of the nodes that are connected now: at node 0 all others, elsewhere node 0."""
+        return [link.name for link in self.links.by_token.values()]
 
     @property
     def addresses(self) -> list[str]:
-        """Bound addresses; for TCP port 0 the port that was chosen."""
-        ports = [] if self._switch is None else self._switch.ports
-        return [address for port in ports for address in getattr(port, "addresses", [])]
+        """Bound addresses."""
+        return [port.address for port in self._ports if isinstance(port, Listener)]
 
     @property
-    def wake_fd(self) -> int:
-        """A file descriptor that is readable while there are messages to receive."""
-        return self._inbox.wake_fd
+    def files(self) -> list[Any]:
+        """What becomes readable when there may be something to receive, for a wait after `receive` found nothing."""
+        with self._lock:
+            return [port.socket.FD for port in self._ports]
 
     def send(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event to all other nodes whose name or label matches the pattern `to`, from any thread.
+        """Send an event, from any thread; values are copied.
 
-        Values are copied. Nodes that do not read are dropped, so this never waits for them.
+        Node 0 sends to all nodes whose name or label matches the pattern `to`, other nodes to node 0. Nodes that do not
+        read are dropped, so this never waits for them.
 
         Raises:
-            TypeError: a value is no JSON, torch tensor or numpy array.
+            TypeError: a value is neither JSON nor a tensor.
             ValueError: the message is too large.
         """
-        self._post(EVENT, [event, args], to)
+        with self._lock:
+            if links := [link for link in self.links.by_token.values() if self.endpoint.dials or link.matches(to)]:
+                frames = encode(event, args)
+                for link in links:
+                    self.links.send(link, frames)
 
     def receive(self) -> list[Message]:
         """All messages that have arrived since the last call, in order of arrival."""
-        self._check()
-        was_full = self._inbox.is_full
-        messages = self._inbox.take()
-        if was_full and self._switch is not None:
-            self._switch.wake()  # it acknowledges what it has held back
-        return messages
+        with self._lock:
+            self._read()
+            received, self._received = self._received, []
+            return received
 
-    def insert(self, message: Message) -> None:
-        """Add a message to those that this node receives, in order; for callbacks on the router's thread."""
-        self._inbox.put(message, 0, b"")
-        self._has_arrived = True
-
-    def on_arrival(self, callback: Callable[[], None]) -> None:
-        """Have a function called on the router's thread after messages have arrived."""
-        self._callbacks["arrival"].append(callback)
-
-    def on_join(self, callback: Callable[[Peer], None]) -> None:
-        """Have a function called on the router's thread when a node has joined."""
-        self._callbacks["join"].append(callback)
-
-    def on_leave(self, callback: Callable[[Peer], None]) -> None:
-        """Have a function called on the router's thread when a node has ended, was lost or was dropped."""
-        self._callbacks["leave"].append(callback)
-
-    def serve(self, name: str, handler: Callable[..., Any]) -> None:
-        """Answer requests of other nodes: `handler(*args)` runs on the router's thread, and its result is sent back."""
-        self._requests.serve(name, handler)
-
-    def request(self, name: str, *args: Any, to: str, timeout: float, beat: Callable[[], None] = lambda: None) -> Any:
-        """Ask a node, the first that matches the pattern `to`, and wait for its answer.
-
-        Args:
-            timeout: longest wait, in seconds.
-            beat: called several times a second meanwhile.
-
-        Raises:
-            TimeoutError: no answer in time.
-            RequestError: no node matches, it left, or its handler raised an exception.
-        """
-        if self._switch is not None and self._switch.is_own_thread():
-            raise RuntimeError(f"request {name!r} on the router's thread would wait for itself")
-        return self._requests.ask(name, args, to, timeout, beat)
-
-    @property
-    def _own(self) -> Peer:
-        if self._switch is None:
-            return Peer(f"node.{self.endpoint.number or 0}", self.endpoint.labels)
-        return self._switch.table.own
-
-    @property
-    def _error(self) -> BaseException | None:
-        return None if self._switch is None else self._switch.error
-
-    def _check(self) -> None:
-        """Raise what has ended the router's thread."""
-        if self._error is not None:
-            raise self._error
-
-    def _post(self, kind: str, content: Any, to: str, request: int = 0) -> None:
-        self._check()
-        if self._switch is not None:
-            self._switch.post(Envelope(kind, "", to, request), encode(content))
-
-    def _wait_for_welcome(self, switch: Switch) -> None:
-        address = self.endpoint.dials[0] if self.endpoint.dials else ""
-        seconds = WELCOME_SECONDS if is_tcp(address) else LOCAL_WELCOME_SECONDS
-        with self._changed:
-            self._changed.wait_for(lambda: switch.is_ready or switch.error, seconds)
-        self._check()
-        if not switch.is_ready:
-            why = f"no node lets this one in within {seconds:g} s"
-            if is_tcp(address):
+    def _wait_for_welcome(self, dialer: Dialer) -> None:
+        local = not is_tcp(dialer.address)
+        seconds = LOCAL_WELCOME_SECONDS if local else WELCOME_SECONDS
+        deadline = time.monotonic() + seconds
+        while not self.peers:
+            if time.monotonic() > deadline:
+                why = f"no node lets this one in within {seconds:g} s"
+                if local:
+                    raise WorkerError(f"{self.links.name}: {why}, at {dialer.address}")
                 fix = "start the node that listens there first, with the same key"
-                raise ConfigError("attach-to", address, why, fix)
-            raise WorkerError(f"{self.name}: {why}, at {address}")
+                raise ConfigError("attach-to", dialer.address, why, fix)
+            if dialer.failures >= BAD_KEYS and not local:
+                why = f"the node at {dialer.address} has another one"
+                raise ConfigError(FLAG, self.endpoint.key_file, why, COPY_IT)
+            connection.wait(self.files, PROBE_SECONDS / 10)
+            self._read()
+        self._received = [message for message in self._received if message.event != JOINED]
 
-    # ---- on the router's thread
+    # ---- reading
 
-    def _deliver(self, envelope: Envelope, frames: Sequence[zmq.Frame], token: bytes, shared: bool) -> None:
-        name, args = decode(frames, copy=shared)
-        if envelope.kind == ANSWER:
-            self._requests.receive(envelope, name, args)
-        elif not isinstance(name, str) or not isinstance(args, list):
-            raise WireError("malformed message")
-        elif name in (JOINED, LEFT):
-            raise WireError(f"{name} is an event of this node's own")
-        elif envelope.kind == REQUEST:
-            self._requests.answer(envelope, name, args)
-        else:
-            self._inbox.put(Message(envelope.sender, name, args), num_bytes(frames), token)
-            self._has_arrived = True
+    def _read(self) -> None:
+        """Read what has arrived; then end the sessions of nodes that are gone."""
+        lost: list[bytes] = []
+        if self.endpoint.binds and self._ports and time.monotonic() - self._probed > PROBE_SECONDS:
+            self._probed = time.monotonic()
+            lost = self.links.find_lost()
+        for port in self._ports:
+            for _ in range(port.count_refused() if isinstance(port, Listener) else 0):
+                self.log.warning("a connection was refused: another key, or no node")
+            if isinstance(port, Dialer) and port.is_to_renew():
+                lost = [port.token]
+            arrived = list(islice(port.received(), BATCH))
+            for token, frames in arrived:
+                self._handle(port, token, frames)
+            if len(arrived) == BATCH:  # more may wait
+                lost = []
+        for token in lost:
+            self._end(token)
 
-    def _end_batch(self) -> None:
-        if self._has_arrived:
-            self._has_arrived = False
-            self._call("arrival")
+    def _end(self, token: bytes) -> None:
+        """End a session; one with node 0 is followed by another."""
+        self.links.end(token)
+        for port in self._ports:
+            if isinstance(port, Dialer):
+                port.renew()
+                port.send(port.token, self.links.hello())
 
-    def _on_joined(self, peer: Peer) -> None:
-        self._on_change()
-        self._call("join", peer)
+    def _handle(self, port: Listener | Dialer, token: bytes, frames: Frames) -> None:
+        link = self.links.by_token.get(token)
+        try:
+            if any(map(len, frames)):  # an empty message finds out whether this node is there
+                self._dispatch(port, token, link, *decode(frames))
+        except (WireError, ValueError, TypeError, zmq.Again) as error:
+            sender = "a node that has not joined" if link is None else link.name
+            self.log.warning(f"message from {sender} dropped", error)
 
-    def _on_left(self, peer: Peer) -> None:
-        self._requests.fail("it has left", peer)
-        self._on_change()
-        self._call("leave", peer)
-
-    def _on_change(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-        if self._error is not None:
-            self._requests.fail(str(self._error))
-            self._inbox.wake()  # a wait there ends with the error
-
-    def _call(self, kind: str, *args: Any) -> None:
-        for callback in self._callbacks[kind]:
-            try:
-                callback(*args)
-            except Exception:
-                self.log.exception(f"on_{kind} of {self.name} failed")
+    def _dispatch(self, port: Listener | Dialer, token: bytes, link: Link | None, event: str, args: list) -> None:
+        if isinstance(port, Listener) and event == HELLO:
+            self.links.admit(port, token, *args)
+        elif isinstance(port, Dialer) and event in (WELCOME, REFUSED) and link is None:
+            self.links.enter(port, event, *args)
+        elif isinstance(port, Dialer) and event == DROPPED:
+            self._end(token)
+        elif event.startswith("node."):
+            raise WireError(f"unexpected {event[:20]!r}")
+        elif link is not None:  # else it is of a session that has ended
+            self._received.append(Message(link.name, event, args))

@@ -1,4 +1,4 @@
-"""The two ends of connections: a `Listener` that nodes connect to, a `Dialer` that connects to one node.
+"""The two ends of connections: a `Listener` that nodes connect to, and a `Dialer` that connects to node 0.
 
 Each connection is a session with a random token, which is its routing id. A session that ends does not come back: the
 dialer opens a new socket with a new token, so nothing that was sent in the old session arrives late.
@@ -6,137 +6,123 @@ dialer opens a new socket with a new token, so nothing that was sent in the old 
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.endpoint import is_tcp
-from a3c_mp.task.keys import KeyPair
-from a3c_mp.task.link import WINDOW_MESSAGES, Frames
+from a3c_mp.task.endpoint import KeyPair, is_tcp
 from a3c_mp.task.wire import MAX_TENSOR
 
 MAX_FRAME = MAX_TENSOR + 1024
 """bytes, with what encryption adds; a connection that announces a larger frame is closed before memory is allocated"""
-QUEUE = WINDOW_MESSAGES + 1000
-"""high-water marks: the window, and room for acknowledgements, which are not counted in it"""
-HEARTBEAT_SECONDS, SILENCE_SECONDS = 2.0, 8.0
+QUEUE = 50_000
+"""high-water mark: most messages that wait for a node; with one more it counts as not reading"""
+HEARTBEAT_MS, SILENCE_MS = 2000, 8000
 """between heartbeats of zmq's own thread, and without an answer to one before the connection counts as lost: the end of
 a link is seen after 8 to 10 s"""
-HANDSHAKE_SECONDS = 5.0
+HANDSHAKE_MS = 5000
 """longest handshake; a client that says nothing is disconnected"""
-CONNECT_SECONDS = 2.0
+CONNECT_MS = 2000
 """longest attempt to connect, where packets are lost"""
-RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.01, 0.5
-"""pause after the first and after later failed attempts"""
-BATCH = 500
-"""messages read before the router looks at its other sockets"""
+RECONNECT_SECONDS = 0.5
+"""shortest time between two attempts to connect"""
 
-END = zmq.Event.DISCONNECTED
 FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+ENDED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
+"""the end of a connection, and of an attempt to connect"""
+
+Frames = list[Any]
+"""bytes and zmq frames, without the routing id"""
 
 
-class Batch(NamedTuple):
-    """What has happened at a socket."""
+class _Port:
+    """A socket, and the monitor of its connections."""
 
-    arrived: list[tuple[bytes, Frames]]  # (token, frames)
-    gone: list[bytes]  # tokens of sessions that have ended; all that arrived in them has been read
-    refused: int  # handshakes that failed
-
-
-class Listener:
-    """A bound ROUTER socket; clients over TCP must have the key.
-
-    Raises:
-        ConfigError: an address cannot be bound.
-    """
-
-    def __init__(self, context: zmq.Context, addresses: tuple[str, ...], key: KeyPair | None):
-        self.socket = _make_socket(context, zmq.ROUTER)
-        self.socket.router_mandatory = True  # sending to a node that is gone is an error, not silence
-        self.monitor = self.socket.get_monitor_socket(END | FAILED)
-        self.addresses: list[str] = []
-        self._authenticator: ThreadAuthenticator | None = None
-        self._tokens: dict[int, bytes] = {}  # file descriptor of a connection -> token
-        self._ended: list[int] = []  # descriptors of connections that have ended
-        self._replaced: list[bytes] = []  # tokens of ended sessions whose descriptors are in use again
-        self._refused = 0
-        try:
-            for address in sorted(addresses, key=is_tcp):  # options of TCP only take effect after ipc is bound
-                if is_tcp(address):
-                    assert key is not None
-                    self._admit(context, key)
-                    self.socket.ipv6 = "[" in address
-                _bind(self.socket, address)
-                self.addresses.append(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        except BaseException:
-            self.close(0)
-            raise
-
-    def send(self, token: bytes, frames: Frames) -> None:
-        """Send to one node; nothing happens if it is gone, as `read` is about to report that after its last messages.
-
-        Raises:
-            zmq.Again: it has not read far more than a window.
-        """
-        try:
-            self.socket.send_multipart([token, *frames], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-
-    def read(self) -> Batch:
-        """Messages that have arrived, and what has ended."""
-        self._read_monitor()
-        arrived = []
-        for token, *frames in _received(self.socket):
-            if not frames:
-                continue
-            descriptor = frames[0].get(zmq.SRCFD)
-            if self._tokens.get(descriptor) != token.bytes:
-                self._note(descriptor, token.bytes)
-            arrived.append((token.bytes, frames))
-        if len(arrived) >= BATCH:  # messages of sessions that have ended may still wait
-            return Batch(arrived, [], 0)
-        gone = [self._tokens.pop(descriptor) for descriptor in self._ended if descriptor in self._tokens]
-        batch = Batch(arrived, self._replaced + gone, self._refused)
-        self._ended, self._replaced, self._refused = [], [], 0
-        return batch
+    socket: zmq.Socket
+    _monitor: zmq.Socket
 
     def close(self, linger: int) -> None:
         """Close the socket once what was sent is on its way, after `linger` milliseconds at the latest."""
-        _close(self.socket, self.monitor, linger)
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(linger)
+
+    def _make_socket(self, context: zmq.Context, kind: int, events: int) -> None:
+        self.socket = socket = context.socket(kind)
+        socket.sndhwm = socket.rcvhwm = QUEUE
+        socket.maxmsgsize = MAX_FRAME
+        socket.heartbeat_ivl = HEARTBEAT_MS
+        # The peer gets the time to live with each heartbeat: it, too, closes the connection after so long a silence.
+        socket.heartbeat_timeout = socket.heartbeat_ttl = socket.tcp_maxrt = SILENCE_MS
+        socket.handshake_ivl, socket.connect_timeout = HANDSHAKE_MS, CONNECT_MS
+        self._monitor = socket.get_monitor_socket(events)
+
+    def _messages(self) -> Iterator[Frames]:
+        while _has_more(self.socket):
+            yield self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+
+    def _events(self) -> Iterator[int]:
+        while _has_more(self._monitor):
+            yield recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+
+
+class Listener(_Port):
+    """A bound ROUTER socket; clients over TCP must have the key.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+
+    def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
+        self.is_local = not is_tcp(address)
+        self._make_socket(context, zmq.ROUTER, FAILED)
+        self.socket.router_mandatory = True  # sending to a node that is gone is an error, not silence
+        self.socket.ipv6 = "[" in address
+        self._authenticator: ThreadAuthenticator | None = None
+        try:
+            if key is not None and not self.is_local:
+                self.socket.curve_publickey, self.socket.curve_secretkey = key
+                self.socket.curve_server = True
+                self._authenticator = ThreadAuthenticator(context)
+                self._authenticator.start()
+                self._authenticator.configure_curve_callback(credentials_provider=_OneKey(key.public))
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close(0)
+            fix = "choose another port, or an address of this machine"
+            raise ConfigError("listen", address, f"cannot be bound ({error.strerror})", fix) from error
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """for TCP port 0 with the port that was chosen"""
+
+    def send(self, token: bytes, frames: Frames) -> bool:
+        """Send to one node; returns False if it is gone. Raises zmq.Again if too much waits for it."""
+        try:
+            self.socket.send_multipart([token, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def received(self) -> Iterator[tuple[bytes, Frames]]:
+        """Messages that have arrived: token of the session, frames."""
+        return ((token.bytes, frames) for token, *frames in self._messages())
+
+    def count_refused(self) -> int:
+        """Handshakes that have failed since the last call."""
+        return sum(1 for _ in self._events())
+
+    def close(self, linger: int) -> None:
+        super().close(linger)
         if self._authenticator is not None:
             self._authenticator.stop()
-
-    def _admit(self, context: zmq.Context, key: KeyPair) -> None:
-        self.socket.curve_publickey, self.socket.curve_secretkey = key
-        self.socket.curve_server = True
-        if self._authenticator is None:
-            self._authenticator = ThreadAuthenticator(context)
-            self._authenticator.start()
-            self._authenticator.configure_curve_callback(credentials_provider=_OneKey(key.public))
-
-    def _read_monitor(self) -> None:
-        for event, descriptor in _events(self.monitor):
-            if event == END:
-                self._ended.append(descriptor)
-            else:
-                self._refused += 1
-
-    def _note(self, descriptor: int, token: bytes) -> None:
-        """First message of a session. Another session that had its descriptor has ended; its event came before."""
-        if descriptor in self._tokens:
-            self._read_monitor()
-            with suppress(ValueError):
-                self._ended.remove(descriptor)
-            self._replaced.append(self._tokens[descriptor])
-        self._tokens[descriptor] = token
 
 
 class _OneKey:
@@ -149,16 +135,17 @@ class _OneKey:
         return key == self.public
 
 
-class Dialer:
-    """A DEALER socket that keeps connecting to one address; `renew` begins a new session."""
+class Dialer(_Port):
+    """A DEALER socket that is connected to one address; `renew` begins a new session."""
+
+    is_local = False
+    token: bytes
+    _has_ended: bool
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
         self.context, self.address, self.key = context, address, key
         self.failures = 0
         """handshakes that failed since the last one that succeeded"""
-        self.socket: zmq.Socket
-        self.monitor: zmq.Socket
-        self._connected = self._ended = False
         self._open()
 
     def renew(self) -> None:
@@ -166,83 +153,50 @@ class Dialer:
         self.close(0)
         self._open()
 
-    def send(self, token: bytes, frames: Frames) -> None:
-        if token == self.token:
-            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+    def send(self, token: bytes, frames: Frames) -> bool:
+        """Send to node 0; returns False if the session has ended, or ends because too much waits for it."""
+        self._read_events()
+        if not self._has_ended:
+            try:
+                self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._has_ended = True
+        return not self._has_ended
 
-    def read(self) -> Batch:
-        """Messages that have arrived, and whether the session has ended."""
-        for event, _ in _events(self.monitor):
-            if event == END:
-                self._ended |= self._connected
-            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._connected, self.failures = True, 0
-            else:
-                self.failures += 1
-        arrived = [(self.token, frames) for frames in _received(self.socket)]
-        ended = self._ended and len(arrived) < BATCH
-        return Batch(arrived, [self.token] if ended else [], 0)
+    def received(self) -> Iterator[tuple[bytes, Frames]]:
+        """As `Listener.received`."""
+        return ((self.token, frames) for frames in self._messages())
+
+    def is_to_renew(self) -> bool:
+        """Whether the session has ended, and some time ago begun; what has arrived in it can still be read."""
+        self._read_events()
+        return self._has_ended and time.monotonic() - self._opened > RECONNECT_SECONDS
 
     def close(self, linger: int) -> None:
         """As `Listener.close`; without a connection nothing is on its way."""
-        _close(self.socket, self.monitor, linger if self._connected else 0)
+        super().close(linger if self._is_connected else 0)
 
     def _open(self) -> None:
-        self.token = os.urandom(16)
-        self._connected = self._ended = False
-        self.socket = _make_socket(self.context, zmq.DEALER)
-        self.monitor = self.socket.get_monitor_socket(END | FAILED | zmq.Event.HANDSHAKE_SUCCEEDED)
+        self.token, self._opened = os.urandom(16), time.monotonic()
+        self._is_connected = self._has_ended = False
+        self._make_socket(self.context, zmq.DEALER, FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
         self.socket.routing_id = self.token
-        if is_tcp(self.address):
-            assert self.key is not None
+        self.socket.reconnect_ivl = -1  # that would be the same session without what was under way
+        if self.key is not None:
             self.socket.curve_publickey, self.socket.curve_secretkey = self.key
             self.socket.curve_serverkey = self.key.public
             self.socket.ipv6 = True
         self.socket.connect(self.address)
 
-
-def _make_socket(context: zmq.Context, kind: int) -> zmq.Socket:
-    socket = context.socket(kind)
-    socket.sndhwm = socket.rcvhwm = QUEUE
-    socket.maxmsgsize = MAX_FRAME
-    socket.heartbeat_ivl = _ms(HEARTBEAT_SECONDS)
-    # The peer gets the time to live with each heartbeat: it, too, closes the connection after so long a silence.
-    socket.heartbeat_timeout = socket.heartbeat_ttl = socket.tcp_maxrt = _ms(SILENCE_SECONDS)
-    socket.handshake_ivl = _ms(HANDSHAKE_SECONDS)
-    socket.connect_timeout = _ms(CONNECT_SECONDS)
-    socket.reconnect_ivl, socket.reconnect_ivl_max = _ms(RECONNECT_SECONDS), _ms(MAX_RECONNECT_SECONDS)
-    return socket
+    def _read_events(self) -> None:
+        for event in self._events():
+            if event & ENDED:
+                self._has_ended = True
+            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._is_connected, self.failures = True, 0
+            else:
+                self.failures += 1
 
 
-def _bind(socket: zmq.Socket, address: str) -> None:
-    try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
-        if not is_tcp(address):
-            raise
-        fix = "choose another port, or an address of this machine"
-        raise ConfigError("listen", address, f"cannot be bound ({error.strerror})", fix) from error
-
-
-def _received(socket: zmq.Socket) -> Iterator[Any]:
-    with suppress(zmq.Again):
-        for _ in range(BATCH):
-            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
-
-
-def _events(monitor: zmq.Socket) -> Iterator[tuple[int, int]]:
-    """Events of a connection and its file descriptor."""
-    with suppress(zmq.Again):
-        while True:
-            event = recv_monitor_message(monitor, zmq.NOBLOCK)
-            yield event["event"], event["value"]
-
-
-def _close(socket: zmq.Socket, monitor: zmq.Socket, linger: int) -> None:
-    socket.disable_monitor()
-    monitor.close(0)
-    socket.close(linger)
-
-
-def _ms(seconds: float) -> int:
-    return round(1000 * seconds)
+def _has_more(socket: zmq.Socket) -> bool:
+    return bool(int(socket.get(zmq.EVENTS)) & zmq.POLLIN)

@@ -16,74 +16,70 @@ way forward, the rest on the way back, as in a context manager:
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.context import Context, ParallelContext
-from a3c_mp.task.events import Events, Listener, RouterLike
-from a3c_mp.task.middleware import Middleware, Step, Wrapper, name_of, open_stack
-from a3c_mp.task.sharing import Sharing
-from a3c_mp.task.signals import finish_on_signal
-from a3c_mp.task.threads import Threads
+from a3c_mp.task.context import Context
+from a3c_mp.task.endpoint import Endpoint, node_name
+from a3c_mp.task.middleware import Middleware, Step, forward_beside, name_of
+from a3c_mp.task.node import Node
+from a3c_mp.task.router import Router
+from a3c_mp.task.timing import StepTimer
+from a3c_mp.task.wire import FINISH, JOINED, encode
 
-FINISH = "task.finish"
-"""event between tasks: ()"""
+SHARE = "task.share"
+"""event between tasks: ({name: value},)"""
 
 
 class Task:
     """Loop of middleware; to be used in a `with` block.
 
     Args:
-        async_mode: the forward halves of an iteration run at the same time in threads, and all have ended before the
-            way back begins. What one middleware sets, another can rely on in the next iteration only.
-        n_async_workers: number of these threads.
+        async_mode: the forward halves of an iteration run at the same time, each in a thread, and all have ended before
+            the way back begins. What one middleware sets, another can rely on in the next iteration only.
         labels: of this node, besides those that it has of itself: "standalone" or "distributed", "async", "node.0".
         known_labels: of all nodes; empty if they are not known. A filter that matches none of them is an error.
-        router: to the tasks of other nodes.
+        router: to the tasks of other nodes; None if there are none.
     """
 
     def __init__(
-        self, *, async_mode: bool = False, n_async_workers: int = 3, labels: Sequence[str] = (),
-        known_labels: Sequence[str] = (), router: RouterLike | None = None,
+        self, *, async_mode: bool = False, labels: Sequence[str] = (), known_labels: Sequence[str] = (),
+        router: Node | None = None,
     ):  # fmt: skip
-        assert n_async_workers >= 1, n_async_workers
-        distributed = router is not None and router.is_active
-        own = ["distributed" if distributed else "standalone", *(["async"] if async_mode else [])]
-        self.labels = tuple(dict.fromkeys([*own, "node.0" if router is None else router.name, *labels]))
+        self.async_mode, self.router = async_mode, router or Node(Router(Endpoint()))
+        own = ["distributed" if self.router.is_active else "standalone", *(["async"] if async_mode else [])]
+        self.labels = tuple(dict.fromkeys([*own, self.router.name, *labels]))
         self.known_labels = (*self.labels, *known_labels) if known_labels else ()
-        self.ctx, self.router = Context(), router
-        self.events = Events(self.labels, router)
-        self._ended_elsewhere = False  # by another node, which has sent FINISH to all
-        self.events.on_internal(FINISH, self._on_finish)
+        self.ctx = Context()
+        self.parallel_ctx = Context()
+        """the newest values that other nodes share, as attributes: `task.parallel_ctx.train_iter`"""
         self._middleware: list[Step] = []
-        self._wrappers: list[Wrapper] = []
-        self._sharing = Sharing(self.events)
-        self._lock = threading.RLock()  # of middleware with `lock=True`
-        self._cleanup, self._manual = ExitStack(), ExitStack()
-        # Threads are started when they are needed.
-        self._threads = self._start_threads(n_async_workers, "middleware") if async_mode else None
+        self._timers: list[StepTimer] = []
+        self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if none was
+        self.router.handle(SHARE, self._on_shared, [dict])
+        self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
 
     def __enter__(self) -> Task:
         return self
 
-    def __exit__(self, *exc: Any) -> None:
-        self._cleanup.close()
+    def __exit__(self, *exc: object) -> None:
+        pass
 
     # ---- setting up
 
-    def use(
-        self, fn: Middleware, *, filter_labels: Sequence[str] | None = None, lock: bool = False, name: str | None = None
-    ) -> Task:
+    def use(self, fn: Middleware, *, filter_labels: Sequence[str] | None = None, name: str | None = None) -> Task:
         """Append a middleware.
 
         Args:
             fn: the middleware.
             filter_labels: use it only on nodes with a label that one of these patterns (as of file names) matches.
-            lock: never run a half of it beside a half of another middleware that has a lock.
             name: for timings and errors; default: the name of the function that made it.
 
         Raises:
@@ -95,22 +91,29 @@ class Task:
                 raise ConfigError("filter-labels", ", ".join(filter_labels), why, "name one of these")
             if not _match(filter_labels, self.labels):
                 return self
-        self._middleware.append(self._step(fn, lock, name))
+        self._middleware.append(Step(fn, name or name_of(fn), self._timers))
         return self
 
-    def use_wrapper(self, wrapper: Wrapper) -> Task:
-        """Run a wrapper around both halves of every middleware, whether it has been added yet or not."""
-        self._wrappers.append(wrapper)
+    def use_wrapper(self, timer: StepTimer) -> Task:
+        """Have a timer measure every middleware, whether it has been added yet or not."""
+        self._timers.append(timer)
         return self
 
     def share(self, *names: str) -> None:
         """Send these attributes of the context to the other tasks, each time they have changed: small, plain values."""
-        self._sharing.declare(names)
+        self._shared |= {name: b"" for name in names if name not in self._shared}
 
-    @property
-    def parallel_ctx(self) -> ParallelContext:
-        """What the other tasks share."""
-        return self._sharing.received
+    def serial(self, *fns: Middleware) -> Middleware:
+        """Combine middleware into one that runs them one after the other."""
+        steps = [Step(fn, name_of(fn), self._timers) for fn in fns]
+
+        def serial(ctx: Context) -> Iterator[None]:
+            with ExitStack() as stack:
+                for step in steps:
+                    step.forward(ctx, stack)
+                yield
+
+        return serial
 
     # ---- running
 
@@ -127,139 +130,70 @@ class Task:
             Exception: of a middleware, unless an earlier one that is suspended around it handles it.
         """
         assert self._middleware, "the task has no middleware"
-        with finish_on_signal(self.finish, lambda: self.events.finishing):
+        with finish_on_signals(self.router), ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
             while True:
-                self._iterate(max_step)
-                for wrapper in self._wrappers:
-                    wrapper.end_iteration(self.ctx.total_step)
+                self._iterate(threads, max_step)
+                for timer in self._timers:
+                    timer.end_iteration(self.ctx.total_step)
                 if self.ctx.finish:
                     break
                 self.ctx = self.ctx.renew()
-        if self.router is not None and self.router.is_active and not self._ended_elsewhere:
+        if not self.router.was_ended or self.router.name == node_name(0):
             self.router.send(FINISH)
         return self.ctx
 
-    def _on_finish(self, sender: str, args: Sequence[Any]) -> None:
-        self._ended_elsewhere = True
-        self.finish()
-
-    def finish(self) -> None:
-        """Make the current iteration the last one, here and on all other nodes; for any thread or signal handler."""
-        self.events.finishing = True
-        if self.router is not None:
-            self.router.finishing = True
-        self.events.wake()
-
-    def forward(self, fn: Middleware, ctx: Context | None = None) -> Context:
-        """Run the forward half of a middleware now; the other one runs on the way back, or in `backward`.
-
-        In a middleware, the way back is that of this middleware's iteration.
-        """
-        ctx = self.ctx if ctx is None else ctx
-        self._step(fn).forward(ctx, open_stack.get(self._manual))
-        return ctx
-
-    def backward(self) -> None:
-        """Go the way back of what `forward` has run: in a middleware, of what this one has."""
-        open_stack.get(self._manual).close()
-
-    def wrap(self, fn: Middleware) -> Callable[[Context], Callable[[], None]]:
-        """Make a middleware callable by another one: `back = task.wrap(fn)(ctx)`, and later `back()`."""
-        step = self._step(fn)
-
-        def wrapped(ctx: Context) -> Callable[[], None]:
-            stack = ExitStack()
-            step.forward(ctx, stack)
-            open_stack.get(self._manual).push(stack)  # where an error goes if `back` is not called before
-            return stack.close
-
-        return wrapped
-
-    def serial(self, *fns: Middleware) -> Middleware:
-        """Combine middleware into one that runs them one after the other."""
-        steps = [self._step(fn) for fn in fns]
-
-        def serial(ctx: Context) -> Iterator[None]:
-            with ExitStack() as stack:
-                for step in steps:
-                    step.forward(ctx, stack)
-                yield
-
-        return serial
-
-    def parallel(self, *fns: Middleware) -> Middleware:
-        """Combine middleware into one that runs their forward halves at the same time, in threads."""
-        steps = [self._step(fn) for fn in fns]
-        threads = self._start_threads(len(fns), "parallel")
-
-        def parallel(ctx: Context) -> Iterator[None]:
-            with ExitStack() as stack:
-                threads.forward(steps, ctx, stack)
-                yield
-
-        return parallel
-
-    # ---- events
-
-    def emit(self, event: str, *args: Any, to: str = "*", only_local: bool = False, only_remote: bool = False) -> None:
-        """Call the listeners of an event, on this node and on others; for any thread.
-
-        Args:
-            event: its name.
-            args: for the listeners; to other nodes they travel as JSON, tensors and arrays as they are.
-            to: pattern of the labels or names of the nodes that get it.
-            only_local, only_remote: not to other nodes, not on this one.
-        """
-        self.events.emit(event, *args, to=to, local=not only_remote, remote=not only_local)
-
-    def on(self, event: str, listener: Listener) -> None:
-        """Call a listener at each event of this name: `listener(*args)`."""
-        self.events.on(event, listener)
-
-    def once(self, event: str, listener: Listener) -> None:
-        """Call a listener at the next event of this name."""
-        self.events.on(event, listener, once=True)
-
-    def off(self, event: str, listener: Listener | None = None) -> None:
-        """Remove a listener, or all listeners of an event."""
-        self.events.off(event, listener)
-
-    def wait_for(self, event: str, timeout: float | None = None) -> tuple[Any, ...] | None:
-        """Wait for an event; one that was emitted since the iteration began counts too.
-
-        Returns:
-            its newest arguments, or None if the task is asked to finish meanwhile.
-
-        Raises:
-            TimeoutError: it has not come within `timeout` (s).
-            Cancelled: another middleware has failed meanwhile.
-        """
-        return self.events.wait_for(event, timeout)
-
     # ---- inside
 
-    def _step(self, fn: Middleware, lock: bool = False, name: str | None = None) -> Step:
-        return Step(fn, name or name_of(fn), self._wrappers, self._lock if lock else None)
-
-    def _start_threads(self, number: int, name: str) -> Threads:
-        return self._cleanup.enter_context(Threads(number, self.events, name))
-
-    def _iterate(self, max_step: int | None) -> None:
-        ctx, events = self.ctx, self.events
-        events.start_iteration()
+    def _iterate(self, threads: ThreadPoolExecutor, max_step: int | None) -> None:
+        ctx = self.ctx
         with ExitStack() as stack:
-            events.dispatch()
+            self.router.look()
             try:
-                if self._threads is not None:
-                    self._threads.forward(self._middleware, ctx, stack)
+                if self.async_mode:
+                    forward_beside(self._middleware, ctx, stack, threads, self.router.look)
                 else:
                     for step in self._middleware:
                         step.forward(ctx, stack)
-                        events.dispatch()
+                        self.router.look()
             finally:  # also if one of the suspended handles an error
-                if events.finishing or (max_step is not None and ctx.total_step + 1 >= max_step):
+                if self.router.finishing or (max_step is not None and ctx.total_step + 1 >= max_step):
                     ctx.finish = True
-        self._sharing.send(ctx)
+        self._send_shared()
+
+    def _send_shared(self) -> None:
+        """Send what has changed since it was sent, also inside of a list or a tensor."""
+        for name in self._shared:
+            if name in self.ctx:
+                value = b"".join(frame.bytes for frame in encode(SHARE, [self.ctx.get(name)]))
+                if value != self._shared[name]:
+                    self._shared[name] = value
+                    self.router.send(SHARE, {name: self.ctx.get(name)})
+
+    def _on_shared(self, sender: str, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self.parallel_ctx, name, value)
+
+
+@contextmanager
+def finish_on_signals(node: Node) -> Iterator[None]:
+    """Finish a task at SIGINT and SIGTERM, where no other handler is installed; a second one ends the process."""
+    previous = {}
+
+    def on_signal(signum: int, frame: object) -> None:
+        if node.finishing:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+        node.finishing = True
+
+    if threading.current_thread() is threading.main_thread():
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(signum) in (signal.default_int_handler, signal.SIG_DFL):
+                previous[signum] = signal.signal(signum, on_signal)
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
 def _match(patterns: Sequence[str], labels: Sequence[str]) -> bool:

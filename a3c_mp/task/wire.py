@@ -1,8 +1,7 @@
 """Encoding of messages between nodes: JSON, then the bytes of each tensor in a frame of its own.
 
-A message is a list of frames [envelope, content, tensor 0, tensor 1, ...]. The envelope says what the message is for,
-from whom and to whom; a hub that relays reads nothing else. In the content a tensor stands as
-{"$tensor": [number, kind, dtype, shape]}. What arrives is checked, and nothing in it is ever executed.
+A message is a list of frames [content, tensor 0, tensor 1, ...]. In the content, which is [event, arguments], a tensor
+stands as {"$tensor": [number, dtype, shape]}. What arrives is checked, and nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -12,9 +11,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import zmq
+
+JOINED, LEFT = "node.joined", "node.left"
+"""events of the nodes themselves: a node is connected, or no longer"""
+FINISH = "task.finish"
+"""event between tasks: ()"""
 
 MAX_JSON = 4 * 2**20
 """bytes of the content of a message; larger things are tensors"""
@@ -24,58 +27,30 @@ MAX_TENSORS = 1024
 """tensors in a message; the nets of this library have tens of parameters"""
 MAX_DIMS = 32
 """dimensions of a tensor"""
-MAX_ENVELOPE = 4096
-"""bytes"""
 
 DTYPES = {
     name: getattr(torch, name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 }
-TENSOR, TORCH, NUMPY = "$tensor", "torch", "numpy"
+TENSOR = "$tensor"
 PARSE_ERRORS = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, RuntimeError, MemoryError)
 """what parsers raise on malformed input"""
 
 
 class WireError(Exception):
-    """Frames that are no message; the text says what is wrong with them."""
+    """Frames that are no message, or not the one that is expected; the text says what is wrong with them."""
 
 
 class Message(NamedTuple):
-    """An event that another node has sent."""
+    """An event that a node has sent."""
 
     sender: str  # name of the node, "node.1"
     event: str
-    args: list  # JSON values, torch tensors and numpy arrays
+    args: list  # JSON values and tensors
 
 
-class Envelope(NamedTuple):
-    """First frame of a message."""
-
-    kind: str
-    sender: str  # name of a node
-    to: str  # a pattern for names and labels of nodes
-    request: int = 0  # number of a request, in itself and in its answer
-
-
-def encode_envelope(envelope: Envelope) -> bytes:
-    return json.dumps(envelope).encode()
-
-
-def decode_envelope(frame: Any) -> Envelope:
-    """Raises WireError."""
-    try:
-        if len(frame) > MAX_ENVELOPE:
-            raise ValueError(f"{len(frame)} bytes")
-        envelope = Envelope(*json.loads(bytes(frame)))
-        if [type(field) for field in envelope] != [str, str, str, int]:
-            raise ValueError("fields of other types")
-        return envelope
-    except PARSE_ERRORS as error:
-        raise WireError(f"malformed envelope ({error})") from error
-
-
-def encode(content: Any) -> list[zmq.Frame]:
-    """Frames of JSON values, torch tensors and numpy arrays, nested in lists and dicts; all values are copied.
+def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
+    """Frames of an event and its arguments, JSON values and tensors, nested in lists and dicts; all are copied.
 
     As in JSON, tuples arrive as lists and keys as strings.
 
@@ -86,15 +61,18 @@ def encode(content: Any) -> list[zmq.Frame]:
     tensors: list[zmq.Frame] = []
 
     def pack(value: Any) -> Any:
-        if isinstance(value, np.generic):
-            return value.item()
-        kind, name, data = _raw(value)
-        if len(data) > MAX_TENSOR:
-            raise ValueError(f"a tensor of {len(data):,} bytes is too large for one message; split it")
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            raise TypeError(f"{type(value).__name__} cannot be sent to another node")
+        if (name := str(value.dtype).removeprefix("torch.")) not in DTYPES:
+            raise TypeError(f"tensors of {name} cannot be sent to another node")
+        if value.nbytes > MAX_TENSOR:
+            raise ValueError(f"a tensor of {value.nbytes:,} bytes is too large for one message; split it")
+        flat = value.detach().cpu().reshape(-1).contiguous()
+        data = flat.view(torch.uint8).numpy().data if len(flat) else b""  # an empty tensor has no view
         tensors.append(zmq.Frame(data, copy=True))
-        return {TENSOR: [len(tensors) - 1, kind, name, list(value.shape)]}
+        return {TENSOR: [len(tensors) - 1, name, list(value.shape)]}
 
-    text = json.dumps(content, default=pack).encode()
+    text = json.dumps([event, args], default=pack).encode()
     if len(text) > MAX_JSON or len(tensors) > MAX_TENSORS:
         raise ValueError(f"a message of {len(text):,} bytes of JSON and {len(tensors)} tensors is too large; split it")
     if text.count(f'"{TENSOR}":'.encode()) != len(tensors):
@@ -102,75 +80,43 @@ def encode(content: Any) -> list[zmq.Frame]:
     return [zmq.Frame(text, copy=True), *tensors]
 
 
-def decode(frames: Sequence[zmq.Frame], copy: bool = False) -> Any:
-    """The values that `encode` made the frames of.
-
-    Args:
-        frames: tensors use their memory.
-        copy: tensors get memory of their own, where the frames are also sent on to other nodes.
+def decode(frames: Sequence[zmq.Frame]) -> tuple[str, list]:
+    """The event and the arguments that `encode` made the frames of; tensors use the memory of the frames.
 
     Raises:
         WireError: not from `encode`: no JSON, a dtype not in `DTYPES`, sizes that do not match, too many frames.
     """
-    if not frames:
-        raise WireError("a message without content")
     content, *tensors = frames
     missing = set(range(len(tensors)))
 
     def unpack(mapping: dict) -> Any:
         if TENSOR not in mapping:
             return mapping
-        (number, kind, name, shape), *others = mapping.values()
+        (number, name, shape), *others = mapping.values()
         if others or type(number) is not int or number not in missing:
             raise ValueError("a tensor without a frame of its own")
         missing.remove(number)
-        return _tensor(tensors[number], kind, name, shape, copy)
+        return _tensor(tensors[number], DTYPES[name], shape)
 
     try:
         if len(content) > MAX_JSON or len(tensors) > MAX_TENSORS:
             raise ValueError(f"{len(content):,} bytes of JSON and {len(tensors)} tensors")
-        values = json.loads(content.bytes, object_hook=unpack)
-        if missing:
-            raise ValueError("more frames than tensors")
-        return values
+        event, args = json.loads(content.bytes, object_hook=unpack)
+        if missing or not isinstance(event, str) or not isinstance(args, list):
+            raise ValueError("more frames than tensors, or not [event, arguments]")
+        return event, args
     except PARSE_ERRORS as error:
         raise WireError(f"malformed message ({type(error).__name__}: {error})"[:300]) from error
 
 
-def num_bytes(frames: Sequence[Any]) -> int:
-    return sum(map(len, frames))
-
-
-def _raw(value: Any) -> tuple[str, str, Any]:
-    """Kind, dtype and bytes of a tensor or array."""
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        kind, name = TORCH, str(value.dtype).removeprefix("torch.")
-    elif isinstance(value, np.ndarray):
-        kind, name = NUMPY, value.dtype.name
-    else:
-        raise TypeError(f"{type(value).__name__} cannot be sent to another node")
-    if name not in DTYPES:
-        raise TypeError(f"{kind} dtype {name} cannot be sent to another node")
-    if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().reshape(-1).contiguous()
-        return kind, name, flat.view(torch.uint8).numpy().data if len(flat) else b""  # no view of an empty tensor
-    native = value.astype(value.dtype.newbyteorder("="), copy=False)
-    return kind, name, np.ascontiguousarray(native).reshape(-1).view(np.uint8).data
-
-
-def _tensor(frame: zmq.Frame, kind: str, name: str, shape: list, copy: bool) -> torch.Tensor | np.ndarray:
-    dtype = DTYPES[name]
+def _tensor(frame: zmq.Frame, dtype: torch.dtype, shape: list) -> torch.Tensor:
     if len(shape) > MAX_DIMS or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"shape {shape}")
     if math.prod(shape) * dtype.itemsize != len(frame):
-        raise ValueError(f"{len(frame)} bytes for shape {shape} of {name}")
-    data = np.frombuffer(frame.buffer, np.uint8)
-    if copy or data.ctypes.data % dtype.itemsize:  # parts of a larger network buffer may start anywhere
-        data = data.copy()
-    if kind == NUMPY:
-        return data.view(name).reshape(shape)
-    if kind != TORCH:
-        raise ValueError(f"kind {kind!r}")
-    if not len(data):
+        raise ValueError(f"{len(frame)} bytes for shape {shape} of {dtype}")
+    if not len(frame):
         return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(data).view(dtype).reshape(shape)
+    data = torch.frombuffer(frame.buffer, dtype=torch.uint8)
+    if data.data_ptr() % dtype.itemsize:  # parts of a larger network buffer may start anywhere
+        data = data.clone()
+    return data.view(dtype).reshape(shape)

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from harness import EVERY_CHAPTER
 
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.cuda_graph import GraphedForward
+from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.processes.weights import Weights
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -27,7 +27,7 @@ def test_the_graph_computes_what_the_net_does_with_newly_loaded_weights_too():
     net = make_actor_critic(*SPACES).cuda()
     acting = copy.deepcopy(net)
     with torch.inference_mode():
-        forward = GraphedForward(acting, obs(0))
+        forward = acting_forward(acting, obs(0), deterministic=False)
         torch.testing.assert_close(forward(obs(1)), net(obs(1).cuda()))
         for parameter in net.parameters():
             parameter.mul_(0.5)

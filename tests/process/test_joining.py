@@ -25,7 +25,7 @@ import train_task
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.run import checkpoint
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.exchange import COLLECTOR_READY, FILLED, JOIN, SETUP, TOKEN, TOKENS
+from a3c_mp.task.exchange import FILLED, JOIN, SETUP, TOKEN
 from a3c_mp.task.router import Router
 from a3c_mp.task.wire import encode
 from wrappers import make_env
@@ -317,21 +317,20 @@ def test_nobody_there_is_one_line(refused, standing, monkeypatch):
 @pytest.fixture
 def intruder(standing):
     """A node that has the key and no manners, in the place of a collector: its router, and its first token."""
-    with Router(Endpoint(None, "star", dials=(standing.address,), key_file=standing.key_file)) as router:
-        router.send(JOIN, "intruder", to="node.0")
-        worker = wait_for_message(router, SETUP).args[0]
+    with Router(Endpoint(dials=standing.address, key_file=standing.key_file)) as router:
+        router.send(JOIN, "intruder")
+        worker, _, tokens, _ = wait_for_message(router, SETUP).args
         assert worker == 1
-        router.send(COLLECTOR_READY, worker, to="node.0")
-        yield router, wait_for_message(router, TOKENS).args[0][0][0]
+        yield router, tokens[0][0]
 
 
 def wait_for_message(router, event, timeout=30):
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        select.select([router.wake_fd], [], [], 1.0)
         for message in router.receive():
             if message.event == event:
                 return message
+        select.select(router.files, [], [], 0.1)
     raise AssertionError(f"no {event}")
 
 
@@ -370,17 +369,13 @@ def test_malformed_messages_of_a_collector_are_dropped_and_a_good_one_counts(sta
         (FILLED, slot, 0, rollout(reward=torch.zeros(1))),
         (FILLED, slot, 0, rollout(reward=good["reward"].double())),
         (FILLED, slot, 0, rollout(reward="much")),
-        (COLLECTOR_READY, 0),
-        (COLLECTOR_READY, 2),
-        (COLLECTOR_READY, -1),
-        (COLLECTOR_READY, "1"),
         ("slots.not_restored", 1),
         (JOIN, 5),
     ]:
-        router.send(event, *args, to="node.0")
-    router.send(FILLED, slot, 0, good, to="node.0")
-    router.send(FILLED, slot, 0, good, to="node.0")  # once more, which is one time too many
-    assert wait_for_message(router, TOKEN).args[0] == slot, "it was learned from"
+        router.send(event, *args)
+    router.send(FILLED, slot, 0, good)
+    router.send(FILLED, slot, 0, good)  # once more, which is one time too many
+    assert wait_for_message(router, TOKEN).args[0][0] == slot, "it was learned from"
     standing.scripts.wait_until(lambda: standing.printed.count("dropped") > before + 2, standing.process)
     standing.wait_for_steps()
     assert "Traceback" not in standing.printed
@@ -408,7 +403,7 @@ def test_strangers_and_pickles_do_no_harm(standing, intruder, tmp_path):
         client.curve_publickey, client.curve_secretkey, client.curve_serverkey = *key, key.public
         client.connect(standing.address)
         client.send_multipart([bomb, bomb])
-        client.send_multipart([encode(["event", "node.1", "*", 0])[0], bomb])
+        client.send_multipart([*encode("event", []), bomb])
         standing.wait_for("a node that has not joined dropped")
         standing.wait_for_steps()
     assert not (tmp_path / "bomb").exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from envs import note
 from harness import family_of, still_alive
 
@@ -23,7 +24,7 @@ from a3c_mp.task.task import Task
 pytestmark = pytest.mark.usefixtures("forked")
 
 LABELS = [("learner",), ("collector",), ("collector", "spare")]
-PATTERNS = ("*", "collector", "spare", "node.[01]", "nobody")
+PATTERNS = ("*", "collector", "spare", "node.1", "nobody")
 HANG_SECONDS = 2.0
 SLOW = pytest.mark.slow
 SCRIPT = "tests/process/test_nodes.py"
@@ -34,61 +35,54 @@ def task_of(node):
     return Task(router=node, labels=node.labels, known_labels=node.known_labels)
 
 
-def wait_for_the_end(task):
+def wait_for_the_end(node):
     """Middleware that waits until the task ends."""
-    return lambda ctx: task.wait_for("nothing")
+
+    def _wait(ctx):
+        while not node.finishing:
+            node.wait()
+
+    return _wait
 
 
-# ---- events between tasks
+# ---- messages between tasks
 
 
 def converse(node):
-    """Node 0 emits notes to patterns, node 1 shares what it has heard, and node 2 ends the task; returns the tape."""
+    """Node 0 sends notes to patterns and shares what it learns; node 2 ends the task once that is enough."""
     heard, ways_back, tape = [], [], {}
-    if node.name == "node.0":
-        node.handle("tape", lambda sender, *content: tape.update({sender: content}))
+    node.handle("note", lambda sender, pattern: heard.append(pattern))
+    node.handle("tape", lambda sender, *content: tape.update({sender: content}))
 
     def step(ctx):
-        if node.name == "node.0" and ctx.total_step == 0:
-            for pattern in PATTERNS:
-                task.emit("note", pattern, to=pattern)
-            task.emit("end of notes", only_remote=True)
-            tape["event"] = task.wait_for("shared", 60)
-            tape["shared"] = task.parallel_ctx.of("node.1"), task.parallel_ctx.heard
-            task.emit("noted")  # before node 2 shares anything
-        elif ctx.total_step == 0:
-            task.wait_for("end of notes", 60)
-            ctx.heard = list(heard)
-            if node.name == "node.2":
-                task.wait_for("shared", 60)
-                task.wait_for("noted", 60)
-                ctx.finish = task.parallel_ctx.of("node.1")["heard"] != heard
-        elif node.name == "node.1" and ctx.total_step == 1:
-            task.emit("shared", "by", node.name)
-        else:
-            task.wait_for("nothing")
+        if node.name == "node.0":
+            for pattern in PATTERNS if ctx.total_step == 0 else ():
+                node.send("note", pattern, to=pattern)
+            ctx.train_iter, ctx.weights = ctx.total_step, torch.full([2], ctx.total_step)
+            node.wait(0.01)
+        while node.name == "node.2" and task.parallel_ctx.get("train_iter", 0) < 3:
+            node.wait()
+        ctx.finish = node.name == "node.2"
+        if node.name == "node.1":
+            wait_for_the_end(node)(ctx)
         yield
         ways_back.append(ctx.finish)
 
     with task_of(node) as task:
-        if node.name == "node.1":
-            task.share("heard")
-        task.on("note", heard.append)
+        task.share("train_iter", "weights")
         task.use(step).run()
     if node.name != "node.0":
-        node.send("tape", heard, ways_back, to="node.0")
+        node.send("tape", heard, ways_back, task.parallel_ctx.weights)
     while node.name == "node.0" and not {"node.1", "node.2"} <= tape.keys():
         node.wait()
-    return {**tape, "node.0": (heard, ways_back)}
+    return {**tape, "node.0": (heard, ways_back, None)}
 
 
-@pytest.mark.parametrize("topology", ["star", pytest.param("mesh", marks=SLOW)])
-def test_events_and_shared_values_reach_the_nodes_that_are_meant_and_one_node_ends_all(topology):
-    tape = runner(3, topology=topology, labels=LABELS)(converse)
-    heard, ways_back = zip(*(tape[f"node.{number}"] for number in range(3)), strict=True)
-    assert heard == (["*", "node.[01]"], ["*", "collector", "node.[01]"], ["*", "collector", "spare"])
-    assert tape["event"] == ("by", "node.1")
-    assert tape["shared"] == ({"heard": heard[1]}, heard[1])
+def test_events_and_shared_values_reach_the_nodes_that_are_meant_and_one_node_ends_all():
+    tape = runner(3, labels=LABELS)(converse)
+    heard, ways_back, weights = zip(*(tape[f"node.{number}"] for number in range(3)), strict=True)
+    assert heard == ([], ["*", "collector", "node.1"], ["*", "collector", "spare"])
+    assert weights[2].tolist() >= [3, 3]
     assert ways_back[2] == [True]
     for tail in ways_back:
         assert tail == [False] * (len(tail) - 1) + [True], "each knows of its last iteration, and only of that"
@@ -98,7 +92,7 @@ def limited(node):
     """Node 0 runs three iterations, and the others until it ends."""
     with task_of(node) as task:
         if node.name != "node.0":
-            task.use(wait_for_the_end(task)).run()
+            task.use(wait_for_the_end(node)).run()
             return None
         lasts = []
         task.use(lambda ctx: (yield lasts.append(ctx.finish)) or lasts.append(ctx.finish))
@@ -117,7 +111,7 @@ def mislabelled(node):
     with task_of(node) as task:
         if node.name == "node.0":
             task.use(print, filter_labels=["node.[345]", "colector"])
-        task.use(wait_for_the_end(task)).run()
+        task.use(wait_for_the_end(node)).run()
 
 
 @SLOW
@@ -156,43 +150,17 @@ def come_late():
             time.sleep(0.01)
 
 
-def greet(node, late):
-    """Send to all others without waiting for them; returns whom each node sees connected when it begins."""
+def stay(node, late):
+    """Returns whom node 0 sees connected when it begins."""
     note("main")
-    found = {node.name: sorted(node.router.peers)}
-    node.handle("greeting", lambda sender, theirs: found.update({sender: theirs}))
-    node.send("greeting", found[node.name])
-    deadline = time.monotonic() + 60
-    while len(found) < 3 and time.monotonic() < deadline:
-        node.wait()
-    return found
+    if node.name != "node.0":
+        wait_for_the_end(node)(None)
+    return sorted(node.router.peers)
 
 
-@pytest.mark.parametrize("topology", ["star", "mesh"])
-def test_no_node_begins_before_all_are_connected_to_each_other(topology, tmp_path, monkeypatch):
+def test_node_0_begins_once_all_are_connected_though_one_dies_and_one_is_late(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {f"node.{number}" for number in range(3)}
-    assert runner(3, topology=topology)(greet, Late()) == {name: sorted(names - {name}) for name in names}
-
-
-def fail_later(node):
-    """Node 1 ends, then the first node 2 raises an exception; its successor finds node 0 alone."""
-    found = []
-    node.handle("back", lambda sender, peers: found.extend(peers))
-    if node.name == "node.2" and first_time("failed"):
-        while "node.1" in node.router.peers:
-            node.wait()
-        raise ArithmeticError("too late")
-    if node.name == "node.2":
-        node.send("back", list(node.router.peers), to="node.0")
-    while node.name == "node.0" and not found:
-        node.wait()
-    return found
-
-
-def test_a_node_that_is_replaced_later_begins_without_those_that_have_ended(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert runner(3)(fail_later) == ["node.0"]
+    assert runner(3)(stay, Late()) == ["node.1", "node.2"]
 
 
 # ---- nodes that fail
@@ -201,6 +169,7 @@ def test_a_node_that_is_replaced_later_begins_without_those_that_have_ended(tmp_
 def stumble(node):
     """The first node 1 raises an exception, the first node 2 hangs; their successors wait longer than a hang."""
     back = set()
+    node.handle("here", back.add)
 
     def step(ctx):
         if node.name == "node.1" and first_time("raised"):
@@ -208,20 +177,17 @@ def stumble(node):
         if node.name == "node.2" and first_time("hung"):
             time.sleep(3600)
         if node.name != "node.0":
-            task.emit("here", node.name, to="node.0")
-            task.wait_for("nothing")
-        elif back != {"node.1", "node.2"}:
-            task.wait_for("here", 60)
-        elif ctx.get("waited_until", 0.0) == 0.0:
-            ctx.waited_until = time.monotonic() + HANG_SECONDS + 1
-            ctx.keep("waited_until")
-        else:
-            with pytest.raises(TimeoutError):
-                task.wait_for("nothing", ctx.waited_until - time.monotonic())
-            ctx.finish = True
+            node.send("here")
+            wait_for_the_end(node)(ctx)
+            return
+        while back != {"node.1", "node.2"}:
+            node.wait()
+        deadline = time.monotonic() + HANG_SECONDS + 1
+        while time.monotonic() < deadline:
+            node.wait()
+        ctx.finish = True
 
     with task_of(node) as task:
-        task.on("here", back.add)
         task.use(step).run()
 
 
@@ -238,7 +204,7 @@ def test_nodes_that_raise_or_hang_are_named_and_replaced_and_those_that_wait_are
 
 def burn(node):
     with task_of(node) as task:
-        task.use(wait_for_the_end(task) if node.name != "node.1" else lambda ctx: 1 / 0).run()
+        task.use(wait_for_the_end(node) if node.name != "node.1" else lambda ctx: 1 / 0).run()
 
 
 def test_without_a_restart_budget_a_node_that_raises_ends_all_with_its_traceback():
@@ -251,7 +217,7 @@ def burn_hub(node):
     with task_of(node) as task:
         if node.name == "node.0":
             raise ArithmeticError("the hub caught fire", node.supervisor.pids, time.monotonic())
-        task.use(wait_for_the_end(task)).run()
+        task.use(wait_for_the_end(node)).run()
 
 
 @SLOW
@@ -270,7 +236,7 @@ def endless(node):
     with task_of(node) as task:
         if node.name == "node.0":
             task.use(lambda ctx: print("running", flush=True))
-        task.use(wait_for_the_end(task)).run()
+        task.use(wait_for_the_end(node)).run()
 
 
 @pytest.mark.parametrize(

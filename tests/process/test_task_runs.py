@@ -4,7 +4,7 @@ import pytest
 from harness import A3C_DATA, TASK
 
 SLOW = pytest.mark.slow
-MODES = {"alone": ["--standalone"], "ipc": [], "tcp": ["--transport", "tcp", "--key-file", "k"]}
+MODES = {"alone": ["--standalone"], "nodes": []}
 
 
 @pytest.mark.parametrize(

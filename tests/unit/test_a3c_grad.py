@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from inline import collect, unconnected_collector
 from torch import nn
 
@@ -20,9 +20,7 @@ from a3c_mp.algorithms.gradients import Gradient, MeanGradient, Outbox, Report, 
 from a3c_mp.cli import parse_args
 from a3c_mp.data.episodes import Episode
 from a3c_mp.maths.losses import normalize
-from a3c_mp.nets.actor_critic import ConvActorCritic
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Slots
@@ -41,7 +39,7 @@ def images(num, seed=0):
 
 def a_net_with_gradients():
     torch.manual_seed(0)
-    net = ConvActorCritic(IMAGE, ActionHead(Discrete(3)))
+    net = make_actor_critic(Box(0, 255, IMAGE, "uint8"), Discrete(3))
     logits, values = net(images(8))
     (logits.square().sum() + (values - 1).square().sum()).backward()
     return net

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from inline import random_rollout
 
 import train_a3c_data
@@ -14,8 +14,7 @@ from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets, anne
 from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs, PPOArgs
 from a3c_mp.data.rollout import InfoField, minibatches
 from a3c_mp.maths import losses, returns
-from a3c_mp.nets.actor_critic import ConvActorCritic
-from a3c_mp.nets.distributions import ActionHead
+from a3c_mp.nets.build import make_actor_critic
 
 ARGS = ActorCriticArgs(
     gamma=0.5, returns="nstep", n_step=1, reward_clip=False, life_loss_terminal=False, normalize_advantages=False
@@ -88,7 +87,7 @@ def test_samples_keep_what_belongs_together():
 
 
 def test_a_gradient_is_computed_in_the_format_asked_for_and_reaches_every_parameter():
-    net, rollout = ConvActorCritic((4, 36, 36), ActionHead(Discrete(2))), random_rollout(8, 2)
+    net, rollout = make_actor_critic(Box(0, 255, (4, 36, 36), "uint8"), Discrete(2)), random_rollout(8, 2)
     samples = Samples.of(rollout, *advantages_and_targets(ARGS, rollout))
     samples = samples._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
     totals = []

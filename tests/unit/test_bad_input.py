@@ -501,16 +501,12 @@ class Continuous(Env):
 
 
 BROKEN = {
-    "a step of four values": (
-        Env,
-        {"rest": (0.0, False, {})},
-        "step(0) returned 4 values, gymnasium's API has 5: (obs",
-    ),
+    "a step of four values": (Env, {"rest": (0.0, False, {})}, "step() returned 4 values, gymnasium's API has 5: (obs"),
     "a reset without info": (OldReset, {}, "reset() returned a ndarray, gymnasium's API has 2: (observation, info)"),
     "info is no dict": (
         Env,
         {"rest": (0.0, False, False, None)},
-        "step(0) returned an info of type NoneType, must be a",
+        "step() returned an info of type NoneType, must be a",
     ),
     "observations of another shape": (Env, {"obs": np.zeros(4, np.float32)}, "of shape (4,), its space has (3,)"),
     "observations of another type": (
@@ -524,7 +520,7 @@ BROKEN = {
         {"obs": np.full(3, np.nan, np.float32)},
         "returned an observation with NaN or infinity",
     ),
-    "a NaN reward": (WrongAtTheHighestAction, {}, "step(1) returned the reward nan, must be a finite number"),
+    "a NaN reward": (WrongAtTheHighestAction, {}, "step() returned the reward nan, must be a finite number"),
     "a reward for each of several": (
         Env,
         {"rest": (np.zeros(2), False, False, {})},

@@ -112,7 +112,7 @@ def test_a_shard_holds_what_a_shared_memory_of_the_same_size_would(blocks):
         before = local.shards.written.copy()
         sender.steps(5)
         shard.insert(0, outbox.take())
-        assert local.make_room(0, 10) >= 0  # as much as five steps may need
+        local.make_room(0, 10)  # as much as five steps may need
         writer.steps(5)
         local.ingest(0)
         assert (local.shards.written > before).all()

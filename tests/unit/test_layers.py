@@ -25,7 +25,7 @@ TABLE = {
     "cli": GROUND | {"config", "wrappers", "nets"},
     "nets": GROUND,
     "processes": GROUND | {"_bootstrap"},
-    "replay": GROUND | {"processes"},
+    "replay": GROUND | {"processes", "wrappers"},
     "data": GROUND | {"config", "wrappers", "nets", "processes", "replay"},
     "task": GROUND | {"config", "processes"},
     "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},

@@ -84,9 +84,9 @@ def test_parts_that_are_no_vectors_are_refused_by_name(space, message, register)
 
 
 BROKEN = {
-    "keys": ({"goal": OBS["goal"]}, "with other parts: ['goal'], its space has the keys ['goal', 'hands']"),
-    "no dict": (OBS["goal"], "with other parts: a ndarray, its space has the keys"),
-    "no tuple": ({**OBS, "hands": 1}, "with other parts: a int, its space is a tuple of 2"),
+    "keys": ({"goal": OBS["goal"]}, "with other parts: ['goal'], its space has the parts ['goal', 'hands']"),
+    "no dict": (OBS["goal"], "with other parts: a ndarray, its space has the parts"),
+    "no tuple": ({**OBS, "hands": 1}, "with other parts: a int, its space has the parts [0, 1]"),
     "shape": ({**OBS, "goal": np.zeros(3, np.float32)}, "its observation[goal] of shape (3,), its space has (2,)"),
     "range": ({**OBS, "hands": (np.int64(0), OBS["hands"][1])}, "its observation[hands.0] 0, its space is Discrete(3"),
     "NaN": ({**OBS, "goal": np.full(2, np.nan, np.float32)}, "an observation with NaN or infinity"),

@@ -34,7 +34,7 @@ def actions_of(env, rng):
 
 def played(env_id, steps):
     """An environment after so many steps with random actions, its log, and its observations."""
-    env, log, rng = make_vec_env(env_id, N, seed=5, rebuildable=True), GameLog(N, seeding_of(env_id), True), _rng()
+    env, log, rng = make_vec_env(env_id, N, seed=5, rebuildable=True), GameLog(N, seeding_of(env_id)), _rng()
     obs, _ = env.reset()
     chunks = []
     for _ in range(steps):
@@ -85,7 +85,7 @@ def test_an_environment_that_has_taken_no_step_is_rebuilt_by_a_reset():
     env = make_vec_env("CartPole-v1", N, seed=5, rebuildable=True)
     obs, _ = env.reset()
     again = make_vec_env("CartPole-v1", N, seed=5, rebuildable=True)
-    assert (again.rebuild(GameLog(N, seeding_of("CartPole-v1"), True).state_dict()) == obs).all()
+    assert (again.rebuild(GameLog(N, seeding_of("CartPole-v1")).state_dict()) == obs).all()
     assert (again.start_new_games() != obs).any(), "other games have other seeds"
 
 

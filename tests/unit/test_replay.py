@@ -199,16 +199,6 @@ def test_lanes_keep_as_much_as_they_can():
     assert most - shards.num_lanes * lost <= replay.size < most
 
 
-def test_the_literal_replay_would_notice_a_wrong_stack(monkeypatch):
-    shards = make_shards()
-    replay = Replay(shards, 0.0, 0)
-    streams = [Stream(shards, shard, 3, np.random.default_rng(shard)) for shard in range(2)]
-    run(streams, replay, 10)
-    shards.step[:] = 9  # every episode seems to go on from the one before
-    with pytest.raises(AssertionError):
-        check_literally(replay, streams)
-
-
 def chi_square(counts, probability):
     """Statistic of observed counts, in standard deviations from its mean: about N(0, 1), stratified draws give less."""
     used = probability > 0
@@ -252,7 +242,7 @@ def test_frequencies_match_priorities_over_all_shards(batch_size):
         if update:
             chosen = rng.choice(ids, len(ids) // 2, replace=False)
             new = rng.exponential(size=len(chosen)) ** 3
-            assert replay.update(torch.from_numpy(chosen), new) == 0
+            replay.update(torch.from_numpy(chosen), new)
             for number, value in zip(chosen, new, strict=True):
                 priority[place_of(replay, number)["leaf"]] = value + MIN_PRIORITY
         p = np.zeros(replay.tree.capacity)
@@ -287,7 +277,8 @@ def test_a_stale_priority_is_dropped_and_counted():
     retired = int((old < int(replay.tail[0])).sum())
     assert 0 < retired < len(old)
     before = replay.tree.leaves.copy()
-    assert replay.update(old, torch.full((len(old),), 7.0)) == retired == replay.dropped
+    replay.update(old, torch.full((len(old),), 7.0))
+    assert replay.dropped == retired
     changed = np.flatnonzero(replay.tree.leaves != before)
     alive = old[retired:].numpy() % shards.rows
     assert set(changed) == set(alive)
@@ -299,7 +290,7 @@ def test_rows_retired_while_they_are_gathered_are_replaced(monkeypatch):
     replay = Replay(shards, 0.0, 0)
     stream = Stream(shards, 0, 3, np.random.default_rng(0))
     run([stream], replay, 40)
-    gather, before = replay._gather, replay.size
+    gather, before = shards.gather, replay.size
 
     def gather_slowly(*args):
         gather(*args)
@@ -307,7 +298,7 @@ def test_rows_retired_while_they_are_gathered_are_replaced(monkeypatch):
             replay.make_room(0, 30)
             shards.frame[0, np.arange(shards.written[0], shards.writable_until[0]) % shards.rows] = -1.0  # a fast actor
 
-    monkeypatch.setattr(replay, "_gather", gather_slowly)
+    monkeypatch.setattr(shards, "gather", gather_slowly)
     batch = replay.sample(64)
     assert replay.size < before
     assert (batch.ids >= int(replay.tail[0])).all()
@@ -329,7 +320,8 @@ def test_a_writer_without_room_says_so_and_spoils_nothing():
     assert all(torch.equal(before[name], array) for name, array in shards.fields().items())
     replay.ingest(0)
     assert replay.size == 2 * 18
-    assert replay.make_room(0, 3) == 2 * 5, "three rows, and the two whose stacks reach into them"
+    replay.make_room(0, 3)
+    assert replay.size == 2 * (18 - 5), "without three rows, and the two whose stacks reach into them"
     for _ in range(3):
         stream.writer.step(plain_step(np.zeros((2, 3, 2))))
     with pytest.raises(RuntimeError, match="make_room"):
@@ -422,18 +414,6 @@ def test_what_is_saved_goes_on(tmp_path):
         check_literally(again, streams)
 
 
-def test_a_replay_saved_with_older_names_is_read():
-    """`ready` is now `committed`, and the field `ahead` is now `bootstrap_offset`."""
-    replay = filled_replay()
-    state = replay.state_dict()
-    state["ready"] = state.pop("committed")
-    state["fields"]["ahead"] = state["fields"].pop("bootstrap_offset")
-    again = Replay(make_shards(), 0.6, 3)
-    again.load_state_dict(state)
-    for one, other in zip(replay.sample(64), again.sample(64), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_priorities_of_a_saved_replay_get_the_exponent_of_now():
     state = filled_replay().state_dict()
     again = Replay(make_shards(), 0.3, 3)
@@ -443,8 +423,8 @@ def test_priorities_of_a_saved_replay_get_the_exponent_of_now():
     uniform.load_state_dict(state)
     assert set(uniform.tree.leaves) <= {0.0, 1.0}
     assert uniform.size == again.size
-    with pytest.raises(ValueError, match="was sampled uniformly and has no priorities"):
-        again.load_state_dict(uniform.state_dict())
+    again.load_state_dict(uniform.state_dict())
+    assert set(again.tree.leaves) == {0.0, 1.0}, "it had no priorities"
 
 
 def test_a_replay_of_other_sizes_is_refused():

@@ -160,26 +160,6 @@ def test_vtrace_in_float32_is_the_double_sum(unroll):
 
 
 @settings(deadline=None)
-@given(unrolls, st.floats(1.0, 10.0))
-def test_vtrace_on_policy_is_the_n_step_return(unroll, clip):
-    """With rho = 1 nothing is clipped that is allowed to be 1 (Espeholt et al. 2018, section 4.1)."""
-    unroll.log_rhos[:] = 0.0
-    vs, advantages = cut_vtrace(unroll, torch.float64, clip, clip, clip)
-    returns = literal_returns_of_episodes(unroll, len(unroll.rewards))
-    np.testing.assert_allclose(vs, returns, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(advantages, returns - unroll.values[:-1], rtol=1e-9, atol=1e-9)
-
-
-@settings(deadline=None)
-@given(unrolls)
-def test_gae_runs_from_one_step_to_all_steps(unroll):
-    unroll_length = len(unroll.rewards)
-    for lam, n in [(0.0, 1), (1.0, unroll_length)]:
-        _, returns = gae(*unroll.tensors(), lam)
-        torch.testing.assert_close(returns, n_step_returns(*unroll.tensors(), n), rtol=1e-4, atol=1e-4)
-
-
-@settings(deadline=None)
 @given(unrolls, st.integers(1, 14))
 def test_cut_streams_are_what_a_walk_along_each_episode_gives(unroll, n):
     _, discounts, values, bootstrap_value = unroll.tensors()

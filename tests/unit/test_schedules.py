@@ -1,10 +1,10 @@
-"""A schedule is a straight line between its ends, and flat beyond them; a count passes the multiples of a period."""
+"""A schedule is a straight line between its ends, and flat beyond them; a count passes powers of two."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a3c_mp.maths.schedules import linear, passes_multiple
+from a3c_mp.maths.schedules import linear, passes_power_of_two
 
 
 @given(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3), st.integers(1, 10**9))
@@ -21,11 +21,6 @@ def test_equal_steps_make_equal_differences(start, end, total, data):
     assert linear(start, end, step, total) * total == pytest.approx(start * (total - step) + end * step, abs=1e-3)
 
 
-def test_half_way_it_is_half_way():
-    assert linear(4e-4, 0.0, 500, 1000) == pytest.approx(2e-4)
-
-
-@given(st.integers(1, 50), st.integers(0, 200), st.integers(0, 120))
-def test_a_multiple_is_passed_if_it_lies_after_the_count_before_and_not_after_the_other(period, before, increment):
-    multiples = [n for n in range(before + 1, before + increment + 1) if n % period == 0]
-    assert passes_multiple(before, before + increment, period) == bool(multiples)
+def test_powers_of_two_are_passed_ever_more_rarely():
+    assert [n for n in range(1, 40) if passes_power_of_two(n - 1, n)] == [1, 2, 4, 8, 16, 32]
+    assert passes_power_of_two(5, 9)
