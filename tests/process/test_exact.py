@@ -1,24 +1,18 @@
 """A deterministic run ends with the very bits of an undisturbed one, whoever is killed and whenever it is resumed.
 
-Real actors, real learners, real SIGKILLs. The trainer is this process, except where it is killed. That it does not
-matter which processes it has is shown in one test, where the undisturbed run's actors are threads.
+Real actors, real learners, real SIGKILLs. The trainer is this process, except where it is killed.
 """
 
 import csv
 import itertools
 import multiprocessing
-import os
 import random
-import signal
-from pathlib import Path
 
 import pytest
 import torch
 from envs import MISHAPS
 from harness import A3C_DATA, A3C_GRAD, EVALUATED, TASK, actors_of, row_id
 
-import train_a3c_grad
-from a3c_mp.processes.workers import Workers
 from a3c_mp.run.checkpoint import list_checkpoints
 
 SMALL = ["--num-actors", "2", "--num-envs", "2"]
@@ -59,7 +53,6 @@ ALL_KINDS = pytest.mark.parametrize(
     [*KINDS.values(), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in SLOW.values())],
     ids=[*KINDS, *SLOW],
 )
-SOME_CHAPTERS = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=pytest.mark.slow)], ids=row_id)
 KILLED_AFTER = {3, 4, 9}
 """rounds of the learner after which an actor is killed"""
 BY_THE_CLOCK = ("wall_seconds", "worker_restarts", "best_mean")
@@ -171,7 +164,7 @@ def kill_trainers(scripts, script, flags, times):
         trainer.communicate()
 
 
-@SOME_CHAPTERS
+@pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=pytest.mark.slow)], ids=row_id)
 def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(run_inline, chapter):
     flags = ["--env-id", "envs:Unrepeatable-v0", *SMALL, "--batch-size", "16", "--deterministic"]
     first = run_inline.train(chapter, *flags, "--checkpoint-steps", "200", "--total-steps", "400", workers=None)
@@ -186,31 +179,22 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
     assert done.summary["episodes"] > 10
 
 
-@SOME_CHAPTERS
-def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(run_inline, monkeypatch, chapter):
+@pytest.mark.parametrize(
+    ("chapter", "mishaps"),
+    [
+        (A3C_DATA, ["killed in a step", "raised", "hung"]),
+        (A3C_GRAD, ["killed while sending"]),  # the gradient is in its slot, which has not been sent
+        pytest.param(TASK, ["killed in a step", "raised", "hung"], marks=pytest.mark.slow),
+    ],
+    ids=row_id,
+)
+def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(run_inline, monkeypatch, chapter, mishaps):
     flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "3000"]
     expected = run_inline.train(chapter, *flags, name="whole", workers=None)
     assert expected.code == 0, expected.err
-    monkeypatch.setenv(MISHAPS, "killed in a step,raised,hung")
+    monkeypatch.setenv(MISHAPS, ",".join(mishaps))
     done = run_inline.train(chapter, *flags, "--hang-seconds", "3", name="disturbed", workers=None)
     assert done.code == 0, done.out + done.err
-    assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 3)
-    assert done.out.count("rebuilt to where it was") == 3
+    assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, len(mishaps))
+    assert done.out.count("rebuilt to where it was") == len(mishaps)
     assert differing(state_of(done.folder), state_of(expected.folder)) == []
-
-
-def killed_before_it_sends(channel, args):
-    """Chapter 2's actor 1 is killed once its gradient is written and the slot not yet sent."""
-    if channel.worker == 1 and not Path("killed").exists():
-        channel.send = lambda slot, payload: (Path("killed").touch(), os.kill(os.getpid(), signal.SIGKILL))
-    return train_a3c_grad.actor(channel, args)
-
-
-def test_an_actor_killed_between_gradient_and_message_leaves_no_trace_in_the_weights(run_inline, monkeypatch):
-    flags = ["--deterministic", "--total-steps", "1280"]
-    expected = run_inline.train(A3C_GRAD, *flags, name="whole")
-    monkeypatch.setattr(train_a3c_grad.main, "actor", killed_before_it_sends)
-    done = run_inline.train(A3C_GRAD, *flags, name="disturbed", workers=Workers)
-    assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 1)
-    different = differing(state_of(done.folder), state_of(expected.folder))
-    assert different == ["/torch_rng"], "which actors that are threads draw from, for the first weights of their nets"
