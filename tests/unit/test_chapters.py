@@ -308,32 +308,3 @@ def test_too_little_memory_and_too_few_open_files_are_found_before_the_start(cha
     needed = limits.FILES + 100 * limits.FILES_PER_ACTOR
     message = f"=100: that takes {needed} open files, 300 are allowed; lower it, or raise the limit"
     assert f"error: {chapter.actors_flag}{message}" in refused(chapter.module.main, flags)
-
-
-@EVERY_ONE_OF_ALL
-def test_another_processor_or_system_is_refused_before_the_start(chapter, refused, monkeypatch):
-    monkeypatch.setattr(limits.platform, "machine", lambda: "aarch64")
-    assert "error: machine=aarch64: " in refused(chapter.module.main, chapter.flags)
-    monkeypatch.setattr(limits.platform, "system", lambda: "Darwin")
-    assert "error: system=Darwin: " in refused(chapter.module.main, chapter.flags)
-
-
-# ---- two runs in one folder
-
-
-@EVERY_ONE_OF_ALL
-def test_a_folder_in_use_is_refused_with_the_name_of_the_holder(run_inline, chapter):
-    done = run_inline.train(chapter, "--total-steps", "200")
-    take = "import fcntl; file = open('runs/r/.lock', 'w'); fcntl.flock(file, fcntl.LOCK_EX)"
-    say = "import os; file.write(str(os.getpid())); file.flush(); print(os.getpid(), flush=True); input()"
-    holder = subprocess.Popen([sys.executable, "-c", f"{take}; {say}"], stdin=-1, stdout=-1)
-    pid = int(holder.stdout.readline())
-    before = done.log
-    try:
-        for flags in ((), ("--resume", "runs/r")):
-            with pytest.raises(ConfigError, match=f"runs/r is in use by process {pid}; wait for it"):
-                run_inline.train(chapter, *flags)
-        assert done.log == before, "nothing in it is touched"
-    finally:
-        holder.communicate(b"\n")
-    assert run_inline.resume(chapter).code == 0, "it is free again"

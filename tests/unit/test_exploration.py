@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 from envs import CountEnv, Env
-from harness import A3C_DATA, A3C_GRAD, IMPALA, row_id
 from inline import collect, unconnected_collector
 
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.data.exploration import FREQUENCY, Bursts
 from a3c_mp.nets.distributions import MASKED, Categorical, MultiCategorical
-from a3c_mp.run.episode_log import read_episodes
 
 
 def runs_of(column):
@@ -110,16 +108,6 @@ def test_rewards_of_environments_that_explore_do_not_end_it():
 )
 def test_at_least_one_environment_explores_and_one_does_not(share, num_envs, explorers):
     assert RolloutArgs(num_envs=num_envs, explore_envs=share).explorers == explorers
-
-
-@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA], ids=row_id)
-def test_games_of_the_other_environments_have_their_whole_returns(chapter, run_inline):
-    flags = ["--env-id", "CartPole-v1", "--explore-envs", "0.5", "--total-steps", "1600"]
-    done = run_inline.train(chapter, *flags)
-    assert done.code == 0, done.err
-    games = read_episodes(done.folder / "episodes.csv")
-    assert len(games) >= 5
-    assert all(game.episode_return == game.length for game in games)
 
 
 @pytest.mark.parametrize("noise_steps", [3, 16])

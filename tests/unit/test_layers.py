@@ -83,24 +83,6 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def test_imports_are_found_wherever_and_however_they_are_written():
-    source = """
-import a.b as c
-from d import e as f, g
-from . import h
-from .i import j
-def later():
-    from k.l import m
-"""
-    assert imports(source, package="p") == {"a.b", "d.e", "d.g", "p.h", "p.i.j", "k.l.m"}
-    assert imports(source, package="p", top_level=True) == {"a.b", "d.e", "d.g", "p.h", "p.i.j"}
-    assert group_of("a3c_mp.run.run.Run") == "run"
-    assert group_of("a3c_mp.__version__") == "a3c_mp"
-    assert group_of("a3c_mp.chapter.Chapter") == "chapter"
-    assert group_of("train_impala") == "chapters"
-    assert group_of("torch.nn") is None
-
-
 def test_what_is_forbidden_names_groups_and_files_that_there_are():
     assert set(FORBIDDEN) <= TABLE.keys() | {module_of(path).removeprefix("a3c_mp.") for path in FILES}
 

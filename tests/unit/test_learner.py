@@ -1,4 +1,4 @@
-"""A round of a learner: what is counted and published when, what other learners see of it, what is not finite."""
+"""A round of a learner: what is counted and published when, what other learners see of it."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -10,13 +10,11 @@ from gymnasium.spaces import Discrete
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.resume_states import ActorLayout, ResumeStates
 from a3c_mp.errors import PeerLost
-from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.averages import Timings
-from a3c_mp.run.guard import merge_moments, update_norm
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 
 
@@ -97,36 +95,3 @@ def test_states_of_actors_that_send_another_number_of_messages_are_refused():
     states(4).load_state_dict(saved.state_dict())
     with pytest.raises(ValueError, match="a rollout was sent in 4 messages, not 2"):
         states(2).load_state_dict(saved.state_dict())
-
-
-# ---- observations that stay out of the running moments: what is said of them, and how often
-
-HUGE = torch.tensor([[3e38], [0.0]])
-"""observations whose variance is no float32"""
-
-
-@pytest.fixture
-def run(tape):
-    """As much of a `Run` as counts and logs."""
-    return SimpleNamespace(counters=Counter(), log=SimpleNamespace(warning=tape.append))
-
-
-def test_clipped_values_are_counted_and_logged_whenever_their_number_has_doubled(run, tape):
-    norm = ObsNorm((1,), image=False)
-    update_norm(run, norm, torch.randn(1000, 1, generator=torch.Generator().manual_seed(0)), "actor 3")
-    for _ in range(9):
-        update_norm(run, norm, HUGE, "actor 3")
-    assert run.counters == {"obs_values_clipped": 9, "obs_moments_not_finite": 0}
-    text = "observations from actor 3: 1 values more than 100 standard deviations from the mean; clipped ({} so far)"
-    assert tape == [text.format(total) for total in (1, 2, 4, 8)]
-
-
-def test_moments_that_are_not_finite_are_counted_and_logged_and_the_norm_stays_as_it_was(run, tape):
-    norm = ObsNorm((1,), image=False)
-    for _ in range(5):
-        merge_moments(run, norm, Moments.of(HUGE), 0, "actor 3")
-    assert run.counters == {"obs_values_clipped": 0, "obs_moments_not_finite": 5}
-    text = "observations from actor 3: mean or variance is not finite"
-    assert [line.split(";")[0] for line in tape] == [text] * 3
-    assert norm.count == 0
-    assert norm(torch.ones(1, 1)) == 1

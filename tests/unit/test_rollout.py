@@ -8,8 +8,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3c_mp.data.episodes import Episode, EpisodeStats
-from a3c_mp.data.rollout import InfoField, Rollout, finished_episodes, minibatches, rollout_spec, write_step
+from a3c_mp.data.rollout import InfoField, Rollout, minibatches, rollout_spec, write_step
 from a3c_mp.processes.slots import Slots
 from wrappers import make_vec_env
 
@@ -90,7 +89,7 @@ def test_of_an_episode_that_ended_without_the_field_nothing_is_read_from_the_nex
     assert InfoField().read({"angle": np.array([7.0, 3.0])}, "angle", 2).tolist() == [7.0, 3.0]  # as Atari's infos are
 
 
-# ---- minibatches, episodes
+# ---- minibatches
 
 
 @settings(deadline=None)
@@ -106,36 +105,3 @@ def test_minibatches_take_every_sample_once_in_an_order_of_their_own(num_samples
     if num_samples > 20:  # so that chance does not repeat one
         again = minibatches(num_samples, batch_size, rng, torch.device("cpu"))
         assert torch.cat(again).tolist() != order != list(range(num_samples))
-
-
-def literal_episodes(rewards, done):
-    """(step at which it ended, environment, episode) of every episode in a stream [T, B], in order of time."""
-    found = []
-    for b in range(rewards.shape[1]):
-        start = 0
-        for end in np.flatnonzero(done[:, b]):
-            found.append((end, b, Episode(rewards[start : end + 1, b].sum(), end + 1 - start, b)))
-            start = end + 1
-    return [episode for *_, episode in sorted(found)]
-
-
-@settings(deadline=None)
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 8), st.integers(0, 2**32 - 1))
-def test_finished_episodes_of_a_stream_are_its_whole_games(num_envs, num_rollouts, unroll_length, seed):
-    """Games go on from one rollout to the next; lost lives do not end them. Rewards are whole, so sums are exact."""
-    rng = np.random.default_rng(seed)
-    shape = (num_rollouts * unroll_length, num_envs)
-    rewards = rng.integers(-9, 10, shape).astype(np.float64)
-    terminated, truncated, life_lost = rng.random((3, *shape)) < 0.2
-
-    stats = EpisodeStats(num_envs)
-    rollout = a_rollout(unroll_length, num_envs)  # one slot, filled again and again
-    found = []
-    for step in range(len(rewards)):
-        stats.step(rewards[step], terminated[step] | truncated[step])
-        ends = {"terminated": terminated[step], "truncated": truncated[step], "life_lost": life_lost[step]}
-        episodes = {"episode_return": stats.returns, "episode_length": stats.lengths}
-        write_step(rollout, step % unroll_length, **ends, **episodes)
-        if (step + 1) % unroll_length == 0:
-            found += finished_episodes(rollout)
-    assert found == literal_episodes(rewards, terminated | truncated)
