@@ -1,6 +1,5 @@
 """Evaluate a trained run: raw scores of whole games, and a video. Or export its policy.
 
-
     python play.py runs/<name> --episodes 30 --video game.mp4
     python play.py runs/<name> --export policy.onnx
 
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: Ctrl-C ends the script in one line from here on)
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,33 +19,20 @@ from typing import Annotated, Any, NamedTuple
 
 import gymnasium
 import numpy as np
-import tyro
 from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import hint_of_runs, parse_plain
-from a3c_mp.config import Between, CommonArgs, Count, Fraction
+from a3c_mp.config import Between, CommonArgs, Count
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import CheckpointError, ConfigError, Stopped
+from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.population.records import Spaces
-from a3c_mp.run import checkpoint
-from a3c_mp.run.banner import net_text
-from a3c_mp.run.evaluate import (
-    NUM_ENVS,
-    NotRendered,
-    Policy,
-    make_play_envs,
-    make_policy,
-    play_episodes,
-    record_episode,
-    start_rendering,
-    with_random_actions,
-)
-from a3c_mp.run.export import ExportedPolicy, head_of, write_onnx, write_safetensors
+from a3c_mp.run import checkpoint, export
+from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
 
@@ -56,7 +41,7 @@ VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn":
 
 @dataclass(frozen=True)
 class Args:
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Path
     """run folder, runs/<name>: evaluates its best checkpoint; or one checkpoint file (.pt)"""
     episodes: Count = 20
     """number of evaluation episodes, each a whole game"""
@@ -64,8 +49,6 @@ class Args:
     """longest game (agent steps): it is cut there, with the score so far; Atari ends games there itself"""
     sampled: bool = False
     """stochastic policy: sample actions instead of taking the most probable one; no effect for Ape-X and populations"""
-    epsilon: Fraction = 0.0
-    """probability of a random action"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 10_000
     """random seed of environments and sampling"""
     num_envs: Count = NUM_ENVS
@@ -96,8 +79,7 @@ def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     best = [] if newest else checkpoint.list_checkpoints(folder, "best")
     paths = best or checkpoint.list_checkpoints(folder)
     if not paths:
-        why = "there is no checkpoint in this folder" if run.exists() else "there is no such folder"
-        why = "it is neither a run folder nor a checkpoint (.pt)" if run.is_file() else why
+        why = "there is no checkpoint in this folder" if run.is_dir() else "there is no such folder or checkpoint (.pt)"
         raise ConfigError("run", run, why, hint_of_runs(run))
     return run, paths[0]
 
@@ -108,27 +90,27 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
     try:
         config = json.loads((folder / "config.json").read_text())
         env_id, algorithm = config["args"]["env_id"], config["algorithm"]
-        net_spec = NetSpec.of_run(config["args"])
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
         if member is not None:
             state["net"] = net_of_member(state, member, algorithm)
+        return TrainedRun(path, algorithm, env_id, NetSpec.of_run(config["args"]), state)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ConfigError("run", run, why, "name another run or checkpoint") from error
-    return TrainedRun(path, algorithm, env_id, net_spec, state)
 
 
 def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[str, Any]:
     """The net of the member at a place, as `EliteNet` loads it. Raises ConfigError if there is no such member."""
     members = state.get("extra", {}).get("population", {}).get("members", [])
-    if not members and algorithm == "population":
-        raise ConfigError("member", member, "a best checkpoint has the fittest member alone", "name the run folder")
-    if member >= len(members):
-        why = f"the checkpoint has {len(members)} members" if members else "it is not the checkpoint of a population"
-        raise ConfigError(
-            "member", member, why, f"name one from 0 to {len(members) - 1}" if members else "leave it out"
-        )
-    return saved_net(members[member])
+    if member < len(members):
+        return saved_net(members[member])
+    if members:
+        why, fix = f"the checkpoint has {len(members)} members", f"name one from 0 to {len(members) - 1}"
+    elif algorithm == "population":
+        why, fix = "a best checkpoint has the fittest member alone", "name the run folder"
+    else:
+        why, fix = "it is not the checkpoint of a population", "leave it out"
+    raise ConfigError("member", member, why, fix)
 
 
 def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
@@ -150,12 +132,10 @@ def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Spa
 
 def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
     """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
-    net, spaces = load_net(run)
+    net, (_, action_space) = load_net(run)
     if algo := VALUE_BASED.get(run.algorithm):
-        policy: Policy = algo.make_policy(net, spaces[1])
-    else:
-        policy = make_policy(net, spaces[1], greedy=not args.sampled, seed=args.seed)
-    return with_random_actions(policy, spaces[1], args.epsilon, seed=args.seed) if args.epsilon else policy
+        return algo.make_policy(net, action_space)
+    return make_policy(net, action_space, greedy=not args.sampled, seed=args.seed)
 
 
 def export_policy(run: TrainedRun, path: Path) -> None:
@@ -164,100 +144,70 @@ def export_policy(run: TrainedRun, path: Path) -> None:
         raise ConfigError("export", path, "it must be a file that ends in .onnx or .safetensors", "name one")
     net, (obs_space, action_space) = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
-    description |= {"obs_space": str(obs_space), "action_space": str(action_space)}
+    description |= {"obs_space": str(obs_space), "action_space": str(action_space), "net": type(net).__name__}
     description |= run.net_spec._asdict() if isinstance(net, ActorCritic) else {}
-    description["layers"] = net_text(net)
     try:
         if path.suffix == ".onnx":
-            write_onnx(path, ExportedPolicy(net, head_of(net, action_space)), obs_space, description)
+            export.write_onnx(path, net, (obs_space, action_space), description)
         else:
-            write_safetensors(path, net, description)
+            export.write_safetensors(path, net, description)
     except OSError as error:
         raise ConfigError("export", path, f"it cannot be written ({error.strerror})", "choose another") from error
     print(f"{path}: {run.algorithm} on {run.env_id}, {run.state['steps']:,} steps, {path.stat().st_size:,} bytes")
 
 
-def check_video(video: Path) -> None:
-    """Raise ConfigError if a video cannot be written there."""
-    if importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ConfigError("video", video, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
-    if not video.parent.is_dir():
-        raise ConfigError("video", video, "its folder does not exist", "make the folder first")
-    if video.suffix != ".mp4" or video.is_dir():
-        raise ConfigError("video", video, "it must be a file that ends in .mp4", "for instance game.mp4")
+def play(run: TrainedRun, policy: Policy, args: Args) -> None:
+    """Play games and print their scores, also of those that have ended before a signal."""
+    played: list[Episode] = []
+    with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
+        games = play_episodes(policy, env, args.episodes, max_steps=args.max_steps)
+        try:
+            played.extend(track(games, "playing", total=args.episodes, transient=True))
+        finally:
+            print_scores(played, args)
+    if returns := run.state.get("returns"):
+        print(f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games")
 
 
-def check_rendering(video: Path, env_id: str) -> None:
-    """Raise ConfigError if an environment cannot be rendered."""
-    try:
-        start_rendering(env_id, seed=0)[0].close()
-    except NotRendered as error:
-        raise ConfigError("video", video, f"{env_id} cannot be rendered: {error}", "leave --video out") from error
-
-
-def compare_with_training(run: TrainedRun, mean: float, sampled: bool) -> str:
-    """The training's mean return, and what may explain a lower one here; empty if the checkpoint holds none."""
-    if not (returns := run.state.get("returns")):
-        return ""
-    trained = float(np.mean(returns))
-    text = f"training's mean return at this checkpoint: {trained:.2f} over {len(returns)} games"
-    if mean < trained and not sampled and run.algorithm not in VALUE_BASED:
-        text += "; it sampled its actions, as --sampled does here"
-    return text
-
-
-def print_scores(played: Sequence[Episode]) -> None:
+def print_scores(played: Sequence[Episode], args: Args) -> None:
     """Print the raw score of each game, and their mean, spread and length."""
-    scores = np.array([episode.episode_return for episode in played])
+    if not played:
+        return
+    if len(played) < args.episodes:
+        print(f"stopped after {len(played)} of {args.episodes} games: short ones, which end first, count too much")
+    scores, lengths = np.array([game.episode_return for game in played]), np.array([game.length for game in played])
     print("raw scores: " + " ".join(f"{score:g}" for score in scores))
     print(
         f"mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, min {scores.min():g}, max {scores.max():g}, "
-        f"{len(scores)} games of {np.mean([episode.length for episode in played]):.0f} steps on average"
+        f"{len(scores)} games of {lengths.mean():.0f} steps on average"
     )
+    if cut := (lengths >= args.max_steps).sum():
+        print(f"{cut} of them reached {args.max_steps:,} steps, where they are cut (--max-steps)")
 
 
 def main() -> int:
     args = parse_plain(Args, __doc__)
     if args.video is not None and args.export is not None:
         raise ConfigError("video", args.video, "--export plays no game", "leave one of them out")
-    if args.video is not None:
-        check_video(args.video)
     run = load_run(args.run, args.member)
     if args.export is not None:
         export_policy(run, args.export)
         return 0
     policy = make_trained_policy(run, args)
-    if args.video is not None:
-        check_rendering(args.video, run.env_id)
+    rendered = None if args.video is None else export.open_rendered(run.env_id, args.video)
     how = "sampled" if args.sampled and run.algorithm not in VALUE_BASED else "greedy"
-    how += f" and {args.epsilon:.1%} random" if args.epsilon else ""
     of = "" if args.member is None else f" of member {args.member}"
     trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
     print(f"{run.path}{of}: {trained}, {how} actions, seed {args.seed}")
-    with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
-        played: list[Episode] = []
-        games = play_episodes(policy, env, args.episodes, max_steps=args.max_steps)
+    play(run, policy, args)
+    if args.video is not None and rendered is not None:
         try:
-            played.extend(track(games, "playing", total=args.episodes, transient=True))
-        except Stopped:
-            if played:
-                print(
-                    f"stopped after {len(played)} of {args.episodes} games: short ones, which end first, count too much"
-                )
-                print_scores(played)
-            raise
-    print_scores(played)
-    if cut := sum(game.length >= args.max_steps for game in played):
-        print(f"{cut} of them reached {args.max_steps:,} steps, where they are cut (--max-steps)")
-    mean = float(np.mean([episode.episode_return for episode in played]))
-    if text := compare_with_training(run, mean, args.sampled):
-        print(text)
-    if args.video is not None:
-        try:
-            episode = record_episode(policy, run.env_id, args.video, seed=args.seed, max_steps=args.max_steps)
+            game = export.record_episode(
+                policy, run.env_id, rendered, args.video, seed=args.seed, max_steps=args.max_steps
+            )
         except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
             raise ConfigError("video", args.video, "it cannot be written to the end", "is the disk full?") from error
-        print(f"{args.video}: a game of {episode.length} steps, score {episode.episode_return:g}")
+        print(f"{args.video}: a game of {game.length} steps, score {game.episode_return:g}")
     return 0
 
 

@@ -13,51 +13,37 @@ Family tree of a population, and the learning rates of its members.
 from __future__ import annotations
 
 import csv
+import importlib.util
 import math
 import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.curves import Group, band_of, cells, goal_of, grouped, one_for_each_seed, read_curve, table
+from a3c_mp.run.curves import Group, band_of, grouped, read_curve, table
 from a3c_mp.run.script import exit_with
 
 AXES = {"steps": "agent steps", "minutes": "minutes"}
 """field of `Curve` -> label of its x axis"""
 MARKERS = {
-    "first": "o",
-    "elite": "*",
-    "kept": "X",
-    "none": ".",
-    "architecture": "s",
-    "parameters": "^",
-    "activation": "v",
-    "hyperparameters": "D",
-}
+    "first": "o", "elite": "*", "kept": "X", "none": ".",
+    "architecture": "s", "parameters": "^", "activation": "v", "hyperparameters": "D",
+}  # fmt: skip
 """kind of mutation, or of survival -> its marker in a family tree"""
-LABEL_WIDTH, LINE_INCHES = 70, 0.16
-"""characters of a line in a legend, and the height that it adds to the figure"""
-MOST_INSIDE = 4
-"""curves whose legend has room inside the axes"""
-NO_FITNESS = "lightgrey"
-"""colour of a member whose fitness is not finite"""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Args:
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: tuple[Path, ...]
     """run folders, runs/<name>"""
     out: Path = Path("curves.png")
     """image file to write"""
@@ -70,7 +56,7 @@ class Args:
 
 
 class Member(NamedTuple):
-    """A member of a population in one generation: a line of lineage.csv."""
+    """A member of a population in one generation: what is drawn of a line of lineage.csv."""
 
     generation: int
     place: int
@@ -80,6 +66,13 @@ class Member(NamedTuple):
     learning_rate: float
     fitness: float
     steps: int  # of the whole population, at the end of the generation
+
+    @classmethod
+    def read(cls, row: dict[str, str]) -> Member:
+        """Read the columns of a line. Raises KeyError, TypeError or ValueError if one is missing or wrong."""
+        parent = int(row["parent"]) if row["parent"] else None
+        numbers = int(row["generation"]), int(row["place"]), int(row["id"]), parent
+        return cls(*numbers, row["kind"], float(row["learning_rate"]), float(row["fitness"]), int(row["steps"]))
 
 
 class Lineage(NamedTuple):
@@ -95,14 +88,12 @@ def read_lineage(folder: Path) -> Lineage:
     """Read the lineage.csv of a run folder. Raises ConfigError if there is none, or it is broken or empty."""
     try:
         with (folder / "lineage.csv").open(newline="") as file:
-            members = [read_member(row) for row in csv.DictReader(file)]
+            members = [Member.read(row) for row in csv.DictReader(file)]
         at = {(member.generation, member.id): member for member in members}
         parents = {m: at[m.generation - 1, m.parent] for m in members if m.parent is not None}
-    except FileNotFoundError:
-        why = "there is no lineage.csv in this folder"
-        raise ConfigError("runs", folder, why, "name a run of train_population.py") from None
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         why = f"lineage.csv cannot be read ({type(error).__name__}: {error})"
+        why = "there is no lineage.csv in this folder" if isinstance(error, FileNotFoundError) else why
         raise ConfigError("runs", folder, why, "name a run of train_population.py") from error
     if not members:
         raise ConfigError("runs", folder, "no generation has ended in this run", "name another run folder")
@@ -115,22 +106,8 @@ def read_lineage(folder: Path) -> Lineage:
     return Lineage(folder.name, members, parents, line)
 
 
-def read_member(row: dict[str, str]) -> Member:
-    """A member from the columns of its line. Raises KeyError, TypeError or ValueError if one is missing or wrong."""
-    learning_rate = float(row["learning_rate"])
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate {learning_rate}")
-    parent = int(row["parent"]) if row["parent"] else None
-    numbers = int(row["generation"]), int(row["place"]), int(row["id"]), parent
-    return Member(*numbers, row["kind"], learning_rate, float(row["fitness"]), int(row["steps"]))
-
-
-def read_all(folders: tuple[Path, ...], read: Callable[[Path], T]) -> list[T]:
-    """Read run folders; of several, those that cannot be read are skipped with a message.
-
-    Raises:
-        ConfigError: none can be read.
-    """
+def read_all(folders: tuple[Path, ...], read: Callable[[Path], Any]) -> list[Any]:
+    """Read run folders; of several, those that cannot be read are skipped. Raises ConfigError if none can be."""
     runs = []
     for folder in folders:
         try:
@@ -146,15 +123,11 @@ def read_all(folders: tuple[Path, ...], read: Callable[[Path], T]) -> list[T]:
 
 def draw(axis: Any, groups: list[Group], x_name: str) -> None:
     """Draw each group: the mean over its runs, dotted where some runs have ended unsolved, and the range as a band."""
-    import matplotlib as mpl
-
-    if len(groups) > len(mpl.rcParams["axes.prop_cycle"]):
-        axis.set_prop_cycle(color=mpl.colormaps["tab20"](range(20)))
     for label, runs in groups:
-        label = textwrap.fill(label, LABEL_WIDTH)
         band = band_of(runs, x_name)
         whole = band.number == len(runs)
         marker = "o" if np.ptp(band.x) == 0 else None  # a line from a point to itself would be invisible
+        label = textwrap.fill(label, 40)
         (line,) = axis.plot(band.x, np.where(whole, band.mean, np.nan), label=label, marker=marker)
         if not whole.all():
             axis.plot(band.x, band.mean, color=line.get_color(), linestyle=":")
@@ -166,14 +139,11 @@ def draw(axis: Any, groups: list[Group], x_name: str) -> None:
 
 def draw_goal(axis: Any, groups: list[Group], goal: float | None) -> None:
     """Draw the return that counts as solved, if all runs have the same; one that is far from all curves hides them."""
-    goals = {goal_of(run, goal) for _, runs in groups for run in runs}
+    goals = {run.goal_or(goal) for _, runs in groups for run in runs}
+    one = goals.pop() if len(goals) == 1 else None
     low, high = axis.dataLim.intervaly
     margin = max(high - low, 0.1 * abs(high), 0.1 * abs(low))
-    if (
-        len(goals) == 1
-        and (one := goals.pop()) is not None
-        and (goal is not None or low - margin <= one <= high + margin)
-    ):
+    if one is not None and (goal is not None or low - margin <= one <= high + margin):
         axis.axhline(one, color="grey", linestyle="--", linewidth=0.8, label=f"goal {one:g}")
 
 
@@ -182,11 +152,11 @@ def draw_lineage(figure: Any, tree: Any, rates: Any, lineage: Lineage) -> None:
     import matplotlib as mpl
 
     fitness = np.array([member.fitness for member in lineage.members])
-    finite = fitness[np.isfinite(fitness)]
-    ends = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
-    colormap = mpl.colormaps["viridis"].with_extremes(bad=NO_FITNESS)
+    fitness[~np.isfinite(fitness)] = np.nan
+    ends = (np.nanmin(fitness), np.nanmax(fitness)) if np.isfinite(fitness).any() else (0.0, 1.0)
+    colormap = mpl.colormaps["viridis"].with_extremes(bad="lightgrey")
     scale = mpl.cm.ScalarMappable(mpl.colors.Normalize(*ends), colormap)
-    colors = dict(zip(lineage.members, scale.to_rgba(np.where(np.isfinite(fitness), fitness, np.nan)), strict=True))
+    colors = dict(zip(lineage.members, scale.to_rgba(fitness), strict=True))
     for axis, name in ((tree, "place"), (rates, "learning_rate")):
         for child, parent in lineage.parents.items():
             xs, ys = [parent.generation, child.generation], [getattr(parent, name), getattr(child, name)]
@@ -201,87 +171,61 @@ def draw_lineage(figure: Any, tree: Any, rates: Any, lineage: Lineage) -> None:
     tree.set(title=f"{lineage.name}, {lineage.members[-1].steps:,} agent steps", ylabel="place")
     tree.yaxis.get_major_locator().set_params(integer=True)
     tree.invert_yaxis()
-    for handle in tree.legend(
-        fontsize="small", loc="upper center", ncols=8, bbox_to_anchor=(0.5, -0.06)
-    ).legend_handles:
-        handle.set_facecolor("grey")
+    tree.legend(fontsize="small", loc="upper center", ncols=8, bbox_to_anchor=(0.5, -0.06))
     rates.set(xlabel="generation", ylabel="learning rate", yscale="log")
     figure.colorbar(scale, ax=[tree, rates], label="fitness")
 
 
-def pyplot(out: Path) -> Any:
-    """matplotlib's pyplot. Raises ConfigError if it is not installed or cannot write `out`."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("out", out, "matplotlib is not installed", "pip install matplotlib") from None
-    if not out.parent.is_dir():
-        raise ConfigError("out", out, "its folder does not exist", "make the folder first")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+def plot_lineages(args: Args) -> Any:
+    """The figure of family trees."""
+    from matplotlib.figure import Figure
 
-    formats = plt.figure().canvas.get_supported_filetypes()
-    if out.suffix[1:] not in formats or out.is_dir():
-        why = f"it must be a file that ends in one of {', '.join(formats)}"
-        raise ConfigError("out", out, why, "for instance curves.png")
-    return plt
-
-
-def plot_lineages(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
-    """The figure of family trees, and counts of what is in it."""
     lineages = read_all(args.runs, read_lineage)
-    size = {"figsize": (11, 8 * len(lineages)), "squeeze": False, "layout": "constrained"}
-    figure, rows = plt.subplots(2 * len(lineages), 1, **size)
-    for i, lineage in enumerate(lineages):
-        draw_lineage(figure, rows[2 * i][0], rows[2 * i + 1][0], lineage)
-    counts = {"run": len(lineages), "member": sum(len({m.id for m in lineage.members}) for lineage in lineages)}
-    return figure, counts
+    figure = Figure(figsize=(11, 8 * len(lineages)), layout="constrained")
+    for part, lineage in zip(figure.subfigures(len(lineages), squeeze=False)[:, 0], lineages, strict=True):
+        tree, rates = part.subplots(2)
+        draw_lineage(part, tree, rates, lineage)
+    return figure
 
 
-def plot_curves(plt: Any, args: Args) -> tuple[Any, dict[str, int]]:
-    """The figure of learning curves, and counts of what is in it; prints the table of final and first results."""
-    runs, skipped = one_for_each_seed(read_all(args.runs, lambda folder: read_curve(folder, args.window)))
-    for message in skipped:
-        print(f"skipped: {message}", file=sys.stderr)
-    games = grouped(runs)
-    lines = [len(textwrap.wrap(label, LABEL_WIDTH)) for groups in games.values() for label, _ in groups]
-    height = 4 * len(games) + LINE_INCHES * sum(lines)
-    size = {"figsize": (11, height), "squeeze": False, "sharey": "row", "layout": "constrained"}
-    figure, rows = plt.subplots(len(games), len(AXES), **size)
+def plot_curves(args: Args) -> Any:
+    """The figure of learning curves; prints the table of final and first results."""
+    from matplotlib.figure import Figure
+
+    games = grouped(read_all(args.runs, lambda folder: read_curve(folder, args.window)))
+    figure = Figure(figsize=(14, 4 * len(games)), layout="constrained")
+    rows = figure.subplots(len(games), len(AXES), squeeze=False, sharey="row")
     for axes, (env_id, groups) in zip(rows, games.items(), strict=True):
         for axis, x_name in zip(axes, AXES, strict=True):
             draw(axis, groups, x_name)
             draw_goal(axis, groups, args.goal)
             axis.set_title(env_id)
         axes[0].set_ylabel("mean episode return")
-        if len(groups) > MOST_INSIDE:
-            axes[0].legend(fontsize="small", loc="upper left", bbox_to_anchor=(0.0, -0.15))
-        else:
-            axes[0].legend(fontsize="small")
-    print_table(games, args)
-    return figure, {"run": len(runs), "curve": sum(map(len, games.values())), "game": len(games)}
-
-
-def print_table(games: dict[str, list[Group]], args: Args) -> None:
-    """Print final mean and spread of each group, and when its runs reached the goal."""
-    shown = Table(
-        "environment", "runs", f"mean of the last {args.window} games", "steps to the goal", "minutes", box=None
-    )
+        axes[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    headings = "environment", "runs", f"mean of the last {args.window} games", "steps to the goal", "minutes"
+    shown = Table(*headings, box=None)
     for row in table(games, args.goal):
-        shown.add_row(*cells(row))
+        shown.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 160).print(shown)
+    return figure
 
 
 def main() -> int:
     args = parse_plain(Args, __doc__)
     if not args.runs:
         raise ConfigError("runs", "", "no run folder is named", "for instance: python plot.py runs/*")
-    figure, counts = (plot_lineages if args.lineage else plot_curves)(pyplot(args.out), args)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("out", args.out, "matplotlib is not installed", "pip install matplotlib")
+    if args.out.suffix not in (".png", ".svg", ".pdf") or not args.out.parent.is_dir() or args.out.is_dir():
+        raise ConfigError(
+            "out", args.out, "it must be a .png, .svg or .pdf in a folder that is there", "for instance x.png"
+        )
+    figure = (plot_lineages if args.lineage else plot_curves)(args)
     try:
         figure.savefig(args.out, dpi=150)
     except OSError as error:
         raise ConfigError("out", args.out, f"it cannot be written ({error.strerror})", "choose another") from error
-    print(f"{args.out}: " + ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items()))
+    print(args.out)
     return 0
 
 

@@ -14,7 +14,7 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with it
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets
 from a3c_mp.algorithms.actor_critic_settings import PRESETS, ActorCriticArgs
@@ -34,6 +34,13 @@ class Args(ActorCriticArgs):
     """Settings of chapter 2."""
 
     chapter = "a3c_grad"
+    continuous: ClassVar = ActorCriticArgs.continuous  # again, as they change the batch size, a default of this class
+    vectors: ClassVar = ActorCriticArgs.vectors
+    changes: ClassVar[dict[str, dict[str, Any]]] = {
+        "PongNoFrameskip-v4": {"explore_envs": 0.25},
+        **{env_id: {"batch_size": 32} for env_id in ("CartPole-v0", "CartPole-v1")},
+        **{env_id: {"batch_size": 64} for env_id in ("Pendulum-v1", "HalfCheetah-v5", "Hopper-v5")},
+    }
 
     batch_size: Count = 256
     """samples in one gradient, at most T * B; sending a gradient costs the same for any batch size"""
@@ -47,13 +54,6 @@ class Args(ActorCriticArgs):
     @property
     def in_order(self) -> bool:
         return self.sync or self.deterministic
-
-
-CHANGES: dict[str, dict[str, Any]] = {
-    "PongNoFrameskip-v4": {"explore_envs": 0.25},
-    "CartPole-v0": {"batch_size": 32},
-    "CartPole-v1": {"batch_size": 32},
-}
 
 
 def actor(channel: Any, args: Args) -> Callable[..., Any]:
@@ -94,9 +94,7 @@ def train(args: Args, learner: Learner) -> None:
             learner.record_update({"losses/grad_norm": grad_norm})
 
 
-main = Chapter(
-    Args, {name: preset | CHANGES.get(name, {}) for name, preset in PRESETS.items()}, actor, train, GradientSetup
-)
+main = Chapter(Args, PRESETS, actor, train, GradientSetup)
 
 if __name__ == "__main__":
     main.run_as_script()

@@ -37,7 +37,7 @@ from a3c_mp.population.settings import PRESETS, Args, check_settings
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.replay import Batch
-from a3c_mp.run.device import set_up_torch
+from a3c_mp.run.preflight import set_up_torch
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with

@@ -1,15 +1,11 @@
-"""Process setup that must happen before torch is imported: threads, malloc, end with the parent.
-
-`import a3c_mp` runs it.
+"""Process setup by `import a3c_mp`, before torch is imported: threads, malloc, the end with the parent, sys.path.
 
 Parallelism comes from processes; threads inside them would compete for the same cores. OpenMP reads its thread count
-once, when it loads, so it is set here, in the environment that every spawned process inherits. Learners set their
-`--learner-threads` in torch.
+once, when it loads: it is set here, in the environment that spawned processes inherit. Learners set `--learner-threads`
+in torch.
 
 malloc keeps freed memory in the process. By default the C library returns every large block to the kernel at once and
 requests it again, zeroed page by page, at the next gradient step: a fifth of the learner's time on a CPU.
-
-A spawned process must not outlive its parent, not even while it imports torch: so chapters import this package first.
 """
 
 import ctypes
@@ -33,26 +29,17 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA st
 IGNORED_AT_START = frozenset(s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN)
 """signals that were ignored when the process started (by nohup: SIGHUP); environments may ignore more later"""
 
-
-def open_standard_streams() -> None:
-    """Open the null device for a closed stdin, stdout or stderr, so that no other file gets descriptor 0, 1 or 2.
-
-    Characters that a stream cannot encode are written as backslash escapes instead of raising.
-    """
-    for fd, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest free number, fd
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
-            setattr(sys, f"__{name}__", getattr(sys, name))
-        if mode == "w":
-            with suppress(AttributeError, ValueError):  # replaced by something without encoding
-                getattr(sys, name).reconfigure(errors="backslashreplace")
-
-
-open_standard_streams()
+for fd, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+    try:
+        os.fstat(fd)
+    except OSError:  # closed: the null device, or another file would get its number
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest free number, fd
+    if getattr(sys, name) is None:
+        setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
+        setattr(sys, f"__{name}__", getattr(sys, name))
+    if mode == "w":
+        with suppress(AttributeError, ValueError):  # replaced by something without encoding
+            getattr(sys, name).reconfigure(errors="backslashreplace")
 
 with suppress(OSError, AttributeError):  # a C library other than glibc
     mallopt = ctypes.CDLL(None).mallopt
@@ -77,17 +64,20 @@ def end_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 if parent_pid := os.environ.pop(PARENT_VARIABLE, ""):
     end_with_parent(int(parent_pid))
 
+CHAPTERS = Path(__file__).resolve().parent / "chapters"
+if not CHAPTERS.is_dir():
+    CHAPTERS = CHAPTERS.parents[1]
+"""folder of the scripts: `a3c_mp/chapters` of an installed package, the root of the source tree"""
+if str(CHAPTERS) not in sys.path:
+    sys.path.append(str(CHAPTERS))  # a chapter imports from earlier ones; last, as other packages may have their names
+
 
 def is_script() -> bool:
     """Whether this process is one of the project's scripts, rather than another program that uses the library."""
-    if sys.argv[:1] == ["-m"]:  # Python imports the package of the module first
-        return any(word.removeprefix("-m") == "a3c_mp.cluster" for word in sys.orig_argv)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main is None:
-        return False
-    path = Path(main).resolve()
-    named = path.stem in ("play", "plot") or path.stem.startswith("train_")
-    return (named and path.parent == Path(__file__).resolve().parents[1]) or path.name == "a3c-mp"
+    if main is None:  # `python -m` imports the package of the module first
+        return "a3c_mp.cluster" in sys.orig_argv
+    return Path(main).resolve().parent == CHAPTERS or Path(main).name == "a3c-mp"
 
 
 def end_on_interrupt(signum: int, frame: FrameType | None) -> NoReturn:

@@ -17,6 +17,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from a3c_mp.errors import ConfigError
 
+FORMAT = 2
+"""of checkpoints and `config.json`; a run of another format cannot be resumed"""
+
+
+def format_error(path: Path, form: object) -> str | None:
+    """Why a checkpoint or a `config.json` with this "format" (None: without) cannot be used; None if it can."""
+    if form == FORMAT:
+        return None
+    writer = "a3c-mp 0.1" if form in (None, 1) else "another version of a3c-mp"
+    return f"{path} was written by {writer}, in format {form or 1}; this version reads format {FORMAT}"
+
 
 @dataclass(frozen=True)
 class CommonArgs:
@@ -116,11 +127,6 @@ class CommonArgs:
     def local_actors(self) -> int:
         """Actors that this machine must have memory and open files for."""
         return self.num_actors
-
-    @property
-    def gpu_actors(self) -> int:
-        """Actors that act on a GPU, each with a CUDA context."""
-        return self.num_actors if self.cuda else 0
 
     @property
     def in_order(self) -> bool:

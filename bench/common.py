@@ -1,42 +1,38 @@
-"""What the benchmarks share: the chapters' command lines, the machine they run on, result files."""
+"""What the benchmarks share: flags, rows of settings, the trainers that they start, and what run folders hold."""
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
-import os
-import platform
+import math
 import re
-import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any, Literal, NamedTuple
 
 from a3c_mp.algorithms import ray_settings
 from a3c_mp.cli import parse_algo, parse_args
-from a3c_mp.run.run_dir import as_recorded, git_commit
+from a3c_mp.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
-FOLDERS = ("--runs-dir", "--results", "--go-on", "--environments", "--trees")
-"""flags that name folders"""
-PACKAGES = ("torch", "gymnasium", "ale-py", "mujoco", "numpy", "opencv-python-headless", "stable-baselines3", "cpprb")
-"""those whose versions a result names, where they are installed"""
-VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
-"""flag of /proc/cpuinfo -> name, the widest first"""
+PLACES = ("runs_dir", "run_name", "resume", "out", "trees", "environments")
+"""settings that name folders and files of one machine; no figure depends on them"""
+WINDOW, MIN_GAMES = 100, 20
+"""games in a mean return, and the fewest that there must be"""
+POINTS = 200
+"""points of a saved curve"""
 
 ChapterName = Literal[
     "a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task", "population", "ray_impala", "ray_dqn"
 ]
-CHAPTERS: dict[ChapterName, list[str]] = {
+CHAPTERS: dict[str, list[str]] = {
     "a3c_data": ["train_a3c_data.py"],
     "a3c_grad": ["train_a3c_grad.py"],
     "impala": ["train_impala.py"],
@@ -50,10 +46,54 @@ CHAPTERS: dict[ChapterName, list[str]] = {
 """name of a chapter -> its script and the flags that choose it"""
 
 
-def defaults_for(flags: Sequence[str], defaults: dict[str, str]) -> list[str]:
-    """Those of `defaults`, flag -> value, that are not among the given flags."""
-    given = {token.partition("=")[0].replace("_", "-") for token in flags}
-    return [f"{name}={value}" for name, value in defaults.items() if name not in given]
+@dataclass(frozen=True)
+class Args:
+    """Flags of every benchmark that trains; each adds its own. All others are the trainer's."""
+
+    chapter: ChapterName = "a3c_data"
+    """what to train"""
+    runs_dir: Path = Path("runs")
+    """where run folders are made"""
+    out: Path | None = None
+    """result file; an existing one is continued with the runs that it lacks; default: a new one in bench/results"""
+
+
+@dataclass(frozen=True)
+class RowArgs(Args):
+    """Flags of benchmarks that compare settings."""
+
+    rows: tuple[str, ...] = ("default",)
+    """what to compare: flags without dashes, separated by spaces, after the name of a chapter if it is another one"""
+
+
+# ---- rows, commands, settings
+
+
+def commands_of(args: RowArgs, flags: Sequence[str]) -> dict[str, list[str]]:
+    """The trainer's command line for each row. Raises ConfigError if a row occurs twice or is malformed."""
+    if len(set(args.rows)) < len(args.rows):
+        raise ConfigError("rows", args.rows, "a row occurs twice", "name each once")
+    found = {}
+    for row in args.rows:
+        name, own = split_row(row, CHAPTERS)
+        found[row] = [*CHAPTERS[name or args.chapter], *flags, *own]
+    return found
+
+
+def split_row(row: str, names: Iterable[str]) -> tuple[str, list[str]]:
+    """`task lr=1 no-clip` -> ("task", ["--lr=1", "--no-clip"]); the name is "" if the row does not begin with one.
+
+    Raises:
+        ConfigError: a word is neither name=value nor a switch.
+    """
+    name, *words = row.split()
+    if name not in names:
+        name, words = "", [name, *words]
+    for word in words:
+        if not re.fullmatch(r"[a-z][\w-]*(=\S+)?", word):
+            fix = 'write "entropy-coef=0.02 no-normalize-obs"'
+            raise ConfigError("rows", word, "a row is made of flags without their dashes", fix)
+    return name, [f"--{word}" for word in words if word != "default"]
 
 
 def trainer_settings(command: Sequence[str]) -> Any:
@@ -64,175 +104,120 @@ def trainer_settings(command: Sequence[str]) -> Any:
     return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
 
 
-def settings_then(result: Mapping[str, Any], args_class: type) -> dict[str, Any]:
-    """The settings of a result's runs, as a file has them; those that are newer had the defaults of their class."""
-    return as_recorded(args_class()) | result["settings"]["default"]
+def as_recorded(settings: Any) -> dict[str, Any]:
+    """Settings as files hold them: with lists and strings, without folders."""
+    found = json.loads(json.dumps(asdict(settings), default=str))
+    return {name: value for name, value in found.items() if name not in PLACES}
 
 
-def presets(command: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-    """Environment id -> what a chapter sets for it."""
-    if command[0] == "train_ray.py":
-        return ray_settings.SETTINGS[command[command.index("--algo") + 1]][1]
-    return importlib.import_module(Path(command[0]).stem).PRESETS
+def settings_of(commands: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    """Row -> settings of its command. Raises ConfigError if two rows have different environments."""
+    found = {row: as_recorded(trainer_settings(command)) for row, command in commands.items()}
+    env_ids = sorted({settings["env_id"] for settings in found.values()})
+    if len(env_ids) > 1:
+        raise ConfigError("rows", " ".join(env_ids), "rows have different environments", "add --env-id")
+    return found
 
 
-def run_script(command: Sequence[str], **popen: Any) -> int:
-    """Run a Python script of this repository to its end; stopped together with this process, it is waited for."""
-    with running_script(command, **popen) as process:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            return 130
+def flag_of(name: str, value: Any) -> list[str]:
+    """A setting as words of a command line."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", *map(str, value)] if isinstance(value, list) else [f"--{flag}={value}"]
+
+
+# ---- processes
 
 
 @contextmanager
 def running_script(command: Sequence[str], **popen: Any) -> Iterator[subprocess.Popen]:
-    """A Python script of this repository while it runs; what is left of it at the end of the block is ended."""
+    """A Python script of this repository while it runs; what is left of it at the end of the block is terminated."""
     script, *flags = command
     process = subprocess.Popen([sys.executable, str(ROOT / script), *flags], **popen)
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield process
     finally:
-        signal.signal(signal.SIGTERM, before)
         if process.poll() is None:
             process.terminate()  # a trainer writes its checkpoint and summary, then ends
             process.wait()
 
 
-def usable_cores() -> float:
-    """Cores this process may use: its affinity, or the container's quota where that is less."""
-    cores = float(len(os.sched_getaffinity(0)))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return min(cores, int(quota) / int(period))
-    except (OSError, ValueError):  # no cgroup v2, or the quota "max"
-        return cores
+def train(command: Sequence[str], args: Any, name: str, steps: float = math.inf) -> Path:
+    """Run a trainer until it ends or has taken `steps` (agent steps); returns its run folder.
 
-
-def machine() -> dict[str, Any]:
-    """CPU model, cores, memory, GPU; `name` is for tables and file names.
-
-    It has the widest vector instructions too: processors of very different speed call themselves "Intel Xeon".
+    Raises:
+        SystemExit: it failed; it has printed why.
     """
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text()
-        cpu = re.findall(r"model name\s*: (.*)", cpuinfo)[0]
-    except (OSError, IndexError):
-        cpuinfo, cpu = "", platform.processor() or platform.machine()
-    vectors = [name for flag, name in VECTOR_UNITS.items() if re.search(rf"\b{flag}\b", cpuinfo)][:1]
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    cores = usable_cores()
-    short = re.sub(r"\((R|TM)\)|\bCPU\b|\bProcessor\b|@.*|\d+-Core", "", cpu)
-    return {
-        "name": " ".join([*short.split(), *vectors, f"{cores:g} cores", *([f"+ {gpu}"] if gpu else [])]),
-        "cpu": cpu,
-        "cores": cores,
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpu": gpu,
-        "system": platform.platform(),
-    }
+    folder = run_folder(args, name)
+    place = [f"--runs-dir={folder.parent}", f"--run-name={folder.name}"]
+    with running_script([*command, *place]) as process:
+        while process.poll() is None and (steps == math.inf or steps_taken(folder) < steps):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+        code = process.poll()
+    if code:
+        raise SystemExit(code)
+    return folder
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that speed or learning depend on, where installed."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+def run_folder(args: Any, name: str) -> Path:
+    """A run folder for a benchmark's run that starts now."""
+    return args.runs_dir / "-".join([*re.findall(r"[\w.=-]+", name), time.strftime("%Y%m%d-%H%M%S")])
 
 
-def begin(kind: str, args: Any, env_id: str) -> dict[str, Any]:
-    """The head of a result: what is measured, where, with what. Warns if the machine is busy with something else."""
-    here, load = machine(), os.getloadavg()[0]
-    if load > 0.5:
-        print(f"warning: the load average is {load:.1f} on {here['cores']:g} cores; beside other work figures suffer")
-    return {
-        "kind": kind,
-        "chapter": args.chapter,
-        "env_id": env_id,
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "commit": git_commit(),
-        "machine": here,
-        "load_at_start": round(load, 2),
-        "versions": versions(),
-        "command": [Path(sys.argv[0]).name, *without_folders(sys.argv[1:])],
-        "bench": {name: value for name, value in asdict(args).items() if not isinstance(value, Path)},
-    }
+class Game(NamedTuple):
+    """A line of `episodes.csv`."""
+
+    steps: int  # agent steps of the run when the game was counted
+    seconds: float  # of the run
+    episode_return: float  # raw, whole game
 
 
-def without_folders(flags: Sequence[str]) -> list[str]:
-    """Flags without those that name folders of one machine; what is measured does not depend on them."""
-    kept: list[str] = []
-    of_a_folder = False
-    for word in flags:
-        if word.startswith("--"):
-            of_a_folder = word.partition("=")[0].replace("_", "-") in FOLDERS
-        if not of_a_folder:
-            kept.append(word)
-    return kept
-
-
-def read_points(text: str) -> list[tuple[float, int, float | None]]:
-    """(seconds, agent steps, mean return) that a script in bench/peers has printed; other lines are left out."""
-    points = []
-    for line in text.splitlines():
-        with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, list) and len(found) == 3:
-                points.append((float(found[0]), int(found[1]), found[2]))
-    return points
-
-
-def dated(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with the time of now, for names of run folders that no earlier start has used."""
-    return {**result, "date": time.strftime("%Y-%m-%d %H:%M:%S")}
-
-
-def run_name(result: dict[str, Any], *parts: str) -> str:
-    """Name of a run folder: what is measured, on what, when, and which run of it."""
-    stamp = re.sub(r"\D", "", result["date"])
-    return "-".join([result["kind"], result["chapter"], result["env_id"].replace("/", "_"), stamp, *parts])
-
-
-def result_path(folder: Path, result: dict[str, Any], *, with_env: bool) -> Path:
-    """`<kind>_<chapter>[_<env>]_<machine>_<date>.json`; the date goes to the minute, so nothing is overwritten."""
-    date = re.sub(r"\D", "", result["date"])[:12]
-    env = [result["env_id"]] if with_env else []
-    parts = [result["kind"], result["chapter"], *env, result["machine"]["name"].lower(), f"{date[:8]}-{date[8:]}"]
-    return folder / ("_".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in parts) + ".json")
-
-
-def save(path: Path, result: dict[str, Any]) -> None:
-    """Write a result; whole or not at all, and refusing NaN, which is no JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1, allow_nan=False, default=str) + "\n")
-    temporary.replace(path)
-
-
-def pyplot() -> Any:
-    """matplotlib's pyplot, for pictures without a screen."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table whose columns are also aligned in a terminal; all but the first are right-aligned."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    rule = ["-" * widths[0]] + ["-" * (width - 1) + ":" for width in widths[1:]]
-    lines = [
-        [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in [header, rule, *rows]
+def read_games(folder: Path) -> list[Game]:
+    """The games of a run, without a last line that is still being written."""
+    path = folder / "episodes.csv"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [
+        Game(int(row["steps"]), float(row["seconds"]), float(row["episode_return"])) for row in csv.DictReader(lines)
     ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def steps_taken(folder: Path) -> int:
+    """Agent steps when the last game of a run ended, 0 before the first."""
+    games = read_games(folder)
+    return games[-1].steps if games else 0
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def mean_return(games: Sequence[Game], steps: float = math.inf, least: int = 1) -> float | None:
+    """Mean return of the last 100 games that ended up to so many agent steps; None if they are fewer than `least`."""
+    returns = [game.episode_return for game in games if game.steps <= steps][-WINDOW:]
+    return round(statistics.fmean(returns), 3) if len(returns) >= least else None
+
+
+def curve_of(games: Sequence[Game], points: int = POINTS) -> list[tuple[int, float, float]]:
+    """(steps, seconds, mean return of the last 100 games) at `points` games spread evenly, the last one included."""
+    ends = thinned(range(MIN_GAMES, len(games) + 1), points)
+    means = (statistics.fmean(game.episode_return for game in games[max(end - WINDOW, 0) : end]) for end in ends)
+    return [
+        (games[end - 1].steps, games[end - 1].seconds, round(mean, 3)) for end, mean in zip(ends, means, strict=True)
+    ]
+
+
+def thinned(items: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` items, spread evenly, the first and the last included."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def scalars(folder: Path, name: str) -> list[Any]:
+    """A curve in a run's TensorBoard events: points with wall_time, step (agent steps) and value."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return events.Scalars(name) if name in events.Tags()["scalars"] else []

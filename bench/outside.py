@@ -11,7 +11,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -36,6 +36,16 @@ def processes_of(pid: int) -> list[psutil.Process]:
         return []
 
 
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Processor time that processes have used so far (s)."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
 def actors_among(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Actors: those of Ray, and spawned processes without children, as further learners have actors of their own.
 
@@ -49,12 +59,6 @@ def actors_among(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
             if RAY_ACTOR in command or spawned:
                 found.append(process)
     return found
-
-
-def spilled_files(processes: Sequence[psutil.Process]) -> int:
-    """Files into which Ray's object store has written what did not fit."""
-    folders = {match for process in processes for match in re.findall(r"--session_dir=(\S+)", command_of(process))}
-    return sum(1 for folder in folders for path in Path(folder).rglob("ray_spilled_objects*/**/*") if path.is_file())
 
 
 def command_of(process: psutil.Process) -> str:
@@ -86,6 +90,12 @@ def sample(processes: Sequence[psutil.Process], shm_before: frozenset[str]) -> d
     return found
 
 
+def spilled_files(processes: Sequence[psutil.Process]) -> int:
+    """Files into which Ray's object store has written what did not fit."""
+    folders = {match for process in processes for match in re.findall(r"--session_dir=(\S+)", command_of(process))}
+    return sum(1 for folder in folders for path in Path(folder).rglob("ray_spilled_objects*/**/*") if path.is_file())
+
+
 def pipes_of(processes: Sequence[psutil.Process]) -> list[str]:
     """A path to each pipe between the processes, such as tokens and filled slots travel in."""
     pipes: dict[str, str] = {}
@@ -100,16 +110,15 @@ def pipes_of(processes: Sequence[psutil.Process]) -> list[str]:
 
 def queued_bytes(pipe: str) -> int:
     """What has been written to a pipe and not been read."""
+    fd = -1
     try:
         fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return 0
-    try:
         return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
     except OSError:
         return 0
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def replaced_after(process: subprocess.Popen, before: Sequence[psutil.Process]) -> float | None:
@@ -137,12 +146,13 @@ def slowed(process: subprocess.Popen, factor: float, begins: Callable[[], bool])
                 over.wait(PULSE_SECONDS * (1 - 1 / factor))
                 os.kill(process.pid, signal.SIGCONT)
 
+    if factor == 1:
+        yield
+        return
     thread = threading.Thread(target=pulse)
-    if factor > 1:
-        thread.start()
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        if factor > 1:
-            thread.join()
+        thread.join()

@@ -1,18 +1,18 @@
-"""Other libraries beside chapters 1 and 4 on the same cores: steady steps a second, and minutes until a task is solved.
+"""Other libraries beside the chapters on the same cores: steady steps a second, and minutes until a task is solved.
 
     python bench/peers.py --install                          a virtual environment for each, as bench/peers/*.txt say
-    python bench/peers.py --repeat 3 --seconds 120           rates; the peers take turns
-    python bench/peers.py --solve --peers ours rl_games      minutes and steps to 18, two seeds each
-    python bench/peers.py --solve --env-id Pendulum-v1 --stop-return -200 --seeds 3 --peers ours ours_impala sb3_ppo
+    python bench/peers.py --seconds 120                      rates; the rows take turns
+    python bench/peers.py --stop-return 18 --seconds 2700 --rows a3c_data rl_games      minutes and steps to 18
+    python bench/peers.py --env-id Pendulum-v1 --stop-return -200 --seconds 600 --rows a3c_data impala sb3_ppo
 
-Each peer runs with the settings that its own project recommends (bench/peers/run_*.py), with as many
-threads or workers as there are cores. Updates per step, nets and batch sizes differ, so rates alone decide nothing.
+Each library runs with the settings that its own project recommends (bench/peers/run_*.py), with as many threads or
+workers as there are cores. Updates per step, nets and batch sizes differ, so rates alone decide nothing.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -22,90 +22,80 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.episode_log import read_episodes
 from a3c_mp.run.script import exit_with
 from bench import common
-from bench.solve import curve, train
-from bench.throughput import steady_sps, trainer_sps
+from bench.records import Result, begin, in_turns, markdown_table, measure
 
 FOLDER = common.ROOT / "bench" / "peers"
 START_SECONDS = 120.0
-"""how much longer than its time a peer may take to import, start and end (s)"""
+"""how much longer than its time a library may take to import, start and end (s)"""
 Point = tuple[float, int, float | None]
+"""seconds, agent steps, mean return of the last 100 games"""
 
 
 class Peer(NamedTuple):
     """A library: what is installed for it, and how its script is called."""
 
     environment: str  # bench/peers/<environment>.txt, and the folder of its virtual environment
-    script: str
     flags: tuple[str, ...] = ()
 
 
 PEERS = {
-    "sb3_a2c": Peer("sb3", "run_sb3.py", ("--algo", "a2c")),
-    "sb3_ppo": Peer("sb3", "run_sb3.py", ("--algo", "ppo")),
-    "sample_factory": Peer("sample_factory", "run_sample_factory.py"),
-    "rl_games": Peer("rl_games", "run_rl_games.py"),
-    "rllib": Peer("rllib", "run_rllib.py"),
+    "sb3_a2c": Peer("sb3", ("--algo", "a2c")),
+    "sb3_ppo": Peer("sb3", ("--algo", "ppo")),
+    "sample_factory": Peer("sample_factory"),
+    "rl_games": Peer("rl_games"),
+    "rllib": Peer("rllib"),
 }
 CONTINUOUS = ("Pendulum-v1", "MountainCarContinuous-v0")
 """environments besides Atari, with settings in run_sb3.py"""
 WITHOUT_LIVES = ("PongNoFrameskip-v4", "BoxingNoFrameskip-v4", "FreewayNoFrameskip-v4")
 """games in which rl_games and RLlib, whose environments end with a life, report returns of whole games"""
-OURS: dict[str, common.ChapterName] = {"ours": "a3c_data", "ours_impala": "impala"}
-"""chapters 1 and 4, with their presets"""
 
 
 @dataclass(frozen=True)
 class Args:
     chapter: ClassVar[str] = "peers"
-    peers: tuple[str, ...] = ("ours", *PEERS)
-    """which libraries; "ours" is chapter 1, "ours_impala" chapter 4"""
-    environments: Path = Path("peers")
-    """folder of the peers' virtual environments"""
-    install: bool = False
-    """make the virtual environments that are missing, and end"""
+    rows: tuple[str, ...] = ("a3c_data", *PEERS)
+    """libraries and chapters; a chapter may have flags after its name, without dashes"""
     env_id: str = "PongNoFrameskip-v4"
     """Atari id with frame skip 1; chapters and SB3 also take Pendulum-v1 and MountainCarContinuous-v0"""
     seconds: Annotated[float, Between(1)] = 120.0
-    """how long each runs, starting up included; the second half of its curve counts (s)"""
-    repeat: Count = 3
-    """repetitions, in which the peers take turns"""
-    solve: bool = False
-    """train until the stop return instead"""
-    stop_return: float = 18.0
-    """with --solve: mean raw return of the last 100 games"""
-    seeds: Count = 2
-    """with --solve: how many seeds"""
-    first_seed: Count = 1
-    """with --solve: the first of them"""
-    max_minutes: Annotated[float, Between(0.1)] = 45.0
-    """with --solve: the longest that a run may take"""
-    results: Path = common.RESULTS
-    """folder of the result file"""
+    """how long each runs at most, starting up included; its rate is that of the second half (s)"""
+    stop_return: float | None = None
+    """end a run where the mean raw return of the last 100 games is this"""
+    seeds: Count = 3
+    """how many runs of each row, with seeds 1, 2, ..."""
+    environments: Path = Path("peers")
+    """folder of the libraries' virtual environments"""
+    install: bool = False
+    """make the virtual environments that are missing, and end"""
+    runs_dir: Path = Path("runs")
+    """where run folders of chapters are made"""
+    out: Path | None = None
+    """result file; an existing one is continued with the runs that it lacks; default: a new one in bench/results"""
 
 
 def python_of(peer: Peer, environments: Path) -> Path:
     return (environments / peer.environment / "bin" / "python").absolute()
 
 
-def install(names: Sequence[str], environments: Path) -> int:
+def install(peers: Sequence[Peer], environments: Path) -> int:
     """Make the environments that are missing; the exit code of the first that fails."""
-    for name in dict.fromkeys(PEERS[name].environment for name in names if name not in OURS):
+    for name in dict.fromkeys(peer.environment for peer in peers):
         folder, pins = environments / name, FOLDER / f"{name}.txt"
-        commands = [[folder / "bin" / "pip", "install", "--quiet", "--requirement", pins]]
+        commands = [[str(folder / "bin" / "pip"), "install", "--quiet", "--requirement", str(pins)]]
         if not folder.exists():
-            commands.insert(0, [sys.executable, "-m", "venv", folder])
+            commands.insert(0, [sys.executable, "-m", "venv", str(folder)])
         for command in commands:
-            if code := subprocess.run([str(word) for word in command]).returncode:
+            if code := subprocess.run(command).returncode:
                 print(f"error: {name} cannot be installed; the others were not tried", file=sys.stderr)
                 return code
         print(f"{name}: {folder}", flush=True)
@@ -114,131 +104,137 @@ def install(names: Sequence[str], environments: Path) -> int:
 
 def versions_of(peer: Peer, environments: Path) -> dict[str, str]:
     """The versions that are installed of what its requirements name."""
-    listed = subprocess.run(
-        [python_of(peer, environments), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
-    ).stdout
-    pinned = (FOLDER / f"{peer.environment}.txt").read_text()
-    names = {package_name(line) for line in pinned.splitlines()}
-    return dict(line.split("==") for line in listed.splitlines() if package_name(line) in names)
+    pins = str(FOLDER / f"{peer.environment}.txt")
+    freeze = [str(python_of(peer, environments)), "-m", "pip", "freeze", "--requirement", pins]
+    listed = subprocess.run(freeze, capture_output=True, text=True, check=True).stdout
+    named, _, _ = listed.partition("## The following requirements were added")
+    return dict(line.split("==") for line in named.splitlines() if "==" in line)
 
 
-def package_name(line: str) -> str:
-    """The name in a line `name==version`, in the one spelling that packaging tools compare (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower()
-
-
-def points_of(peer: Peer, args: Args, flags: Sequence[str], seconds: float) -> list[Point]:
-    """Run a peer's script and read its points, also if it has to be killed. Ends this script if there are none."""
+def points_of_peer(peer: Peer, args: Args, seed: int) -> list[Point]:
+    """Run a library's script and read its points, also if it has to be killed. Ends this script if there are none."""
+    script = FOLDER / f"run_{peer.environment}.py"
+    flags = {"env-id": args.env_id, "seconds": args.seconds, "stop-return": args.stop_return, "seed": seed}
+    command = [str(python_of(peer, args.environments)), str(script), *peer.flags]
+    command += [f"--{name}={value}" for name, value in flags.items() if value is not None]
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # set to 1 by a3c_mp
-    command = [str(python_of(peer, args.environments)), str(FOLDER / peer.script), *peer.flags, *flags]
+    code = 0
     with tempfile.TemporaryDirectory() as folder:  # some write logs where they are started
-        command += ["--env-id", args.env_id, "--seconds", str(seconds)]
         process = subprocess.Popen(
             command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         try:
-            printed, _ = process.communicate(timeout=seconds + START_SECONDS)
-        except subprocess.TimeoutExpired as late:
-            printed = (late.stdout or b"").decode()
-            print(f"warning: {peer.script} did not end by itself {START_SECONDS:g} s after its time", file=sys.stderr)
-            code = 0  # its points are as good
-        else:
+            printed, _ = process.communicate(timeout=args.seconds + START_SECONDS)
             code = process.returncode
+        except subprocess.TimeoutExpired as late:
+            printed = (late.stdout or b"").decode()  # its points are as good
+            print(f"warning: {script.name} did not end by itself {START_SECONDS:g} s after its time", file=sys.stderr)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # workers that it left
-    points = common.read_points(printed)
+    points = read_points(printed)
     if code != 0 or not points:
-        print(f"error: {peer.script} ended with code {code}; start it alone to see why", file=sys.stderr)
-        sys.exit(1)
+        raise SystemExit(f"error: {script.name} ended with code {code}; start it alone to see why")
     return points
 
 
-def rate_of(name: str, args: Args, seed: int) -> float:
-    """Steady agent steps a second."""
-    if name in OURS:
-        return trainer_sps([*common.CHAPTERS[OURS[name]], "--env-id", args.env_id, f"--seed={seed}"], args.seconds)
-    return steady_sps([point[:2] for point in points_of(PEERS[name], args, ["--seed", str(seed)], args.seconds)])
+def read_points(text: str) -> list[Point]:
+    """The points that a script in bench/peers has printed; other lines are left out."""
+    points = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, list) and len(found) == 3:
+                points.append((float(found[0]), int(found[1]), found[2]))
+    return points
 
 
-def solved_by(name: str, args: Args, seed: int) -> dict[str, Any]:
-    """Minutes and steps until the stop return, and the curve up to there."""
-    seconds, points = 60 * args.max_minutes, list[Point]()
-    if name in OURS:
-        with tempfile.TemporaryDirectory() as folder:
-            goal = [f"--stop-return={args.stop_return}", f"--max-seconds={seconds}", f"--seed={seed}"]
-            place = [f"--runs-dir={folder}", "--run-name=run"]
-            command = [*common.CHAPTERS[OURS[name]], f"--env-id={args.env_id}", *goal, *place]
-            if (code := train(command, Path(folder) / "run")) != 0:
-                raise SystemExit(f"{name}: exit code {code}")
-            points = [
-                (s, steps, mean) for steps, s, mean in curve(read_episodes(Path(folder) / "run" / "episodes.csv"))
-            ]
-    else:
-        flags = ["--seed", str(seed), "--stop-return", str(args.stop_return)]
-        points = points_of(PEERS[name], args, flags, seconds)
-    reached = [point for point in points if point[2] is not None and point[2] >= args.stop_return][:1]
-    when = (
-        {"minutes": round(reached[0][0] / 60, 2), "steps": reached[0][1]}
-        if reached
-        else {"minutes": None, "steps": None}
-    )
-    return {"seed": seed, "solved": bool(reached), **when, "last": points[-1], "curve": points}
+def points_of_chapter(command: Sequence[str], args: Args, seed: int) -> list[Point]:
+    """Run a chapter and read its points."""
+    folder = common.train([*command, f"--seed={seed}"], args, f"peers-{args.env_id}-s{seed}")
+    means = {point.step: point.value for point in common.scalars(folder, "charts/mean_return_100")}
+    games, points = common.read_games(folder), common.scalars(folder, "time/elapsed_seconds")
+    summary = common.read_summary(folder)
+    found = [(point.value, point.step, means.get(point.step)) for point in points if point.step < summary["steps"]]
+    mean = summary["mean_return_100"] if len(games) >= common.MIN_GAMES else None
+    return [*found, (summary["wall_seconds"], summary["steps"], mean)]
 
 
-def table_of_rates(rates: dict[str, list[float]]) -> str:
+def figures(points: Sequence[Point], goal: float | None) -> Result:
+    """Steady rate, time and steps to the goal, and the curve."""
+    reached = (point for point in points if None not in (goal, point[2]) and point[2] >= goal)  # type: ignore[operator]
+    seconds, steps, _ = next(reached, (None, None, None))
+    found = {"sps": steady_sps(points), "solved": seconds is not None, "seconds": seconds, "steps": steps}
+    return found | {"last": points[-1], "curve": common.thinned(points, common.POINTS)}
+
+
+def steady_sps(points: Sequence[Point]) -> float | None:
+    """Steps a second in the second half of a run's time; the first half is for starting up."""
+    middle = (points[0][0] + points[-1][0]) / 2
+    late = [point for point in points if point[0] >= middle]
+    (start, steps, _), (end, more_steps, _) = late[0], late[-1]
+    return (more_steps - steps) / (end - start) if end > start else None
+
+
+def table(result: Result) -> str:
+    """A line for each row: its rate, relative to the first row's, then what each run came to."""
+    rates: dict[str, list[float]] = {}
+    for run in result["runs"]:
+        rates.setdefault(run["row"], []).append(run["sps"] or 0.0)
     first = statistics.median(next(iter(rates.values())))
     lines = []
-    for name, each in rates.items():
-        middle = statistics.median(each)
-        lines.append([name, f"{middle:,.0f}", f"{middle / first:.2f}", ", ".join(f"{rate:,.0f}" for rate in each)])
-    return common.markdown_table(["library", "steps a second", "relative", "repetitions"], lines)
+    for run in result["runs"]:
+        middle = statistics.median(rates[run["row"]])
+        relative = f"{middle / first:.2f}" if first else "-"
+        goal = [f"{run['seconds'] / 60:.1f}", f"{run['steps']:,}"] if run["solved"] else ["not reached", "-"]
+        seconds, steps, mean = run["last"]
+        end = f"{'-' if mean is None else f'{mean:.1f}'} after {seconds / 60:.1f} min, {steps:,} steps"
+        rate = "-" if run["sps"] is None else f"{run['sps']:,.0f}"
+        lines.append([run["row"], str(run["seed"]), rate, f"{middle:,.0f}", relative, *goal, end])
+    titles = ["seed", "steps/s", "median", "relative", "minutes", "steps", "end of the run"]
+    return markdown_table(["row", *titles], sorted(lines))
 
 
-def table_of_runs(runs: dict[str, list[dict[str, Any]]]) -> str:
-    lines = []
-    for name, each in runs.items():
-        for run in each:
-            found = [f"{run['minutes']:.1f}", f"{run['steps']:,}"] if run["solved"] else ["not reached", "-"]
-            seconds, steps, mean = run["last"]
-            end = f"{'-' if mean is None else f'{mean:.1f}'} after {seconds / 60:.1f} min, {steps:,} steps"
-            lines.append([name, str(run["seed"]), *found, end])
-    return common.markdown_table(["library", "seed", "minutes", "steps", "end of the run"], lines)
-
-
-def main() -> int:
-    args = parse_plain(Args, __doc__ or "")
-    known = (*OURS, *PEERS)
-    if unknown := [name for name in args.peers if name not in known]:
-        raise ConfigError("peers", unknown[0], "no such library here", f"choose from {', '.join(known)}")
-    if args.install:
-        return install(args.peers, args.environments)
-    versatile = (*OURS, "sb3_a2c", "sb3_ppo")
-    peers = {name: PEERS[name] for name in args.peers if name not in OURS}
+def check(args: Args, peers: dict[str, Peer]) -> None:
+    """Raise ConfigError where a library cannot run, or would report something else."""
     if "NoFrameskip" not in args.env_id and args.env_id not in CONTINUOUS and peers:
         fix = f"choose an id with NoFrameskip, {' or '.join(CONTINUOUS)}"
         raise ConfigError("env-id", args.env_id, "the other libraries have no settings for it", fix)
-    if args.env_id in CONTINUOUS and (others := set(args.peers) - set(versatile)):
-        raise ConfigError("peers", min(others), "it is run on Atari only", f"choose from {', '.join(versatile)}")
-    if args.solve and (by_life := {"rl_games", "rllib"} & set(args.peers)) and args.env_id not in WITHOUT_LIVES:
-        why = "in games with lives, what it reports as a return is that of one life"
-        raise ConfigError("peers", min(by_life), why, f"leave it out, or choose {', '.join(WITHOUT_LIVES)}")
     for name, peer in peers.items():
+        if args.env_id in CONTINUOUS and peer.environment != "sb3":
+            raise ConfigError("rows", name, "it is run on Atari only", "leave it out")
+        by_life = peer.environment in ("rl_games", "rllib") and args.env_id not in WITHOUT_LIVES
+        if by_life and args.stop_return is not None:
+            why = "in games with lives, what it reports as a return is that of one life"
+            raise ConfigError("rows", name, why, f"leave it out, or choose {', '.join(WITHOUT_LIVES)}")
         if not python_of(peer, args.environments).exists():
-            raise ConfigError("peers", name, f"it is not installed in {args.environments}", "run with --install first")
-    result = common.begin("peers", args, args.env_id)
-    result["peer_versions"] = {name: versions_of(peer, args.environments) for name, peer in peers.items()}
-    found: dict[str, list[Any]] = {name: [] for name in args.peers}
-    result["runs" if args.solve else "rates"] = found
-    path = common.result_path(args.results, result, with_env=True)
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
-    for number in seeds if args.solve else range(1, args.repeat + 1):
-        for name in args.peers:
-            found[name].append((solved_by if args.solve else rate_of)(name, args, number))
-            common.save(path, result)
-            done = {name: each for name, each in found.items() if each}
-            print(f"{name} {number}\n{(table_of_runs if args.solve else table_of_rates)(done)}", flush=True)
-    print(path)
+            raise ConfigError("rows", name, f"it is not installed in {args.environments}", "run with --install first")
+
+
+def main() -> int:
+    args = parse_plain(Args, __doc__)
+    peers = {row: PEERS[row] for row in args.rows if row in PEERS}
+    if args.install:
+        return install(list(peers.values()), args.environments)
+    check(args, peers)
+    flags = [f"--env-id={args.env_id}", f"--max-seconds={args.seconds}", f"--stop-return={args.stop_return}"]
+    commands = {}
+    for row in args.rows:
+        name, own = common.split_row(row, common.CHAPTERS)
+        if row not in PEERS:
+            if not name:
+                raise ConfigError("rows", row, "no such library here", f"choose from {', '.join(PEERS)}, or a chapter")
+            commands[row] = [*common.CHAPTERS[name], *flags, *own]
+    settings = common.settings_of(commands) | {row: {"flags": peer.flags} for row, peer in peers.items()}
+    versions = {name: versions_of(peer, args.environments) for name, peer in peers.items()}
+    path, result = begin("peers", args, args.env_id, settings, peer_versions=versions)
+
+    def run(row: str, seed: int) -> Result:
+        if row in peers:
+            return figures(points_of_peer(peers[row], args, seed), args.stop_return)
+        return figures(points_of_chapter(commands[row], args, seed), args.stop_return)
+
+    measure(path, result, in_turns(args.rows, args.seeds), run, table)
     return 0
 
 

@@ -11,8 +11,6 @@ Flags that are not listed here are the trainer's.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import os
 import subprocess
@@ -23,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
@@ -36,6 +34,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
 from bench import common
 from bench.outside import actors_among, processes_of, replaced_after, sample, slowed
+from bench.records import Result, begin, markdown_table, measure, pyplot
 
 SETTLE_SECONDS = 20.0
 """from the kill of an actor until its successor has loaded everything, on a busy machine"""
@@ -62,9 +61,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class Args:
-    chapter: common.ChapterName = "a3c_data"
-    """what to train"""
+class Args(common.Args):
     minutes: Annotated[float, Between(0.5)] = 45.0
     """length of the run"""
     kill_every: Annotated[float, Between(0)] = 60.0
@@ -75,10 +72,6 @@ class Args:
     """time between two samples (s)"""
     warm_up: Annotated[float, Between(0)] = 600.0
     """time that is left out of the fits (s): replays fill, allocators find their size"""
-    runs_dir: Path = Path("runs")
-    """where run folders are made"""
-    results: Path = common.RESULTS
-    """folder of the result file and its picture"""
 
 
 # ---- the verdict
@@ -94,16 +87,14 @@ class Drift(NamedTuple):
     flat: bool
 
 
-def drift(seconds: Sequence[float], values: Sequence[float], limit: Limit) -> Drift:
-    """Least squares. Neighbours in time resemble each other, so the error counts fewer samples than there are.
+def drift(points: Sequence[tuple[float, float]], limit: Limit) -> Drift:
+    """Least squares over points of (seconds, value).
 
-    A curve is flat unless its slope is beyond what is allowed by more than twice its error.
+    Neighbours in time resemble each other, so the error counts fewer samples than there are. A curve is flat unless its
+    slope is beyond what is allowed by more than twice its error.
     """
-    hours, y = np.asarray(seconds) / 3600, np.asarray(values, dtype=np.float64)
-    if len(y) < 3:
-        raise ConfigError(
-            "minutes", "", f"{len(y)} samples are too few to judge", "raise --minutes, or lower --warm-up"
-        )
+    seconds, y = np.array(points, dtype=np.float64).T
+    hours = seconds / 3600
     x, level = hours - hours.mean(), float(y.mean())
     slope = float((x * y).sum() / (x * x).sum())
     rest = y - level - slope * x
@@ -116,17 +107,20 @@ def drift(seconds: Sequence[float], values: Sequence[float], limit: Limit) -> Dr
 
 
 def judge(samples: Sequence[dict[str, float]], kills: Sequence[float], args: Args) -> dict[str, Drift]:
-    """The drift of every curve after the warm-up; but for sps, only where no actor was missing or just starting."""
+    """The drift of every curve after the warm-up, if it has three points there.
+
+    Samples in which an actor is missing or just starting count for the rate only.
+    """
     late = [s for s in samples if s["seconds"] >= args.warm_up]
     full = max((s["processes"] for s in late), default=0)
     settle = min(SETTLE_SECONDS, args.kill_every / 2)
-    settled = [
-        s for s in late if s["processes"] == full and not any(0 <= s["seconds"] - kill < settle for kill in kills)
-    ]
+    starting = [s for s in late if any(0 <= s["seconds"] - kill < settle for kill in kills)]
+    settled = [s for s in late if s["processes"] == full and s not in starting]
     drifts = {}
     for name, limit in LIMITS.items():
         points = [(s["seconds"], s[name]) for s in (late if name == "sps" else settled) if s.get(name) is not None]
-        drifts[name] = drift([t for t, _ in points], [v for _, v in points], limit)
+        if len(points) >= 3:
+            drifts[name] = drift(points, limit)
     return drifts
 
 
@@ -149,18 +143,10 @@ class Kill(NamedTuple):
     replaced_after: float | None  # seconds, until there were as many actors as before; None: they were not
 
 
-class Observed(NamedTuple):
-    """What is seen of a run from outside."""
-
-    samples: list[dict[str, float]]
-    kills: list[Kill]
-
-
-def soak(process: subprocess.Popen, args: Args, folder: Path, started: float) -> Observed:
-    """Look at a run until it ends, and kill its actors. The first kill comes once there is learning to disturb."""
-    samples, kills = observed = Observed([], [])
-    shm_before = frozenset(os.listdir("/dev/shm"))
-    next_kill = math.inf
+def watch(process: subprocess.Popen, args: Args, folder: Path) -> tuple[list[dict[str, float]], list[Kill]]:
+    """Look at a run until it ends, and kill its actors: (samples, kills). The first kill waits until it learns."""
+    samples, kills, started = list[dict[str, float]](), list[Kill](), time.time()
+    shm_before, next_kill = frozenset(os.listdir("/dev/shm")), math.inf
     while process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(args.sample_every)
@@ -174,26 +160,27 @@ def soak(process: subprocess.Popen, args: Args, folder: Path, started: float) ->
                 min(actors, key=psutil.Process.create_time).kill()  # the one that has lived longest
                 kills.append(Kill(round(now, 2), replaced_after(process, actors)))
             next_kill += args.kill_every
-    return observed
+    add_rates(samples, [(point.wall_time - started, point.step) for point in common.scalars(folder, "charts/sps")])
+    return samples, kills
 
 
 COUNTS = ("replaced", "replaced_after_median", "replaced_after_max", "samples_per_step", "object_store_mib_max")
 """results of `counted` that are printed; for a run's `--replay-ratio` see its settings"""
 
 
-def counted(kills: Sequence[Kill], settings: Any, folder: Path) -> dict[str, Any]:
+def counted(kills: Sequence[Kill], settings: Result, folder: Path) -> Result:
     """How many actors were replaced, and how soon (s); samples a step; the most that Ray's object stores held."""
-    found: dict[str, Any] = {"kills": [kill.at for kill in kills]}
+    found: Result = {"kills": [kill.at for kill in kills]}
     times = sorted(kill.replaced_after for kill in kills if kill.replaced_after is not None)
     if kills:
         found |= {"replaced": len(times), "replaced_after": [kill.replaced_after for kill in kills]}
     if times:
         found |= {"replaced_after_median": times[len(times) // 2], "replaced_after_max": times[-1]}
-    summary = json.loads((folder / "summary.json").read_text())
-    if hasattr(settings, "replay_ratio") and summary["steps"] > settings.learning_starts:
-        learned = summary["updates"] * settings.batch_size
-        found["samples_per_step"] = learned / (summary["steps"] - settings.learning_starts)
-    if used := [value for _, _, value in scalars(folder, "cluster/object_store")]:
+    summary = common.read_summary(folder)
+    if "replay_ratio" in settings and summary["steps"] > settings["learning_starts"]:
+        learned = summary["updates"] * settings["batch_size"]
+        found["samples_per_step"] = learned / (summary["steps"] - settings["learning_starts"])
+    if used := [point.value for point in common.scalars(folder, "cluster/object_store")]:
         found["object_store_mib_max"] = max(used)
     return found
 
@@ -203,51 +190,33 @@ def is_learning(folder: Path) -> bool:
     return any(path.stat().st_size > 500 for path in folder.glob("events.*"))
 
 
-def scalars(folder: Path, name: str) -> list[tuple[float, int, float]]:
-    """(time, agent steps, value) of a curve in a run's TensorBoard events; empty if there is none."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    if name not in events.Tags()["scalars"]:
-        return []
-    return [(event.wall_time, event.step, event.value) for event in events.Scalars(name)]
-
-
-def progress_of(folder: Path, started: float) -> list[tuple[float, int]]:
-    """(seconds since the start, agent steps) once a second."""
-    return [(at - started, steps) for at, steps, _ in scalars(folder, "charts/sps")]
+def table(result: Result) -> str:
+    """The drift of each curve, and how many actors were replaced."""
+    (run,) = result["runs"]
+    rows = []
+    for name, found in run["drifts"].items():
+        figures = [f"{found['level']:,.1f}", f"{found['per_hour']:+,.2f}", f"{found['error']:,.2f}"]
+        rows.append([name, *figures, f"{found['allowed']:,.1f}", "yes" if found["flat"] else "NO"])
+    lines = [markdown_table(["", "level", "drift an hour", "error", "allowed", "flat"], rows)] if rows else []
+    lines += [f"{name}: {run[name]:.3f}" for name in COUNTS if name in run]
+    lines.append(f"{len(run['kills'])} kills, {run['summary']['worker_restarts']} restarts, code {run['exit_code']}")
+    return "\n".join(lines)
 
 
-def table(drifts: dict[str, Drift]) -> str:
-    rows = [
-        [
-            name,
-            f"{d.level:,.1f}",
-            f"{d.per_hour:+,.2f}",
-            f"{d.error:,.2f}",
-            f"{d.allowed:,.1f}",
-            "yes" if d.flat else "NO",
-        ]
-        for name, d in drifts.items()
-    ]
-    return common.markdown_table(["", "level", "drift an hour", "error", "allowed", "flat"], rows)
-
-
-def draw(path: Path, result: dict[str, Any]) -> None:
+def draw(path: Path, run: Result, args: Args) -> None:
     """Every curve over minutes, with its fit, and a tick for each kill."""
-    plt = common.pyplot()
-    figure, axes = plt.subplots(len(LIMITS), 1, figsize=(9, 1.7 * len(LIMITS)), sharex=True, layout="constrained")
-    for axis, name in zip(axes, LIMITS, strict=True):
-        points = [(s["seconds"] / 60, s[name]) for s in result["samples"] if s.get(name) is not None]
+    plt = pyplot()
+    drifts = run["drifts"]
+    figure, axes = plt.subplots(len(drifts), 1, figsize=(9, 1.7 * len(drifts)), sharex=True, layout="constrained")
+    for axis, (name, fit) in zip(axes, drifts.items(), strict=True):
+        points = [(s["seconds"] / 60, s[name]) for s in run["samples"] if s.get(name) is not None]
         axis.plot(*zip(*points, strict=True), ".", markersize=3)
-        fit = result["drifts"][name]
-        ends = np.array([min(result["bench"]["warm_up"] / 60, points[-1][0]), points[-1][0]])
-        axis.plot(ends, fit["level"] + fit["per_hour"] * (ends - ends.mean()) / 60, color="C0" if fit["flat"] else "C3")
-        axis.plot([t / 60 for t in result["kills"]], [0] * len(result["kills"]), "|", color="grey", markersize=4)
+        ends = np.array([min(args.warm_up / 60, points[-1][0]), points[-1][0]])
+        axis.plot(ends, fit.level + fit.per_hour * (ends - ends.mean()) / 60, color="C0" if fit.flat else "C3")
+        axis.plot([t / 60 for t in run["kills"]], [0] * len(run["kills"]), "|", color="grey", markersize=4)
         axis.set_ylabel(name)
         axis.set_ylim(bottom=0)
     axes[-1].set_xlabel("minutes; a tick for each kill")
-    figure.suptitle(f"{result['chapter']} on {result['env_id']}, {result['machine']['name']}")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -258,33 +227,27 @@ def main() -> int:
         raise ConfigError("bench", "soak", "it reads /proc as Linux has it", "run it on Linux")
     if args.warm_up >= args.minutes * 60:
         raise ConfigError("warm-up", args.warm_up, f"the run lasts {args.minutes * 60:g} s", "lower it")
-    seconds = str(args.minutes * 60)
-    unlimited = ["--stop-return=None", "--total-steps=1e12", f"--max-seconds={seconds}", "--max-restarts=100_000"]
-    command = [*common.CHAPTERS[args.chapter], *unlimited, *flags]
-    settings = common.trainer_settings(command)
-    result = common.begin("soak", args, settings.env_id) | {"settings": dataclasses.asdict(settings)}
-    name = common.run_name(result)
-    folder, started = args.runs_dir / name, time.time()
-    where = [f"--runs-dir={args.runs_dir}", f"--run-name={name}"]
-    with common.running_script([*command, *where], stdout=subprocess.DEVNULL) as process:  # noqa: SIM117
-        with slowed(process, args.slow_trainer, lambda: is_learning(folder)):
-            samples, kills = soak(process, args, folder, started)
-    summary = json.loads((folder / "summary.json").read_text())
-    add_rates(samples, progress_of(folder, started))
-    result |= {"summary": summary, "exit_code": process.returncode, "samples": samples}
-    result |= counted(kills, settings, folder)
-    result["survived"] = process.returncode == 0 and summary["worker_restarts"] == len(kills)
-    path = common.result_path(args.results, result, with_env=False)
-    common.save(path, result)  # whatever the verdict: the run took an hour
-    drifts = judge(samples, [kill.at for kill in kills], args)
-    result["drifts"] = {name: d._asdict() for name, d in drifts.items()}
-    result["flat"] = all(d.flat for d in drifts.values())
-    common.save(path, result)
-    draw(path.with_suffix(".png"), result)
-    print(table(drifts))
-    print("".join(f"{name}: {result[name]:.3f}\n" for name in COUNTS if name in result), end="")
-    print(f"{len(kills)} kills, {summary['worker_restarts']} restarts, exit code {process.returncode}; {path}")
-    return 0 if result["flat"] and result["survived"] else 1
+    unlimited = ["--stop-return=None", "--total-steps=1e12", "--max-restarts=100_000"]
+    command = [*common.CHAPTERS[args.chapter], *unlimited, f"--max-seconds={args.minutes * 60}", *flags]
+    settings = common.settings_of({"default": command})
+    path, result = begin("soak", args, settings["default"]["env_id"], settings)
+
+    def run(row: str, seed: int) -> Result:
+        folder = common.run_folder(args, f"soak-{args.chapter}")
+        place = [f"--seed={seed}", f"--runs-dir={folder.parent}", f"--run-name={folder.name}"]
+        with common.running_script([*command, *place], stdout=subprocess.DEVNULL) as process:  # noqa: SIM117
+            with slowed(process, args.slow_trainer, lambda: is_learning(folder)):
+                samples, kills = watch(process, args, folder)
+        summary, drifts = common.read_summary(folder), judge(samples, [kill.at for kill in kills], args)
+        found = {"summary": summary, "exit_code": process.returncode, "samples": samples, "drifts": drifts}
+        found |= counted(kills, settings[row], folder)
+        draw(path.with_suffix(".png"), found, args)
+        found["drifts"] = {name: fit._asdict() for name, fit in drifts.items()}
+        found["survived"] = process.returncode == 0 and summary["worker_restarts"] == len(kills)
+        return found | {"flat": len(drifts) == len(LIMITS) and all(fit.flat for fit in drifts.values())}
+
+    (last,) = measure(path, result, [("default", settings["default"]["seed"])], run, table)["runs"]
+    return 0 if last["flat"] and last["survived"] else 1
 
 
 if __name__ == "__main__":

@@ -1,199 +1,174 @@
-"""How close a chapter comes to what the hardware allows.
+"""Steady agent steps a second of chapters, settings and checkouts side by side, on a host whose speed changes.
 
-Each stage is measured alone on one core, with the trainer's own settings and code: stepping environments, acting,
-learning. Together they give a bound on agent steps a second. Then the trainer itself runs, and its steady rate is set
-against the bound. Cores that all have work slow each other down (caches, memory, clock): how much shows the bound from
-stages that run on all cores at once. Flags not listed here are the trainer's, for instance --env-id or --cuda.
+The trainers of all rows are started, then take turns: one runs for `--window` seconds while the others are stopped
+(SIGSTOP, SIGCONT). On a shared host the rates of single runs differ by a third, these by a few per cent:
+
+    python bench/throughput.py --rows a3c_data "task eval-every=0" task --env-id CartPole-v1
+    python bench/throughput.py --trees ../before . --repeat 5
+
+A row's cost is the processor time of a step in the learner's process and in all others; the cores divided by their sum
+are the most that this code can do here ("at most"). Flags that are not listed here are the trainer's.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
-import math
-import os
+import signal
 import statistics
 import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
-import gymnasium
+import psutil
 
 from a3c_mp.cli import parse_own
-from a3c_mp.config import Between, Count, flag_name
+from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.layers import is_image
-from a3c_mp.nets.precision import compute_dtype
-from a3c_mp.run.preflight import check_device, probe_env
 from a3c_mp.run.script import exit_with
 from bench import common
-from bench.stages import Setup, bound, learning_threads, measure, measure_on_all_cores
+from bench.outside import cpu_seconds, processes_of
+from bench.records import Result, begin, commit_of, markdown_table, measure
 
-UNTIL_STOPPED = ["--stop-return", "1e6", "--total-steps", "1_000_000_000"]
-SB3_STEPS = 5
-"""what Stable-Baselines3's A2C takes of each environment in one gradient by default"""
-LIKE_SB3 = {"net": "nature", "update_epochs": "1"}
-"""settings of chapters for a fair comparison: run_sb3.py has that net, and A2C takes one pass"""
-TRIAL_SECONDS = 15.0
-"""how long each way to run Stable-Baselines3's environments is tried (s)"""
+UNTIL_STOPPED = ["--stop-return=None", "--total-steps=1e12", "--hang-seconds=600"]
 
 
 @dataclass(frozen=True)
-class Args:
-    chapter: common.ChapterName = "a3c_data"
-    """what to measure"""
-    seconds: Annotated[float, Between(1)] = 40.0
-    """how long the trainer runs, starting up included; the second half of its curve counts (s)"""
-    stage_seconds: Annotated[float, Between(0.1)] = 5.0
-    """how long each stage is measured (s)"""
+class Args(common.RowArgs):
+    trees: tuple[Path, ...] = (common.ROOT,)
+    """checkouts in which each row is run; rates are divided by those of the first row in the first one"""
+    warm_up: Annotated[float, Between(1)] = 20.0
+    """how long each runs before the others start, starting up included (s)"""
+    window: Annotated[float, Between(0.5)] = 2.0
+    """length of a turn (s)"""
+    windows: Count = 20
+    """turns of each"""
     repeat: Count = 3
-    """repetitions; stages, trainer and comparison take turns, and medians are reported"""
-    compare: Literal["none", "sb3"] = "none"
-    """also run Stable-Baselines3's A2C, with as many environments; both with the book's net and one pass"""
-    results: Path = common.RESULTS
-    """folder of the result file"""
+    """repetitions, with new processes; medians are reported"""
 
 
-def steady_sps(points: list[tuple[float, int]]) -> float:
-    """Steps a second over the second half of (seconds, steps) pairs; the first half is for starting up."""
-    middle = (points[0][0] + points[-1][0]) / 2 if points else 0.0
-    points = [point for point in points if point[0] >= middle]
-    if len(points) < 2:
-        raise ConfigError("seconds", "too short", "too little was learned to take a rate from", "raise --seconds")
-    (start, steps), (end, more_steps) = points[0], points[-1]
-    return (more_steps - steps) / (end - start)
+@dataclass
+class Contestant:
+    """A trainer, and when it ran: (start, end) in seconds of the clock."""
+
+    trainer: subprocess.Popen
+    folder: Path
+    turns: list[tuple[float, float]] = field(default_factory=list)
+    cpu: list[tuple[float, float]] = field(default_factory=list)  # learner's and others' processor time after each (s)
+
+    def run(self, seconds: float) -> None:
+        """Let the trainer run for so long, from a stop to a stop."""
+        start = time.time()
+        self.send(signal.SIGCONT)
+        time.sleep(seconds)
+        self.send(signal.SIGSTOP)
+        self.turns.append((start, time.time()))
+        if (code := self.trainer.poll()) is not None:
+            raise ConfigError("trees", self.folder, f"its trainer ended with code {code}", "start it alone to see why")
+        learner, *others = processes_of(self.trainer.pid)
+        self.cpu.append((cpu_seconds([learner]), cpu_seconds(others)))
+
+    def send(self, signum: int) -> None:
+        """Send a signal to the trainer and all its processes."""
+        for process in processes_of(self.trainer.pid):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signum)
+
+    def figures(self) -> Result:
+        """Agent steps a second of its own time, after the warm-up; processor time of a step (ms)."""
+        warm, end = self.turns[0][1], self.turns[-1][1]
+        points = [point for point in common.scalars(self.folder, "time/elapsed_seconds") if point.wall_time <= end]
+        before = [point for point in points if point.wall_time <= warm]
+        if not before or before[-1].step == points[-1].step:
+            why = "nothing was learned in the warm-up, or nothing after it"
+            raise ConfigError("warm-up", round(warm - self.turns[0][0]), why, "raise it, or --windows")
+        first, last = before[-1], points[-1]
+        own = sum(max(0.0, min(b, last.wall_time) - max(a, first.wall_time)) for a, b in self.turns)
+        sps = (last.step - first.step) / own
+        steps = sps * sum(b - a for a, b in self.turns[1:])
+        learner, others = (1000 * (b - a) / steps for a, b in zip(self.cpu[0], self.cpu[-1], strict=True))
+        return {"sps": sps, "learner_ms": learner, "others_ms": others}
 
 
-def trainer_sps(command: list[str], seconds: float) -> float:
-    """Run a trainer for so long, without a stop rule; its steady rate."""
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [*UNTIL_STOPPED, "--max-seconds", str(seconds), "--runs-dir", folder, "--run-name", "run"]
-        _run([*command, *flags], subprocess.DEVNULL)
-        events = elapsed_events(Path(folder) / "run")
-    return steady_sps([(event.value, event.step) for event in events[:-1]])  # the last one is of the shutdown
+@contextmanager
+def started(tree: Path, command: Sequence[str], folder: Path) -> Iterator[Contestant]:
+    """The trainer of a checkout; at the end of the block it is ended by SIGTERM, and waited for."""
+    place = [f"--runs-dir={folder.parent.absolute()}", f"--run-name={folder.name}"]
+    trainer = subprocess.Popen([sys.executable, *command, *place], cwd=tree, stdout=subprocess.DEVNULL)
+    contestant = Contestant(trainer, folder)
+    try:
+        yield contestant
+    finally:
+        contestant.send(signal.SIGCONT)
+        if trainer.poll() is None:
+            trainer.terminate()
+            trainer.wait()
 
 
-def elapsed_events(folder: Path) -> list[Any]:
-    """TensorBoard's events of a run about the time that has passed, each with its agent step and wall time."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    name = "time/elapsed_seconds"
-    return events.Scalars(name) if name in events.Tags()["scalars"] else []
-
-
-def sb3_sps(flags: list[str]) -> float:
-    """Run Stable-Baselines3's A2C in a process of its own; its steady rate."""
-    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # set to 1 by a3c_mp
-    with tempfile.TemporaryFile("w+") as output:
-        _run(["bench/peers/run_sb3.py", "--net", "matched", *flags], output, env=env)
-        output.seek(0)
-        return steady_sps([(seconds, steps) for seconds, steps, _ in common.read_points(output.read())])
+def repetition(args: Args, commands: Mapping[str, tuple[Path, list[str]]], number: int) -> dict[str, Result]:
+    """Figures of all rows, which take turns; every second repetition goes through them backwards."""
+    names = list(commands)[:: 1 if number % 2 else -1]
+    with ExitStack() as stack:
+        contestants = {}
+        for name in names:
+            folder = common.run_folder(args, f"throughput-{name}")
+            contestants[name] = stack.enter_context(started(*commands[name], folder))
+            contestants[name].run(args.warm_up)
+        for turn in range(args.windows):
+            for name in names[:: 1 if turn % 2 else -1]:
+                contestants[name].run(args.window)
+    return {name: contestants[name].figures() for name in commands}
 
 
-def _run(command: list[str], stdout: Any, **popen: Any) -> None:
-    if code := common.run_script(command, stdout=stdout, **popen):
-        print(f"error: {command[0]} ended with code {code}; start it alone to see why", file=sys.stderr)
-        sys.exit(code)
+def medians(runs: Sequence[Result]) -> dict[str, Result]:
+    """Medians of each row's figures, and of its rate relative to the first row's in the same repetition."""
+    found = {}
+    first = next(iter(runs[0]["figures"]))
+    for name in runs[0]["figures"]:
+        mine = [run["figures"][name] for run in runs]
+        found[name] = {figure: statistics.median(each[figure] for each in mine) for figure in mine[0]}
+        ratios = [run["figures"][name]["sps"] / run["figures"][first]["sps"] for run in runs]
+        found[name] |= {"ratio": statistics.median(ratios), "ratios": ratios}
+    return found
 
 
-def sb3_flags(settings: Any, cores: float) -> list[str]:
-    """Settings for `bench/peers/run_sb3.py` that match the trainer's."""
-    if "NoFrameskip" not in settings.env_id:
-        why = f"{settings.env_id} is not an Atari game with frame skip 1"
-        raise ConfigError("compare", "sb3", why, "choose an id with NoFrameskip, or --compare none")
-    if importlib.util.find_spec("stable_baselines3") is None:
-        fix = "pip install 'stable-baselines3>=2.7', or --compare none"
-        raise ConfigError("compare", "sb3", "stable-baselines3 is not installed", fix)
-    num_envs = settings.num_actors * settings.num_envs
-    n_steps = max(SB3_STEPS, math.ceil(settings.batch_size / num_envs))  # no smaller a batch than the trainer's
-    flags = ["--env-id", settings.env_id, "--num-envs", str(num_envs), "--n-steps", str(n_steps)]
-    return [*flags, "--threads", str(max(1, int(cores))), *(["--cuda"] if settings.cuda else [])]
-
-
-def faster_sb3(flags: list[str], seconds: float) -> tuple[list[str], dict[str, float]]:
-    """(flags with the faster kind of vector environment, the rates of both)."""
-    trials = {}
-    for kind in ("dummy", "subproc"):
-        trials[kind] = sb3_sps([*flags, "--vec-env", kind, "--seconds", str(min(seconds, TRIAL_SECONDS))])
-    return [*flags, "--vec-env", max(trials, key=trials.__getitem__), "--seconds", str(seconds)], trials
-
-
-def line(rates: dict[str, float]) -> str:
-    """One repetition, or the medians, for the terminal."""
-    stages = "  ".join(f"{name} {rates[name]:,.0f}" for name in ("env", "act", "learn", "bound", "trainer"))
-    sb3 = f"  sb3 {rates['sb3']:,.0f}, {rates['times_sb3']:.2f} times" if "sb3" in rates else ""
-    busy = f" ({rates['ratio_busy']:.1%} of {rates['bound_busy']:,.0f} with all cores at work)"
-    return f"{stages}  {rates['ratio']:.1%} of the bound{busy}{sb3}"
-
-
-def repetition(setup: Setup, cores: float, command: list[str], seconds: float) -> tuple[dict[str, float], str]:
-    """(rates of the stages, of the bound and of the trainer, what limits the bound), measured one after the other."""
-    settings = setup.settings
-    rates = measure(setup)
-    busy = rates if settings.cuda or cores < 2 else measure_on_all_cores(setup, int(cores))
-    repeated = (getattr(settings, "update_epochs", 1) - 1) * getattr(settings, "repeat_fraction", 1.0)
-    passes = getattr(settings, "replay_ratio", 1 + repeated)
-    threads = learning_threads(setup.chapter, settings)
-    (most, limit), (most_busy, _) = (
-        bound(found, cores=cores, passes=passes, learner_threads=threads, cuda=settings.cuda) for found in (rates, busy)
-    )
-    sps = trainer_sps(command, seconds)
-    ratios = {
-        "bound": most,
-        "bound_busy": most_busy,
-        "trainer": sps,
-        "ratio": sps / most,
-        "ratio_busy": sps / most_busy,
-    }
-    return {**rates, **{f"{name}_busy": rate for name, rate in busy.items()}, **ratios}, limit
+def table(result: Result) -> str:
+    lines = []
+    for name, found in medians(result["runs"]).items():
+        cost = found["learner_ms"] + found["others_ms"]
+        ratios = ", ".join(f"{ratio:.3f}" for ratio in found["ratios"])
+        cells = [f"{found['sps']:,.0f}", f"{found['ratio']:.3f}", ratios, f"{found['learner_ms']:.3f}"]
+        lines.append([name, *cells, f"{found['others_ms']:.3f}", f"{1000 * result['machine']['cores'] / cost:,.0f}"])
+    titles = ["steps/s", "ratio", "ratios", "learner (ms)", "others (ms)", "at most"]
+    return markdown_table(["row", *titles], lines)
 
 
 def main() -> int:
-    args, trainer_flags = parse_own(Args, __doc__)
-    command = [*common.CHAPTERS[args.chapter], *trainer_flags]
-    settings = common.trainer_settings(command)
-    if args.compare == "sb3":
-        alike = {f"--{flag_name(name)}": value for name, value in LIKE_SB3.items() if name in vars(settings)}
-        trainer_flags += common.defaults_for(trainer_flags, alike)
-        command = [*common.CHAPTERS[args.chapter], *trainer_flags]
-        settings = common.trainer_settings(command)
-    obs_space, _ = probe_env(settings.env_id, gymnasium.Space)
-    device = check_device(settings.cuda)
-    dtype = compute_dtype(settings.precision, device, is_image(obs_space))
-    cores = common.usable_cores()
-    comparison = sb3_flags(settings, cores) if args.compare == "sb3" else []
-    result = common.begin("throughput", args, settings.env_id)
-    result |= {"flags": trainer_flags, "settings": dataclasses.asdict(settings), "dtype": str(dtype)}
-
-    if comparison:
-        comparison, trials = faster_sb3(comparison, args.seconds)
-        result["sb3"] = {"flags": comparison, "trials": trials}
-        print("  ".join(f"sb3 with {kind} environments {sps:,.0f}" for kind, sps in trials.items()), flush=True)
-
-    setup = Setup(args.chapter, settings, device, dtype, args.stage_seconds)
-    repetitions: list[dict[str, float]] = []
-    for i in range(args.repeat):
-        rates, limit = repetition(setup, cores, command, args.seconds)
-        if comparison:
-            rates["sb3"] = sb3_sps(comparison)
-            rates["times_sb3"] = rates["trainer"] / rates["sb3"]
-        repetitions.append(rates)
-        print(f"{i + 1}/{args.repeat}  {line(rates)} ({limit})", flush=True)
-    medians = {name: statistics.median(rates[name] for rates in repetitions) for name in repetitions[0]}
-    result |= {"limit": limit, "repetitions": repetitions, "medians": medians}
-
-    path = common.result_path(args.results, result, with_env=False)
-    common.save(path, result)
-    where = f"{settings.env_id} on {result['machine']['name']}"
-    print(f"{where}, agent steps or samples a second, medians of {args.repeat}")
-    print(line(medians))
-    print(path)
+    args, flags = parse_own(Args, __doc__)
+    commands = common.commands_of(args, [*UNTIL_STOPPED, *flags])
+    settings = common.settings_of(commands)
+    for tree in args.trees:
+        if not (tree / next(iter(commands.values()))[0]).is_file():
+            raise ConfigError("trees", tree, "it has no such chapter", "name checkouts of this project")
+    full = [commit_of(tree) or f"tree-{number}" for number, tree in enumerate(args.trees)]
+    commits = [name[:9] + "+" * name.endswith("+") for name in full]
+    if len(set(commits)) < len(commits):
+        raise ConfigError("trees", " ".join(commits), "two checkouts are of the same commit", "change one of them")
+    prefixes = [f"{commit} " if len(commits) > 1 else "" for commit in commits]
+    contestants = {
+        prefix + row: (tree, command)
+        for row, command in commands.items()
+        for prefix, tree in zip(prefixes, args.trees, strict=True)
+    }
+    env_id = next(iter(settings.values()))["env_id"]
+    path, result = begin("throughput", args, env_id, settings, commits=commits)
+    plan = [("all", number) for number in range(1, args.repeat + 1)]
+    measure(path, result, plan, lambda _, number: {"figures": repetition(args, contestants, number)}, table)
     return 0
 
 

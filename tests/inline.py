@@ -160,7 +160,7 @@ class Inline:
         """Run a script, with processes if `workers` is None or `Workers`. The run of a chapter is called `name`."""
         trains = script.startswith("train_")
         assert console.drain(60)  # of what a test before left
-        stdout, console.error = sys.stdout, None
+        stdout, console.output.file.error = sys.stdout, None
         named = ["--run-name", name] if trains and "--resume" not in flags else []
         with self.monkeypatch.context() as patch:
             if workers is not InlineWorkers:
@@ -179,7 +179,7 @@ class Inline:
                 code = 0
         prints.settle(60)  # a run itself waits less for its output, which a busy machine can delay
         assert console.drain(60)
-        assert console.error is None, f"output is lost: {console.error!r}"
+        assert console.output.file.error is None, f"output is lost: {console.output.file.error!r}"
         assert sys.stdout is stdout, "something else has replaced it"
         return Finished(code, *self.capsys.readouterr(), self.folder(name))
 

@@ -27,12 +27,19 @@ class RayActorError(RayError):
     """An actor is gone."""
 
 
+class ActorUnavailableError(RayActorError):
+    """The connection to an actor is gone."""
+
+
 class ObjectLostError(RayError):
     """What an actor has sent is gone."""
 
 
-class ActorAlreadyExistsError(Exception):
-    """The name of an actor is taken."""
+class Reference(Future):
+    """To the answer of an actor, or to an object."""
+
+    def __deepcopy__(self, memo):
+        return self
 
 
 class Method:
@@ -52,18 +59,25 @@ class Actor:
     """Runs the calls of an object on a thread of its own, those of a coroutine on an event loop."""
 
     def __init__(self, kind, args):
+        self._kind, self._args = kind, copy.deepcopy(args)
         self._actor_id = SimpleNamespace(hex=lambda: str(id(self)))
         self._thread, self._control = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._object = self._thread.submit(lambda: kind(*copy.deepcopy(args)))
+        self._start()
         self.dead = False
+
+    def _start(self):
+        self._object = self._thread.submit(lambda: self._kind(*self._args))
+
+    def __deepcopy__(self, memo):
+        return self
 
     def __getattr__(self, name):
         return Method(self, name)
 
     def _call(self, name, args, num_returns):
-        answers = [Future() for _ in range(num_returns)]
+        answers = [Reference() for _ in range(num_returns)]
         thread = self._control if name == "beats" else self._thread
         thread.submit(self._answer, name, args, answers)
         return answers[0] if num_returns == 1 else answers
@@ -80,7 +94,7 @@ class Actor:
                 )
                 return
             for answer, value in zip(answers, found if len(answers) > 1 else [found], strict=True):
-                answer.set_result(value)
+                answer.set_result(copy.deepcopy(value))
         except BaseException as error:
             for answer in answers:
                 answer.set_exception(error if isinstance(error, RayError) else RayTaskError(error))
@@ -92,18 +106,18 @@ class InlineRay(ModuleType):
     def __init__(self):
         super().__init__("ray")
         self.__spec__ = importlib.machinery.ModuleSpec("ray", None)
-        self.named, self.started = {}, []
-        names = (RayError, RayTaskError, RayActorError, ObjectLostError, ActorAlreadyExistsError)
+        self.started = []
+        names = (RayError, RayTaskError, RayActorError, ActorUnavailableError, ObjectLostError)
         self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
         self._private = ModuleType("ray._private")
         self._private.worker = SimpleNamespace()
-        self._private.state = SimpleNamespace(actors=dict, cluster_resources=dict, available_resources=dict)
+        self._private.state = SimpleNamespace(actors=dict)
 
     def modules(self):
         """What to put into `sys.modules`."""
         return {"ray": self, "ray._private": self._private}
 
-    def init(self, **options):
+    def init(self, address, **options):
         self.options = options
 
     def shutdown(self):
@@ -112,30 +126,21 @@ class InlineRay(ModuleType):
             actor._thread.shutdown(wait=False, cancel_futures=True)
             actor._loop.call_soon_threadsafe(actor._loop.stop)
 
-    def remote(self, name=None, **options):
+    def remote(self, **options):
         def actor_class(kind):
             def start(*args):
-                if name in self.named:
-                    raise ActorAlreadyExistsError(name)
                 self.started.append(actor := Actor(kind, args))
-                if name is not None:
-                    self.named[name] = actor
                 return actor
 
             return SimpleNamespace(remote=start)
 
         return actor_class
 
-    def get_actor(self, name):
-        if name not in self.named:
-            raise ValueError(name)
-        return self.named[name]
-
     def method(self, **options):
         return lambda function: function
 
     def put(self, value):
-        done = Future()
+        done = Reference()
         done.set_result(copy.deepcopy(value))
         return done
 
@@ -156,21 +161,43 @@ class InlineRay(ModuleType):
     def cancel(self, reference, force=False):
         reference.cancel()
 
-    def kill(self, actor):
-        actor.dead = True
-        self.named = {name: other for name, other in self.named.items() if other is not actor}
+    def kill(self, actor, no_restart=True):
+        """End an actor; one of a class that Ray restarts, if it may be."""
+        if no_restart:
+            actor.dead = True
+        else:
+            actor._start()
 
     def nodes(self):
         return [{"NodeID": "node", "NodeManagerAddress": "127.0.0.1", "Alive": True}]
 
+    def cluster_resources(self):
+        return {"CPU": 1.0}
+
+    available_resources = cluster_resources
+
     def get_runtime_context(self):
-        return SimpleNamespace(get_node_id=lambda: "node", gcs_address="127.0.0.1:1")
+        return SimpleNamespace(get_node_id=lambda: "node")
+
+
+class InlineNode:
+    """Stands in for `Node`."""
+
+    def __init__(self, options, settings):
+        self.options, self.is_closed = options, False
+
+    def wait_for_start(self):
+        return "127.0.0.1:1"
+
+    def close(self):
+        self.is_closed = True
 
 
 def install(patch):
     """Replace Ray until the end of a `monkeypatch.context()`."""
     ray = InlineRay()
     patch.setattr("os.nice", lambda increment: 0)  # of a thread here, and inherited by those that it starts
+    patch.setattr("a3c_mp.cluster.session.Node", InlineNode)
     for name, module in ray.modules().items():
         patch.setitem(sys.modules, name, module)
     return ray

@@ -15,7 +15,7 @@ def exchange(group):
     """Exchange bytes of several lengths, also none."""
     assert group.all_gather_bytes(b"x" * 7 * group.rank) == [b"x" * 7 * rank for rank in range(group.size)]
     for sent in (b"births \0 of this generation", b""):
-        assert group.broadcast_bytes(sent if group.rank == 0 else None) == sent
+        assert group.broadcast_bytes(sent if group.rank == 0 else b"") == sent
     return [data.decode() for data in group.all_gather_bytes(str(os.getpid()).encode())]
 
 

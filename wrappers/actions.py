@@ -108,6 +108,7 @@ class GuardedEnvs(VectorWrapper):
         self.seed = seed
         self.space = env.single_action_space  # cached: gymnasium's property goes through all wrappers
         self.low, self.high = bounds(self.space)
+        self.shape = env.num_envs, *self.low.shape  # of actions
 
     def reset(self, *, seed=None, options=None):
         """Start new games: the first time with the seed, later with the environments' own random numbers."""
@@ -143,8 +144,8 @@ class GuardedEnvs(VectorWrapper):
         return obs, infos
 
     def _check(self, actions: np.ndarray) -> None:
-        if actions.shape != (shape := (self.num_envs, *self.low.shape)):
-            raise ValueError(f"actions have shape {actions.shape}, must be {shape}")
+        if actions.shape != self.shape:
+            raise ValueError(f"actions have shape {actions.shape}, must be {self.shape}")
         if not ((actions >= self.low) & (actions <= self.high)).all():  # false for NaN too
             raise ValueError(f"actions {actions} are outside {self.space}")
         if self.mask is not None and not (allowed := allows(self.space, self.mask, actions)).all():

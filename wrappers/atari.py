@@ -1,7 +1,7 @@
 """Atari games, as a single environment and as ALE's C++ vector environment, which give the same frames.
 
-A policy trained in the vector environment is filmed in the single one (`tests/unit/test_wrappers.py` compares them byte
-by byte).
+Actors and evaluation step the vector environment; videos are recorded in the single one, which can render.
+`tests/unit/test_wrappers.py` compares the two byte by byte.
 """
 
 from __future__ import annotations
@@ -104,10 +104,8 @@ def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
     """A single game: observations uint8 [4, 84, 84], raw rewards."""
     settings = {name: value for name, value in atari_settings(env_id).items() if name != "game"}
     limits = {"frameskip": 1, "max_num_frames_per_episode": MAX_FRAMES}
-    game = make_registered(env_id, obs_type="grayscale", **limits, **settings, **render)
-    env = AtariPreprocessing(
-        FireReset(game), noop_max=max(NOOP_MAX - 1, 0), frame_skip=FRAME_SKIP
-    )  # it takes 1 no-op or more
+    game = FireReset(make_registered(env_id, obs_type="grayscale", **limits, **settings, **render))
+    env = AtariPreprocessing(game, noop_max=max(NOOP_MAX - 1, 0), frame_skip=FRAME_SKIP)  # here 1 no-op or more
     return FrameStackObservation(env, NUM_FRAMES, padding_type="zero")
 
 

@@ -171,7 +171,7 @@ class Rebuildable(GuardedEnvs):
         if self.mask is not None:
             return np.stack([allowed_action(self.space, mask) for mask in self.mask])
         idle = np.zeros(()).clip(self.low, self.high) if isinstance(self.space, Box) else self.low
-        return np.broadcast_to(idle, (self.num_envs, *self.low.shape)).astype(self.space.dtype)
+        return np.broadcast_to(idle, self.shape).astype(self.space.dtype)
 
     def _reset(self, which: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         """Reset the environments in `which`, bool [N], with their next seeds."""

@@ -21,9 +21,8 @@ from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.slots import Slots, Spec
-from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import probe_env
+from a3c_mp.run.preflight import probe_env, set_up_torch
 
 NORM_STEPS = 2
 """steps of an image rollout that update the observation statistics: enough samples, at low cost"""

@@ -24,10 +24,9 @@ from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
 from a3c_mp.run import evaluate
-from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env
+from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env, set_up_torch
 from a3c_mp.run.run import Run
 from wrappers import is_atari
 

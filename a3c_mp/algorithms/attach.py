@@ -16,7 +16,7 @@ from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import NICENESS
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run.display import open_terminal_log
+from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
 from a3c_mp.task.endpoint import Endpoint
@@ -40,10 +40,10 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     """
     assert args.attach_to is not None
     check_system()
-    log = open_terminal_log()
+    log = open_log()
     roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS, on_restart=log.warning)]
     if args.role == "collector":
-        check_memory(args.num_actors, 1, 0, False)
+        check_memory(args.num_actors)
         check_open_files(args.num_actors)
         roles = [Role("collector", ("collector",), "--num-actors", NICENESS, on_restart=log.warning)] * args.num_actors
     try:

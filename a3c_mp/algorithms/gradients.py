@@ -30,10 +30,9 @@ from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import Filled, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.guard import BAD_IN_A_ROW, merge_moments
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import probe_env
+from a3c_mp.run.preflight import probe_env, set_up_torch
 
 
 class Report(NamedTuple):

@@ -25,9 +25,8 @@ from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.slots import Spec
-from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.learner import Learner, Setup
-from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env
+from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env, set_up_torch
 
 CARTPOLE: dict[str, Any] = {
     "total_steps": 1_000_000,

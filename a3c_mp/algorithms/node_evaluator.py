@@ -14,7 +14,7 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluate import make_policy
-from a3c_mp.run.evaluations import PlayedGames
+from a3c_mp.run.evaluation import PlayedGames
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import node_name
@@ -27,7 +27,7 @@ lengths, sha256)"""
 
 
 class NodeEvaluator:
-    """Evaluator nodes as the learner sees them, an `evaluations.Evaluator`.
+    """Evaluator nodes as the learner sees them, an `evaluation.Evaluator`.
 
     One of another machine goes first, so that the learner's machine has its cores for training; that of the learner's
     machine is its spare. Snapshots wait until there is an evaluator; where one is lost, another one, or the same once
@@ -169,7 +169,7 @@ class EvaluatorChannel:
 
 
 class InlineEvaluator:
-    """Both ends in one process: an `evaluations.Evaluator` whose games a middleware plays.
+    """Both ends in one process: an `evaluation.Evaluator` whose games a middleware plays.
 
     Args:
         node: of this process.

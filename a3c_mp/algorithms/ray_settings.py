@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from a3c_mp.algorithms import apex_settings, impala
-from a3c_mp.cluster.environment import check_installed
+from a3c_mp.cluster.node import check_installed
 from a3c_mp.config import Between, CommonArgs
 from a3c_mp.errors import ConfigError
 
@@ -28,10 +28,6 @@ class RayArgs(CommonArgs):
     @property
     def local_actors(self) -> int:
         return self.num_actors if self.address is None else 0
-
-    @property
-    def gpu_actors(self) -> int:
-        return 0  # actors act on CPUs
 
 
 @dataclass(frozen=True)

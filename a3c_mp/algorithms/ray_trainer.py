@@ -25,9 +25,8 @@ from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import Slots
 from a3c_mp.replay import Shards, writer_state_spec
-from a3c_mp.run.device import set_up_torch
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import check_replay_memory, probe_env
+from a3c_mp.run.preflight import check_replay_memory, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds

@@ -23,7 +23,7 @@ from a3c_mp.processes.pool import NICENESS, WorkerPool
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.learner import Learner, Processes, Setup
-from a3c_mp.run.preflight import allow_open_files, probe_env
+from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import is_tcp
 from a3c_mp.task.exchange import NodeChannel, NodePool
@@ -59,8 +59,8 @@ def run_task(
         return join_task(pipeline, args)
     made = setup(args)
     check_message_sizes(args, made.net, made.slots.spec)
-    with (
-        Run(args, args.chapter, made.net, made.optimizer, make_policy=None) as run,  # a node, or middleware, evaluates
+    with (  # a node, or a middleware, evaluates
+        Run(args, args.chapter, made.net, made.optimizer, evaluates_elsewhere=True) as run,
         NodeGroup(pipeline, args, run, made, make_actor) as group,
     ):
         pipeline(group.node, args, group.learner.memory, group.learner)
@@ -102,8 +102,6 @@ class NodeGroup:
     def __init__(
         self, pipeline: Callable[..., None], args: RoleArgs, run: Run, setup: Setup, make_actor: Callable[..., Fill]
     ):
-        if args.listen is not None:
-            allow_open_files()
         self.run, self.args = run, args
         self.learner = Learner(args, run, setup, make_actor, carrier=NodeCarrier())
         self.evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
@@ -171,7 +169,7 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluat
     """Where the evaluator of this process gets its weights; None if there is none."""
     if learner is not None:
         run: Any = learner.run
-        evaluator = run.evaluations and run.evaluations.evaluator
+        evaluator = run.progress.evals.evaluator
         return evaluator if isinstance(evaluator, InlineEvaluator) else None
     if "evaluator" not in node.labels:
         return None

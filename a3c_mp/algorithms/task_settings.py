@@ -52,10 +52,6 @@ class RoleArgs(PPOArgs):
     def max_actors(self) -> int:
         return self.num_actors + (self.remote_actors if self.listen is not None else 0)
 
-    @property
-    def gpu_actors(self) -> int:
-        return 0 if self.standalone else super().gpu_actors
-
 
 R = TypeVar("R", bound=RoleArgs)
 

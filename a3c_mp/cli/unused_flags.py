@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from a3c_mp.cli.flags import peek
-from a3c_mp.config import CommonArgs, flag_name
+from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 
 
@@ -17,14 +16,12 @@ class Rule(NamedTuple):
     setting: str  # a field; in chapters that lack it, the flags have an effect
     acts: Callable[[Any], bool]  # value of the setting -> whether they do
     fix: str
-    beside: str = ""  # a field; in chapters that lack it, the flags have an effect too
 
 
 RULES = (
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
-    Rule("adam-eps", "optimizer", lambda optimizer: optimizer == "adam", "use --rmsprop-eps", beside="rmsprop_eps"),
     Rule("epsilon ladder-exponent", "algo", lambda algo: algo != "ddpg", "add --algo dqn"),
     Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", lambda algo: algo == "ddpg", "use ddpg"),
     Rule("repeat-fraction", "update_epochs", lambda epochs: epochs > 1, "raise --update-epochs"),
@@ -35,62 +32,44 @@ RULES = (
     Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),
     Rule("importance-exponent", "priority_exponent", bool, "raise --priority-exponent"),
     Rule("blocks-per-actor prefetch", "deterministic", lambda ordered: not ordered, "leave out --deterministic"),
-    Rule(
-        "tournament-size keep-default mutate-none mutate-architecture mutate-parameters mutate-activation "
-        "mutate-hyperparameters parameter-noise",
-        "evolve",
-        bool,
-        "leave out --no-evolve",
-    ),
+    Rule("tournament-size keep-default parameter-noise", "evolve", bool, "leave out --no-evolve"),
+    Rule("mutate-none mutate-architecture mutate-parameters", "evolve", bool, "leave out --no-evolve"),
+    Rule("mutate-activation mutate-hyperparameters", "evolve", bool, "leave out --no-evolve"),
 )
-
 OF_A_JOINED_NODE = {
-    "attach_to", "role", "key_file", "num_actors", "max_restarts", "hang_seconds", "env_id", "env_kwargs",
-}  # fmt: skip
-"""settings of a node that joins the task of another machine; all others are that task's. Its environment is too, but
-naming it does no harm
-"""
-REFUSED_ELSEWHERE = {"listen", "standalone", "async_mode", "remote_actors"}
-"""flags for which `roles.check_roles` has reasons of their own"""
+    *("attach_to", "role", "key_file", "num_actors", "max_restarts", "hang_seconds", "env_id", "env_kwargs"),
+    *("listen", "standalone", "async_mode", "remote_actors"),  # refused by `roles.check_roles` with their own reasons
+}
+"""settings of a node that joins the task of another machine; all others are that task's"""
 
 
-def check_unused(args: CommonArgs, argv: Sequence[str]) -> None:
-    """Raise ConfigError for a flag of the command line that has no effect beside the other settings."""
+def check_unused(args: Any, given: Collection[str]) -> None:
+    """Raise ConfigError for a setting that the command line gives and that has no effect beside the others."""
     settings = vars(args)
     if settings.get("attach_to") is not None:
-        for name in settings:
-            if name not in OF_A_JOINED_NODE | REFUSED_ELSEWHERE and (given := given_as(name, settings, argv)):
+        for name in given:
+            if name not in OF_A_JOINED_NODE:
                 why = "a node that joins has the settings of the task there"
-                raise ConfigError(flag_name(name), given, why, "leave it out")
+                raise ConfigError(flag_name(name), settings[name], why, "leave it out")
     for name, rule in unused(settings).items():
-        if settings.get(name) and (given := given_as(name, settings, argv)) is not None:  # 0 turns something off
+        if name in given and settings[name]:  # 0 turns something off
             flag = flag_name(name)
-            why = f"{as_flag(rule.setting, settings[rule.setting])} does not use it"
-            raise ConfigError(flag, given, why, f"{rule.fix}, or leave out --{flag}")
+            why = f"{' '.join(as_flag(rule.setting, settings[rule.setting]))} does not use it"
+            raise ConfigError(flag, settings[name], why, f"{rule.fix}, or leave out --{flag}")
 
 
 def unused(settings: Mapping[str, Any]) -> dict[str, Rule]:
     """The settings that have no effect beside the others -> the rule that says so."""
-    idle = [
-        rule
-        for rule in RULES
-        if {rule.setting, rule.beside or rule.setting} <= settings.keys() and not rule.acts(settings[rule.setting])
-    ]
+    idle = [rule for rule in RULES if rule.setting in settings and not rule.acts(settings[rule.setting])]
     return {flag.replace("-", "_"): rule for rule in idle for flag in rule.flags.split()}
 
 
-def as_flag(name: str, value: Any) -> str:
-    """A setting as the command line has it: `--name value`, `--name` or `--no-name`."""
+def as_flag(name: str, value: Any) -> list[str]:
+    """A setting as the words of a command line: `--name=value`, `--name`, `--no-name`, or `--name` and some values.
+
+    A space before each of these says that it is no flag, whatever it begins with.
+    """
     flag = flag_name(name)
     if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {value}"
-
-
-def given_as(name: str, settings: Mapping[str, Any], argv: Sequence[str]) -> str | None:
-    """The value with which the command line gives a flag; None if it does not."""
-    flag = flag_name(name)
-    if not isinstance(settings[name], bool):
-        return peek(list(argv), f"--{flag}")
-    names = {token.replace("_", "-") for token in argv}
-    return str(settings[name]) if {f"--{flag}", f"--no-{flag}"} & names else None
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", *(f" {each}" for each in value)] if isinstance(value, list | tuple) else [f"--{flag}={value}"]

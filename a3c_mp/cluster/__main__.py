@@ -14,24 +14,14 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from a3c_mp.cluster.access import (
-    LAST_PORT,
-    check_cluster,
-    find_cluster,
-    find_token,
-    is_open,
-    read_address,
-    saved_address,
-)  # fmt: skip
-from a3c_mp.cluster.environment import LOOPBACK_HOST, ClusterAddress, check_installed, environment
-from a3c_mp.cluster.node import Node, make_folder
+from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, is_open, read_address, saved_address
+from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, check_installed, environment
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.processes.spawn import SIGNALS
 
-POLL_SECONDS = 0.1
-GRACE_SECONDS = 20.0
-"""time from a signal, or the failure of a main process, to the end of the others, in which runs save their state"""
 PORT = 6399
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 20.0  # from a signal, or the failure of a main process, to the end: runs save their state meanwhile
 
 
 def main() -> int:
@@ -66,15 +56,13 @@ def parse() -> argparse.Namespace:
 
 def head(args: argparse.Namespace) -> int:
     """Run the first node of a cluster, until a signal."""
-    if not 0 < args.port <= LAST_PORT:
-        raise ConfigError("port", args.port, f"must be between 1 and {LAST_PORT}", "choose another")
     host = args.host or LOOPBACK_HOST
     cluster = ClusterAddress(f"{host}:{args.port}", str(find_token(args.token_file, make=True)))
     try:
         socket.create_server((host, args.port)).close()
-    except OSError as error:
-        why = f"it cannot be bound ({error.strerror!s})"
-        raise ConfigError("port", cluster.address, why, "choose another --port, or --host") from error
+    except (OSError, OverflowError) as error:
+        fix = "choose another --port, or --host"
+        raise ConfigError("port", cluster.address, f"it cannot be bound ({error})", fix) from error
     text = f"head of a cluster at {cluster.address}; its token is in {cluster.token_file}\non other machines: "
     text += f"python -m a3c_mp.cluster join {cluster.address} --token-file FILE"
     return run_node(args, cluster, ["--head", f"--port={args.port}", "--include-dashboard=false"], text)
@@ -82,11 +70,9 @@ def head(args: argparse.Namespace) -> int:
 
 def join(args: argparse.Namespace) -> int:
     """Run a node that joins a cluster, until a signal or until the head ends."""
-    if args.address == "auto":
-        raise ConfigError("address", "auto", "must be HOST:PORT of the head", "see python -m a3c_mp.cluster status")
     cluster = find_cluster(args.address, args.token_file)
     check_cluster(cluster)
-    return run_node(args, cluster, [f"--address={args.address}"], f"joined the cluster at {args.address}")
+    return run_node(args, cluster, [f"--address={cluster.address}"], f"joined the cluster at {cluster.address}")
 
 
 def status(args: argparse.Namespace) -> int:
@@ -101,12 +87,16 @@ def status(args: argparse.Namespace) -> int:
 
 def run_node(args: argparse.Namespace, cluster: ClusterAddress, options: list[str], text: str) -> int:
     """Run a node until a signal (0), or until one of its main processes ends (1); `text` says that it has started."""
+
+    def on_signal(signum: int, frame: object) -> None:
+        raise Stopped(0)
+
     for signum in SIGNALS:
-        signal.signal(signum, _on_signal)
+        signal.signal(signum, on_signal)
     options += [] if args.num_cpus is None else [f"--num-cpus={args.num_cpus}"]
     options += [] if args.host is None else [f"--node-ip-address={args.host}"]
     with ExitStack() as stack:
-        node = Node(make_folder(), options, environment(cluster))
+        node = Node(options, environment(cluster))
         stack.callback(node.close)
         node.wait_for_start()
         if args.command == "head" or (saved := read_address()) is None or not is_open(saved.address):
@@ -133,10 +123,6 @@ def wait(node: Node) -> int:
     while node.is_used() and time.monotonic() < deadline:  # a second signal raises Stopped
         time.sleep(POLL_SECONDS)
     return 0
-
-
-def _on_signal(signum: int, frame: object) -> None:
-    raise Stopped(0)
 
 
 if __name__ == "__main__":

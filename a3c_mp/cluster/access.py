@@ -9,20 +9,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from a3c_mp.cluster.environment import ClusterAddress, environment, foreign, versions
+from a3c_mp.cluster.node import ClusterAddress, environment, foreign, versions
 from a3c_mp.errors import ConfigError
 
 HOME_VARIABLE = "A3C_MP_HOME"
-LAST_PORT = 65535
-CONNECT_SECONDS = 2.0
-PROBE_SECONDS = 20.0
-"""longest wait for the answer of a head; importing Ray takes a second of it"""
-REFUSALS = ("unauthenticated", "authentication token", "permission_denied")
-"""what an error of Ray contains if the head refuses a token"""
+CONNECT_SECONDS, PROBE_SECONDS = 2.0, 20.0
+REFUSALS = ("unauthenticated", "authentication token", "permission_denied")  # words of Ray's errors
 
 # It needs a process of its own, because Ray reads the token once in each process.
 PROBE = """
@@ -64,39 +62,25 @@ def write_private(path: Path, text: str) -> None:
 
 
 def find_token(path: Path | None, make: bool = False) -> Path:
-    """Return the file of a cluster's token, and make a missing one on demand.
-
-    Raises ConfigError if it is missing, cannot be made, is empty, or others may read it.
-    """
-    path, copy = path or home() / "ray_token", "copy it from the machine of the cluster's head"
+    """Return the file of a cluster's token. Raises ConfigError if it is missing, or others may read it."""
+    path = path or home() / "ray_token"
     try:
         if make and not path.exists():
             write_private(path, secrets.token_hex(32))
-        mode, text = path.stat().st_mode, path.read_text()
+        mode, _ = path.stat().st_mode, path.read_text()
     except OSError as error:
-        what, fix = ("made", "choose another") if make else ("read", copy)
+        what, fix = ("made", "choose another") if make else ("read", "copy it from the machine of the cluster's head")
         raise ConfigError("token-file", path, f"it cannot be {what} ({error.strerror})", fix) from error
     if mode & 0o077:
         raise ConfigError("token-file", path, "other users may read it", f"chmod 600 {path}, or make a new one")
-    if not text.strip():
-        raise ConfigError("token-file", path, "it is empty", copy)
     return path.absolute()
-
-
-# ---- where a cluster is
 
 
 @contextmanager
 def saved_address(cluster: ClusterAddress) -> Iterator[None]:
-    """Keep a file in which `--address auto` finds the cluster of this machine's node; a later node may overwrite it.
-
-    Raises ConfigError if it cannot be written.
-    """
+    """Keep a file in which `--address auto` finds the cluster of this machine's node; a later node may overwrite it."""
     path, content = home() / "ray_cluster.json", json.dumps(cluster)
-    try:
-        write_private(path, content)
-    except OSError as error:
-        raise _unusable(path.parent, f"it cannot be written ({error.strerror})") from error
+    write_private(path, content)
     try:
         yield
     finally:
@@ -131,33 +115,25 @@ def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
     return ClusterAddress(saved.address, str(find_token(token_file or Path(saved.token_file))))
 
 
-# ---- what its head says
-
-
 def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: int = 0) -> dict[str, Any]:
-    """Ask the head of a cluster, twice: with the token, and with a wrong one, which it must refuse.
-
-    Args:
-        cluster: address and token.
-        insecure: accept a cluster that accepts any token.
-        num_actors: that are to be started; one of them must find a place.
+    """Ask the head of a cluster, twice: with the token, and with a wrong one, which it must refuse unless `insecure`.
 
     Returns:
         its `nodes` and the sum of their `free_cpus`.
 
     Raises:
-        ConfigError: it does not answer, refuses the token, accepts any, runs other versions, or has no place free.
+        ConfigError: it does not answer, refuses the token, accepts any, runs other versions, or has no place free
+            where `num_actors` are to be started.
     """
     address = cluster.address
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > LAST_PORT:
-        raise ConfigError("address", address, "must be HOST:PORT, or auto", "see python -m a3c_mp.cluster status")
     if not is_open(address):
-        raise ConfigError("address", address, "nothing answers there", "start it: python -m a3c_mp.cluster head")
+        fix = "give HOST:PORT of a head, or start one: python -m a3c_mp.cluster head"
+        raise ConfigError("address", address, "nothing answers there", fix)
     settings = environment(cluster)
     wrong = {**settings, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     del wrong["RAY_AUTH_TOKEN_PATH"]
-    answer, to_stranger = map(_answer, (_ask(address, settings), _ask(address, wrong)))
+    with ThreadPoolExecutor() as pool:
+        answer, to_stranger = pool.map(partial(_ask, address), (settings, wrong))
     for why, fix in _objections(cluster, answer, to_stranger, insecure):
         raise ConfigError("address", address, why, fix)
     if num_actors and answer["free_cpus"] < 1:
@@ -188,17 +164,10 @@ def _is_refusal(answer: Mapping[str, Any]) -> bool:
     return any(words in answer.get("error", "").lower() for words in REFUSALS)
 
 
-def _ask(address: str, settings: Mapping[str, str]) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROBE, address], env={**foreign(os.environ), **settings}, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-
-
-def _answer(asked: subprocess.Popen) -> dict[str, Any]:
+def _ask(address: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    command, env = [sys.executable, "-c", PROBE, address], {**foreign(os.environ), **settings}
     try:
-        return json.loads(asked.communicate(timeout=PROBE_SECONDS)[0].splitlines()[-1])
+        asked = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PROBE_SECONDS)
+        return json.loads(asked.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, ValueError, IndexError):
-        asked.kill()
-        asked.communicate()
         return {"error": f"no answer within {PROBE_SECONDS:.0f} s"}

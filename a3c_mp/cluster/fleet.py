@@ -12,18 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from a3c_mp.cluster.ray_worker import FleetChannel, Hello, RayWorker
+from a3c_mp.cluster.ray_worker import FleetChannel, RayWorker
 from a3c_mp.cluster.session import Session
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.pool import Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
 
-BEAT_SECONDS = 1.0
-"""between two requests for the heartbeats of an actor that has sent nothing"""
-WAITING_SECONDS = 10.0
-"""time without a place after which an actor is said to wait for one; starting a process takes some of it"""
-BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""pause before the first, second, ... restart in a row of an actor that has not produced anything"""
+BEAT_SECONDS = 1.0  # between two requests for the heartbeats of an actor that has sent nothing
+WAITING_SECONDS = 10.0  # time to start a process, after which an actor without a place is said to wait for one
 
 
 @dataclass
@@ -31,43 +27,35 @@ class FleetActor:
     """An actor of the fleet: its current process, and what it owes."""
 
     name: str
+    starts: int = 0  # of processes, also after a node was lost
+    had_result: bool = False  # this process or an earlier one has produced something
+    is_waiting: bool = False  # no node has a place for it
+    # of the current process:
     handle: Any = None
-    hello: Any = None  # reference to its `Hello`, until that has arrived
-    calls: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # reference -> slot that it fills, its rows
+    calls: dict[Any, tuple[int | None, Any]] = field(
+        default_factory=dict
+    )  # reference -> (slot that it fills, its rows)
     beat_request: Any = None  # reference
-    pid: int = 0
+    pid: int = 0  # 0 until it is ready
     node_id: str = ""
     beats: int = 0
     silence: float = 0.0  # seconds since the last heartbeat
-    has_result: bool = False  # the current process has produced something
-    had_result: bool = False  # this one or an earlier one has
-    failures: int = 0  # in a row
-    starts: int = 0  # of processes, also after a node was lost
-    is_waiting: bool = False  # no node has a place for it
-    start_at: float | None = None  # when it is started again
+    has_result: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid})" if self.pid else self.name
 
     @property
-    def is_running(self) -> bool:
-        return self.handle is not None and self.hello is None
-
-    @property
     def references(self) -> list[Any]:
         """What to wait for; of the calls only the oldest, as Ray may deliver a later one first."""
-        return [ref for ref in (self.hello, self.beat_request, next(iter(self.calls), None)) if ref is not None]
+        return [ref for ref in (self.beat_request, next(iter(self.calls), None)) if ref is not None]
 
 
 class Fleet:
-    """Supervised actors on Ray that make `target(channel, *args)` and call it for each token.
+    """Supervised actors on Ray that make `target(channel, *args)` and call it for each token; the rest as in `Workers`.
 
-    Args:
-        session: the connection to Ray.
-        target: a class or function; what it returns is called with tokens (slot, version) and returns (result, rows).
-        args: for the target; everything in them is pickled.
-        store: called with a slot, the result for it and a reference to the rows; returns the payload of the slot.
-        num_workers, states, options, on_restart: as of `Workers`.
+    A call returns (result, rows). `store(slot, result, rows)`, with a reference to the rows, puts a result into its
+    slot; what that returns is the payload.
     """
 
     def __init__(
@@ -90,14 +78,15 @@ class Fleet:
 
     def __exit__(self, *exc: object) -> None:
         """End all actors: they close their environments, and those that take too long are killed."""
-        ray, running = self.session.ray, [actor for actor in self.actors if actor.is_running]
+        ray, running = self.session.ray, [actor for actor in self.actors if actor.pid]
         with suppress(Exception):
             for reference in (ref for actor in running for ref in actor.calls):
                 ray.cancel(reference, force=False)
             if closing := [actor.handle.close.remote() for actor in running]:
                 ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for actor in self.actors:
-            self._end(actor)
+            with suppress(Exception):
+                ray.kill(actor.handle)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does; a smaller one where actors have no place.
@@ -121,14 +110,12 @@ class Fleet:
     @property
     def running(self) -> int:
         """How many actors have started."""
-        return sum(actor.is_running for actor in self.actors)
+        return sum(actor.pid > 0 for actor in self.actors)
 
     @property
     def placed(self) -> int:
         """How many actors do not wait for a place."""
         return sum(not actor.is_waiting for actor in self.actors)
-
-    # ---- results
 
     def _wait(self) -> None:
         """Wait for a result for at most `WAIT_SECONDS`, and take all that have arrived."""
@@ -149,33 +136,29 @@ class Fleet:
         actor, ray = self.actors[number], self.session.ray
         try:
             result = ray.get(reference)
-        except ray.exceptions.RayTaskError as error:
-            return self._fail(number, "raised an exception", str(error))
         except ray.exceptions.RayError as error:
-            return self._fail(number, *self._how_it_died(actor, error))
+            self._fail(number, *self._how_it_died(actor, error))
+            return
+        if reference is not actor.beat_request or result != actor.beats:
+            actor.silence = 0.0
         if reference is actor.beat_request:
-            actor.beat_request = None
-            if result == actor.beats:
-                return None
-            actor.beats = result
-        actor.silence = 0.0
-        if reference is actor.hello:
-            self._welcome(number, result)
-        elif reference in actor.calls:
-            slot, rows_ref = actor.calls.pop(reference)
+            actor.beat_request, actor.beats = None, result
+            return
+        slot, rows_ref = actor.calls.pop(reference)
+        if slot is None:
+            self._welcome(number, *result)
+        else:
             actor.has_result = actor.had_result = True
-            actor.failures = 0
             self._ledger.fill(number, slot, self.store(slot, result, rows_ref))
-        return None
 
-    def _welcome(self, number: int, hello: Hello) -> None:
+    def _welcome(self, number: int, pid: int, node_id: str, not_restored: list[str]) -> None:
         actor = self.actors[number]
-        actor.hello, actor.pid, actor.node_id = None, hello.pid, hello.node_id
+        actor.pid, actor.node_id = pid, node_id
         if actor.is_waiting:
             actor.is_waiting = False
-            text = f"{actor.name} has found a place (pid {actor.pid} at {self.session.state.nodes.get(actor.node_id)})"
-            self._report_place(number, text, joined=True)
-        for reason in hello.not_restored:
+            where = f"pid {pid} at {self.session.state.nodes.get(node_id)}"
+            self._report_place(number, f"{actor.name} has found a place ({where})", joined=True)
+        for reason in not_restored:
             self.states.forget(number)
             self.on_restart(WorkerEvent(number, f"{actor} cannot be rebuilt: {reason}", replaced=False))
 
@@ -186,16 +169,15 @@ class Fleet:
         """
         self.on_restart(WorkerEvent(-1 if self.options.in_order else number, text, replaced=False, **change))
 
-    # ---- deaths
-
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
-        # Large results lie on the actor's node; their loss may be noticed before the actor's death.
-        is_lost, session = isinstance(error, self.session.ray.exceptions.ObjectLostError), self.session
-        says_so = "node has died" in str(error) or "node was" in str(error)
+        session, kinds, text = self.session, self.session.ray.exceptions, str(error)
+        # Results or connections of a lost node may be noticed before its death.
+        is_lost = isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
+        says_so = "node has died" in text or "node was" in text
+        if isinstance(error, kinds.RayTaskError) or (not actor.pid and not says_so and "creation task" in text):
+            return "raised an exception", text
         if says_so or (is_lost and session.wait_for(lambda: actor.node_id not in session.state.nodes)):
             return "was lost with its node", ""
-        if actor.hello is not None and "creation task" in str(error):
-            return "raised an exception", str(error)
         return "died", ""
 
     def _fail(self, number: int, how: str, details: str = "") -> None:
@@ -203,7 +185,7 @@ class Fleet:
         actor, budget = self.actors[number], self.options.max_restarts
         message = f"{actor} {how}"
         details = f"\n{details.rstrip()}" if details else ""
-        self._end(actor)
+        self.session.ray.kill(actor.handle)
         if details and not actor.had_result:
             raise WorkerError(f"{actor} failed before its first result:{details}")
         if how != "was lost with its node":
@@ -213,25 +195,19 @@ class Fleet:
             message += f"; restart {self.restarts} of {budget}"
         self.on_restart(WorkerEvent(number, message + details))
         self._ledger.forget(number)
-        actor.start_at = time.monotonic() + BACKOFF_SECONDS[min(actor.failures, len(BACKOFF_SECONDS) - 1)]
-        actor.failures += 1
+        self._start(number)
 
     def _look_after(self) -> None:
-        """Start actors whose pause is over, and ask silent ones for their heartbeats."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, PAUSE_SECONDS), now
         for number, actor in enumerate(self.actors):
-            if actor.start_at is not None and now >= actor.start_at:
-                self._start(number)
-            if not actor.references:
-                actor.silence = 0.0
-                continue
-            before, actor.silence = actor.silence, actor.silence + passed
+            before = actor.silence
+            actor.silence = before + passed if actor.references else 0.0
             if int(before / BEAT_SECONDS) < int(actor.silence / BEAT_SECONDS):
                 self._ask(number)
 
     def _ask(self, number: int) -> None:
-        """Ask a silent actor for its heartbeats; replace it if it has been silent for too long."""
+        """Ask an actor for its heartbeats; replace it if it has been silent for too long."""
         actor, longest = self.actors[number], self.options.hang_seconds
         if not actor.has_result:
             longest = max(START_SECONDS, longest)
@@ -242,32 +218,22 @@ class Fleet:
             actor.silence = min(actor.silence, WAITING_SECONDS)
         elif actor.silence > longest:
             self._fail(number, f"sent no heartbeat for {longest:.0f} s and was killed (--hang-seconds)")
-        elif actor.beat_request is None and actor.is_running:
+        elif actor.beat_request is None and actor.pid:
             actor.beat_request = actor.handle.beats.remote()
 
-    # ---- processes
-
     def _start(self, number: int) -> None:
-        actor = self.actors[number]
+        last = self.actors[number]
         restored = self.states.record_start(number)
-        seed_key = (self.states.start, number, 0 if restored is not None else actor.starts)
+        seed_key = (self.states.start, number, 0 if restored is not None else last.starts)
         args = self.target, FleetChannel(number, seed_key, restored), self.args, self.options.niceness
         groups = {"control": 1}
-        actor.handle = self.session.start_actor(self._worker_class, args, num_cpus=1, concurrency_groups=groups)
-        actor.hello, actor.start_at, actor.starts = actor.handle.hello.remote(), None, actor.starts + 1
-        actor.pid, actor.node_id, actor.beats, actor.silence, actor.has_result = 0, "", 0, 0.0, False
+        handle = self.session.start_actor(self._worker_class, args, num_cpus=1, concurrency_groups=groups)
+        self.actors[number] = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
+        self.actors[number].calls[handle.hello.remote()] = None, None
         for token in self._ledger.given[number]:
             self._request(number, token)
 
     def _request(self, number: int, token: Token) -> None:
         actor = self.actors[number]
-        if actor.handle is not None:
-            result, rows_ref = actor.handle.fill.options(num_returns=2).remote(token)
-            actor.calls[result] = token.slot, rows_ref
-
-    def _end(self, actor: FleetActor) -> None:
-        """Kill an actor's process, if it has one, and forget its requests."""
-        if actor.handle is not None:
-            self.session.ray.kill(actor.handle)
-        actor.handle = actor.hello = actor.beat_request = None
-        actor.calls.clear()
+        result, rows_ref = actor.handle.fill.options(num_returns=2).remote(token)
+        actor.calls[result] = token.slot, rows_ref

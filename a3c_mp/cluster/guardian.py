@@ -19,12 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 
 POLL_SECONDS = 0.1
-REMOVE_SECONDS = 1.0
-"""longest time to remove the folder, into which the parent may still write"""
+REMOVE_SECONDS = 1.0  # longest time to remove the folder, into which the parent may still write
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 MAIN_PROCESSES = ("gcs_server", "raylet")
-LOG = "start.log"
-"""file of the folder with the output of the command"""
+LOG = "start.log"  # with the output of the command
 
 
 def children() -> dict[int, str]:

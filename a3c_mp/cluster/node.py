@@ -1,8 +1,11 @@
-"""A node of Ray on this machine: its processes and files, which end with the process that has started it."""
+"""Ray on this machine: its version, the environment variables of its processes, and the processes of a node."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
+import platform
 import select
 import subprocess
 import sys
@@ -10,13 +13,27 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+import a3c_mp
 from a3c_mp.cluster import guardian
-from a3c_mp.cluster.environment import foreign, versions
 from a3c_mp.errors import ConfigError
 
-START_SECONDS, END_SECONDS = 60.0, 5.0
-FOLDER_PREFIX = "a3c-ray-"
+RAY_VERSION = "2.60.0"
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",  # where it is over, Ray exits the process, without `finally`
+    "RAY_NUM_REDIS_GET_RETRIES": "1",  # a wrong token is refused after 1 s instead of 20 s
+    "RAY_health_check_period_ms": "1000",  # of nodes by the head: one that is gone refuses at once, a busy one has 10 s
+    "RAY_health_check_failure_threshold": "2",
+    "RAY_LOG_MONITOR_MAX_OPEN_FILES": "10",  # its log monitor keeps two files of each process that was killed open
+    "RAY_AUTH_MODE": "token",
+}
+"""environment variables that Ray reads when it is imported, and that its processes inherit"""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""keeps all of Ray on 127.0.0.1 (so it does on Windows and macOS); also read at the import"""
+LOOPBACK_HOST = "127.0.0.1"
 # `ray start`. With `LOOPBACK` set it refuses to join a cluster, which is meant for Windows; here it is only for tests.
 RAY_START = """
 import types
@@ -24,33 +41,58 @@ from ray.scripts import scripts
 scripts.ray_constants = types.SimpleNamespace(**{**vars(scripts.ray_constants), "ENABLE_RAY_CLUSTER": True})
 scripts.main()
 """
+START_SECONDS, END_SECONDS = 60.0, 5.0
+FOLDER_PREFIX = "a3c-ray-"
 
 
-def make_folder() -> Path:
-    """Make the folder of a node, with mode 0700; Ray opens the one that it makes below it to everybody."""
-    return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+class ClusterAddress(NamedTuple):
+    """Where a running cluster is, and the file of its token."""
+
+    address: str  # HOST:PORT of its head
+    token_file: str
+
+
+def check_installed() -> None:
+    """Raise ConfigError if ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("ray", "none", "it is not installed", f'pip install "ray=={RAY_VERSION}"')
+
+
+def versions() -> dict[str, str]:
+    """Versions that must be the same on every node, which has them as labels: a label contains no plus sign."""
+    packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "gymnasium", "ray")}
+    own = {"python": platform.python_version(), "a3c_mp": a3c_mp.__version__}
+    return {name: version.replace("+", "-") for name, version in {**own, **packages}.items()}
+
+
+def environment(cluster: ClusterAddress) -> dict[str, str]:
+    """Variables of a process that starts or joins a cluster."""
+    local = LOOPBACK if cluster.address.rpartition(":")[0] in (LOOPBACK_HOST, "localhost") else {}
+    return {**ENVIRONMENT, **local, "RAY_AUTH_TOKEN_PATH": cluster.token_file}
+
+
+def foreign(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables without those that Ray reads, but for the ones of its TLS, which are the user's choice."""
+    kept = "RAY_USE_TLS", "RAY_TLS_"
+    return {name: value for name, value in variables.items() if not name.startswith("RAY_") or name.startswith(kept)}
 
 
 class Node:
     """The processes of a Ray node, from construction on, and their folder: both are gone after `close`.
 
-    Args:
-        folder: from `make_folder`.
-        options: of `ray start`.
-        settings: environment variables.
+    `options` are those of `ray start`, `settings` environment variables.
     """
 
-    def __init__(self, folder: Path, options: list[str], settings: Mapping[str, str]):
-        self.folder = folder
-        command = [sys.executable, "-c", RAY_START, "start", f"--temp-dir={folder / 'ray'}", "--disable-usage-stats"]
+    def __init__(self, options: list[str], settings: Mapping[str, str]):
+        self.folder = folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700; Ray opens the one below it
         labels = ",".join(f"{name}={version}" for name, version in versions().items())
-        command += [f"--labels={labels}", *options]
+        command = [sys.executable, "-c", RAY_START, "start", f"--temp-dir={folder / 'ray'}", "--disable-usage-stats"]
         path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))  # where actors find this code
         # A pipe of plain numbers: closed by `close` or by the end of this process, never by the garbage collector.
         stdin, self._pipe = os.pipe()
         self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, str(folder), *command], stdin=stdin,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True,
+            [sys.executable, "-I", "-S", guardian.__file__, folder, *command, f"--labels={labels}", *options],
+            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True,
             env={**foreign(os.environ), **settings, "PYTHONPATH": path},
         )  # fmt: skip
         os.close(stdin)

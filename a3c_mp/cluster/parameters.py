@@ -17,14 +17,10 @@ from torch import nn
 from a3c_mp.cluster.session import Call, Session
 from a3c_mp.processes.weights import Weights
 
-PULL_SECONDS = 5.0
-"""longest wait for an answer of the server, after which an actor goes on with the weights that it has"""
+PULL_SECONDS = 5.0  # longest wait of an actor for the server, after which it goes on with the weights that it has
 RETRY_SECONDS = 0.1
-SEND_SECONDS = 1.0
-"""after so long the trainer sends the newest versions again, in case the server is a new one"""
-
-References = dict[int, list[Any]]
-"""version -> [reference to its values]; in a list, Ray passes the reference on instead of the values"""
+SEND_SECONDS = 1.0  # after which the trainer sends the newest versions again, in case the server is a new one
+References = dict[int, list[Any]]  # version -> [reference to its values]: Ray would replace one that is in no list
 
 
 class ParameterServer:

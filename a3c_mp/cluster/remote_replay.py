@@ -16,8 +16,7 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.processes.supervisor import WAIT_SECONDS
 from a3c_mp.replay import Batch
 
-UNANSWERED = 2
-"""insertions of each actor that may wait for their shard; their rows lie in the object store meanwhile"""
+UNANSWERED = 2  # insertions of each actor that may wait for their shard; their rows lie in the object store
 
 
 class Part(NamedTuple):
@@ -32,16 +31,8 @@ class Part(NamedTuple):
 class RemoteReplay:
     """The trainer's end: sampling from all shards in proportion to priority, with the calls of `Replay` and `Prefetch`.
 
-    Args:
-        session: the connection to Ray.
-        start_shard: starts the actor of a shard, called with its number.
-        num_actors, num_shards: actor i sends to shard i % num_shards.
-        batch_size: transitions of a batch.
-        ahead: batches requested ahead; 0 in deterministic runs, which also wait for every insertion.
-        seed: of the draws among shards.
-        max_restarts: budget for all shards together.
-        should_stop: whether to stop waiting for a batch.
-        device: of the batches.
+    `start_shard(number)` starts the actor of a shard; actor i sends to shard i % num_shards. `ahead` batches are
+    requested ahead: 0 in deterministic runs, which also wait for every insertion.
     """
 
     def __init__(
@@ -50,7 +41,7 @@ class RemoteReplay:
         device: torch.device,
     ):  # fmt: skip
         self.session, self.start_shard, self.num_shards = session, start_shard, num_shards
-        self.max_restarts, self.should_stop, self.device = max_restarts, should_stop, device
+        self.restarts_left, self.should_stop, self.device = max_restarts, should_stop, device
         self.num_actors, self.batch_size, self.ahead = num_actors, batch_size, ahead
         self.rng = np.random.default_rng(seed)
         self.sizes, self.totals = np.zeros(num_shards, np.int64), np.zeros(num_shards)
@@ -152,11 +143,11 @@ class RemoteReplay:
 
     def _replace(self, number: int, why: str) -> None:
         """Start an empty shard in place of one that has died."""
-        if self.max_restarts == 0 or "creation task" in why:  # one that cannot be made, for instance too large
+        if self.restarts_left == 0 or "creation task" in why:  # one that cannot be made, for instance too large
             raise WorkerError(f"replay shard {number} died; no restart is left\n{why}")
-        self.max_restarts -= 1
-        lost = f"its {self.sizes[number]:,} transitions are lost, an empty one is started"
-        self.session.log.warning(f"replay shard {number} died; {lost}")
+        self.restarts_left -= 1
+        lost = f"its {self.sizes[number]:,} transitions are lost"
+        self.session.log.warning(f"replay shard {number} died; {lost}, an empty one is started")
         self.sizes[number] = self.totals[number] = 0
         self._insertions[number].clear()
         self._requests.clear()

@@ -5,32 +5,25 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import secrets
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, NamedTuple
 
-from a3c_mp.cluster.access import find_token, is_open
-from a3c_mp.cluster.environment import LOOPBACK_HOST, ClusterAddress, environment, foreign
-from a3c_mp.cluster.node import Node, make_folder
+from a3c_mp.cluster.access import is_open
+from a3c_mp.cluster.node import ENVIRONMENT, LOOPBACK, ClusterAddress, Node, environment, foreign
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.spawn import SIGNALS
 
-SHUTDOWN_SECONDS = 2.0
-"""longest wait for `ray.shutdown()`, which takes 7 s where the head is lost"""
-STUCK_SECONDS = 60.0
-"""longest time that a parameter server or a replay shard may take to start, or for an answer"""
-POLL_SECONDS = 1.0
-"""between two questions to the head of the cluster"""
-ANSWER_SECONDS = 3.0
-"""longest wait for the next answer of a head that is there"""
-SILENT_SECONDS = 8.0
-"""silence of the head after which a run ends, if nothing listens at its address any longer"""
-BUSY_SECONDS = 40.0
-"""the same for a head that is still there: on a crowded machine it may be slow"""
+SHUTDOWN_SECONDS = 2.0  # longest wait for `ray.shutdown()`, which takes 7 s where the head is lost
+STUCK_SECONDS = 60.0  # longest time that a parameter server or a replay shard may take to start, or for an answer
+POLL_SECONDS = 1.0  # between two questions to the head of the cluster
+ANSWER_SECONDS = 3.0  # longest wait for the next answer of a head that is there
+SILENT_SECONDS = 8.0  # silence of the head after which a run ends, if nothing listens at its address any longer
+BUSY_SECONDS = 40.0  # the same for a head that is still there: on a crowded machine it may be slow
 
 
 class ClusterState(NamedTuple):
@@ -53,13 +46,8 @@ class Call(NamedTuple):
 class Session:
     """A connection to Ray, to be used in a `with` block: everything that it started is gone afterwards.
 
-    Args:
-        cluster: a running one to join; None starts one on this machine.
-        log: for incidents.
-        num_cpus, store_bytes: size of a cluster of its own: places for actors, and the object store.
-
-    Raises:
-        ConfigError: (from `with`) the cluster cannot be started or joined.
+    It joins a running `cluster`, or starts one on this machine with `num_cpus` places for actors and an object store
+    of `store_bytes`. Entering raises ConfigError if that cannot be done.
     """
 
     def __init__(self, cluster: ClusterAddress | None, log: logging.Logger, num_cpus: int = 0, store_bytes: int = 0):
@@ -67,6 +55,7 @@ class Session:
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
         self.state = ClusterState()  # the last answer of the head
         self.answered = time.monotonic()  # when it came
+        self.ray: Any = None  # the module; it reads the environment when it is imported
         self._address = ""  # HOST:PORT of the head
         self._node: Node | None = None  # of a cluster of its own
         self._ending = threading.Event()
@@ -88,22 +77,13 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self._ending.set()
         # No daemon: `exit_with` then ends the process at once, as Ray's threads may crash an interpreter that ends.
-        shutdown = threading.Thread(target=self._shut_down, name="ray-shutdown", daemon=False)
+        shutdown = threading.Thread(target=self.ray.shutdown, name="ray-shutdown", daemon=False)
         shutdown.start()
         shutdown.join(SHUTDOWN_SECONDS)
         if shutdown.is_alive():  # without its node, Ray would end this process: the node ends after it
             atexit.unregister(self.ray.shutdown)  # it would wait again
         else:
             self._end_node()
-
-    @cached_property
-    def ray(self) -> Any:
-        """The module, imported where it is first used: Ray reads the environment then."""
-        import ray
-
-        return ray
-
-    # ---- the head of the cluster
 
     def check(self) -> None:
         """Look after what has been started. Raises WorkerError if the head of the cluster is lost."""
@@ -132,8 +112,6 @@ class Session:
                 self.state, self.answered = ask_head(self.ray), time.monotonic()
             self._ending.wait(POLL_SECONDS)
 
-    # ---- actors
-
     def start_actor(self, actor_class: Any, args: tuple, **options: Any) -> Any:
         """Start an actor, which by default Ray does not restart; returns its handle."""
         settings = {"max_restarts": 0, "max_task_retries": 0, **options}
@@ -151,47 +129,40 @@ class Session:
             self.ray.kill(call.actor, no_restart=False)
         return False
 
-    # ---- start and end
-
     def _connect(self) -> None:
-        cluster = self.cluster or self._start_node()
+        if self.cluster is None:
+            settings = {**ENVIRONMENT, **LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            options = ["--head", "--port=0", "--include-dashboard=false", "--num-gpus=0", f"--num-cpus={self.num_cpus}"]
+            options += [f"--object-store-memory={self.store_bytes}"]
+            self._node = Node([*options, '--system-config={"preallocate_plasma_memory": true}'], settings)
+        else:
+            settings, self._address = environment(self.cluster), self.cluster.address
         for name in os.environ.keys() - foreign(os.environ).keys():
             del os.environ[name]
-        os.environ |= environment(cluster)
-        ray = self.ray  # meanwhile the node starts
+        os.environ |= settings
+        import ray  # meanwhile the node starts
+
+        self.ray = ray
         ray._private.worker.print_to_stdstream = lambda *args, **options: None  # the fleet says what is lost
-        self._address = cluster.address if self._node is None else self._node.wait_for_start()
+        if self._node is not None:
+            self._address = self._node.wait_for_start()
         try:
             ray.init(self._address, log_to_driver=False, configure_logging=False)
         except Exception as error:
             why = f"the cluster cannot be joined ({' '.join(str(error).split())[:300]})"
             raise ConfigError("address", self._address, why, "see docs/ray.md") from error
 
-    def _start_node(self) -> ClusterAddress:
-        """Begin to start a node on this machine, which is all of the cluster, with a token of its own."""
-        folder = make_folder()
-        cluster = ClusterAddress(f"{LOOPBACK_HOST}:0", str(find_token(folder / "token", make=True)))
-        options = ["--head", "--port=0", "--include-dashboard=false", f"--num-cpus={self.num_cpus}", "--num-gpus=0"]
-        options += [f"--object-store-memory={self.store_bytes}"]
-        options += ['--system-config={"preallocate_plasma_memory": true}']
-        self._node = Node(folder, options, environment(cluster))
-        return cluster
-
     def _end_node(self) -> None:
         if self._node is not None:
             self._node.close()
 
-    def _shut_down(self) -> None:
-        with suppress(Exception):
-            self.ray.shutdown()
-
 
 def ask_head(ray: Any) -> ClusterState:
     """Ask the head of the cluster that this process is connected to."""
-    from ray._private.state import actors
+    from ray._private import state
 
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     total, free, store = ray.cluster_resources(), ray.available_resources(), "object_store_memory"
     states = "DEPENDENCIES_UNREADY", "PENDING_CREATION"
-    waiting = (key for key, actor in actors().items() if actor["State"] in states and not actor["Pid"])
+    waiting = (key for key, actor in state.actors().items() if actor["State"] in states and not actor["Pid"])
     return ClusterState(nodes, total.get("CPU", 0.0), total.get(store, 0.0) - free.get(store, 0.0), frozenset(waiting))

@@ -14,12 +14,9 @@ import torch
 
 from a3c_mp.replay import Replay, Shards
 
-OBSERVED = ("frame", "action", "mask", "step")
-"""fields that a row has as soon as it is written"""
-COMPLETED = ("reward", "discount", "bootstrap_offset", "priority")
-"""fields that it has once its transition is complete"""
-NEW_GAMES, CONTINUED = "new games", "continued"
-"""how a process starts: what its predecessor left incomplete is dropped, or it completes that"""
+OBSERVED = ("frame", "action", "mask", "step")  # fields that a row has as soon as it is written
+COMPLETED = ("reward", "discount", "bootstrap_offset", "priority")  # and those that it has once its transition is
+NEW_GAMES, CONTINUED = "new games", "continued"  # what its predecessor left incomplete: dropped, or completed
 
 
 class ReplaySpec(NamedTuple):
@@ -30,8 +27,8 @@ class ReplaySpec(NamedTuple):
     action_space: gymnasium.Space  # as the replay stores actions
     stack: int  # frames of an observation
 
-    def sizes(self, num_actors: int, rows: int) -> tuple[int, int, int, gymnasium.Space, gymnasium.Space, int]:
-        """The arguments of `Shards` for lanes of `rows` rows, one for each environment of `num_actors` actors."""
+    def sizes(self, num_actors: int, rows: int) -> tuple:
+        """Arguments of `Shards` for lanes of `rows` rows, one for each environment of `num_actors` actors."""
         return num_actors, self.num_envs, rows, self.obs_space, self.action_space, self.stack
 
 
@@ -48,11 +45,8 @@ class Rows(NamedTuple):
 class Outbox:
     """An actor's end: a ring that its `Writer` appends to, and from which new rows are taken.
 
-    Args:
-        spec: of the rows.
-        steps: of each environment between two calls of `take`, at most.
-        n_step: rewards in a return.
-        restored: state of a predecessor whose incomplete transitions this process continues; see `Writer.fields`.
+    There is room for `steps` steps of each environment between two calls of `take`. `restored` is the state of a
+    predecessor whose incomplete transitions this process continues.
     """
 
     def __init__(self, spec: ReplaySpec, steps: int, n_step: int, restored: Any = None):

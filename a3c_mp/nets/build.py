@@ -81,7 +81,8 @@ def _check(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
     """Raise ConfigError for settings that contradict each other or the observations."""
     own, hidden = ":" in spec.net, " ".join(map(str, spec.hidden))
     if not own and spec.net not in NETS:
-        raise ConfigError("net", spec.net, f"must be {', '.join(NETS)} or module:function")
+        fix = {"book": "its name is nature now", "paper": "its name is a3c now"}.get(spec.net, "see --help")
+        raise ConfigError("net", spec.net, f"must be {', '.join(NETS)} or module:function", fix)
     if not image and not own and spec.net != "nature":
         why = f"observations are of shape {shape}, it needs images (uint8, 36 x 36 or more)"
         raise ConfigError("net", spec.net, why, "leave it out")

@@ -22,7 +22,7 @@ from a3c_mp.population.records import sha256_of_member
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.eval_progress import Evaluation
+from a3c_mp.run.evaluation import Evaluation
 from a3c_mp.run.files import write_atomically
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import CONFIRMATION, derive_seeds

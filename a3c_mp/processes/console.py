@@ -1,29 +1,28 @@
-"""The console: log lines and a progress bar on stdout, written by a thread of its own.
+"""The console: log lines and a progress bar on stdout, written by threads of their own.
 
-A terminal that is stopped (Ctrl-S, a pager) or a pipe that is not read blocks its writer. Here only the
-console's thread waits; callers put lines into a queue, and lines that do not fit are dropped and counted.
+A terminal that is stopped (Ctrl-S, a pager) or a pipe that is not read blocks its writer. Here only the console's
+threads wait; callers put lines into a queue, and lines that do not fit are dropped and counted.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import queue
 import sys
 import threading
-from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 QUEUE_LINES = 1000
 """lines that may wait to be written; further ones are dropped"""
 DRAIN_SECONDS = 1.0
 """longest wait at the end of a run until the queue is empty"""
-REFRESH_SECONDS = 0.25
-"""time between two drawings of the progress bar"""
 GONE = {errno.EPIPE, errno.EIO, errno.EBADF}
 """errors that mean a closed pipe or terminal"""
 
@@ -38,123 +37,96 @@ class Status(NamedTuple):
     final: bool = False  # the bar stays as it is
 
 
-class Stdout(Console):
-    """rich's console on stdout; when the reader has gone (`| head`), rich would end the process."""
+class Stdout:
+    """sys.stdout, except that an error loses output instead of being raised; `error` is the newest."""
 
-    def on_broken_pipe(self) -> None:
-        discard_output(sys.stdout)
+    error: Exception | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
 
-class ConsoleThread:
-    """Writes lines in order, and a progress bar below them, without delaying the caller.
+    def write(self, text: str) -> None:
+        self._attempt(lambda: sys.stdout.write(text))
 
-    Only the thread, started by the first line, writes to stdout; an error there loses output, and the run continues.
+    def flush(self) -> None:
+        self._attempt(sys.stdout.flush)
 
-    Attributes:
-        error: the newest that lost output.
-    """
-
-    def __init__(self, output: Console):
-        self.error: Exception | None = None
-        self._output = output
-        self._changed = threading.Condition()  # reentrant, as a signal handler may run while it is held
-        self._waiting: deque[Text | Status] = deque()
-        self._dropped = 0
-        self._is_writing = False
-        self._thread: threading.Thread | None = None
-        self._bar: Progress | None = None  # used by the thread alone, as are the methods that follow `_put`
-
-    def print(self, line: Text, limit: int = QUEUE_LINES) -> None:
-        """Queue a line; drop it if `limit` lines wait already."""
-        with self._changed:
-            if len(self._waiting) < limit:
-                self._put(line)
-            else:
-                self._dropped += 1
-
-    def show(self, status: Status) -> None:
-        """Queue a state of the progress bar; it replaces one that waits directly before it."""
-        with self._changed:
-            if self._waiting and isinstance(self._waiting[-1], Status):
-                self._waiting.pop()
-            self._put(status)
-
-    def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Wait until everything is written, for at most `seconds`. Returns whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._is_writing, seconds)
-
-    def _put(self, item: Text | Status) -> None:
-        self._waiting.append(item)
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._write_all, name="console", daemon=True)
-            with suppress(RuntimeError):  # no further thread is allowed; `run.log` has the line
-                self._thread.start()
-        self._changed.notify_all()
-
-    def _write_all(self) -> None:
-        while True:
-            with self._changed:
-                self._is_writing = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting, None if self._bar is None else REFRESH_SECONDS)
-                items, dropped = list(self._waiting), self._dropped
-                self._waiting.clear()
-                self._dropped, self._is_writing = 0, True
-            if dropped:
-                items.append(Text(f"{dropped:,} lines dropped here, as the output was not read", style="yellow"))
-            for item in items:
-                self._attempt(item)
-            if not items:
-                self._attempt(None)
-
-    def _attempt(self, item: Text | Status | None) -> None:
+    def _attempt(self, write: Callable[[], object]) -> None:
         try:
-            if isinstance(item, Text):
-                self._output.print(item)
-            elif isinstance(item, Status):
-                self._draw(item)
-            elif self._bar is not None:
-                self._bar.refresh()
-        except Exception as error:
+            write()
+        except (OSError, ValueError) as error:
             self.error = error
-            self._output.begin_capture()
-            with suppress(Exception):
-                self._output.end_capture()  # discards what failed, or rich would write it again before each later line
             if isinstance(error, OSError) and error.errno in GONE:
                 discard_output(sys.stdout)
 
-    def _draw(self, status: Status) -> None:
+
+class ConsoleThread:
+    """Writes lines in order, and a progress bar below them, without delaying the caller."""
+
+    def __init__(self, output: Console):
+        self.output = output
+        self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # signal handlers may use it, too
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+        self._bar: Progress | None = None
+
+    def print(self, line: Text, limit: int = QUEUE_LINES) -> None:
+        """Queue a line; drop it if `limit` lines wait already."""
+        if self._waiting.qsize() >= limit:
+            self._dropped += 1
+            return
+        self._report_dropped()
+        self._put(lambda: self.output.print(line))
+
+    def show(self, status: Status) -> None:
+        """Set the state of the progress bar, which a thread of rich's draws four times a second."""
         if self._bar is None:
-            self._bar = progress_bar(self._output)
+            self._bar = progress_bar(self.output)
             self._bar.add_task("", total=status.total_steps, line="", eta="-")
-            self._bar.start()
+            self._put(self._bar.start)
         self._bar.update(self._bar.task_ids[0], completed=status.steps, line=status.line, eta=status.eta)
         if status.final:
-            bar, self._bar = self._bar, None
-            bar.stop()
-        else:
-            self._bar.refresh()
+            self._put(self._bar.stop)
+            self._bar = None
 
+    def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
+        """Wait until everything is written, for at most `seconds`. Returns whether it is."""
+        if self._thread is None:
+            return True
+        self._report_dropped()
+        is_written = threading.Event()
+        self._put(is_written.set)
+        return is_written.wait(seconds)
 
-class EtaColumn(ProgressColumn):
-    """The estimated time to the end of the run."""
+    def _report_dropped(self) -> None:
+        if self._dropped:
+            text = Text(f"{self._dropped:,} lines dropped here, as the output was not read", style="yellow")
+            self._dropped = 0
+            self._put(lambda: self.output.print(text))
 
-    def render(self, task: Task) -> Text:
-        return Text(f"ETA {task.fields['eta']}", style="cyan")
+    def _put(self, write: Callable[[], object]) -> None:
+        self._waiting.put(write)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name="console", daemon=True)
+            with suppress(RuntimeError):  # no further thread is allowed; `run.log` has the line
+                self._thread.start()
+
+    def _write_all(self) -> None:
+        while True:
+            self._waiting.get()()
 
 
 def progress_bar(output: Console) -> Progress:
-    """A progress bar that is drawn by `refresh` alone; it does not replace sys.stdout and sys.stderr."""
+    """A progress bar that does not replace sys.stdout and sys.stderr."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.completed:,.0f} steps"),
         BarColumn(bar_width=8),
         TextColumn("{task.percentage:.0f}%"),
-        EtaColumn(),
+        TextColumn("ETA {task.fields[eta]}", style="cyan"),
         TextColumn("{task.fields[line]}", markup=False),
         console=output,
-        auto_refresh=False,
+        refresh_per_second=4,
         redirect_stdout=False,
         redirect_stderr=False,
     )
@@ -166,4 +138,4 @@ def discard_output(stream: object) -> None:
         os.dup2(null.fileno(), stream.fileno())  # type: ignore[attr-defined]
 
 
-console = ConsoleThread(Stdout(highlight=False, soft_wrap=True))
+console = ConsoleThread(Console(file=cast(IO[str], Stdout()), highlight=False, soft_wrap=True))

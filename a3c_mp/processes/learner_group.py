@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,18 +27,10 @@ NCCL_SETTINGS = {
 
 
 class Stateful(Protocol):
-    """An object whose state can be saved, restored and sent to other learners, as nets and optimizers are."""
+    """An object whose state can be saved and restored, as nets and optimizers are."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: Any) -> Any: ...
-
-
-class Rendezvous(NamedTuple):
-    """How the learners of a group connect."""
-
-    path: str  # of a file that all can open
-    cuda: bool  # gradients lie on GPUs, one for each learner
-    timeout: float  # seconds that a collective operation may take
 
 
 class LearnerGroup:
@@ -53,18 +45,24 @@ class LearnerGroup:
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size, self._cuda = rank, size, False
 
-    def connect(self, rendezvous: Rendezvous) -> None:
-        """Connect to the others, over the loopback interface only."""
+    def connect(self, path: str, cuda: bool, seconds: float) -> None:
+        """Connect to the others, over the loopback interface only.
+
+        Args:
+            path: of a file that all can open.
+            cuda: gradients lie on GPUs, one for each learner.
+            seconds: timeout of a collective operation.
+        """
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
         os.environ |= NCCL_SETTINGS
-        self._cuda = rendezvous.cuda
+        self._cuda = cuda
         with losing_peers():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._cuda else "gloo",
-                store=dist.FileStore(rendezvous.path, self.size),
+                store=dist.FileStore(path, self.size),
                 rank=self.rank,
                 world_size=self.size,
-                timeout=timedelta(seconds=rendezvous.timeout),
+                timeout=timedelta(seconds=seconds),
             )
         # Connections are made by the first operation, and can fail there.
         self.all_reduce_mean([torch.zeros(1, device=f"cuda:{self.rank}" if self._cuda else "cpu")])
@@ -98,21 +96,17 @@ class LearnerGroup:
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
         """The data of all learners, of any length, in the order of ranks; nothing is pickled."""
-        sizes = self.all_gather(torch.tensor([len(data)])).tolist()
-        padded = torch.zeros(1, max(sizes), dtype=torch.uint8)
-        padded[0, : len(data)] = from_bytes(data)
-        return [row[:size].numpy().tobytes() for row, size in zip(self.all_gather(padded), sizes, strict=True)]
+        return [self.broadcast_bytes(data, rank) for rank in range(self.size)]
 
-    def broadcast_bytes(self, data: bytes | None) -> bytes:
-        """The data of learner 0; nothing is pickled. The others' `data` is not used."""
+    def broadcast_bytes(self, data: bytes, source: int = 0) -> bytes:
+        """The data of one learner; nothing is pickled. The others' `data` is not used."""
         if self.size == 1:
-            return data or b""
-        source = from_bytes(data or b"")
-        size = torch.tensor([len(source)])
+            return data
+        size = torch.tensor([len(data)])
         with losing_peers():
-            dist.broadcast(size, 0)
-            buffer = source if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(buffer, 0)
+            dist.broadcast(size, source)
+            buffer = from_bytes(data) if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(buffer, source)
         return buffer.numpy().tobytes()
 
     def all_gather_object(self, message: Any) -> list[Any]:

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch.multiprocessing as mp
 
 from a3c_mp.errors import PeerLost
-from a3c_mp.processes.learner_group import LearnerGroup, Rendezvous
+from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.spawn import SIGNALS, start_child
 from a3c_mp.processes.supervised import ERROR, run_supervised
-from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, Supervisor, how_ended, start_seconds
+from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, await_end, how_ended, start_seconds
 
 GLOO_SECONDS = 0.5
 """from the end of a learner to the end of the wait for it, where no closed connection ends that"""
@@ -39,32 +37,6 @@ READY = "ready"
 """kind of the message `(READY,)`, the first one of a learner"""
 
 
-class RunToContinue(Protocol):
-    """A run that learners start from: its progress so far, and whether it is to stop."""
-
-    @property
-    def args(self) -> Any: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def updates(self) -> int: ...
-
-    def should_stop(self) -> bool: ...
-    def finish(self, error: BaseException | None) -> None: ...
-
-
-@dataclass(frozen=True)
-class LearnerOptions:
-    """How learners wait for each other."""
-
-    cuda: bool = False
-    """gradients lie on GPUs, one for each learner"""
-    hang_seconds: float = 0.0
-    """how long an actor of another learner may hang before it is replaced"""
-    peer_seconds: float = START_SECONDS
-    """a learner that keeps the others waiting for longer than that and `hang_seconds` ends the run"""
-
-
 class Learners:
     """The learners besides this one, each running `target(group, *args)`; to be used in a `with` block.
 
@@ -72,7 +44,8 @@ class Learners:
         num_learners: how many there are with this one; with 1 no process is started.
         target: a module-level function.
         args: passed on, pickled.
-        options: see `LearnerOptions`.
+        cuda: whether gradients lie on GPUs, one for each learner.
+        peer_seconds: a learner that keeps the others waiting for longer ends the run.
         should_stop: asked while the others start.
         finish: called at the end with the error, if any, before the others are ended: saves what is to be saved.
 
@@ -84,28 +57,33 @@ class Learners:
         self,
         num_learners: int,
         target: Callable[..., None],
-        args: tuple,
+        args: tuple = (),
         *,
-        options: LearnerOptions | None = None,
+        cuda: bool = False,
+        peer_seconds: float = START_SECONDS,
         should_stop: Callable[[], bool] = lambda: False,
         finish: Callable[[BaseException | None], None] = lambda error: None,
     ):
         self.group = LearnerGroup(0, num_learners)
-        self.target, self.args, self.options = target, args, options or LearnerOptions()
+        self.target, self.args, self.cuda, self.peer_seconds = target, args, cuda, peer_seconds
         self.should_stop, self.finish = should_stop, finish
-        self._supervisor = Supervisor([])
-        self._signals_in: socket.socket | None = None
+        self._others = [
+            Child(f"learner {rank}", partial(self._launch, rank), "--num-learners") for rank in range(1, num_learners)
+        ]
+        self._signals: int | None = None  # file descriptor to which Python writes the numbers of signals
         self._leaving = threading.Event()
 
     @classmethod
-    def of(cls, run: RunToContinue, target: Callable[..., None], *more: Any) -> Learners:
+    def of(cls, run: Any, target: Callable[..., None], *more: Any) -> Learners:
         """Learners that continue a run from its progress so far: `target(group, args, steps, updates, *more)`."""
         args, num_learners = run.args, getattr(run.args, "num_learners", 1)
         return cls(
             num_learners,
             target,
             (args, run.steps, run.updates, *more),
-            options=LearnerOptions(args.cuda, args.hang_seconds, start_seconds(args.num_actors // num_learners)),
+            cuda=args.cuda,
+            # An actor may hang, and its successor takes time to start.
+            peer_seconds=args.hang_seconds + start_seconds(args.num_actors // num_learners),
             should_stop=run.should_stop,
             finish=run.finish,
         )
@@ -113,29 +91,28 @@ class Learners:
     @property
     def pids(self) -> list[int]:
         """Process ids of learners 1, 2, ..."""
-        return self._supervisor.pids
+        return [process.pid for process in self._processes]
+
+    @property
+    def _processes(self) -> list[Any]:
+        return [child.process for child in self._others if child.process is not None]
 
     def __enter__(self) -> LearnerGroup:
         if self.group.size == 1:
             return self.group
-        signals, self._signals_in = socket.socketpair()
-        self._signals_in.setblocking(False)
-        signal.set_wakeup_fd(self._signals_in.fileno())
-        threading.Thread(target=self._kill_after_signal, args=(signals,), daemon=True).start()
+        reader, self._signals = os.pipe2(os.O_NONBLOCK)
+        os.set_blocking(reader, True)
+        signal.set_wakeup_fd(self._signals)
+        threading.Thread(target=self._kill_after_signal, args=(reader,), daemon=True).start()
         try:
             # Nothing is left of this file when the process ends. Open until then: torch's destructors use the path.
             path = f"/proc/{os.getpid()}/fd/{os.memfd_create('a3c_mp-learners')}"
-            rendezvous = Rendezvous(path, self.options.cuda, self.options.hang_seconds + self.options.peer_seconds)
-            self._supervisor = Supervisor(
-                [
-                    Child(f"learner {rank}", partial(self._launch, rank, rendezvous), "--num-learners")
-                    for rank in range(1, self.group.size)
-                ]
-            )
-            self._supervisor.start()
+            self._rendezvous = (path, self.cuda, self.peer_seconds)
+            for child in self._others:
+                child.start()
             self._wait_until_ready()
             threading.Thread(target=self._abort_after_death, args=(self.group.abort,), daemon=True).start()
-            self.group.connect(rendezvous)
+            self.group.connect(*self._rendezvous)
             return self.group
         except BaseException as error:
             self._end(error)
@@ -144,24 +121,23 @@ class Learners:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._end(error)
 
-    def _launch(self, rank: int, rendezvous: Rendezvous) -> tuple[Any, Any]:
+    def _launch(self, rank: int) -> tuple[Any, Any]:
         pipe, child_end = mp.Pipe(duplex=False)
-        args = (self.target, LearnerGroup(rank, self.group.size), self.args, child_end, rendezvous)
+        args = (self.target, LearnerGroup(rank, self.group.size), self.args, child_end, self._rendezvous)
         with child_end:
             return start_child(run_learner, args, name=f"learner-{rank}", daemon=False), pipe
 
     def _wait_until_ready(self) -> None:
         """Wait for the first message of every learner; the pipe of one that dies before is closed."""
-        deadline, waiting = time.monotonic() + START_SECONDS, {child.pipe: child for child in self._supervisor.children}
-        while waiting:
-            ready = connection.wait([*waiting], WAIT_SECONDS)
-            if self.should_stop():
-                raise PeerLost("asked to stop before all learners had started")
-            if not ready and time.monotonic() > deadline:
-                raise PeerLost(f"not all learners have started within {START_SECONDS:.0f} s")
-            for child in [waiting.pop(pipe) for pipe in ready]:
-                if next(child.messages(), None) != (READY,):
-                    raise PeerLost(f"{child} ended before it was ready")
+        deadline = time.monotonic() + START_SECONDS
+        for child in self._others:
+            while not child.pipe.poll(WAIT_SECONDS):
+                if self.should_stop():
+                    raise PeerLost("asked to stop before all learners had started")
+                if time.monotonic() > deadline:
+                    raise PeerLost(f"not all learners have started within {START_SECONDS:.0f} s")
+            if next(child.messages(), None) != (READY,):
+                raise PeerLost(f"{child} ended before it was ready")
 
     def _end(self, error: BaseException | None) -> None:
         """Find out who was lost, save, end the others. Raises PeerLost where one was, with its name."""
@@ -181,7 +157,7 @@ class Learners:
 
     def _await_deaths(self) -> None:
         """Wait for the processes that are about to die, until one is found that did not just follow another."""
-        deadline, alive = time.monotonic() + DEATH_SECONDS, [child.process for child in self._supervisor.started]
+        deadline, alive = time.monotonic() + DEATH_SECONDS, self._processes
         while alive and not self.should_stop() and (left := deadline - time.monotonic()) > 0:
             connection.wait([process.sentinel for process in alive], left)
             if any(process.exitcode not in (None, LOST_PEER) for process in alive):
@@ -191,7 +167,7 @@ class Learners:
     def _explain(self, error: BaseException) -> PeerLost:
         """The error that names who was lost, and why."""
         reasons, silent = [], []
-        for child in self._supervisor.started:
+        for child in self._others:
             texts = [message[1] for message in child.messages() if message[0] == ERROR]
             if texts:
                 reasons.append(f"{child} failed:\n{texts[-1]}")
@@ -204,44 +180,43 @@ class Learners:
 
     def _stop(self) -> None:
         """End the other learners, and with them their actors; those that do not end are killed."""
-        self._supervisor.terminate()
+        for process in self._processes:
+            process.terminate()
         self.group.leave()  # with gloo, the closed connections end what others wait for
-        self._supervisor.await_end(LEARNER_CLOSE_SECONDS)
-        if self._signals_in is not None:
+        await_end(self._processes, LEARNER_CLOSE_SECONDS)
+        if self._signals is not None:
             signal.set_wakeup_fd(-1)
-            self._signals_in.close()  # and with it the thread ends
+            os.close(self._signals)  # and with it the thread ends
+            self._signals = None
 
     # ---- threads: Python runs no signal handler, and notices no death, while torch waits for another learner
 
     def _abort_after_death(self, abort: Callable[[], None]) -> None:
         """Abort the wait for a learner that has died; with gloo, a closed connection has done that before."""
-        sentinels = [child.process.sentinel for child in self._supervisor.children]
+        sentinels = [process.sentinel for process in self._processes]
         while not self._leaving.is_set() and not connection.wait(sentinels, WAIT_SECONDS):
             pass
         if not self._leaving.wait(GLOO_SECONDS):
             abort()
 
-    def _kill_after_signal(self, signals: socket.socket) -> None:
+    def _kill_after_signal(self, signals: int) -> None:
         """Kill the others once a signal has come and this process still waits for them."""
-        with signals:
-            while (signum := signals.recv(1)) and signum[0] not in SIGNALS:
-                pass
-            if signum and not self._leaving.wait(SIGNAL_SECONDS):
-                for child in self._supervisor.started:
-                    child.process.kill()
-            while signals.recv(64):  # until `_stop` closes the other end, which must not find this one closed
-                pass
+        while number := os.read(signals, 1):  # until `_stop` closes the other end
+            if number[0] in SIGNALS and not self._leaving.wait(SIGNAL_SECONDS):
+                for process in self._processes:
+                    process.kill()
+        os.close(signals)
 
 
 def run_learner(
-    target: Callable[..., None], group: LearnerGroup, args: tuple, pipe: connection.Connection, rendezvous: Rendezvous
+    target: Callable[..., None], group: LearnerGroup, args: tuple, pipe: connection.Connection, rendezvous: tuple
 ) -> None:
     """Entry point of the process of a learner besides the first."""
 
     def main() -> None:
         try:
             pipe.send((READY,))
-            group.connect(rendezvous)
+            group.connect(*rendezvous)
             target(group, *args)
         except PeerLost:
             os._exit(LOST_PEER)  # at once: a process group that has lost a member may wait for it in its destructor

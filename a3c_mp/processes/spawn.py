@@ -12,22 +12,21 @@ import os
 import secrets
 import shutil
 import signal
-import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import current_process, popen_spawn_posix, resource_tracker, spawn
+from multiprocessing import current_process, popen_spawn_posix, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 from a3c_mp._bootstrap import PARENT_VARIABLE, end_with_parent
-from a3c_mp.processes import watchdog
 from a3c_mp.processes.prints import print_into, prints
+from a3c_mp.processes.watchdog import Watchdog
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """signals by which a user, a shell or a machine that shuts down ends a script"""
+_watchdog = Watchdog()
 
 
 def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bool, group: bool = False) -> Any:
@@ -41,7 +40,7 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
         group: it leads a process group, which is killed with it.
 
     Raises:
-        OSError: the machine, or a limit of the user's, allows no further process.
+        OSError, RuntimeError: the machine, or a limit of the user's, allows no further process or thread.
     """
     # The first child would start the resource tracker, and that unblocks the SIGINT that is blocked here.
     resource_tracker.ensure_running()
@@ -70,47 +69,33 @@ def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], a
         for signum in (signal.SIGTTOU, signal.SIGTTIN):  # a background group that uses the terminal would be stopped
             signal.signal(signum, signal.SIG_IGN)
     end_with_parent(parent_pid)
-    _show_name()
-    print_into(pipe)
+    if pipe is not None:
+        print_into(pipe)
     faulthandler.enable()  # a crash in native code names the Python line that led to it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C does
-    _keep_pipes()
+    with suppress(OSError):  # no /proc
+        Path("/proc/self/comm").write_text(current_process().name[:15])  # `top` shows "actor 3" instead of "python"
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # programs that an environment starts inherit no pipes, whose ends would stay open
+                os.set_inheritable(number, number <= 2)
     main(*args)
 
 
-def _show_name() -> None:
-    """Have `top` and `ps -eo pid,comm` show "actor 3" instead of "python"; the kernel keeps 15 characters."""
-    with suppress(OSError):  # no /proc
-        Path("/proc/self/comm").write_text(current_process().name[:15])
-
-
-def _keep_pipes() -> None:
-    """Do not pass pipes on to programs that an environment starts: the other ends would see no end of file."""
-    with suppress(OSError):  # no /proc
-        for number in (int(name) for name in os.listdir("/proc/self/fd")):
-            with suppress(OSError):  # the one that the list came from
-                os.set_inheritable(number, number <= 2)
-
-
 class _Popen(popen_spawn_posix.Popen):
-    """A child whose process group is killed before the child's exit code is collected, and its id free for others."""
+    """A child whose process group is killed when its exit code is collected, or by the watchdog."""
 
     def _launch(self, process_obj: Any) -> None:
         super()._launch(process_obj)  # type: ignore[misc]
         _watchdog.add(self.pid)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        if self.returncode is None:
-            try:
-                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flag) is None:
-                    return None
-            except ChildProcessError:  # collected elsewhere: another process may have its id by now
-                _watchdog.discard(self.pid)
-                return super().poll(flag)
-            with suppress(ProcessLookupError, PermissionError):  # it ended before it led a group
+        was_running = self.returncode is None
+        code = super().poll(flag)
+        if was_running and code is not None:  # as long as the group has members, no other process gets its number
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             _watchdog.discard(self.pid)
-        return super().poll(flag)
+        return code
 
 
 class GroupLeader(SpawnProcess):
@@ -133,49 +118,3 @@ def temporary_folder(root: str) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         _watchdog.discard(folder)
-
-
-class _Watchdog:
-    """Starts and informs the process that clears away what this process leaves once it is gone.
-
-    That is the process groups of its children, by number, and temporary folders.
-    """
-
-    def __init__(self) -> None:
-        self.charges: set[int | Path] = set()
-        self._process: subprocess.Popen | None = None
-        self._socket: socket.socket | None = None
-
-    def ensure_running(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            return
-        if self._socket is not None:
-            self._socket.close()
-        self._socket, its_end = socket.socketpair()
-        with its_end:
-            self._process = subprocess.Popen(
-                [os.fsdecode(spawn.get_executable()), "-I", "-S", str(Path(watchdog.__file__)), str(os.getpid())],
-                stdin=its_end.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,
-            )
-        for charge in self.charges:
-            self._send("+", charge)
-
-    def add(self, charge: int | Path) -> None:
-        self.charges.add(charge)
-        self._send("+", charge)
-
-    def discard(self, charge: int | Path) -> None:
-        self.charges.discard(charge)
-        self._send("-", charge)
-
-    def _send(self, what: str, charge: int | Path) -> None:
-        assert self._socket is not None
-        with suppress(OSError):  # it has been killed; the next one gets all charges
-            self._socket.send(os.fsencode(f"{what}{charge}\n"), socket.MSG_NOSIGNAL)
-
-
-_watchdog = _Watchdog()

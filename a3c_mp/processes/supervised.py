@@ -48,8 +48,9 @@ def run_supervised(
             raise
         except BaseException:  # an environment's SystemExit too
             failed = True
+            text = traceback.format_exc().encode(errors="backslashreplace")[-3 * MAX_MESSAGE // 4 :]
             with suppress(OSError):  # the parent is gone
-                pipe.send((ERROR, _tail(traceback.format_exc())))
+                pipe.send((ERROR, text.decode(errors="replace")))
     except Terminated:  # also while the traceback is sent
         terminated = True
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -65,8 +66,3 @@ def raise_terminated(signum: int, frame: FrameType | None) -> None:
     """Signal handler that unwinds the process; a second signal does not interrupt what is closed on the way."""
     signal.signal(signum, signal.SIG_IGN)
     raise Terminated
-
-
-def _tail(text: str) -> str:
-    """The end of a text, short enough for a message."""
-    return text.encode(errors="backslashreplace")[-3 * MAX_MESSAGE // 4 :].decode(errors="replace")

@@ -1,13 +1,12 @@
 """Supervised processes: started, watched, restarted within a budget, named in errors, and stopped with their parent.
 
-A supervised process has a role and a number ("actor 3", "learner 1", "evaluator") and a pipe through which it sends
-messages, tuples that start with their kind. `ERROR`, `DONE` and `STARTING` are for the supervisor; all others go to its
-owner.
-`supervised.py` has the code of such a process.
+A supervised process has a name ("actor 3", "evaluator") and a pipe for messages, tuples that start with their kind:
+`ERROR`, `DONE` and `STARTING` of `supervised.py` are for the supervisor, all others for its owner.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -17,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from a3c_mp.errors import WorkerError
@@ -29,10 +28,10 @@ START_SECONDS = 120.0
 """longest time from the start of a process to its first sign of life, where it has a core to itself"""
 WAIT_SECONDS = 0.1
 """longest wait for messages and deaths before the parent looks whether it should stop"""
-SENTINEL_SECONDS = 0.05
-"""longest wait for the end of processes before a look at exit codes: a fork of one may hold its sentinel open"""
-QUIET_SECONDS = 1.0
-"""silence of a process after which the parent looks at its exit code, for the same reason"""
+SENTINEL_SECONDS, QUIET_SECONDS = 0.05, 1.0
+"""longest wait for the end of processes, and silence of one, before a look at exit codes: a fork of a process may hold
+its sentinel open
+"""
 PAUSE_SECONDS = 5.0
 """most that counts as silence between two looks: the parent may have been stopped, and its processes with it"""
 CLOSE_SECONDS = 2.0
@@ -41,21 +40,16 @@ CLOSE_SECONDS = 2.0
 
 @dataclass
 class Child:
-    """A role that one process at a time fills: its name, its current process, its heartbeats.
+    """A role that one process at a time fills: its name, its current process, its heartbeats."""
 
-    Args:
-        name: role and number, as messages and errors give them.
-        launch: starts a process; returns it and the pipe that its messages come through. May raise OSError.
-        flag: the setting that says how many such processes there are; they share a restart budget.
-        on_lost: called once the child is given up, and the others go on; without it, that error is raised.
-        needs_result: an exception before the first result (`record_result`) is final: a restart would not help.
-    """
-
-    name: str
-    launch: Callable[[], tuple[SpawnProcess, connection.Connection]]
-    flag: str
+    name: str  # role and number, as messages and errors give them
+    launch: Callable[[], tuple[Any, connection.Connection]]
+    """starts a process; returns it and the pipe that its messages come through"""
+    flag: str  # the setting that says how many such processes there are; they share a restart budget
     on_lost: Callable[[WorkerError], None] | None = None
+    """called once the child is given up, and the others go on; without it, that error is raised"""
     needs_result: bool = True
+    """an exception before the first result (`record_result`) is final: a restart would not help"""
     process: Any = None
     pipe: Any = None
     beats: int = 0  # heartbeats, when last looked at
@@ -72,9 +66,10 @@ class Child:
         """Start a process. Raises WorkerError if the machine, or a limit of the user's, does not allow it."""
         try:
             self.process, self.pipe = self.launch()
-        except OSError as error:  # EAGAIN, ENOMEM, EMFILE
+        except (OSError, RuntimeError) as error:  # EAGAIN, ENOMEM, EMFILE; "can't start new thread"
             fix = f"lower {self.flag}, or raise the limit on processes (ulimit -u) or the memory"
-            raise WorkerError(f"{self.name} cannot be started: {error.strerror or error}; {fix}") from error
+            why = getattr(error, "strerror", None) or error
+            raise WorkerError(f"{self.name} cannot be started: {why}; {fix}") from error
         self.has_result = not self.needs_result
         self.had_result |= self.has_result
 
@@ -98,8 +93,7 @@ class Supervisor:
     """Starts, watches, restarts and stops the processes of its children.
 
     Args:
-        children: in the order in which they are started.
-        beats: int64 [children] in shared memory, heartbeats; each process counts up its own. None: not watched.
+        beats: int64 [children] in shared memory, heartbeats; each process counts up its own. None: there are none.
         max_restarts: budget for all children of the same flag together.
         hang_seconds: a process whose heartbeats stop for so long is killed and restarted.
         on_message: called with (number of the child, message).
@@ -112,7 +106,7 @@ class Supervisor:
         beats: Tensor | None = None,
         *,
         max_restarts: int = 0,
-        hang_seconds: float = 0.0,
+        hang_seconds: float = math.inf,
         on_message: Callable[[int, tuple], None] = lambda number, message: None,
         on_restart: Callable[[int, str], None] = lambda number, text: None,
     ):
@@ -120,13 +114,8 @@ class Supervisor:
         self.on_message, self.on_restart = on_message, on_restart
         self._restarts: Counter[str] = Counter()  # by flag
         self.start_seconds = start_seconds(len(children))
-        self._beats = beats
+        self._beats = torch.zeros(len(children), dtype=torch.int64) if beats is None else beats
         self._checked = time.monotonic()  # when heartbeats were last looked at
-
-    @property
-    def started(self) -> list[Child]:
-        """The children that have had a process, running or not."""
-        return [child for child in self.children if child.process is not None]
 
     @property
     def restarts(self) -> int:
@@ -134,15 +123,16 @@ class Supervisor:
         return self._restarts.total()
 
     @property
+    def processes(self) -> list[Any]:
+        """The current process of each child that has had one, running or not."""
+        return [child.process for child in self.children if child.process is not None]
+
+    @property
     def pids(self) -> list[int]:
-        return [child.process.pid for child in self.started]
+        return [process.pid for process in self.processes]
 
     def start(self) -> None:
-        """Start a process for each child.
-
-        Raises:
-            WorkerError: one cannot be started; those before it have been stopped.
-        """
+        """Start a process for each child. Raises WorkerError if one cannot be started, after the others have ended."""
         try:
             for number in range(len(self.children)):
                 self._start(number)
@@ -151,10 +141,7 @@ class Supervisor:
             raise
 
     def watch(self, should_stop: Callable[[], bool], seconds: float = WAIT_SECONDS, also: Sequence[Any] = ()) -> None:
-        """Wait for a message, a death or so long (s; 0: not at all), whichever comes first, and deal with it.
-
-        Args:
-            also: file descriptors that end the wait too.
+        """Wait for a message, a death, one of the file descriptors `also` or so long (s), and deal with it.
 
         Raises:
             WorkerError: a child without `on_lost` failed before any result, or its restart budget is spent.
@@ -173,23 +160,15 @@ class Supervisor:
                 self._check_end(sentinels[event])
         self._check_heartbeats()
 
-    def terminate(self) -> None:
-        """Send SIGTERM to all processes."""
-        for child in self.started:
-            child.process.terminate()
-
     def stop(self, seconds: float = CLOSE_SECONDS) -> None:
         """End all processes: SIGTERM, then SIGKILL for those that take longer than `seconds`."""
-        self.terminate()
-        self.await_end(seconds)
-
-    def await_end(self, seconds: float) -> None:
-        """Wait until all processes have ended; kill those that take longer than `seconds`."""
-        await_end([child.process for child in self.started], seconds)
+        for process in self.processes:
+            process.terminate()
+        await_end(self.processes, seconds)
 
     def await_own_end(self, seconds: float) -> None:
         """Wait until all processes have ended by themselves, or for `seconds`."""
-        still_alive([child.process for child in self.started], seconds)
+        still_alive(self.processes, seconds)
 
     def _start(self, number: int) -> None:
         child = self.children[number]
@@ -197,17 +176,14 @@ class Supervisor:
             child.start()
         except WorkerError as error:
             self._give_up(child, error)
-            return
-        self._await_first_beat(number)
+        else:
+            self._await_first_beat(number)
 
     def _await_first_beat(self, number: int) -> None:
         """Allow a child the time of a start until its next heartbeat."""
         child = self.children[number]
-        child.beats, child.silence = self._read_beats()[number], 0.0
+        child.beats, child.silence = int(self._beats[number]), 0.0
         child.max_silence = max(self.start_seconds, self.hang_seconds)
-
-    def _read_beats(self) -> list[int]:
-        return [0] * len(self.children) if self._beats is None else self._beats.tolist()
 
     def _receive(self, number: int) -> None:
         child = self.children[number]
@@ -238,21 +214,20 @@ class Supervisor:
         if process.exitcode is None:
             return  # replaced already
         self._receive(number)  # what it still managed to send
-        if child.process is process and not child.is_done:
-            how = how_ended(process.exitcode)
-            if process.exitcode >= 0 and not child.has_result:
-                how += " before its first result"
-                if not child.had_result:  # it could not send why, but may have printed it
-                    self._give_up(child, WorkerError(f"{child} {how}; what it printed before is above"))
-                    return
-            self._restart(number, how)
+        if child.process is not process or child.is_done:
+            return
+        how = how_ended(process.exitcode)
+        if process.exitcode >= 0 and not child.has_result:
+            how += " before its first result"
+            if not child.had_result:  # it could not send why, but may have printed it
+                self._give_up(child, WorkerError(f"{child} {how}; what it printed before is above"))
+                return
+        self._restart(number, how)
 
     def _check_heartbeats(self) -> None:
         now = time.monotonic()
         passed, self._checked = min(now - self._checked, PAUSE_SECONDS), now
-        if self._beats is None:
-            return
-        for number, (child, beats) in enumerate(zip(self.children, self._read_beats(), strict=True)):
+        for number, (child, beats) in enumerate(zip(self.children, self._beats.tolist(), strict=True)):
             if child.is_done:
                 continue
             if beats != child.beats:
@@ -313,7 +288,5 @@ def how_ended(exit_code: int) -> str:
     """How a process ended: "was killed by SIGKILL", "ended with exit code 3"."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:  # most real-time signals have no name in Python
-        return f"was killed by signal {-exit_code}"
+    names = {number.value: number.name for number in signal.Signals}  # most real-time signals have none
+    return f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"

@@ -1,22 +1,63 @@
 """A small process that clears away what its parent leaves once the parent is gone, however that ended.
 
-That is process groups, which it kills, and temporary folders, which it removes. Run as a script, without torch:
-`python -I -S watchdog.py PARENT_PID`. Standard input is a socket; a line `+PGID` or `+/FOLDER` adds one, a line with
-`-` takes it off. The parent is gone at end of file, or when this process has another parent: a fork of the parent may
-still hold the socket.
+That is process groups, which it kills, and temporary folders, which it removes. It runs this file as a script, without
+torch: `python -I -S watchdog.py PARENT_PID`. Standard input is a pipe; a line `+PGID` or `+/FOLDER` adds one, a line
+with `-` takes it off. The parent is gone at end of file, or when this process has another parent: a fork of the parent
+may still hold the pipe.
 """
+
+from __future__ import annotations
 
 import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 LOOK_SECONDS = 0.5
 """between two looks at the parent's id, in case the end of file does not come"""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """signals that may go to all processes of a run; its parent decides what they do"""
+
+
+class Watchdog:
+    """The parent's side: starts the process, and tells it what to clear away."""
+
+    def __init__(self) -> None:
+        self.charges: set[int | Path] = set()
+        self._process: subprocess.Popen | None = None
+
+    def ensure_running(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            bufsize=0,
+        )
+        for charge in self.charges:
+            self._send("+", charge)
+
+    def add(self, charge: int | Path) -> None:
+        self.charges.add(charge)
+        self._send("+", charge)
+
+    def discard(self, charge: int | Path) -> None:
+        self.charges.discard(charge)
+        self._send("-", charge)
+
+    def _send(self, sign: str, charge: int | Path) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has been killed; the next one gets all charges
+            self._process.stdin.write(os.fsencode(f"{sign}{charge}\n"))
 
 
 def watch(parent_pid: int) -> set[bytes]:
@@ -25,29 +66,25 @@ def watch(parent_pid: int) -> set[bytes]:
     text = b""
     while True:
         is_alive = os.getppid() == parent_pid
-        if not select.select([0], [], [], LOOK_SECONDS if is_alive else 0.0)[0]:
-            if is_alive:
-                continue
-            break  # all that it has sent is read
-        received = os.read(0, 4096)
-        if not received:
-            break
-        *lines, text = (text + received).split(b"\n")
-        for line in lines:
-            (charges.add if line[:1] == b"+" else charges.discard)(line[1:])
-    return charges
+        if select.select([0], [], [], LOOK_SECONDS if is_alive else 0.0)[0]:
+            if not (received := os.read(0, 4096)):
+                return charges
+            *lines, text = (text + received).split(b"\n")
+            for line in lines:
+                (charges.add if line[:1] == b"+" else charges.discard)(line[1:])
+        elif not is_alive:  # and all that it has sent is read
+            return charges
 
 
 def main() -> None:
     for signum in IGNORED:
         signal.signal(signum, signal.SIG_IGN)
-    charges = watch(int(sys.argv[1]))
-    folders = {charge for charge in charges if charge.startswith(b"/")}
-    for group in charges - folders:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(int(group), signal.SIGKILL)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+    for charge in watch(int(sys.argv[1])):
+        if charge.startswith(b"/"):
+            shutil.rmtree(charge, ignore_errors=True)
+        else:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(int(charge), signal.SIGKILL)
 
 
 if __name__ == "__main__":

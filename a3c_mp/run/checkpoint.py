@@ -5,7 +5,6 @@ synced and renamed, the manifest last. A checkpoint exists once its manifest doe
 that is saved again at the same step leaves it with another SHA-256: a resume takes the one before. The last three are
 kept, and as `best_<steps>.pt` the best one so far and that as of each of the three. Chosen by the mean return of
 training, it is a copy of a checkpoint; chosen by evaluation, it holds the evaluated net, and its manifest the result.
-Where a resume changes which of them decides, both are kept.
 """
 
 from __future__ import annotations
@@ -15,36 +14,30 @@ import hashlib
 import json
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from a3c_mp.config import FORMAT, format_error
 from a3c_mp.errors import CheckpointError, DoesNotFit
-from a3c_mp.run.files import make_folder, write_together
+from a3c_mp.run.files import write_together
 
-FORMAT = 1
 KEEP = 3
-PIECE = 4 * 2**20
-"""bytes that are hashed and written at a time"""
-LONGEST = 300
-"""characters of the reason why a checkpoint does not fit"""
 OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
 """names of the files that this module writes; it ignores all others"""
 
 
-def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, steps: int, best: bool = False) -> Path:
+def save(folder: Path, state: dict[str, Any], kind: str = "step", **manifest: Any) -> Path:
     """Write a checkpoint, prune old ones, return its path.
 
     Args:
         folder: `checkpoints/` of the run; made if missing, but not the run's own folder above it.
-        state: tensors, numbers, strings and containers of them (what `torch.load(weights_only=True)` reads back).
-        algorithm, env_id: checked on loading.
-        steps: agent steps so far; names the file.
-        best: also save it as `best_<steps>.pt`, without `state["extra"]`, which only a resume needs.
+        state: what `torch.load(weights_only=True)` reads back; "steps" name the file, "net" has the weights.
+        kind: "step" or "best".
+        manifest: "algorithm" and "env_id", which are checked on loading; of a best net the "evaluation", plain values.
 
     Raises:
         CheckpointError: a tensor of `state["net"]` holds NaN or infinity, or the run folder was deleted.
@@ -53,100 +46,26 @@ def save(folder: Path, state: dict[str, Any], *, algorithm: str, env_id: str, st
     _check_finite(state["net"], "the weights to be saved")
     if not folder.parent.is_dir():
         raise CheckpointError(f"the run folder {folder.parent} was deleted")
-    make_folder(folder)
-    manifest = {"algorithm": algorithm, "env_id": env_id, "steps": steps}
-    if best:  # first: the state says so already
-        kept = {name: part for name, part in state.items() if name != "extra"}
-        _save_as(folder / f"best_{steps:012d}.pt", kept, manifest)
-    path = _save_as(folder / f"step_{steps:012d}.pt", state, manifest)
-    _prune(folder)
-    return path
+    folder.mkdir(exist_ok=True)
+    sha256 = ""
 
+    def write_state(file: BinaryIO) -> None:
+        nonlocal sha256
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # torch's own, in place of the disk's
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        file.seek(0)  # of what is in the file: actors append to a replay while it is saved
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
-def save_best(
-    folder: Path, net_state: dict[str, torch.Tensor], evaluation: Mapping[str, Any], *, algorithm: str, env_id: str
-) -> Path:
-    """Write the weights of the best evaluation as `best_<steps>.pt`, prune old files, return its path.
-
-    Args:
-        folder, algorithm, env_id: as for `save`.
-        net_state: the weights that were evaluated.
-        evaluation: its result, plain values; `steps` names the file.
-
-    Raises:
-        CheckpointError, OSError: as `save` does.
-    """
-    steps = evaluation["steps"]
-    _check_finite(net_state, "the weights of the best evaluation")
-    if not folder.parent.is_dir():
-        raise CheckpointError(f"the run folder {folder.parent} was deleted")
-    make_folder(folder)
-    manifest = {"algorithm": algorithm, "env_id": env_id, "steps": steps, "evaluation": dict(evaluation)}
-    path = _save_as(folder / f"best_{steps:012d}.pt", {"net": net_state, "steps": steps}, manifest)
-    _prune(folder)
-    return path
-
-
-def best_evaluation(folder: Path) -> dict[str, Any] | None:
-    """The result in the manifest of the newest best checkpoint; None if no evaluation chose it, or there is none."""
-    return _evaluation_of(best[0]) if (best := list_checkpoints(folder, "best")) else None
-
-
-def _evaluation_of(path: Path) -> dict[str, Any] | None:
-    """The result in the manifest of a best checkpoint; None if no evaluation chose it."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        evaluation = json.loads(path.with_suffix(".json").read_text())["evaluation"]
-        return {**evaluation, "return_mean": float(evaluation["return_mean"])}
-    return None
-
-
-def _save_as(path: Path, state: dict[str, Any], manifest: dict[str, Any]) -> Path:
-    digest = hashlib.sha256()
-
-    def write_manifest(file: BinaryIO) -> None:  # once the state is written
-        content = {"format": FORMAT, **manifest, "sha256": digest.hexdigest()}
+    def write_manifest(file: BinaryIO) -> None:
+        content = {"format": FORMAT, "steps": state["steps"], **manifest, "sha256": sha256}
         file.write(json.dumps(content, indent=2).encode())
 
-    write_together({path: partial(_write, state, digest), path.with_suffix(".json"): write_manifest})
+    path = folder / f"{kind}_{state['steps']:012d}.pt"
+    write_together({path: write_state, path.with_suffix(".json"): write_manifest})
+    _prune(folder)
     return path
-
-
-def _write(state: dict[str, Any], digest: Any, file: BinaryIO) -> None:
-    """Stream a state into a file: a second copy of a replay buffer may not fit into memory."""
-    stream = _Stream(file, digest)
-    try:
-        torch.save(state, stream)  # type: ignore[arg-type]
-    except RuntimeError as error:  # torch's own error for a write that failed
-        if stream.error is None:
-            raise
-        raise stream.error from error
-
-
-class _Stream:
-    """A file for `torch.save` that hashes what is written, and keeps the error of a write that failed.
-
-    Content is copied, a piece at a time: actors append to a replay while it is saved, and the hash has to be that of
-    the bytes in the file.
-    """
-
-    def __init__(self, file: BinaryIO, digest: Any):
-        self.file, self.digest = file, digest
-        self.error: OSError | None = None
-
-    def write(self, content: memoryview) -> int:
-        everything = memoryview(content).cast("B")
-        for start in range(0, len(everything), PIECE):
-            piece = bytes(everything[start : start + PIECE])
-            self.digest.update(piece)
-            try:
-                self.file.write(piece)
-            except OSError as error:
-                self.error = error
-                raise
-        return len(everything)
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
@@ -154,9 +73,18 @@ def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
     return sorted((path.with_suffix(".pt") for path in _ours(folder, f"{kind}_*.json")), reverse=True)
 
 
+def best_evaluation(folder: Path) -> dict[str, Any] | None:
+    """The result in the manifest of the newest best checkpoint; None if no evaluation chose it, or there is none."""
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        newest = list_checkpoints(folder, "best")[0]
+        evaluation = json.loads(newest.with_suffix(".json").read_text())["evaluation"]
+        return {**evaluation, "return_mean": float(evaluation["return_mean"])}
+    return None
+
+
 def _ours(folder: Path, pattern: str) -> list[Path]:
-    """This module's files that match a pattern, without any that users have added."""
-    return [path for path in folder.glob(pattern) if OURS.fullmatch(path.name)]
+    """This module's files that match a pattern, without any that users have added, each manifest before its file."""
+    return sorted(path for path in folder.glob(pattern) if OURS.fullmatch(path.name))
 
 
 def _steps(path: Path) -> str:
@@ -167,18 +95,24 @@ def _steps(path: Path) -> str:
 def _prune(folder: Path) -> None:
     """Delete all but the newest three, the best now and as of each of them, and files that killed processes left."""
     newest, best = list_checkpoints(folder)[:KEEP], list_checkpoints(folder, "best")
-    evaluated = [path for path in best if _evaluation_of(path) is not None]
-    kept = set(newest)
-    for alike in (evaluated, [path for path in best if path not in evaluated]):
-        kept |= set(alike[:1])
-        for path in newest:  # a run may be resumed from any of them
-            kept |= set([other for other in alike if _steps(other) <= _steps(path)][:1])
-    for old in {*list_checkpoints(folder), *best} - kept:
-        old.with_suffix(".json").unlink(missing_ok=True)
-        old.unlink(missing_ok=True)
-    for path in [*_ours(folder, "*.tmp"), *_ours(folder, "*.pt")]:
-        if path not in kept:
+    kept = {*newest, *best[:1]}
+    for path in newest:  # a run may be resumed from any of them
+        kept |= set([other for other in best if _steps(other) <= _steps(path)][:1])
+    for path in _ours(folder, "*"):
+        if path.suffix == ".tmp" or (path.suffix != ".unused" and path.with_suffix(".pt") not in kept):
             path.unlink(missing_ok=True)
+
+
+def set_aside_newer(path: Path) -> None:
+    """Rename the checkpoints newer than the one that a run resumes from, so that they are not used again.
+
+    Those that were renamed earlier are deleted: with a replay in them they are large.
+    """
+    for old in _ours(path.parent, "*.unused"):
+        old.unlink(missing_ok=True)
+    for file in _ours(path.parent, "*"):
+        if file.suffix != ".tmp" and _steps(file) > _steps(path):
+            file.replace(file.with_suffix(file.suffix + ".unused"))
 
 
 def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
@@ -190,19 +124,14 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
     try:
         manifest = json.loads(path.with_suffix(".json").read_text())
         with path.open("rb") as file:
-            found_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        form, sha256 = manifest["format"], manifest["sha256"]
-        found = {"algorithm": manifest["algorithm"], "env_id": manifest["env_id"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if type(form) is not int or not 1 <= form <= FORMAT:
-        raise CheckpointError(f"{path} has format {form}, this version reads up to {FORMAT}")
-    for name, wanted in {"algorithm": algorithm, "env_id": env_id}.items():
-        if found[name] != wanted:
-            raise CheckpointError(f"{path} was made with {name} {found[name]}, not {wanted}")
-    if found_sha256 != sha256:
-        raise CheckpointError(f"{path} is damaged: its SHA-256 differs from its manifest")
-    try:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if why := format_error(path, manifest["format"]):
+            raise CheckpointError(why)
+        for name, wanted in {"algorithm": algorithm, "env_id": env_id}.items():
+            if manifest[name] != wanted:
+                raise CheckpointError(f"{path} was made with {name} {manifest[name]}, not {wanted}")
+        if manifest["sha256"] != sha256:
+            raise CheckpointError(f"{path} is damaged: its SHA-256 differs from its manifest")
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         _check_finite(state["net"], str(path))
     except CheckpointError:
@@ -213,54 +142,44 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
 
 
 def load_newest(
-    folder: Path, *, algorithm: str, env_id: str, warn: Callable[[str], None],
-    restore: Callable[[dict[str, Any], Path], None] = lambda state, path: None,
-) -> tuple[dict[str, Any], Path]:  # fmt: skip
-    """The newest checkpoint that can be read and restored, and its path; warns of every newer one that cannot.
+    folder: Path, restore: Callable[[dict[str, Any], Path], None], warn: Callable[[str], None], **origin: str
+) -> Path:
+    """Restore the newest checkpoint that can be; return its path, and warn of every newer one that cannot.
 
     Args:
-        folder: `checkpoints/` of a run.
-        algorithm, env_id: as for `load`.
+        restore: called with a state and its path; raises if the state does not fit.
         warn: called with a line for each that is skipped.
-        restore: called with the state and the path; raises if the state does not fit.
+        origin: `algorithm` and `env_id`, as for `load`.
 
     Raises:
         DoesNotFit: the newest does not, and no older one does.
         CheckpointError: there is none. Never a silent fresh start.
     """
-    paths, skipped = list_checkpoints(folder), list[CheckpointError]()
-    for path in paths:
+    skipped = list[CheckpointError]()
+    for path in list_checkpoints(folder):
         try:
-            state = load(path, algorithm=algorithm, env_id=env_id)
+            state = load(path, **origin)
             try:
                 restore(state, path)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-                raise DoesNotFit(f"{path} does not fit these settings: {misfit(error)}") from error
+                why = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+                raise DoesNotFit(f"{path} does not fit these settings: {why}") from error
         except CheckpointError as error:
             skipped.append(error)
             continue
-        for why in skipped:
-            warn(f"checkpoint skipped: {why}")
-        return state, path
+        for skip in skipped:
+            warn(f"checkpoint skipped: {skip}")
+        return path
     if skipped:
         older = f"; {len(skipped) - 1} older skipped too" if len(skipped) > 1 else ""
         raise type(skipped[0])(f"{skipped[0]}{older}")
     raise CheckpointError(f"{folder} holds no checkpoint")
 
 
-def misfit(error: Exception) -> str:
-    """Why a state does not fit what it is loaded into; where torch lists all tensors of a net, the first of them."""
-    if str(error).startswith("Error(s) in loading state_dict"):
-        sizes = re.search(r"size mismatch for (\S+): .*?Size\((.*?)\).*Size\((.*?)\)", str(error))
-        return f"{sizes[1]} is {sizes[2]} there and {sizes[3]} here" if sizes else "its net has other layers"
-    return textwrap.shorten(str(error), LONGEST, placeholder=" ...") or type(error).__name__
-
-
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the moments of a saved optimizer; the learning rate and other settings stay as they are now.
 
-    Raises:
-        ValueError: the state is from another kind of optimizer, or for other parameters.
+    Raises ValueError if it is from another kind of optimizer, or for other parameters.
     """
     settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if [set(group) for group in state["param_groups"]] != [{*s, "params"} for s in settings]:
@@ -268,20 +187,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
     optimizer.load_state_dict(copy.deepcopy(state))  # else its moments would keep the whole file mapped
     for group, now in zip(optimizer.param_groups, settings, strict=True):
         group.update(now)
-
-
-def set_aside_newer(path: Path) -> None:
-    """Rename the checkpoints newer than the one that a run resumes from, so that they are not used again.
-
-    Those that were renamed earlier are deleted: with a replay in them they are large.
-    """
-    for old in _ours(path.parent, "*.unused"):
-        old.unlink(missing_ok=True)
-    for other in [*list_checkpoints(path.parent), *list_checkpoints(path.parent, "best")]:
-        if _steps(other) > _steps(path):
-            for file in (other.with_suffix(".json"), other):
-                if file.exists():
-                    file.replace(file.with_suffix(file.suffix + ".unused"))
 
 
 def _check_finite(net_state: dict[str, torch.Tensor], name: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import sys
 import time
-import warnings
+from datetime import timedelta
 from pathlib import Path
 
 from rich.text import Text
@@ -18,6 +19,7 @@ PRINTED_LINES = 1_000
 """lines in `run.log` of what child processes print: an environment that prints in each step would fill the disk"""
 LINE_SECONDS = 10.0
 """time between progress lines where there is no terminal"""
+STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}
 
 
 class Display:
@@ -28,7 +30,8 @@ class Display:
 
     def __init__(self, total_steps: int, log: logging.Logger, steps: int = 0):
         self.log = log
-        self._showwarning, warnings.showwarning = warnings.showwarning, self._log_warning  # type: ignore[assignment]
+        logging.getLogger("py.warnings").handlers = log.handlers
+        logging.captureWarnings(True)
         self.last_line = time.monotonic()
         self.status: Status | None = None
         if sys.stdout.isatty():
@@ -37,7 +40,7 @@ class Display:
 
     def show(self, steps: int, line: str, seconds_left: float) -> None:
         """Show the steps, a line of figures, and the time until the budget is spent (s; inf if unknown)."""
-        eta = hms(max(seconds_left, 0)) if math.isfinite(seconds_left) else "-"
+        eta = str(timedelta(seconds=max(int(seconds_left), 0))) if math.isfinite(seconds_left) else "-"
         if self.status is not None:
             self.status = self.status._replace(steps=steps, line=line, eta=eta)
             console.show(self.status)
@@ -50,57 +53,14 @@ class Display:
         if self.status is not None:
             console.show(self.status._replace(final=True))
             self.status = None
-        warnings.showwarning = self._showwarning
-
-    def _log_warning(
-        self, message: Warning | str, category: type[Warning], filename: str, line: int, *_: object
-    ) -> None:
-        self.log.warning(f"{category.__name__}: {message} ({filename}:{line})")
+        logging.captureWarnings(False)
 
 
 class ConsoleHandler(logging.Handler):
     """Prints log lines above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        style = "yellow" if record.levelno == logging.WARNING else "red" if record.levelno > logging.WARNING else ""
-        console.print(Text(self.format(record), style=style))
-
-
-def open_log(folder: Path) -> logging.Logger:
-    """Open a logger to the console and to `run.log`, which child processes' prints go to as well.
-
-    If the disk is full, only the file lacks lines.
-    """
-    log = logging.getLogger(f"a3c_mp.{folder}")
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    file = QuietFileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.handlers = [ConsoleHandler(), file]
-    prints.also = PrintedLines(file)
-    return log
-
-
-class PrintedLines:
-    """Writes the lines that child processes print, and that the console shows, to a log file, up to `PRINTED_LINES`."""
-
-    def __init__(self, file: logging.Handler):
-        self.file, self.left = file, PRINTED_LINES
-
-    def __call__(self, line: str) -> None:
-        if self.left:
-            self.left -= 1
-            text = line if self.left else "further lines that child processes print are shown on the console only"
-            self.file.handle(logging.makeLogRecord({"levelname": "PRINTED", "msg": text}))
-
-
-def open_terminal_log() -> logging.Logger:
-    """A logger to the console alone, for processes without a run folder."""
-    log = logging.getLogger("a3c_mp.terminal")
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    log.handlers = [ConsoleHandler()]
-    return log
+        console.print(Text(self.format(record), style=STYLES.get(record.levelno, "")))
 
 
 class QuietFileHandler(logging.FileHandler):
@@ -110,7 +70,27 @@ class QuietFileHandler(logging.FileHandler):
         pass  # the console has the line; a traceback for each would hide it
 
 
-def hms(seconds: float) -> str:
-    """0:01:05 for 65 seconds."""
-    minutes, second = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+def open_log(folder: Path | None = None) -> logging.Logger:
+    """Open a logger to the console, and in a run folder to `run.log`, which child processes' prints go to as well.
+
+    If the disk is full, only the file lacks lines.
+    """
+    log = logging.getLogger(f"a3c_mp.{folder or 'terminal'}")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.handlers = [ConsoleHandler()]
+    if folder is None:
+        return log
+    file = QuietFileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(file)
+    numbers = itertools.count(1)
+
+    def write_print(line: str) -> None:
+        if (number := next(numbers)) == PRINTED_LINES:
+            line = "further lines that child processes print are shown on the console only"
+        if number <= PRINTED_LINES:
+            file.handle(logging.makeLogRecord({"levelname": "PRINTED", "msg": line}))
+
+    prints.also = write_print
+    return log

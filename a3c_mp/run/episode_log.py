@@ -12,9 +12,6 @@ from typing import NamedTuple
 from a3c_mp.data.episodes import Episode
 from a3c_mp.run.files import write_atomically
 
-LARGEST = 2**63 - 1
-"""largest count that is not taken for damage, and that an int64 array can hold"""
-
 
 class EpisodeRow(NamedTuple):
     """A line of `episodes.csv`."""
@@ -25,6 +22,13 @@ class EpisodeRow(NamedTuple):
     episode_return: float  # raw, whole game
     length: int  # agent steps
 
+    @property
+    def line(self) -> str:
+        return f"{self.steps},{self.seconds:.2f},{self.actor},{self.episode_return:.9g},{self.length}\n"
+
+
+HEADER = ",".join(EpisodeRow._fields) + "\n"
+
 
 def read_episodes(path: Path) -> list[EpisodeRow]:
     """The episodes of a run in the order in which they were counted, without damaged lines.
@@ -33,43 +37,40 @@ def read_episodes(path: Path) -> list[EpisodeRow]:
         OSError: the file cannot be read.
         ValueError: it has lines, and all are damaged.
     """
-    found, damaged = _read(path)
-    if damaged and not found:
+    rows, damaged = _read(path)
+    if damaged and not rows:
         raise ValueError(f"{path}: none of its {damaged} lines can be read")
-    return [row for row, _ in found]
+    return rows
 
 
-def _read(path: Path) -> tuple[list[tuple[EpisodeRow, str]], int]:
-    """The rows of a file, each with its line, and the number of damaged lines."""
-    found, damaged = [], 0
+def _read(path: Path) -> tuple[list[EpisodeRow], int]:
+    """The rows of a file, and the number of damaged lines."""
+    rows, damaged = [], 0
     # Text after the last line break is still being written, or was cut off by a crash.
-    for number, content in enumerate(path.read_bytes().split(b"\n")[:-1]):
-        line = content.decode("ascii", errors="replace").strip()
-        if number == 0 and line == EpisodeLog.HEADER:
-            continue
+    lines = path.read_bytes().decode("ascii", errors="replace").split("\n")[:-1]
+    for line in lines[lines[:1] == [HEADER.rstrip()] :]:
         try:
-            found.append((_parse(line), line))
+            rows.append(_parse(line))
         except ValueError:
             damaged += 1
-    return found, damaged
+    return rows, damaged
 
 
 def _parse(line: str) -> EpisodeRow:
     """A line as a row. Raises ValueError for a line that `EpisodeLog` cannot have written."""
     steps, seconds, actor, episode_return, length = line.split(",")
     row = EpisodeRow(int(steps), float(seconds), int(actor), float(episode_return), int(length))
-    if not all(map(math.isfinite, (row.seconds, row.episode_return))):
+    if not math.isfinite(row.seconds) or not math.isfinite(row.episode_return):
         raise ValueError("not finite")
-    if not all(0 <= count <= LARGEST for count in (row.steps, row.actor, row.length)):
+    if not all(0 <= count < 2**63 for count in (row.steps, row.actor, row.length)):  # an int64 array can hold it
         raise ValueError("out of range")
     return row
 
 
 class EpisodeLog:
-    """The writer of `episodes.csv`.
+    """The writer of `episodes.csv`: a new run replaces the file, a resumed one appends to it.
 
     Args:
-        path: of the file; a new run replaces it, a resumed one appends to it.
         steps: agent steps at which the run starts; later lines are removed, as those games are played again.
         log: where damaged lines, which are removed too, and failed writes are reported.
 
@@ -77,32 +78,22 @@ class EpisodeLog:
         OSError: the file cannot be read or written.
     """
 
-    HEADER = "steps,seconds,actor,episode_return,length"
-
     def __init__(self, path: Path, steps: int, log: logging.Logger):
-        self.log = log
-        kept = [self.HEADER]
-        with suppress(FileNotFoundError):
-            found, damaged = _read(path) if steps else ([], 0)
-            kept += [line for row, line in found if row.steps <= steps]
-            if damaged:
-                log.warning(f"{path}: {damaged} damaged lines removed")
-        write_atomically(path, ("\n".join(kept) + "\n").encode())
-        self.lines: list[str] = []
+        self.log, self.lines = log, list[str]()
+        rows, damaged = _read(path) if steps and path.exists() else ([], 0)
+        if damaged:
+            log.warning(f"{path}: {damaged} damaged lines removed")
+        write_atomically(path, "".join([HEADER, *(row.line for row in rows if row.steps <= steps)]).encode())
         self.file = path.open("a")
 
     def add(self, steps: int, seconds: float, actor: int, episode: Episode) -> None:
-        self.lines.append(f"{steps},{seconds:.2f},{actor},{episode.episode_return:.9g},{episode.length}")
+        self.lines.append(EpisodeRow(steps, seconds, actor, episode.episode_return, episode.length).line)
 
     def flush(self, sync: bool = False) -> None:
-        """Write the lines added since the last call; if that fails, they are lost, with a warning.
-
-        Args:
-            sync: also wait until they are on disk, as before a checkpoint that counts them.
-        """
+        """Write the lines added since the last call, and `sync` them; if that fails, they are lost, with a warning."""
         try:
             if self.lines:
-                self.file.write("\n".join(self.lines) + "\n")
+                self.file.write("".join(self.lines))
                 self.file.flush()
             if sync:
                 os.fsync(self.file.fileno())

@@ -6,8 +6,6 @@ returns and lengths of the games. A frozen, slow or killed evaluator costs the l
 
 from __future__ import annotations
 
-import copy
-import logging
 import pickle
 import time
 from collections.abc import Callable
@@ -23,14 +21,10 @@ from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.eval_progress import Evaluation, evaluation_seed
 from a3c_mp.run.evaluate import MakePolicy, make_play_envs, play_episodes
-from a3c_mp.run.evaluations import Evaluations, Evaluator, NoEvaluator, PlayedGames
-from a3c_mp.run.progress import Progress
+from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 
-NAME = "evaluator"
-NICENESS = 10
-"""actors have 5: where cores are short, training goes first"""
+NICENESS = 10  # actors have 5: where cores are short, training goes first
 LOOK_SECONDS = 0.1
 """shortest time between two looks at the evaluator"""
 
@@ -54,10 +48,6 @@ class EvaluationGames(NamedTuple):
     def of(cls, args: CommonArgs) -> EvaluationGames:
         return cls(args.env_id, args.eval_episodes, evaluation_seed(args), args.eval_max_steps)
 
-    @property
-    def result_spec(self) -> Spec:
-        return {"returns": ((self.episodes,), torch.float64), "lengths": ((self.episodes,), torch.int64)}
-
     def play(self, net: nn.Module, make_policy: MakePolicy, channel: EvaluatorUpkeep) -> list[Episode]:
         """Play them greedily with a net on the CPU; each step is a heartbeat, and `channel` closes the environments."""
         channel.starting()
@@ -67,32 +57,25 @@ class EvaluationGames(NamedTuple):
 
 
 def evaluator(
-    channel: WorkerChannel,
-    games: EvaluationGames,
-    pickled_net: bytes,
-    make_policy: MakePolicy,
-    weights: Weights,
+    channel: WorkerChannel, games: EvaluationGames, pickled_net: bytes, make_policy: MakePolicy, weights: Weights,
     results: Slots,
-) -> None:
+) -> None:  # fmt: skip
     """Evaluator process: play all games with each version of the weights until the learner stops it."""
     net: nn.Module = pickle.loads(pickled_net)
     for slot, version in channel.tokens():
         weights.load(net, version)
         played = games.play(net, make_policy, channel)
-        result = results[slot]
-        result["returns"].copy_(torch.tensor([game.episode_return for game in played]))
-        result["lengths"].copy_(torch.tensor([game.length for game in played]))
+        results[slot]["returns"].copy_(torch.tensor([game.episode_return for game in played]))
+        results[slot]["lengths"].copy_(torch.tensor([game.length for game in played]))
         channel.send(slot, sha256_of_weights(net.state_dict()))
         channel.close()  # each evaluation makes new environments, so that all of them play the same games
 
 
 class EvaluatorProcess:
-    """The evaluator's process as the learner sees it, an `evaluations.Evaluator`; the first snapshot starts it.
+    """The evaluator's process as the learner sees it, an `evaluation.Evaluator`; the first snapshot starts it.
 
     Args:
-        args: the chapter's settings.
         net: on the CPU, of the shapes of every snapshot.
-        make_policy: makes the policy that the net acts with.
         should_stop: whether a signal has asked the run to stop; ends every wait.
         on_restart: called each time the process is replaced.
     """
@@ -101,27 +84,21 @@ class EvaluatorProcess:
         self, args: CommonArgs, net: nn.Module, make_policy: MakePolicy, should_stop: Callable[[], bool],
         on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
-        self.should_stop = should_stop
-        games = EvaluationGames.of(args)
-        self.weights, self.results = Weights(net), Slots(games.result_spec, 1)
+        self.should_stop, games = should_stop, EvaluationGames.of(args)
+        spec: Spec = {"returns": ((games.episodes,), torch.float64), "lengths": ((games.episodes,), torch.int64)}
+        self.weights, self.results = Weights(net), Slots(spec, 1)
         # The start of a process would move a net into /dev/shm, and bytes not. New values pass through `weights`.
-        own = pickle.dumps(net)
-        self.workers = Workers(
-            evaluator,
-            1,
-            (games, own, make_policy, self.weights, self.results),
-            options=WorkerOptions(
-                slots_per_worker=1,
-                max_restarts=args.max_restarts,
-                hang_seconds=args.hang_seconds,
-                versions=[self.weights.version + 1],  # the first snapshot, with which the process starts
-                name=NAME,
-                niceness=NICENESS,
-            ),
-            on_restart=on_restart,
+        shared = games, pickle.dumps(net), make_policy, self.weights, self.results
+        options = WorkerOptions(
+            slots_per_worker=1,
+            max_restarts=args.max_restarts,
+            hang_seconds=args.hang_seconds,
+            versions=[self.weights.version + 1],  # the first snapshot, with which the process starts
+            name="evaluator",
+            niceness=NICENESS,
         )
-        self._is_started = False
-        self._next_look = 0.0
+        self.workers = Workers(evaluator, 1, shared, options=options, on_restart=on_restart)
+        self._is_started, self._next_look = False, 0.0
 
     def start(self, net: nn.Module) -> None:
         version = self.weights.publish(net)
@@ -154,37 +131,3 @@ class EvaluatorProcess:
         [(_, slot, weights_sha256)] = filled
         result = self.results[slot]
         return PlayedGames(result["returns"].tolist(), result["lengths"].tolist(), weights_sha256)
-
-
-class EvaluatedRun(Protocol):
-    """A run as its evaluations see it: a `Run`."""
-
-    @property
-    def args(self) -> CommonArgs: ...
-    @property
-    def log(self) -> logging.Logger: ...
-    @property
-    def progress(self) -> Progress: ...
-
-    def is_interrupted(self) -> bool: ...
-    def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None: ...
-
-
-def evaluations_of(run: EvaluatedRun, net: nn.Module, make_policy: MakePolicy | None) -> Evaluations:
-    """The evaluations of a run, played by a process of this machine.
-
-    Args:
-        run: its progress; gets the results.
-        net: that is trained.
-        make_policy: makes the policy that it acts with. None: another evaluator will play, and nothing is allocated.
-    """
-
-    def on_restart(message: WorkerEvent) -> None:
-        run.progress.evals.restarts += 1
-        run.log.warning(message.text)
-
-    snapshot = copy.deepcopy(net).cpu().requires_grad_(False)
-    player: Evaluator = NoEvaluator()
-    if make_policy is not None:
-        player = EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
-    return Evaluations(run.progress, net, snapshot, player, run.record_evaluation, run.log)

@@ -1,27 +1,30 @@
-"""Export of a trained policy as ONNX, or of its weights as safetensors."""
+"""What `play.py` writes of a trained policy: an ONNX model, its weights as safetensors, a video of a game."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
+import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
+from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.run.evaluate import Policy
+from wrappers import FRAME_SKIP, is_atari, make_env, mask_in
 
 Head = Callable[[Tensor], Tensor]
 """output of a net [B, ...] -> action of the environment [B, ...]"""
-EXAMPLES = 2
-"""observations that the net is traced with; a batch of 1 would make the exporter drop the axis"""
 
 
 class ExportedPolicy(nn.Module):
@@ -41,26 +44,24 @@ class ExportedPolicy(nn.Module):
         return self.head(output), output, *(others[1:] if state else ())
 
 
-def head_of(net: nn.Module, action_space: gymnasium.Space) -> Head:
-    """How an action follows from the output of a net: the likeliest one, that of the highest Q value, or DDPG's own."""
+def head_of(net: nn.Module, space: gymnasium.Space) -> Head:
+    """How an action follows from the output of a net.
+
+    It is the likeliest one, with continuous actions clipped to the bounds of the space; that of the highest Q value; or
+    DDPG's own, rescaled from [-1, 1] to the bounds.
+    """
+    if not isinstance(space, Box):
+        actor_critic = net if isinstance(net, ActorCritic) else None
+        return lambda o: o.argmax(dim=-1) if actor_critic is None else actor_critic.distribution(o).mode()
+    low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
     if isinstance(net, ActorCritic):
-        return bounded(net, action_space) if isinstance(action_space, Box) else lambda o: net.distribution(o).mode()
-    return rescaled(action_space) if isinstance(action_space, Box) else lambda q: q.argmax(dim=-1)
-
-
-def bounded(net: ActorCritic, space: Box) -> Head:
-    """The mean of a Gaussian policy, clipped to the bounds of a space."""
-    low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
-    return lambda params: net.distribution(params).mode().clamp(low, high)
-
-
-def rescaled(space: Box) -> Head:
-    """DDPG's action, from [-1, 1] to the bounds of a space."""
-    low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
+        return lambda params: net.distribution(params).mode().clamp(low, high)
     return lambda action: low + (action + 1) / 2 * (high - low)
 
 
-def write_onnx(path: Path, policy: ExportedPolicy, obs_space: gymnasium.Space, description: Mapping[str, Any]) -> None:
+def write_onnx(
+    path: Path, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasium.Space], description: Mapping[str, Any]
+) -> None:
     """Write a policy as an ONNX model with batches of any size.
 
     Inputs are `obs` and with an LSTM `state`, zeros at the start of an episode; outputs are `action`, `output` (logits,
@@ -70,17 +71,19 @@ def write_onnx(path: Path, policy: ExportedPolicy, obs_space: gymnasium.Space, d
         ConfigError: the extra `export` is not installed.
         OSError: the file cannot be written.
     """
-    lstm_size = getattr(policy.net, "lstm_size", 0)
-    example = torch.from_numpy(obs_space.sample())[None].expand(EXAMPLES, *obs_space.shape or ()).contiguous()
-    inputs: tuple[Tensor, ...] = (example, torch.zeros(EXAMPLES, lstm_size)) if lstm_size else (example,)
+    if importlib.util.find_spec("onnxscript") is None:
+        raise ConfigError("export", path, "onnx and onnxscript are not installed", "pip install onnxscript")
+    obs_space, action_space = spaces
+    lstm_size = getattr(net, "lstm_size", 0)
+    # Two observations: with a batch of 1 the exporter would drop the axis.
+    example = torch.from_numpy(obs_space.sample())[None].expand(2, *obs_space.shape or ()).contiguous()
+    inputs: tuple[Tensor, ...] = (example, torch.zeros(2, lstm_size)) if lstm_size else (example,)
     batch = {0: torch.export.Dim("batch")}
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError:
-        raise ConfigError("export", path, "onnx and onnxscript are not installed", "pip install onnxscript") from None
-    with only_errors("torch.onnx"):
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            policy.eval(),
+            ExportedPolicy(net, head_of(net, action_space)).eval(),
             inputs,
             dynamo=True,
             verbose=False,
@@ -94,28 +97,64 @@ def write_onnx(path: Path, policy: ExportedPolicy, obs_space: gymnasium.Space, d
 
 
 def write_safetensors(path: Path, net: nn.Module, description: Mapping[str, Any]) -> None:
-    """Write the weights of a net, with the moments of its normalization, and a description as metadata.
+    """Write the weights of a net, with the moments of its normalization, and a description; raises as `write_onnx`."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise ConfigError("export", path, "safetensors is not installed", "pip install safetensors")
+    from safetensors.torch import save
 
-    Raises:
-        ConfigError: the extra `export` is not installed.
-        OSError: the file cannot be written.
-    """
-    try:
-        from safetensors.torch import save
-    except ImportError:
-        raise ConfigError("export", path, "safetensors is not installed", "pip install safetensors") from None
     tensors = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
     path.write_bytes(save(tensors, {name: json.dumps(value) for name, value in description.items()}))
 
 
-@contextmanager
-def only_errors(logger: str) -> Iterator[None]:
-    """Drop a library's warnings and log messages below errors."""
-    level = logging.getLogger(logger).level
-    logging.getLogger(logger).setLevel(logging.ERROR)
+def open_rendered(env_id: str, video: Path) -> gymnasium.Env:
+    """Make an environment that renders images. Raises ConfigError if it, or `video`, cannot be made."""
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ConfigError("video", video, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
+    if not video.parent.is_dir():
+        raise ConfigError("video", video, "its folder does not exist", "make the folder first")
+    if video.suffix != ".mp4" or video.is_dir():
+        raise ConfigError("video", video, "it must be a file that ends in .mp4", "for instance game.mp4")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings():  # gymnasium's, of what the error says
             warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.getLogger(logger).setLevel(level)
+            env = make_env(env_id, render_mode="rgb_array")
+        env.reset(seed=0)
+        frame_of(env)
+    except Exception as error:  # an environment of the user's own can raise anything
+        text = " ".join(str(error).split()) or type(error).__name__
+        unknown = isinstance(error, TypeError) and "unexpected keyword argument 'render_mode'" in text
+        why = f"{env_id} cannot be rendered: {'its constructor takes no render_mode' if unknown else text}"
+        raise ConfigError("video", video, why, "leave --video out") from error
+    return env
+
+
+def record_episode(
+    policy: Policy, env_id: str, env: gymnasium.Env, path: Path, *, seed: int, max_steps: int
+) -> Episode:
+    """Play a game of at most `max_steps`, and write it to an mp4 file at normal speed (of Atari: every 4th frame)."""
+    import imageio.v2 as imageio
+
+    fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
+    episode_return, length, done = 0.0, 0, False
+    obs, info = env.reset(seed=seed)
+    video: Any = imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
+    with video:
+        video.append_data(frame_of(env))
+        while not done:
+            mask = mask_in(info, env.action_space)
+            action = policy(obs[None], np.array([length == 0]), None if mask is None else mask[None])[0]
+            obs, reward, terminated, truncated, info = env.step(action)
+            video.append_data(frame_of(env))
+            episode_return, length = episode_return + float(reward), length + 1
+            done = terminated or truncated or length >= max_steps
+    env.close()
+    return Episode(episode_return, length)
+
+
+def frame_of(env: gymnasium.Env) -> np.ndarray:
+    """The rendered image, uint8 [H, W, 3]; small ones are doubled, as video players blur them."""
+    frame: Any = env.render()
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+        raise TypeError(f"render() returned a {type(frame).__name__}, must be an image [H, W, 3]")
+    return frame.repeat(2, axis=0).repeat(2, axis=1) if frame.shape[0] < 300 else frame

@@ -22,7 +22,6 @@ from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions, WorkerPool
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
-from a3c_mp.run.evaluate import MakePolicy, make_policy
 from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, update_norm
 from a3c_mp.run.progress import RunState
 
@@ -48,8 +47,8 @@ class Setup:
     """what all checkpoints hold besides net, optimizer and progress"""
     kept: dict[str, Stateful] | None = field(default_factory=dict)
     """what checkpoints of deterministic runs hold besides, for an exact resume; None: not even what actors need"""
-    make_policy: MakePolicy | None = make_policy
-    """for evaluations"""
+    make_policy: Any = None
+    """for evaluations (`evaluate.MakePolicy`); None: as for an actor-critic net"""
     samples_per_update: int = 0
     """of each learner, where the metrics have samples a second"""
     more: Any = None

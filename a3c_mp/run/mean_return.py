@@ -16,11 +16,9 @@ WINDOW = 100
 """episodes in the mean return"""
 MIN_EPISODES = 20
 """fewest episodes that can show a game solved"""
-PATIENCE, FEW = 2, 0.05
+PATIENCE, FEW, LONG_PATIENCE = 2, 0.05, 20
 """later games for each environment after which an unfinished game is no longer waited for, if only this share of all
-environments has such a game: rallies in Pong can last for 27,000 steps, and meanwhile the mean return stands still"""
-LONG_PATIENCE = 20
-"""later games for each environment after which none is waited for, however many there are"""
+environments has such a game (rallies in Pong can last for 27,000 steps); and after which none is, however many have"""
 
 
 def short_return(value: float) -> str:
@@ -46,7 +44,16 @@ class _Game:
 
 
 class ReturnWindow:
-    """Mean raw return of the last `WINDOW` whole games, in the order in which they started.
+    """Mean raw return of the last `WINDOW` whole games; a game counts once all that started before it have ended.
+
+    The first games of all environments start together, each later one where the previous game of its environment
+    ended, in the order in which the learner receives the steps. A window that takes games as they finish is biased:
+    after a common start the short ones come first.
+
+    A game that does not end would hold up the others for ever: when `PATIENCE` later games for each environment wait
+    behind it, it is passed over, and counts when it ends. Not so if its actor has sent nothing since it started: where
+    games are short, one rollout of another actor holds as many. Where games differ much in length (in Acrobot those
+    that fail are five times as long), passing over many would leave the short ones, so only `FEW` may be outstanding.
 
     Args:
         num_actors, num_envs: actors of the run, environments of each.
@@ -54,24 +61,24 @@ class ReturnWindow:
     """
 
     def __init__(self, num_actors: int, num_envs: int, explorers: int = 0):
-        self.games, self.explorers = StartOrder(num_actors, num_envs), explorers
+        self.num_actors, self.num_envs, self.explorers = num_actors, num_envs, explorers
+        total = num_actors * num_envs
+        self.limit, self.long_limit = (1 + PATIENCE) * total, (1 + LONG_PATIENCE) * total
+        self.few = max(1, int(FEW * total))
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.episodes = 0  # of the whole run
+        self.passed_over = 0  # games for which even `LONG_PATIENCE` was too short
+        self.restart_games()
 
-    def end(self, actor: int, episodes: Sequence[Episode]) -> list[CountedEpisode]:
-        """Add the games of an actor that ended, in order of time; returns those that enter the mean now."""
-        return self._count(self.games.end(actor, episodes))
+    def restart_games(self) -> None:
+        """Have all actors start new games."""
+        self._overdue = 0  # games passed over that have not ended
+        self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
+        self._playing = [self._start(actor, range(self.num_envs)) for actor in range(self.num_actors)]
 
-    def lose(self, actor: int) -> list[CountedEpisode]:
-        """Drop the unfinished games of an actor; returns those that enter the mean now."""
-        return self._count(self.games.lose(actor))
-
-    def _count(self, games: Iterable[CountedEpisode]) -> list[CountedEpisode]:
-        games = [game for game in games if game.episode.env >= self.explorers]
-        counted = [game for game in games if math.isfinite(game.episode.episode_return)]
-        self.episodes += len(counted)
-        self.returns.extend(game.episode.episode_return for game in counted)
-        return counted
+    def _start(self, actor: int, envs: Iterable[int]) -> list[_Game]:
+        self._queue.extend(games := [_Game(actor, env) for env in envs])
+        return games
 
     @property
     def mean(self) -> float:
@@ -83,73 +90,31 @@ class ReturnWindow:
         """Whether there are enough games to call the task solved or a checkpoint the best."""
         return len(self.returns) >= MIN_EPISODES
 
-    def forget_games(self) -> StartOrder:
-        """All actors start new games; returns the new order."""
-        self.games = StartOrder(self.games.num_actors, self.games.num_envs)
-        return self.games
-
-    def restore(self, returns: Sequence[float], episodes: int) -> None:
-        """Continue with saved returns; games in progress are restored apart, as they are saved apart."""
-        self.returns, self.episodes = deque(returns, maxlen=WINDOW), episodes
-
-
-class StartOrder:
-    """A queue that releases a finished game once every game that started before it has ended or was lost.
-
-    The first games of all environments start together, each later one where the previous game of its environment
-    ended, in the order in which the learner receives the steps. A window that takes games as they finish is biased:
-    after a common start the short ones come first.
-
-    A game that does not end would block the queue for ever: when `PATIENCE` later games for each environment wait
-    behind it, it is passed over, and counts when it ends. Not so if its actor has sent nothing since it started: where
-    games are short, one rollout of another actor holds as many. Where games differ much in length (in Acrobot those
-    that fail are five times as long), passing over many would leave the short ones, so only `FEW` may be outstanding.
-
-    Args:
-        num_actors, num_envs: actors of the run, environments of each.
-    """
-
-    def __init__(self, num_actors: int, num_envs: int):
-        self.num_actors, self.num_envs = num_actors, num_envs
-        total = num_actors * num_envs
-        self.limit, self.long_limit = (1 + PATIENCE) * total, (1 + LONG_PATIENCE) * total
-        self.few = max(1, int(FEW * total))
-        self.overdue = 0  # games passed over that have not ended
-        self.passed_over = 0  # games for which even `LONG_PATIENCE` was too short
-        self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
-        self._playing: list[list[_Game]] = [[] for _ in range(num_actors)]
-        for actor in range(num_actors):
-            self._playing[actor] = [self._start(actor, env) for env in range(num_envs)]
-
-    def _start(self, actor: int, env: int) -> _Game:
-        self._queue.append(game := _Game(actor, env))
-        return game
-
-    def end(self, actor: int, episodes: Sequence[Episode]) -> Iterator[CountedEpisode]:
-        """Add the games of an actor that ended, in order of time; yields the released ones."""
-        playing = self._playing[actor]
+    def end(self, actor: int, episodes: Sequence[Episode]) -> list[CountedEpisode]:
+        """Add the games of an actor that ended, in order of time; returns those that enter the mean now."""
+        playing, counted = self._playing[actor], list[CountedEpisode]()
         for game in playing:
             game.reported = True
         for episode in episodes:
             game = playing[episode.env]
             game.episode, game.ended = episode, True
-            playing[episode.env] = self._start(actor, episode.env)
+            [playing[episode.env]] = self._start(actor, [episode.env])
             if game.overdue:
-                self.overdue -= 1
-                yield CountedEpisode(actor, episode)
-        yield from self._release()
+                self._overdue -= 1
+                counted.append(CountedEpisode(actor, episode))
+        return self._count([*counted, *self._release()])
 
-    def lose(self, actor: int) -> Iterator[CountedEpisode]:
-        """Drop the games that an actor was playing, and start others; yields the released ones."""
+    def lose(self, actor: int) -> list[CountedEpisode]:
+        """Drop the unfinished games of an actor, and start others; returns those that enter the mean now."""
         self.leave(actor)
-        self._playing[actor] = [self._start(actor, env) for env in range(self.num_envs)]
-        yield from self._release()
+        self._playing[actor] = self._start(actor, range(self.num_envs))
+        return self._count(list(self._release()))
 
     def leave(self, actor: int) -> None:
         """Drop the games that an actor was playing; until `lose` it plays no others."""
         for game in self._playing[actor]:
             game.ended = True
-            self.overdue -= game.overdue
+            self._overdue -= game.overdue
         self._playing[actor] = []
 
     def _release(self) -> Iterator[CountedEpisode]:
@@ -160,36 +125,39 @@ class StartOrder:
                 yield CountedEpisode(game.actor, game.episode)
             elif not game.ended:
                 game.overdue = True
-                self.overdue += 1
+                self._overdue += 1
                 self.passed_over += waited_long
 
     def _is_passed_over(self) -> bool:
         """Whether the first game of the queue, which has not ended, is no longer waited for."""
-        limit = self.limit if self.overdue < self.few else self.long_limit
+        limit = self.limit if self._overdue < self.few else self.long_limit
         return self._queue[0].reported and len(self._queue) > limit
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain values: games in the order of their starts, overdue ones first.
+    def _count(self, games: Sequence[CountedEpisode]) -> list[CountedEpisode]:
+        games = [game for game in games if game.episode.env >= self.explorers]
+        counted = [game for game in games if math.isfinite(game.episode.episode_return)]
+        self.episodes += len(counted)
+        self.returns.extend(game.episode.episode_return for game in counted)
+        return counted
 
-        Each is [actor, env, return, length, ended, reported].
-        """
+    def state_dict(self) -> dict[str, Any]:
+        """Games by start, overdue ones first; a row is [actor, env, return, length, ended, reported]."""
         overdue = [game for games in self._playing for game in games if game.overdue]
         rows = [
             [game.actor, game.env, *(game.episode or Episode(0.0, -1))[:2], game.ended, game.reported]
             for game in (*overdue, *self._queue)
         ]
-        sizes = [self.num_actors, self.num_envs]
-        return {"sizes": sizes, "overdue": len(overdue), "games": rows}
+        return {"sizes": [self.num_actors, self.num_envs], "overdue": len(overdue), "games": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Raises ValueError for other numbers of actors or environments."""
+        """Continue the games of a `state_dict`. Raises ValueError for other numbers of actors or environments."""
         if state["sizes"] != [self.num_actors, self.num_envs]:
             raise ValueError(f"it has (actors, environments) {state['sizes']}")
         self._queue.clear()
-        self.overdue = state["overdue"]
-        for number, (actor, env, episode_return, length, ended, *reported) in enumerate(state["games"]):
+        self._overdue = state["overdue"]
+        for number, (actor, env, episode_return, length, ended, reported) in enumerate(state["games"]):
             episode = Episode(episode_return, length, env) if length >= 0 else None
-            game = _Game(actor, env, episode, ended, number < state["overdue"], *reported)
+            game = _Game(actor, env, episode, ended, number < state["overdue"], reported)
             if not ended:
                 self._playing[actor][env] = game
             if not game.overdue:

@@ -12,32 +12,36 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+import wrappers
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run.averages import Timings
-from a3c_mp.run.eval_progress import EvalProgress
+from a3c_mp.run.evaluation import Evaluations
 from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow
 
 
 class RunState(Protocol):
     """What a training loop needs of its run: a `Run` in learner 0, a `ReplicaRun` in the other learners."""
 
+    args: CommonArgs
+    progress: Progress
+    rng: torch.Generator
+    timing: Timings
+    log: logging.Logger
+
     @property
-    def args(self) -> CommonArgs: ...
+    def steps(self) -> int:
+        return self.progress.steps
+
     @property
-    def steps(self) -> int: ...
+    def updates(self) -> int:
+        return self.progress.updates
+
     @property
-    def updates(self) -> int: ...
-    @property
-    def rng(self) -> torch.Generator: ...
-    @property
-    def timing(self) -> Timings: ...
-    @property
-    def counters(self) -> Counter[str]: ...
-    @property
-    def log(self) -> logging.Logger: ...
+    def counters(self) -> Counter[str]:
+        return self.progress.counters
 
     def should_stop(self) -> bool: ...
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None: ...
@@ -49,12 +53,9 @@ class RunState(Protocol):
 
 
 class Progress:
-    """Counters, mean return, policy lag and wall time of a run, and the stop rules that follow from them.
+    """Counters, mean return, policy lag and wall time of a run, and the stop rules that follow from them."""
 
-    Args:
-        args: the chapter's settings.
-        steps, updates: of the run so far.
-    """
+    SAVED = ("steps", "updates", "samples", "worker_restarts", "policy_lag", "confirmed_mean")  # as they are
 
     def __init__(self, args: CommonArgs, steps: int = 0, updates: int = 0):
         self.args, self.steps, self.updates = args, steps, updates
@@ -62,8 +63,8 @@ class Progress:
         self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
         self.window = ReturnWindow(args.max_actors, args.num_envs, args.explorers)
         for actor in range(args.num_actors, args.max_actors):  # they may join later
-            self.window.games.leave(actor)
-        self.evals = EvalProgress(args)
+            self.window.leave(actor)
+        self.evals = Evaluations(args)
         self.best_mean = -math.inf  # of the checkpoints so far
         self.policy_lag = [0, 0]  # sum over rollouts, their number
         self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier processes of a resumed run
@@ -74,30 +75,24 @@ class Progress:
     def record_rollout(
         self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int
     ) -> list[CountedEpisode]:
-        """Count agent steps, the episodes that ended in them, and the age of the policy in versions.
-
-        Returns:
-            the episodes that enter the mean return now.
-        """
+        """Count agent steps, the episodes that ended in them, and the policy lag; returns those that enter the mean."""
         self.start_budget()
         self.steps += steps
         self.policy_lag = [self.policy_lag[0] + policy_lag, self.policy_lag[1] + 1]
         return self.window.end(actor, episodes)
 
     def record_update(self, samples: int = 0) -> None:
-        """Count an update of the weights and the samples it used."""
         self.updates += 1
         self.samples += samples
 
     def on_restart(self, message: WorkerEvent) -> list[CountedEpisode]:
         """Count a restarted actor, and drop its unfinished games unless rebuilt; returns as `record_rollout`."""
         self.worker_restarts += message.replaced
-        if message.actor < 0:  # it concerns no actor's games
-            return []
-        if self.args.deterministic and message.replaced:  # it plays on
+        plays_on = self.args.deterministic and message.replaced
+        if message.actor < 0 or plays_on:  # below 0, it concerns no actor's games
             return []
         if message.left:
-            self.window.games.leave(message.actor)
+            self.window.leave(message.actor)
             return []
         return self.window.lose(message.actor)
 
@@ -105,7 +100,7 @@ class Progress:
         """Why the run should stop: "solved", "max_seconds" or "total_steps"; None if it should not."""
         if self.solved_at is not None or self._is_solved():
             return "solved"
-        if self.is_out_of_time:
+        if self.seconds_left <= 0:
             return "max_seconds"
         return "total_steps" if self.steps >= self.args.total_steps else None
 
@@ -123,9 +118,8 @@ class Progress:
         return self.args.max_seconds - spent
 
     @property
-    def is_out_of_time(self) -> bool:
-        """Whether `--max-seconds` have passed."""
-        return self.seconds_left <= 0
+    def wall_seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
 
     def record_solved(self) -> None:
         """Record when a mean return, of training or evaluation, first reaches its goal; called between rounds."""
@@ -148,10 +142,6 @@ class Progress:
         return by_training or self.evals.is_solved or self.is_confirmed
 
     @property
-    def wall_seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.started
-
-    @property
     def is_highest(self) -> bool:
         """Whether the mean return is higher than at every checkpoint so far."""
         return self.window.is_representative and self.window.mean > self.best_mean
@@ -164,46 +154,41 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint written now holds of it."""
         return {
-            "steps": self.steps,
-            "updates": self.updates,
-            "samples": self.samples,
-            "episodes": self.window.episodes,
-            "worker_restarts": self.worker_restarts,
-            "returns": list(self.window.returns),
-            "confirmed_mean": self.confirmed_mean,
+            **{name: getattr(self, name) for name in self.SAVED},
             "best_mean": self.window.mean if self.is_highest else self.best_mean,
+            "episodes": self.window.episodes,
+            "returns": list(self.window.returns),
             "wall_seconds": self.wall_seconds,
-            "policy_lag": list(self.policy_lag),
             "counters": dict(self.counters),
             "evals": self.evals.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; what an older version did not count starts at 0."""
-        self.steps, self.updates = state["steps"], state["updates"]
-        self.samples, self.worker_restarts = state.get("samples", 0), state.get("worker_restarts", 0)
-        self.best_mean, self.seconds_before = state["best_mean"], state["wall_seconds"]
-        self.confirmed_mean = state.get("confirmed_mean", -math.inf)
-        self.policy_lag = list(state.get("policy_lag", [0, 0]))
-        self.window.restore(state["returns"], state.get("episodes", 0))
+        for name in (*self.SAVED, "best_mean"):
+            setattr(self, name, state[name])
+        self.seconds_before, self.window.episodes = state["wall_seconds"], state["episodes"]
+        self.window.returns.clear()
+        self.window.returns.extend(state["returns"])
         self.counters.clear()
-        self.counters.update(state.get("counters", {}))
-        self.evals.load_state_dict(state.get("evals", {}), self.steps)
+        self.counters.update(state["counters"])
+        self.evals.load_state_dict(state["evals"], self.steps)
 
-
-class HasProgress:
-    """The figures of its `Progress` that a `Run` and a `ReplicaRun` both show."""
-
-    progress: Progress
-
-    @property
-    def steps(self) -> int:
-        return self.progress.steps
-
-    @property
-    def updates(self) -> int:
-        return self.progress.updates
-
-    @property
-    def counters(self) -> Counter[str]:
-        return self.progress.counters
+    def summary(self) -> dict[str, Any]:
+        """Entries of `summary.json`."""
+        solved_seconds, solved_steps = self.solved_at or (None, None)
+        total_lag, rollouts = self.policy_lag
+        return {
+            "steps": self.steps,
+            "frames": self.steps * (wrappers.FRAME_SKIP if wrappers.is_atari(self.args.env_id) else 1),
+            "updates": self.updates,
+            "episodes": self.window.episodes,
+            "wall_seconds": round(self.wall_seconds, 2),
+            "mean_return_100": self.window.mean if self.window.returns else None,
+            "solved": self.solved_at is not None,
+            "solved_at_seconds": solved_seconds,
+            "solved_at_steps": solved_steps,
+            "policy_lag_mean": total_lag / rollouts if rollouts else None,
+            "worker_restarts": self.worker_restarts,
+            **self.counters,
+            **self.evals.summary(),
+        }

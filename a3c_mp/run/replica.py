@@ -13,11 +13,11 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run.averages import Timings
-from a3c_mp.run.progress import HasProgress, Progress
+from a3c_mp.run.progress import Progress, RunState
 from a3c_mp.seeds import LEARNER, derive_seeds
 
 
-class ReplicaRun(HasProgress):
+class ReplicaRun(RunState):
     """The `RunState` of learners 1, 2, ...; learner 0 holds the `Run` and decides when all of them stop.
 
     Args:

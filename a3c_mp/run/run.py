@@ -7,15 +7,12 @@ However the block is left, a checkpoint and `summary.json` are written.
 from __future__ import annotations
 
 import logging
-import os
-import shlex
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,25 +27,21 @@ from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
-from a3c_mp.run.averages import Timings
 from a3c_mp.run.banner import first_lines
-from a3c_mp.run.checkpointer import Checkpointer, TrainingState
-from a3c_mp.run.display import hms, open_log
-from a3c_mp.run.eval_progress import Evaluation
-from a3c_mp.run.evaluate import MakePolicy, make_policy
-from a3c_mp.run.evaluations import Evaluator
-from a3c_mp.run.evaluator import evaluations_of
+from a3c_mp.run.checkpoint import sha256_of_weights
+from a3c_mp.run.checkpointer import Checkpointer
+from a3c_mp.run.display import open_log
+from a3c_mp.run.ending import ENDINGS, describe_error, end_lines, error_summary
+from a3c_mp.run.evaluation import Evaluation, Evaluator
 from a3c_mp.run.files import write_json
-from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.metrics import MetricsWriter
-from a3c_mp.run.preflight import check_evaluation, check_exploration, check_limits
-from a3c_mp.run.progress import HasProgress, Progress
-from a3c_mp.run.run_dir import claim_folder, describe_run, refuse_unwritable
-from a3c_mp.run.summary import end_of, summarize
-from a3c_mp.run.tracking import check_tracker
+from a3c_mp.run.preflight import check_limits, check_settings
+from a3c_mp.run.progress import Progress, RunState
+from a3c_mp.run.run_dir import claim_folder, describe_run, end_of, refuse_unwritable
 
-ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds reached"}
-"""reason why a run has ended -> its name in the last line; others stay as they are"""
+if TYPE_CHECKING:
+    from a3c_mp.run.evaluate import MakePolicy
+
 HOW_TO_GO_ON = {
     "total_steps": "a higher --total-steps",
     "solved": "a higher --stop-return (or --stop-eval-return, whichever was reached)",
@@ -56,7 +49,7 @@ HOW_TO_GO_ON = {
 """reason after which nothing is left to do -> what lets the run go on"""
 
 
-class Run(HasProgress):
+class Run(RunState):
     """The `RunState` of learner 0: a run in `runs_dir/run_name`, or the one that `--resume` names.
 
     Args:
@@ -65,7 +58,7 @@ class Run(HasProgress):
         net, optimizer: saved in checkpoints; on resume, restored from the newest one.
         extra: what else to save, by name; what the newest checkpoint lacks of it starts empty, with a warning.
         make_policy: makes the policy that is evaluated with `--eval-every`; by default that of an actor-critic net.
-            None: `evaluate_with` will name an evaluator, and the run starts none.
+        evaluates_elsewhere: `evaluate_with` will name an evaluator, and the run starts none.
 
     Raises:
         ConfigError: the folder cannot be made, written or resumed, or is in use; or the machine is too small.
@@ -74,43 +67,36 @@ class Run(HasProgress):
 
     def __init__(
         self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer | None,
-        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = make_policy,
+        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = None, *,
+        evaluates_elsewhere: bool = False,
     ):  # fmt: skip
-        check_evaluation(args)
-        check_tracker(args)
-        check_exploration(args)
-        check_limits(args, net, shares_snapshots=make_policy is not None)
-        self.args, self.algorithm = args, algorithm
+        check_settings(args)
+        check_limits(args, net, shares_snapshots=not evaluates_elsewhere)
+        self.args, self.algorithm, self.net = args, algorithm, net
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
-        self._finished = self._unsaved = False
+        self.failed = self.unsaved = self._finished = False
         self.folder, lock = claim_folder(args, algorithm)
         with ExitStack() as cleanup, refuse_unwritable(args, self.folder):
             cleanup.callback(lock.close)  # here if there is an error
             self.log = open_log(self.folder)
             self.progress = Progress(args)
-            self.evaluations = evaluations_of(self, net, make_policy) if args.eval_every else None
-            if self.evaluations is not None and self.evaluations.in_order:
-                extra = {**(extra or {}), "evaluation": self.evaluations}
-            self.state = TrainingState(net, optimizer, self.progress, extra or {}, self.log)
-            self.checkpointer = Checkpointer(self.folder / "checkpoints", self.state, algorithm)
-            self._refuse_ended()
+            if args.eval_every:
+                self.progress.evals.attach(net, self.log, self.record_evaluation)
+                if not evaluates_elsewhere:
+                    self.progress.evals.evaluator = make_evaluator(self, make_policy)
+            self.checkpointer = Checkpointer(self, optimizer, extra or {})
             if args.resume is not None:
+                refuse_ended(self.folder, self.progress)
                 self.log.info(f"resumed from {self.checkpointer.newest} at {self.steps:,} steps")
             self.metrics = MetricsWriter(self.folder, self.progress, self.log)
+            self.rng, self.timing = self.checkpointer.rng, self.metrics.timing
             if optimizer is not None:
                 self.metrics.gauges["charts/learning_rate"] = lambda: optimizer.param_groups[0]["lr"]
             write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
             self._cleanup = cleanup.pop_all()
         # At the end of the last round: in the middle of one, no state is exact.
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
-
-    def _refuse_ended(self) -> None:
-        """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
-        reason = self.progress.stop_reason()
-        if self.args.resume is not None and reason in HOW_TO_GO_ON and end_of(self.folder) == (reason, self.steps):
-            what = f"{self.folder} has ended: {ENDINGS.get(reason, reason)} after {self.steps:,} steps"
-            raise NothingToDo(f"{what}; {HOW_TO_GO_ON[reason]} lets it go on")
 
     def __enter__(self) -> Run:
         (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
@@ -122,21 +108,13 @@ class Run(HasProgress):
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         if signal.SIGINT in IGNORED_AT_START:
             self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")
-        for line in first_lines(self.args, self.state.net, self.folder, self.steps):
+        for line in first_lines(self.args, self.net, self.folder):
             self.log.info(line)
-        if self.evaluations is not None:
-            self.log.info(self.evaluations.announcement)
+        if self.args.eval_every:
+            self.log.info(self.progress.evals.announcement)
         return self
 
     # ---- what the training loop calls
-
-    @property
-    def rng(self) -> torch.Generator:
-        return self.state.rng
-
-    @property
-    def timing(self) -> Timings:
-        return self.metrics.timing
 
     def should_stop(self) -> bool:
         """Whether a signal has arrived, or a stop rule is met."""
@@ -145,15 +123,15 @@ class Run(HasProgress):
     def keep(self, **parts: Stateful) -> None:
         """Add what an exact resume needs to the checkpoints of a deterministic run; on resume, restore it."""
         if self.args.deterministic:
-            self.state.keep(**parts)
+            self.checkpointer.keep(**parts)
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
         """Record agent steps that are learned from, the episodes that ended in them, and the policy lag in versions."""
-        order = self.progress.window.games
-        passed_over = order.passed_over
+        window = self.progress.window
+        passed_over = window.passed_over
         self.metrics.record_rollout(policy_lag, self.progress.record_rollout(steps, episodes, actor, policy_lag))
-        if passes_power_of_two(passed_over, number := order.passed_over):
-            what = f"games still running after {order.long_limit:,} later ones ended: {number}"
+        if passes_power_of_two(passed_over, number := window.passed_over):
+            what = f"games still running after {window.long_limit:,} later ones ended: {number}"
             self.log.warning(f"{what}; the mean return does not wait for them")
 
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
@@ -179,7 +157,7 @@ class Run(HasProgress):
 
     def end_round(self) -> None:
         """Write metrics and checkpoints, and start evaluations, when they are due; called before slots are released."""
-        if self.evaluations is not None and not self.evaluations.end_round():
+        if not self.progress.evals.end_round(self.steps):
             return
         self.progress.record_solved()
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
@@ -193,20 +171,19 @@ class Run(HasProgress):
         self.metrics.sync_episodes()  # the file has every game that the checkpoint counts
         self.checkpointer.save()
 
-    def evaluate_with(self, evaluator: Evaluator) -> None:
-        """Have evaluations played by this evaluator, in a run without `make_policy`."""
-        if self.evaluations is not None:
-            self.evaluations.evaluator = evaluator
+    # ---- its evaluations
 
-    # ---- what its evaluations call
+    def evaluate_with(self, evaluator: Evaluator) -> None:
+        """Have evaluations played by this evaluator, in a run that `evaluates_elsewhere`."""
+        self.progress.evals.evaluator = evaluator if self.args.eval_every else None
 
     def is_interrupted(self) -> bool:
         """Whether a signal has arrived or the time is over, so that nothing is to be waited for."""
-        return self.exit_reason is not None or self.progress.is_out_of_time
+        return self.exit_reason is not None or self.progress.seconds_left <= 0
 
     def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None:
         """Write the result of an evaluation, and the net that was evaluated if it is the best so far."""
-        self.metrics.write_evaluation(evaluation)
+        self.metrics.write([(f"eval/{name}", value, evaluation.steps) for name, value in evaluation.figures.items()])
         self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
             self.checkpointer.save_best(best_net, evaluation)
@@ -215,8 +192,8 @@ class Run(HasProgress):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.finish(error)
-        if self.evaluations is not None:
-            self.evaluations.evaluator.close()
+        if (evaluator := self.progress.evals.evaluator) is not None:
+            evaluator.close()
         self.report_end(error)
         self._cleanup.close()
         return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
@@ -226,56 +203,42 @@ class Run(HasProgress):
         self.metrics.close_files()
         prints.settle()
         self.metrics.display.close()
-        self._log_end(error)
+        for level, line in end_lines(self, error):
+            self.log.log(level, line)
         console.drain()
 
     def finish(self, error: BaseException | None) -> None:
-        """Set exit code and reason, and write the last metrics, checkpoint and summary; only the first call counts.
-
-        Args:
-            error: what ended the run, if anything did.
-        """
+        """Set exit code and reason, and write the last metrics, checkpoint and summary; only the first call counts."""
         if self._finished:
             return
-        self.metrics.clock.stop()
+        self.metrics.clock.stopped = self.timing.ended or None  # what comes after the training loop is in no rate
         reason = self.progress.stop_reason()
         reached_its_end = error is None and reason in HOW_TO_GO_ON
-        evaluations = self.evaluations if reached_its_end and not self.is_interrupted() else None
-        if evaluations is not None:
-            evaluations.finish()
+        if reached_its_end and self.args.eval_every and not self.is_interrupted():
+            self.progress.evals.finish()
+            # A signal, or the end of the time, has ended only the wait.
+            self.exit_reason = "solved" if self.progress.stop_reason() == "solved" else reason
         self._finished = True
         self.progress.record_solved()
-        if evaluations is not None:  # a signal, or the end of the time, has ended only the wait for them
-            self.exit_reason = reason if self.progress.solved_at is None else "solved"
-        self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
         if error is not None:  # what was due before it happened; time may have run out because of it
             self.exit_reason = self.exit_reason or self._reason_to_stop
-        if error is not None and self._is_failure(error):
+            # After a signal, workers are lost because they received it too.
+            self.failed = self.exit_reason is None or not isinstance(error, WorkerError)
+        self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
+        if error is not None and self.failed:
             self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
-        self.exit_reason = self.exit_reason or self.progress.stop_reason()
-        if reached_its_end and not self.updates and self._skipped():
+        elif reached_its_end and not self.updates and has_skipped(self.counters):
             self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
             self.log.error(self.exit_reason)
+        self.exit_reason = self.exit_reason or self.progress.stop_reason()
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
             self.log.warning("steps since the last round are not saved: --deterministic saves after whole rounds")
         elif not self.checkpointer.is_saved:
             self._attempt("checkpoint", self.save)
-            self._unsaved = not self.checkpointer.is_saved
-        if self._unsaved:
-            self.exit_code = 1
+            self.unsaved = not self.checkpointer.is_saved
+            self.exit_code = 1 if self.unsaved else self.exit_code
         self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
-
-    def _skipped(self) -> int:
-        """How many rollouts, blocks and gradients were skipped because of NaN or inf."""
-        counts = {name: count for name, count in self.counters.items() if name.endswith("_not_finite")}
-        counts.pop("obs_moments_not_finite", None)  # what is learned from was there
-        return sum(counts.values())
-
-    def _is_failure(self, error: BaseException) -> bool:
-        """Whether an error ended the run; after a signal, workers are lost because they received it too."""
-        is_over = self.exit_reason is not None and not self.exit_reason.startswith("error: ")
-        return not (is_over and isinstance(error, WorkerError))
 
     def _attempt(self, what: str, write: Callable[[], None]) -> None:
         """Write something at the end of a run; a failure (a full disk, a lost GPU) must not prevent the rest."""
@@ -288,52 +251,35 @@ class Run(HasProgress):
         if not self._finished:
             self.exit_reason = signal.Signals(signum).name  # `should_stop` is called several times a second
 
-    def _log_end(self, error: BaseException | None) -> None:
-        printed = isinstance(error, ConfigError)  # by `exit_with`
-        if error is not None and self._is_failure(error) and not printed:
-            self.log.error(f"error: {describe_error(error)}")
-        if self._unsaved:
-            self.log.error(f"error: the state at {self.steps:,} steps was not saved; see the warning above")
-        newest = self.checkpointer.newest
-        if self.exit_code == 1 and newest is not None and newest.exists() and self.steps:
-            self.log.error(f"the last checkpoint is {newest}; continue with {resume_command(self.folder)}")
-        mean = f"mean return {short_return(self.progress.window.mean)}, " if self.progress.window.returns else ""
-        if self.metrics.headline is not None:
-            mean = ", ".join([*self.metrics.headline(), ""])
-        reason = self.exit_reason or "ended"
-        reason = "failed" if reason.startswith("error: ") else reason  # its text is a line of its own
-        if reason == "solved" and self.progress.evals.is_solved:
-            reason = f"solved by evaluation ({self.progress.evals.best_text})"
-        self.log.info(
-            f"{ENDINGS.get(reason, reason)} after {hms(self.progress.wall_seconds)}: {mean}{self.steps:,} steps, "
-            f"{self.metrics.sps:,.0f} sps; in {self.folder}"
-        )
-        if self.exit_code > 128 or (self.exit_code == 0 and self.exit_reason == "max_seconds"):
-            limit = "" if self.exit_code else f" for another {self.args.max_seconds:g} s (or --max-seconds none)"
-            hint = f"continue{limit} with {resume_command(self.folder)}"
-            self.log.info(hint if newest is not None else "nothing to resume: no checkpoint was due yet")
-
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
-        return summarize(self)
+        weights_sha256 = sha256_of_weights(self.net.state_dict())
+        end = {"sps": round(self.metrics.sps, 1), "exit_reason": self.exit_reason, "weights_sha256": weights_sha256}
+        return self.progress.summary() | end
 
 
-def resume_command(folder: Path) -> str:
-    """The command that goes on with the run in a folder; for one of several ranks, what to add to their launcher's."""
-    script, flag = sys.argv[0], f"--resume {shlex.quote(str(folder))}"
-    if "WORLD_SIZE" in os.environ:
-        return flag
-    return f"python {shlex.quote(script)} {flag}" if script.endswith(".py") else f"{script} {flag}"
+def make_evaluator(run: Run, make_policy: MakePolicy | None) -> Evaluator:
+    """Make the evaluator's process, which the first snapshot starts."""
+    from a3c_mp.run import evaluate, evaluator  # here, as most runs are not evaluated
+
+    def on_restart(message: WorkerEvent) -> None:
+        run.progress.evals.restarts += 1
+        run.log.warning(message.text)
+
+    make_policy = make_policy or evaluate.make_policy
+    snapshot = run.progress.evals.snapshot
+    return evaluator.EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
 
 
-def describe_error(error: BaseException) -> str:
-    """The text of an error for run.log."""
-    return str(error) if isinstance(error, A3CError) and str(error) else f"{type(error).__name__}: {error}"
+def refuse_ended(folder: Path, progress: Progress) -> None:
+    """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
+    reason = progress.stop_reason()
+    if reason in HOW_TO_GO_ON and end_of(folder) == (reason, progress.steps):
+        what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
+        raise NothingToDo(f"{what}; {HOW_TO_GO_ON[reason]} lets it go on")
 
 
-def error_summary(text: str) -> str:
-    """First line of an error's text, for `exit_reason`; if a worker's traceback follows, with what was raised."""
-    first, *rest = text.splitlines()
-    frames = [number for number, line in enumerate(rest) if line.startswith('  File "')]
-    raised = [line for line in rest[frames[-1] + 1 :] if not line.startswith(" ")][:1] if frames else []
-    return " ".join([first if first.endswith(":") or not raised else f"{first}:", *raised])
+def has_skipped(counters: Mapping[str, int]) -> bool:
+    """Whether rollouts, blocks or gradients were skipped because of NaN or inf."""
+    others = {"obs_moments_not_finite"}  # what is learned from was there
+    return any(count for name, count in counters.items() if name.endswith("_not_finite") and name not in others)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import itertools
 import json
 import os
 import platform
@@ -23,18 +22,13 @@ import numpy as np
 import torch
 
 import a3c_mp
-from a3c_mp.config import CommonArgs, flag_name
+from a3c_mp.config import FORMAT, CommonArgs, flag_name
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.files import make_folder
 
-MAX_NAME = 255
-"""most bytes in the name of a folder on Linux"""
-LEFT_BY_FAILED_START = {".lock", ".writable", "run.log"}
+LEFT_BY_FAILED_START = {".lock", "run.log"}
 """files in a folder whose run failed to start, besides an empty folder for checkpoints"""
 PLACE = ("resume", "run_name", "runs_dir")
 """settings that say where a run is, not what it does"""
-START = ("commit", "command", "versions", "machine", "args")
-"""fields of each start in `config.json`; those of the newest stand at its top level too"""
 
 
 def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
@@ -49,18 +43,17 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
     with refuse_unwritable(args, args.runs_dir):
         folder = new_folder(args, algorithm) if args.resume is None else args.resume
     with refuse_unwritable(args, folder):
-        if args.resume is None:
-            refuse_foreign(folder)
-        make_folder(folder)
-        try_writing(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
         try:
             hold(lock, folder, args.resume is not None)
             if args.resume is None and (folder / "config.json").exists():
                 fix = f"choose another name, or --resume {folder}"
                 raise ConfigError("run-name", folder.name, f"{folder} holds a run already", fix)
-            make_folder(folder / "checkpoints")
-            try_writing(folder / "checkpoints")
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            probe = folder / "checkpoints/.writable"
+            probe.touch()
+            probe.unlink()
         except BaseException:
             lock.close()
             raise
@@ -68,36 +61,32 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
 
 
 def new_folder(args: CommonArgs, algorithm: str) -> Path:
-    """The folder of a new run. Raises ConfigError for a run name that is no plain folder name."""
-    name = args.run_name
-    if name is None:
+    """The folder of a new run. Raises ConfigError for a name that is no plain folder name, or of another folder."""
+    if (name := args.run_name) is None:
         env = re.sub(r"[/:?&=%]", "_", args.env_id)
-        name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MAX_NAME:
+        return make_unused(args.runs_dir / f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > 255:
         raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
-    return args.runs_dir / name if args.run_name is not None else unused(args.runs_dir / name)
-
-
-def unused(folder: Path) -> Path:
-    """Make a folder of this name, or of this name and a number: runs may start in the same second."""
-    make_folder(folder.parent)
-    for number in itertools.count(2):
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            folder = folder.with_name(f"{folder.name.removesuffix(f'-{number - 1}')}-{number}")
-    raise AssertionError
-
-
-def refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError if a folder holds files, but no run."""
+    folder = args.runs_dir / name
     foreign = {path.name for path in folder.glob("*")} - LEFT_BY_FAILED_START
     if not any((folder / "checkpoints").glob("*")):
         foreign.discard("checkpoints")
     if foreign and not (folder / "config.json").exists():
         why = f"{folder} is not a run folder: it holds {min(foreign)}"
-        raise ConfigError("run-name", folder.name, why, "choose another name")
+        raise ConfigError("run-name", name, why, "choose another name")
+    return folder
+
+
+def make_unused(folder: Path) -> Path:
+    """Make a folder of this name, or of this name and a number: runs may start in the same second."""
+    name, number = folder.name, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = folder.with_name(f"{name}-{number}")
 
 
 @contextmanager
@@ -111,15 +100,6 @@ def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
         if args.resume is not None:
             raise ConfigError("resume", folder, why, "make it writable, or resume a copy of it") from error
         raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
-
-
-def try_writing(folder: Path) -> None:
-    """Raise OSError if a file in a folder cannot be written, for lack of permission or space."""
-    probe = folder / ".writable"
-    try:
-        probe.write_bytes(b"\0")
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
@@ -138,11 +118,7 @@ def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
 
 
 def changed_settings(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Flags of settings that two starts of a run do not share -> (value before, value now).
-
-    Args:
-        now, before: the settings of each, as files hold them.
-    """
+    """Flags of settings, as files hold them, that two starts of a run do not share -> (value before, value now)."""
     names = [name for name in before if name not in PLACE and now.get(name, before[name]) != before[name]]
     return {f"--{flag_name(name)}": (before[name], now[name]) for name in names}
 
@@ -158,57 +134,40 @@ def name_of(folder: Path) -> str:
 
 
 def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:
-    """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run.
-
-    Args:
-        args: settings of this start.
-        algorithm: name of the chapter.
-        folder: of the run; earlier starts are copied from its `config.json`.
-        steps: agent steps of the run at this start.
-    """
+    """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run."""
+    place = {"resume": None, "run_name": name_of(folder), "runs_dir": os.path.normpath(folder / "..")}
+    versions = {"torch": torch.__version__, "gymnasium": gymnasium.__version__, "numpy": np.__version__}
     start = {
-        "args": {
-            **as_recorded(args),
-            "resume": None,
-            "run_name": name_of(folder),
-            "runs_dir": os.path.normpath(folder / ".."),
-        },
-        "versions": {
-            "a3c_mp": a3c_mp.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "gymnasium": gymnasium.__version__,
-            "numpy": np.__version__,
-        },
+        "args": as_recorded(args) | place,
+        "versions": {"a3c_mp": a3c_mp.__version__, "python": platform.python_version(), **versions},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
         "commit": git_commit(),
         "command": sys.argv,
     }
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    starts = [*earlier_starts(folder / "config.json"), {"time": now, "steps": steps, **start}]
-    return {"algorithm": algorithm, **start, "starts": starts}
+    starts = [*starts_of(folder), {"time": now, "steps": steps, **start}]
+    return {"format": FORMAT, "algorithm": algorithm, **start, "starts": starts}
 
 
-def earlier_starts(path: Path) -> list[Any]:
-    """The starts in a `config.json`; an old one without a list of them holds one, at an unknown time."""
+def starts_of(folder: Path) -> list[dict[str, Any]]:
+    """The starts in the `config.json` of a run folder, oldest first; none where it cannot be read."""
     try:
-        content = json.loads(path.read_text())
-        starts = content.get("starts")
-        return starts if isinstance(starts, list) else [{"time": None, **{name: content.get(name) for name in START}}]
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return list(json.loads((folder / "config.json").read_text())["starts"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
 
 
-def settings_before(folder: Path, starts_since: int) -> dict[str, Any]:
-    """The settings of the newest start of the run in a folder before the last `starts_since`; empty without one."""
-    starts = earlier_starts(folder / "config.json")
-    starts = starts[: len(starts) - starts_since]
-    return (starts[-1].get("args") or {}) if starts else {}
+def end_of(folder: Path) -> tuple[str | None, int] | None:
+    """(why, after how many agent steps) the run in a folder has ended; None without a readable `summary.json`."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        return summary["exit_reason"], summary["steps"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def git_commit() -> str | None:
     """Commit of the source tree, with "+" when it differs from the commit; None if git does not track it."""
-
     here = Path(__file__)
 
     def git(*command: str) -> str:

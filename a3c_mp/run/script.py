@@ -8,9 +8,7 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -23,7 +21,7 @@ from a3c_mp.processes.console import console, discard_output
 from a3c_mp.processes.spawn import SIGNALS
 
 END_SECONDS = 1.0
-"""longest wait for each of output, threads, child processes and exit functions"""
+"""longest wait for each of output, other threads and processes, and exit functions"""
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
@@ -37,21 +35,20 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         if signum not in IGNORED_AT_START:  # as nohup does with SIGHUP
             signal.signal(signum, _on_signal)
     code: Any = 1
+    report: Callable[[], object] | None = None
     try:
         code = main()
     except ConfigError as error:
-        console.drain()
-        in_time(partial(print, f"error: {error}", file=sys.stderr))
-        code = 2
+        code, report = 2, partial(print, f"error: {error}", file=sys.stderr)
     except NothingToDo as reason:
-        console.drain()
-        in_time(partial(print, reason))
-        code = 0
+        code, report = 0, partial(print, reason)
     except SystemExit as error:
         code = error.code
     except BaseException as error:
+        report = partial(sys.excepthook, type(error), error, error.__traceback__)
+    if report is not None:
         console.drain()
-        in_time(partial(sys.excepthook, type(error), error, error.__traceback__))
+        in_time(report)
     _ignore_signals()
     end_process(code, threads)
 
@@ -74,9 +71,8 @@ def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoRetur
         code: as for `sys.exit`.
         own_threads: threads that ran at the start; the interpreter waits for all others that are no daemons.
     """
-    is_clear = in_time(flush_output) if console.drain() else False
-    is_clear &= threads_have_ended(own_threads)
-    is_clear &= children_have_ended()
+    is_clear = console.drain() and in_time(flush_output)
+    is_clear &= in_time(partial(end_others, own_threads))
     is_clear &= not (dist.is_available() and dist.is_initialized())  # its destructor may wait for peers
     if is_clear:
         sys.exit(code)
@@ -101,21 +97,12 @@ def flush_output() -> None:
             discard_output(stream)
 
 
-def threads_have_ended(own: Collection[threading.Thread]) -> bool:
-    """Wait for threads that keep the process alive. Returns whether all have ended."""
-    deadline = time.monotonic() + END_SECONDS
-    others = [thread for thread in threading.enumerate() if not thread.daemon and thread not in own]
-    for thread in others:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return not any(thread.is_alive() for thread in others)
-
-
-def children_have_ended() -> bool:
-    """Terminate child processes that the interpreter would wait for. Returns whether all have ended."""
-    others = [child for child in multiprocessing.active_children() if not child.daemon]
-    for child in others:
-        with suppress(OSError):
+def end_others(own_threads: Collection[threading.Thread]) -> None:
+    """Terminate the child processes, and wait for the threads, that the interpreter would wait for."""
+    for child in multiprocessing.active_children():
+        if not child.daemon:
             child.terminate()
-    for child in others:
-        child.join(END_SECONDS)
-    return not any(child.is_alive() for child in others)
+            child.join()
+    for thread in threading.enumerate():
+        if not thread.daemon and thread not in own_threads:
+            thread.join()

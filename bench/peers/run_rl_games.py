@@ -41,50 +41,26 @@ class Curve(AlgoObserver):
 
 def network() -> dict[str, Any]:
     """The net of Mnih et al. 2015 with 512 units, shared by policy and value."""
-    plain = {"name": "default"}
     convs = [{"filters": n, "kernel_size": size, "strides": stride, "padding": 0} for n, size, stride in CONV]
+    cnn = {"permute_input": False, "type": "conv2d", "activation": "elu", "convs": convs}
+    cnn |= {"initializer": {"name": "default"}, "regularizer": {"name": "None"}}
     orthogonal = {"name": "orthogonal_initializer", "gain": 2**0.5}
-    cnn = {"permute_input": False, "type": "conv2d", "activation": "elu", "initializer": plain, "convs": convs}
-    return {
-        "name": "actor_critic",
-        "separate": False,
-        "space": {"discrete": None},
-        "cnn": {**cnn, "regularizer": {"name": "None"}},
-        "mlp": {"units": [512], "activation": "elu", "initializer": orthogonal},
-    }
+    mlp = {"units": [512], "activation": "elu", "initializer": orthogonal}
+    return {"name": "actor_critic", "separate": False, "space": {"discrete": None}, "cnn": cnn, "mlp": mlp}
 
 
 def config(args: Any) -> dict[str, Any]:
     game = args.env_id.removesuffix("NoFrameskip-v4")
+    env = {"env_name": f"{game}-v5", "episodic_life": True, "num_threads": args.threads, "seed": args.seed}
     return {
-        "name": "peer",
-        "device": "cpu",
-        "device_name": "cpu",
-        "env_name": "envpool",
-        "env_config": {"env_name": f"{game}-v5", "episodic_life": True, "num_threads": args.threads, "seed": args.seed},
-        "reward_shaper": {"min_val": -1, "max_val": 1},
-        "normalize_advantage": True,
-        "normalize_value": True,
-        "normalize_input": True,
-        "gamma": 0.999,
-        "tau": 0.95,
-        "learning_rate": 3e-4,
-        "lr_schedule": "adaptive",
-        "kl_threshold": 0.01,
-        "score_to_win": 1e9,
-        "grad_norm": 10,
-        "truncate_grads": True,
-        "entropy_coef": 0.01,
-        "critic_coef": 1,
-        "ppo": True,
-        "e_clip": 0.2,
-        "clip_value": False,
-        "num_actors": 24,
-        "horizon_length": 256,
-        "minibatch_size": 768,
-        "mini_epochs": 3,
-        "max_epochs": 10**6,
-    }
+        "name": "peer", "device": "cpu", "device_name": "cpu", "env_name": "envpool", "env_config": env,
+        "reward_shaper": {"min_val": -1, "max_val": 1}, "score_to_win": 1e9, "max_epochs": 10**6,
+        "normalize_advantage": True, "normalize_value": True, "normalize_input": True,
+        "gamma": 0.999, "tau": 0.95, "learning_rate": 3e-4, "lr_schedule": "adaptive", "kl_threshold": 0.01,
+        "grad_norm": 10, "truncate_grads": True, "entropy_coef": 0.01, "critic_coef": 1,
+        "ppo": True, "e_clip": 0.2, "clip_value": False,
+        "num_actors": 24, "horizon_length": 256, "minibatch_size": 768, "mini_epochs": 3,
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -39,14 +39,9 @@ def config(args: Any) -> IMPALAConfig:
         .env_runners(num_env_runners=max(1, args.threads - 1), num_envs_per_env_runner=5)
         .learners(num_learners=0)
         .training(
-            train_batch_size_per_learner=500,
-            grad_clip=40.0,
-            grad_clip_by="global_norm",
-            lr=0.007,
-            vf_loss_coeff=0.5,
-            entropy_coeff=0.008,
-            broadcast_interval=5,
+            train_batch_size_per_learner=500, lr=0.007, vf_loss_coeff=0.5, entropy_coeff=0.008, broadcast_interval=5
         )
+        .training(grad_clip=40.0, grad_clip_by="global_norm")
         .rl_module(model_config=net)
         .reporting(min_time_s_per_iteration=1)
         .debugging(seed=args.seed)

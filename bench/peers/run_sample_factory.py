@@ -38,25 +38,12 @@ def main() -> int:
     name = "atari_" + args.env_id.removesuffix("NoFrameskip-v4").lower()
     with tempfile.TemporaryDirectory() as folder:
         flags = {
-            "env": name,
-            "algo": "APPO",
-            "experiment": "peer",
-            "train_dir": folder,
-            "device": "cpu",
-            "seed": args.seed,
-            "async_rl": True,
-            "serial_mode": False,
-            "num_workers": args.threads,
-            "num_envs_per_worker": 16,
-            "worker_num_splits": 2,
-            "rollout": 32,
-            "batch_size": 1024,
-            "normalize_input": True,
+            "env": name, "algo": "APPO", "experiment": "peer", "train_dir": folder, "device": "cpu", "seed": args.seed,
+            "async_rl": True, "serial_mode": False, "num_workers": args.threads, "num_envs_per_worker": 16,
+            "worker_num_splits": 2, "rollout": 32, "batch_size": 1024, "normalize_input": True,
+            "decorrelate_envs_on_one_worker": False, "train_for_env_steps": STEPS, "save_every_sec": 10**6,
             "summaries_use_frameskip": False,  # agent steps
-            "train_for_env_steps": STEPS,
-            "save_every_sec": 10**6,
-            "decorrelate_envs_on_one_worker": False,
-        }
+        }  # fmt: skip
         cfg = parse_atari_args([f"--{key}={value}" for key, value in flags.items()])
         cfg, runner = make_runner(cfg)
         runner.register_observer(Curve(Points(args)))

@@ -22,7 +22,7 @@ def save_without_end(folder, steps, done):
     while True:
         steps += 1
         state = {"net": {"weight": torch.full((300_000,), float(steps))}, "steps": steps}
-        checkpoint.save(folder, state, steps=steps, best=steps % 3 == 0, **ORIGIN)
+        checkpoint.save(folder, state, best=steps % 3 == 0, **ORIGIN)
         done.send(steps)
 
 

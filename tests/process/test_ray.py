@@ -16,8 +16,7 @@ import psutil
 import pytest
 from harness import IMPALA, RAY_DQN, RAY_IMPALA, ROOT, row_id
 
-from a3c_mp.cluster.guardian import processes_of
-from a3c_mp.cluster.session import FOLDER_PREFIX
+from a3c_mp.cluster.node import FOLDER_PREFIX
 
 SLOW = pytest.mark.slow
 DETERMINISTIC = ["--deterministic", "--total-steps", "3000"]
@@ -38,9 +37,20 @@ def ray_of(pid, word):
 
 
 def all_of_ray(scripts):
-    """Every process that has to do with a session's folder of this test, and every such folder."""
+    """Every process that has to do with the folder of a node of this test, and every such folder."""
     folder = Path(scripts.temporary)
-    return {*processes_of(folder), *map(str, folder.glob(f"{FOLDER_PREFIX}*"))}
+    uses = {
+        int(path.parts[2]) for path in Path("/proc").glob("[0-9]*/fd/*") if target(path).startswith(f"{folder}/a3c")
+    }
+    named = {process.pid for process in psutil.process_iter() if str(folder) in command(process)}
+    return {*named, *uses, *map(str, folder.glob(f"{FOLDER_PREFIX}*"))}
+
+
+def target(link):
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
 
 
 @pytest.fixture(autouse=True)

@@ -28,17 +28,9 @@ from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.episode_log import read_episodes
 
 CURVES_OF_LEARNING = {
-    *(
-        "charts/sps",
-        "charts/policy_lag",
-        "charts/learning_rate",
-        "losses/policy",
-        "losses/value",
-        "losses/entropy",
-        "losses/total",
-    ),
+    *("charts/sps", "charts/policy_lag", "charts/learning_rate", "policy/entropy", "policy/approx_kl"),
+    *("losses/policy", "losses/value", "losses/entropy", "losses/total"),
     *("values/advantage", "values/value", "values/target", "values/explained_variance"),
-    *("policy/entropy", "policy/approx_kl"),
     *("time/waiting", "time/learning", "time/publishing"),
 }
 CURVES = CURVES_OF_LEARNING | {"charts/episodic_return", "charts/mean_return_100", "charts/episodic_length"}
@@ -68,16 +60,17 @@ def test_a_run_leaves_what_it_promises(scripts, chapter):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD], ids=row_id)
-def test_deterministic_runs_of_pong_end_bit_identical(scripts, chapter):
-    flags = ["--env-id", "PongNoFrameskip-v4", "--deterministic", "--total-steps", "640"]
+@pytest.mark.parametrize(
+    ("chapter", "flags"), [(A3C_DATA, ()), (A3C_GRAD, ()), (IMPALA, ("--num-envs", "2", "--net", "deep"))], ids=row_id
+)
+def test_deterministic_runs_of_pong_end_bit_identical(scripts, chapter, flags):
+    flags = ["--env-id", "PongNoFrameskip-v4", "--deterministic", "--total-steps", "320", *flags]
     seeds = {"a": "3", "b": "3", "c": "4"}
     trainers = {name: scripts.train(chapter, *flags, "--seed", seed, name=name) for name, seed in seeds.items()}
     runs = [scripts.finish(trainer, name) for name, trainer in trainers.items()]
     assert [run.code for run in runs] == [0, 0, 0], [run.err for run in runs]
     a, b, c = (run.summary["weights_sha256"] for run in runs)
-    assert a == b
-    assert a != c
+    assert a == b != c
 
 
 def test_impala_with_a_memory_and_two_learners_is_trained_and_played(run_inline):
@@ -87,14 +80,6 @@ def test_impala_with_a_memory_and_two_learners_is_trained_and_played(run_inline)
     assert set(scalars(done.folder)) >= CURVES_OF_LEARNING | {"values/rho", "values/rho_clipped"}
     played = run_inline("play.py", "runs/r", "--episodes", "3")
     assert played.code == 0, played.err
-
-
-@pytest.mark.slow
-def test_deterministic_runs_of_the_deep_net_end_bit_identical(scripts):
-    flags = ["--env-id", "PongNoFrameskip-v4", "--num-envs", "2", "--net", "deep", "--total-steps", "64"]
-    done = [scripts.run(IMPALA, *flags, "--deterministic", name=name) for name in ("a", "b")]
-    assert [d.code for d in done] == [0, 0], done[0].err
-    assert done[0].summary["weights_sha256"] == done[1].summary["weights_sha256"]
 
 
 def test_two_learners_hold_the_replay_ratio_together(run_inline):
@@ -193,7 +178,7 @@ def test_help_into_a_pipe_that_closes_ends_without_a_word(scripts):
     helper = scripts.start("train_a3c_data.py", "--help")
     helper.stdout.close()
     assert helper.stderr.read() == ""
-    assert helper.wait(60) == -signal.SIGPIPE
+    assert helper.wait(60) == 0
 
 
 def test_the_example_of_an_algorithm_can_be_trained_and_resumed(scripts, tmp_path):

@@ -7,7 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import termios
 import time
 from functools import partial
@@ -17,12 +16,10 @@ import psutil
 import pytest
 
 from a3c_mp.errors import WorkerError
-from a3c_mp.processes import watchdog
-from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervised import run_supervised
-from a3c_mp.processes.supervisor import Child, Supervisor
-from a3c_mp.processes.workers import Workers
+from a3c_mp.processes.supervisor import Child, Supervisor, await_end
+from a3c_mp.processes.watchdog import Watchdog
 
 
 def write_to_the_terminal():
@@ -54,38 +51,36 @@ def test_a_child_may_write_to_a_terminal_that_stops_background_groups():
     assert b"written" in text
 
 
-def send_own_name(pipe):
-    pipe.send(psutil.Process().name())
-
-
-def test_programs_that_list_processes_show_the_name_of_a_child():
-    ours, its_end = Pipe()
-    child = start_child(send_own_name, (its_end,), name="evaluator of games", daemon=True)
-    assert ours.recv() == "evaluator of ga"  # Linux keeps 15 characters
-    child.join()
+def ignores(pid, signum, field="SigIgn"):
+    with open(f"/proc/{pid}/status") as status:
+        mask = next(line for line in status if line.startswith(field)).split()[1]
+    return int(mask, 16) & 1 << (signum - 1)
 
 
 def test_the_watchdog_clears_registered_groups_and_folders_at_the_end_of_its_parent_and_no_others(tmp_path):
+    """Whatever is signalled to it; if it is killed, the next one does it."""
     kept, killed = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
-    command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid())]
-    dog = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     folders = [tmp_path / name for name in ("kept", "removed")]
     for folder in folders:
         folder.mkdir()
         (folder / "socket").touch()
-    text = f"+{kept.pid}\n+{killed.pid}\n-{kept.pid}\n"
-    text = f"{text}+{folders[0]}\n+{folders[1]}\n-{folders[0]}\n".encode()
-    for part in (text[:3], text[3:]):  # lines may arrive in parts
-        dog.stdin.write(part)
-        dog.stdin.flush()
+    watchdog = Watchdog()
+    watchdog.ensure_running()
+    for charge in (kept.pid, killed.pid, *folders):
+        watchdog.add(charge)
+    watchdog._process.kill()
+    watchdog._process.wait()
+    watchdog.discard(kept.pid)
+    watchdog.ensure_running()
+    watchdog.discard(folders[0])
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         deadline = time.monotonic() + 10
-        while not ignores(dog.pid, signum) and time.monotonic() < deadline:
+        while not ignores(watchdog._process.pid, signum) and time.monotonic() < deadline:
             time.sleep(0.01)
-        dog.send_signal(signum)
+        watchdog._process.send_signal(signum)
     assert killed.poll() is None
-    dog.stdin.close()
-    assert dog.wait(10) == 0
+    watchdog._process.stdin.close()
+    assert watchdog._process.wait(10) == 0
     assert killed.wait(10) == -signal.SIGKILL
     assert kept.poll() is None
     assert [folder.exists() for folder in folders] == [True, False]
@@ -93,23 +88,25 @@ def test_the_watchdog_clears_registered_groups_and_folders_at_the_end_of_its_par
     kept.wait()
 
 
-def ignores(pid, signum, field="SigIgn"):
-    with open(f"/proc/{pid}/status") as status:
-        mask = next(line for line in status if line.startswith(field)).split()[1]
-    return int(mask, 16) & 1 << (signum - 1)
+def launch(main, *args, name="worker"):
+    """Start a process with a pipe, as `Child` does."""
+    pipe, child_end = Pipe(duplex=False)
+    with child_end:
+        return start_child(main, (child_end, *args), name=name, daemon=True, group=True), pipe
 
 
-def fill(channel):
-    for slot, _ in channel.tokens():
-        channel.send(slot, None)
+def wait(pipe):
+    pipe.send(os.getpid())
+    time.sleep(600)
 
 
 def test_no_worker_hears_ctrl_c():
     """Whatever is signalled to the terminal's process group, from the first instruction of a worker on."""
-    with Workers(fill, 2, (), options=WorkerOptions(in_order=True)) as workers:
-        assert all(ignores(pid, signal.SIGINT, "SigBlk") for pid in workers.pids), "blocked"
-        assert len(workers.take(lambda: False)) == 2  # from then on they are past their own first instructions
-        assert all(ignores(pid, signal.SIGINT) for pid in workers.pids)
+    process, pipe = launch(wait)
+    assert ignores(process.pid, signal.SIGINT, "SigBlk"), "blocked"
+    pipe.recv()
+    assert ignores(process.pid, signal.SIGINT)
+    await_end([process], 0)
 
 
 def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started(monkeypatch):
@@ -123,75 +120,69 @@ def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_s
 
     multiprocessing.resource_tracker.ensure_running()
     monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse_the_second)
-    with pytest.raises(WorkerError) as refused, Workers(fill, 2, ()):
-        pass
-    assert str(refused.value).startswith("worker 1 cannot be started: Resource temporarily unavailable; lower")
-    assert "--num-actors" in str(refused.value)
+    with pytest.raises(WorkerError) as refused:
+        Supervisor([Child(f"actor {i}", partial(launch, wait), "--num-actors") for i in range(2)]).start()
+    assert str(refused.value).startswith("actor 1 cannot be started: Resource temporarily unavailable; lower --num-act")
     assert "ulimit -u" in str(refused.value)
     assert len(pids) == 1
     assert not psutil.pid_exists(pids[0])
 
 
-def work(pipe, fail):
-    """Send a message, then raise an exception or wait."""
-    pipe.send(("works", os.getpid()))
-    if fail:
-        raise ArithmeticError("the lamp went out")
-    time.sleep(600)
-
-
 def supervised(pipe, closed, fail):
-    run_supervised(partial(work, pipe, fail), pipe, close=lambda: closed.send(os.getpid()))
+    """Send a message, then raise an exception or wait."""
+
+    def work():
+        pipe.send(("works", os.getpid()))
+        if fail:
+            raise ArithmeticError("the lamp went out")
+        time.sleep(600)
+
+    run_supervised(work, pipe, close=lambda: closed.send(os.getpid()))
 
 
 @pytest.mark.usefixtures("forked")
 def test_roles_are_restarted_by_name_and_closed_at_the_end():
     """A collector and an evaluator: one is killed, the other raises an exception, each is replaced."""
     closed, closed_end = Pipe(duplex=False)
-    works, restarts = [], []
+    works, restarts, names = [], [], []
 
-    def launch(role):
-        pipe, child_end = Pipe(duplex=False)
-        fail = role == "evaluator" and not restarts
-        with child_end:
-            return start_child(supervised, (child_end, closed_end, fail), name=role, daemon=True), pipe
+    def start(role):
+        return launch(supervised, closed_end, role == "evaluator" and not restarts, name=role)
 
     def receive(number, message):
         works.append((number, message[1]))
+        names.append(psutil.Process(message[1]).name())
         supervisor.children[number].record_result()
 
-    roles = ["collector", "evaluator"]
     supervisor = Supervisor(
-        [Child(role, partial(launch, role), "--num-nodes") for role in roles],
+        [Child(role, partial(start, role), "--num-nodes") for role in ("collector of games", "evaluator")],
         max_restarts=2,
         on_message=receive,
         on_restart=lambda number, text: restarts.append(text),
     )
+
+    def watch(until):
+        while not until():
+            supervisor.watch(lambda: False)
+
     supervisor.start()
     try:
         first = supervisor.pids
-        while len(works) < 3:
-            supervisor.watch(lambda: False)
+        watch(lambda: len(works) == 3)
         os.kill(first[0], signal.SIGKILL)
-        while len(works) < 4:
-            supervisor.watch(lambda: False)
+        watch(lambda: len(works) == 4)
         last = supervisor.pids
         os.kill(last[1], signal.SIGKILL)
-        with pytest.raises(
-            WorkerError, match=rf"evaluator \(pid {last[1]}\) was killed by SIGKILL; restart budget of 2"
-        ):
-            watch_for_ever(supervisor)
+        spent = rf"evaluator \(pid {last[1]}\) was killed by SIGKILL; restart budget of 2"
+        with pytest.raises(WorkerError, match=spent):
+            watch(lambda: False)
     finally:
         supervisor.stop()
     raised, killed = restarts
     assert raised.startswith(f"evaluator (pid {first[1]}) raised an exception; restart 1 of 2\nTraceback")
     assert raised.endswith("ArithmeticError: the lamp went out")
-    assert killed == f"collector (pid {first[0]}) was killed by SIGKILL; restart 2 of 2"
+    assert killed == f"collector of games (pid {first[0]}) was killed by SIGKILL; restart 2 of 2"
     assert works[3:] == [(0, last[0])]
+    assert set(names) == {"collector of ga", "evaluator"}, "programs that list processes show 15 characters"
     assert [closed.recv() for _ in range(2)] == [first[1], last[0]], "those that raise, and those that are stopped"
     assert not any(psutil.pid_exists(pid) for pid in last)
-
-
-def watch_for_ever(supervisor):
-    while True:
-        supervisor.watch(lambda: False)

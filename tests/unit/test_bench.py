@@ -1,363 +1,337 @@
-import importlib.util
+"""Benchmarks that run chapters: rows of settings, runs that go on, what a run came to, rates in turns, searches."""
+
+import csv
 import json
-import logging
 import math
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.episode_log import EpisodeLog, EpisodeRow, read_episodes
-from a3c_mp.run.run_dir import as_recorded
-from bench import alternate, common, population, report, solve
-from bench.stages import bound
-from bench.throughput import sb3_flags, steady_sps
-from train_a3c_data import Args
+from bench import common, peers, records, solve, throughput, tune
 
 
-def one_actor(*returns):
-    return [(0, episode_return) for episode_return in returns]
+def games_of(returns):
+    return [common.Game(10 * i, 0.5 * i, float(value)) for i, value in enumerate(returns, start=1)]
 
 
-def test_machin_needs_33_perfect_episodes_of_one_actor():
-    # s_n = 200 (1 - 0.9^n) is above 190 from n = 29 on: 0.9^28 = 0.0523, 0.9^29 = 0.0471
-    assert solve.machin_episodes(one_actor(*[200.0] * 32)) is None
-    assert solve.machin_episodes(one_actor(*[200.0] * 40)) == 33
+def run_folder(path, games, **summary):
+    """A folder as a finished run leaves it."""
+    rows = [f"{game.steps},{game.seconds},0,{game.episode_return},10" for game in games]
+    (path / "episodes.csv").write_text("\n".join(["steps,seconds,actor,episode_return,length", *rows, "9999"]))
+    names = ("exit_reason", "solved", "wall_seconds", "sps", "weights_sha256", "episodes", "steps", "mean_return_100")
+    (path / "summary.json").write_text(json.dumps(dict.fromkeys(names) | summary))
+    return path
 
 
-def test_machin_counts_the_episodes_of_all_actors():
-    both = [(actor, 200.0) for _ in range(40) for actor in (0, 1)]
-    assert solve.machin_episodes(both) == 2 * 32 + 1  # actor 0 gets there first
-    assert solve.machin_episodes([(0, 200.0)] * 32 + [(1, 200.0)] * 32) is None
+# ---- rows and settings
 
 
-def test_machin_wants_its_five_episodes_running():
-    # s_31 = 200 - 200 * 0.9^31 = 192.37 is the third above 190; a 0 makes it 173.13; k perfect episodes later it is
-    # 200 - 26.87 * 0.9^k, above 190 from k = 10 on (26.87 * 0.9^9 = 10.41, 0.9^10: 9.37), so the fifth is k = 14.
-    returns = [200.0] * 31 + [0.0] + [200.0] * 13
-    assert solve.machin_episodes(one_actor(*returns)) is None
-    assert solve.machin_episodes(one_actor(*returns, 200.0)) == 31 + 1 + 14
-
-
-def test_bound_pays_for_every_stage():
-    rates = {"env": 3000.0, "act": 6000.0, "learn": 2000.0}
-    # a step costs 1/3000 + 1/6000 + 1/2000 = 1 ms of one core
-    assert bound(rates, cores=2, passes=1, learner_threads=1, cuda=False) == (pytest.approx(2000), "cores")
-    # a second pass adds 0.5 ms: 2 / 1.5 ms = 1333 steps a second; but the learner alone does 2000 / 2
-    assert bound(rates, cores=2, passes=2, learner_threads=1, cuda=False) == (pytest.approx(1000), "learner")
-    assert bound(rates, cores=2, passes=2, learner_threads=2, cuda=False) == (pytest.approx(4000 / 3), "cores")
-    assert bound(rates, cores=8, passes=1, learner_threads=3, cuda=False) == (pytest.approx(6000), "learner")
-    # threads that have no core of their own add nothing
-    assert bound(rates, cores=1, passes=4, learner_threads=8, cuda=False)[0] == pytest.approx(1000 / 2.5)
-    assert bound(rates, cores=16, passes=4, learner_threads=1, cuda=True) == (48000, "environments")
-
-
-def test_steady_rate_is_that_of_the_second_half():
-    start_up = [(0.0, 0), (4.0, 10)]
-    steady = [(5.0, 100), (7.0, 300), (10.0, 600)]
-    assert steady_sps(start_up + steady) == pytest.approx(100)
-    for too_short in ([], [(1.0, 100)], [(0.0, 0), (1.0, 100)]):
-        with pytest.raises(ConfigError, match="raise --seconds"):
-            steady_sps(too_short)
-
-
-def test_a_rate_in_turns_counts_the_time_between_the_first_and_the_last_point_that_was_the_trainers_own(monkeypatch):
-    points = [(3.0, 50), (9.0, 100), (21.0, 300), (33.0, 700)]
-    events = [SimpleNamespace(wall_time=seconds, step=step) for seconds, step in points]
-    monkeypatch.setattr(alternate, "elapsed_events", lambda folder: events)
-    turns = alternate.Turns(Path("."), None, Path("run"), [(0.0, 10.0), (20.0, 22.0), (30.0, 34.0)])
-    assert turns.rate() == (700 - 100) / (1 + 2 + 3)
-    turns.times = [(0.0, 2.0), (20.0, 22.0)]
-    with pytest.raises(ConfigError, match=r"^warm-up=2: nothing was learned"):
-        turns.rate()
-    turns.times = [(0.0, 10.0), (11.0, 12.0)]
-    with pytest.raises(ConfigError, match=r"^windows=1: nothing was learned"):
-        turns.rate()
+@pytest.mark.parametrize("chapter", common.CHAPTERS)
+def test_the_settings_of_each_chapter_are_known_before_it_runs(chapter):
+    command = [*common.CHAPTERS[chapter], "--seed=7"]
+    assert common.as_recorded(common.trainer_settings(command))["seed"] == 7
 
 
 @pytest.mark.parametrize(
-    ("flags", "line"),
+    ("row", "expected"),
     [
-        (["--repeat"], "repeat: a value is missing"),
-        (["--repeat", "x"], "repeat=x: must be a whole number"),
-        (["--repeat", "0"], "repeat=0: must be 1 or more"),
-        (["--trees", "."], "trees=.: name two checkouts or more"),
+        ("default", ("", [])),
+        ("entropy-coef=0.02 no-normalize-obs", ("", ["--entropy-coef=0.02", "--no-normalize-obs"])),
+        ("task eval-every=0", ("task", ["--eval-every=0"])),
+        ("--entropy-coef=0.02", None),
+        ("entropy-coef =0.02", None),
+        ("entropy-coef=", None),
     ],
 )
-def test_a_benchmark_refuses_its_own_flags_in_one_line_and_leaves_others_to_the_trainer(flags, line, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["alternate.py", *flags, "--env-id", "CartPole-v1"])
+def test_a_row_is_a_chapter_and_flags(row, expected):
+    with nullcontext() if expected else pytest.raises(ConfigError, match="without their dashes"):
+        assert common.split_row(row, common.CHAPTERS) == expected
+
+
+def test_rows_differ_and_have_one_environment():
+    args = common.RowArgs(chapter="a3c_grad", rows=("default", "task seed=3"))
+    commands = common.commands_of(args, ["--env-id=CartPole-v1"])
+    assert commands["default"] == ["train_a3c_grad.py", "--env-id=CartPole-v1"]
+    assert commands["task seed=3"] == ["train_task.py", "--env-id=CartPole-v1", "--seed=3"]
+    assert {row: found["seed"] for row, found in common.settings_of(commands).items()} == {
+        "default": 1,
+        "task seed=3": 3,
+    }
+    with pytest.raises(ConfigError, match="occurs twice"):
+        common.commands_of(common.RowArgs(rows=("default", "default")), [])
+    with pytest.raises(ConfigError, match="different environments"):
+        common.settings_of(common.commands_of(common.RowArgs(rows=("a3c_data", "apex_ddpg")), []))
+
+
+def test_a_recorded_setting_can_be_a_flag_again():
+    settings = {"reward_clip": False, "hidden": [64, 64], "gamma": 0.5, "resume": None}
+    words = [word for name, value in settings.items() for word in common.flag_of(name, value)]
+    assert words == ["--no-reward-clip", "--hidden", "64", "64", "--gamma=0.5", "--resume=None"]
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "line"),
+    [
+        (throughput, ["--repeat"], "repeat: a value is missing"),
+        (throughput, ["--repeat", "x"], "repeat=x: must be a whole number"),
+        (throughput, ["--repeat", "0"], "repeat=0: must be 1 or more"),
+        (throughput, ["--trees", "/proc"], "trees=/proc: it has no such chapter"),
+        (solve, ["impala"], "arguments=impala: a value without a flag; perhaps --chapter impala"),
+        (solve, ["Breakout"], "arguments=Breakout: a value without a flag; see --help"),
+        (peers, ["--rows", "impalla"], "rows=impalla: no such library here"),
+        (peers, ["--rows", "rllib", "--env-id", "Pendulum-v1"], "rows=rllib: it is run on Atari only"),
+        (peers, ["--rows", "sb3_a2c", "--environments", "/proc"], "rows=sb3_a2c: it is not installed in /proc"),
+    ],
+)
+def test_a_benchmark_refuses_bad_flags_in_one_line(module, flags, line, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["bench.py", *flags])
     with pytest.raises(ConfigError, match=f"^{line}"):
-        alternate.main()
+        module.main()
 
 
-def test_sb3_gets_as_many_environments_and_no_smaller_a_batch(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    flags = sb3_flags(Args(env_id="PongNoFrameskip-v4", num_actors=2, num_envs=32, batch_size=256), cores=2.5)
-    assert " ".join(flags) == "--env-id PongNoFrameskip-v4 --num-envs 64 --n-steps 5 --threads 2", "its own five steps"
-    flags = sb3_flags(Args(env_id="PongNoFrameskip-v4", num_actors=2, num_envs=32, batch_size=346), cores=2)
-    assert "--n-steps 6" in " ".join(flags)
-    with pytest.raises(ConfigError, match="not an Atari game"):
-        sb3_flags(Args(env_id="CartPole-v1"), cores=2)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install"):
-        sb3_flags(Args(env_id="PongNoFrameskip-v4"), cores=2)
+# ---- result files
 
 
-def episodes(returns):
-    return [EpisodeRow(10 * i, 0.5 * i, 0, float(value), 10) for i, value in enumerate(returns, start=1)]
+def begin(path, **changes):
+    args = solve.Args(out=path, **{"seeds": 2, **changes.pop("bench", {})})
+    return records.begin(changes.pop("kind", "solve"), args, "E", {"default": {"seed": 1}} | changes)
+
+
+def test_a_benchmark_goes_on_where_it_was_interrupted(tmp_path, capsys):
+    path, seen = tmp_path / "new" / "r.json", []
+
+    def run(row, seed):
+        seen.append((row, seed))
+        if seed == 2:
+            raise SystemExit(130)
+        return {"sps": 1.0}
+
+    plan = records.in_turns(["a", "b"], 2)
+    assert plan == [("a", 1), ("b", 1), ("b", 2), ("a", 2)], "every second round goes backwards"
+    with pytest.raises(SystemExit):
+        records.measure(*begin(path), plan, run, lambda result: f"{len(result['runs'])} runs")
+    _, result = begin(path, bench={"seeds": 3})
+    assert [(each["row"], each["seed"], each["sps"]) for each in result["runs"]] == [("a", 1, 1.0), ("b", 1, 1.0)]
+    assert result["bench"]["seeds"] == 3
+    assert {"commit", "date", "machine", "versions", "load_at_start", "settings"} <= result.keys()
+    records.measure(path, result, plan, lambda row, seed: seen.append((row, seed)) or {}, lambda result: "")
+    assert seen == [("a", 1), ("b", 1), ("b", 2), ("b", 2), ("a", 2)]
+    assert "1 runs\n2 runs\n" in capsys.readouterr().out
+    assert "runs_dir" not in result["bench"], "folders of one machine are not recorded"
+
+
+def test_a_benchmark_does_not_go_on_with_something_else(tmp_path, monkeypatch):
+    records.save(*begin(path := tmp_path / "r.json"))
+    others = {"settings": {"default": {"seed": 2}}, "flags": {"bench": {"steps": 9}}, "kind": {"kind": "games"}}
+    for what, changes in others.items():
+        with pytest.raises(ConfigError, match=f"its runs have other {what}"):
+            begin(path, **changes)
+    monkeypatch.setattr(records, "machine", lambda: {"name": "another", "cores": 1.0})
+    with pytest.raises(ConfigError, match="its runs have other machine"):
+        begin(path)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="not a result file"):
+        begin(path)
+
+
+def test_results_are_saved_whole_and_finite(tmp_path):
+    result = {"kind": "solve", "chapter": "task", "env_id": "A/B-v1", "date": "2026-01-02 10:20:30"}
+    result["machine"] = {"name": "AMD EPYC 2 cores"}
+    assert records.default_path(result).name == "solve_task_A-B-v1_amd-epyc-2-cores_20260102-102030.json"
+    records.save(path := tmp_path / "r.json", result)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        records.save(path, {"sps": float("nan")})
+    assert json.loads(path.read_text()) == result
+
+
+# ---- what a run came to
+
+
+def test_a_run_ends_at_its_steps_or_by_itself(tmp_path):
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        "flags = dict(word.lstrip('-').split('=') for word in sys.argv[1:])\n"
+        "folder = pathlib.Path(flags['runs-dir']) / flags['run-name']\n"
+        "folder.mkdir()\n"
+        "rows = [f'{steps},1.0,0,0.0,10' for steps in range(0, 101, 10)]\n"
+        "text = '\\n'.join(['steps,seconds,actor,episode_return,length', *rows, '9999'])\n"  # a torn line
+        "(folder / 'episodes.csv').write_text(text)\n"
+        "time.sleep(float(flags['wait']))\n"
+        "sys.exit(3)\n"
+    )
+    args = SimpleNamespace(runs_dir=tmp_path)
+    folder = common.train([str(script), "--wait=60"], args, "A/B no-clip", steps=100)
+    assert folder.name.startswith("A-B-no-clip-"), "a plain name"
+    assert common.steps_taken(folder) == 100
+    with pytest.raises(SystemExit, match="3"):
+        common.train([str(script), "--wait=0"], args, "failed", steps=110)
 
 
 def test_rows_that_were_stopped_at_different_steps_are_compared_after_the_same(tmp_path):
-    log = EpisodeLog(tmp_path / "episodes.csv", 0, logging.getLogger("test"))
-    for number in range(1, 301):
-        log.add(10 * number, float(number), 0, Episode(float(number), 10))
-    log.close()
-    names = ("exit_reason", "solved", "wall_seconds", "sps", "weights_sha256")
-    summary = {**dict.fromkeys(names), "steps": 3_000, "episodes": 300, "mean_return_100": 250.5}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    stopped, whole = solve.outcome(tmp_path, 1, "stop-return", 2_000), solve.outcome(tmp_path, 1, "stop-return")
+    run_folder(tmp_path, games_of(range(1, 301)), steps=3_000, episodes=300, mean_return_100=250.5)
+    stopped, whole = solve.outcome(tmp_path, 2_000), solve.outcome(tmp_path)
     assert (stopped["mean_return_100"], stopped["episodes"], stopped["late_return"]) == (150.5, 200, 150.5)
     assert (whole["mean_return_100"], whole["episodes"], whole["late_return"]) == (250.5, 300, 225.5)
     assert stopped["curve"][-1][0] == 2_000
-    assert solve.outcome(tmp_path, 1, "stop-return", 5)["mean_return_100"] is None, "no game had ended by then"
+    assert solve.outcome(tmp_path, 5)["mean_return_100"] is None, "no game had ended by then"
+    assert solve.late_return([]) is None
 
 
-def test_curve_is_the_mean_of_the_last_100_games():
-    rows = episodes(range(250))
-    points = solve.curve(rows, points=1000)
+def test_a_curve_is_the_mean_of_the_last_100_games():
+    points = common.curve_of(games_of(range(250)), points=1000)
     assert len(points) == 250 - 20 + 1  # the first 19 games are too few for a mean
     assert points[0] == (200, 10.0, sum(range(20)) / 20)
     assert points[100] == (1200, 60.0, sum(range(20, 120)) / 100)
     assert points[-1] == (2500, 125.0, sum(range(150, 250)) / 100)
+    thin = common.curve_of(games_of(range(419)), points=5)
+    assert [steps for steps, _, _ in thin] == [200, 1200, 2200, 3190, 4190], "evenly, with both ends"
+    assert common.curve_of(games_of(range(19))) == []
 
 
-def test_curve_is_thinned_out_evenly_between_its_ends():
-    points = solve.curve(episodes(range(419)), points=5)
-    assert [steps for steps, _, _ in points] == [200, 1200, 2200, 3190, 4190]
-    assert solve.curve(episodes(range(19))) == []
-    assert solve.curve([]) == []
+def test_a_population_is_judged_by_its_members(tmp_path):
+    run_folder(tmp_path, [], evaluation_steps=70)
+    fitness = {("0", 100): ["1", "nan", "3"], ("1", 200): ["5", "9", "1"]}
+    with (tmp_path / "lineage.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["generation", "steps", "fitness"])
+        rows.writerows([*generation, value] for generation, values in fitness.items() for value in values)
+    found = {"evaluation_steps": 70, "best_fitness": 9.0, "last_median": 5.0}
+    assert solve.population_outcome(tmp_path, 4.0) == found | {"first_steps": 200}
+    assert solve.population_outcome(tmp_path, None) == found | {"first_steps": None}
 
 
-def test_medians_take_an_unsolved_seed_for_endless():
-    def run(seconds, solved):
-        return {"wall_seconds": seconds, "steps": 10 * seconds, "sps": 10.0, "solved": solved}
-
-    mostly = solve.medians([run(60.0, True), run(30.0, False), run(50.0, True)], "stop-return")
-    assert mostly == {"wall_seconds": 60.0, "steps": 600.0, "sps": 10.0}
-    rarely = solve.medians([run(60.0, True), run(30.0, False), run(50.0, False)], "stop-return")
-    assert rarely == {"wall_seconds": None, "steps": None, "sps": 10.0}
-
-
-def test_episodes_are_read_as_a_run_writes_them(tmp_path):
-    (tmp_path / "episodes.csv").write_text("steps,seconds,actor,episode_return,length\n2048,3.25,1,-21,824\n")
-    assert read_episodes(tmp_path / "episodes.csv") == [EpisodeRow(2048, 3.25, 1, -21.0, 824)]
-
-
-def throughput(date, sps):
-    medians = {"env": 1.0, "act": 1.0, "learn": 1.0, "bound": 4000.0, "trainer": sps, "ratio": sps / 4000}
-    head = {"kind": "throughput", "chapter": "a3c_data", "env_id": "Pong", "date": date, "machine": {"name": "box"}}
-    return {**head, "medians": medians}
-
-
-def test_report_shows_the_newest_result():
-    table = report.main_table([throughput("2026-01-02 10:00:00", 3000.0), throughput("2026-01-01 10:00:00", 2000.0)])
-    row = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
-    assert row == ["a3c_data", "Pong", "box", "", "", "", "3,000", "75%", ""]
-
-
-def solved_at(machine, date, *runs, env_id="CartPole-v1"):
-    runs = [
-        {"seed": i + 1, "solved": bool(seconds), "wall_seconds": seconds, "steps": 7e4}
-        for i, seconds in enumerate(runs)
-    ]
-    wall = runs[0]["wall_seconds"]
-    head = {"kind": "solve", "rule": "stop-return", "chapter": "a3c_data", "env_id": env_id, "date": date}
-    place = {"name": machine, "cpu": machine, "cores": 2.0}
-    return {**head, "machine": place, "runs": runs, "medians": {"wall_seconds": wall, "steps": wall and 7e4}}
-
-
-def test_report_takes_the_newest_result_of_each_chapter_and_names_machines_that_differ():
-    pong = solved_at("old", "2026-01-01 10:00:00", 660.0, 600.0, None, env_id="PongNoFrameskip-v4")
-    old, new = solved_at("old", "2026-01-01 11:00:00", 20.0, 19.0), solved_at("new", "2026-01-02 10:00:00", 10.0)
-    others = [solved_at("old", "2026-01-01 12:00:00", 30.0) | {"chapter": name} for name in ("a3c_grad", "impala")]
-    table = report.chapter_table([new, pong, old, *others])
-    assert "| 11.0 min, 0.07M steps (2 of seeds 1 to 3) | 10 s, 70k steps (seed 1), new |" in table
-    assert table.count("| 30 s, 70k steps (seed 1) |") == 2
-    assert table.count("not run") == 2 * len(report.CHAPTERS) - 4
-    when = "PongNoFrameskip-v4: old, 2026-01-01; CartPole-v1: old, 2026-01-01"
-    assert table.endswith(f"Where a cell names no other machine: {when}.")
-    assert "0 of 1 solved (seed 1)" in report.chapter_table([solved_at("box", "2026-01-01 10:00:00", None)])
-    assert report.chapter_table([throughput("2026-01-01 10:00:00", 2000.0)]) == ""
-
-
-def test_report_keeps_results_with_other_flags_apart_and_out_of_the_readme(tmp_path):
-    preset = solved_at("box", "2026-01-01 10:00:00", 20.0) | {"command": ["solve.py", "--env-id", "CartPole-v1"]}
-    flags = ["--chapter=a3c_data", "--seeds", "1", "--net", "nature", "--env-id=CartPole-v1", "--lr=1e-3"]
-    other = solved_at("box", "2026-01-02 10:00:00", 10.0) | {"command": ["solve.py", *flags]}
-    assert report.trainer_flags(other) == "--net nature --lr=1e-3"
-    assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}
-    assert len(report.newest([preset, other], "solve", "stop-return")) == 2
-    today = as_recorded(common.trainer_settings(["train_a3c_data.py", "--env-id=CartPole-v1"]))
-    other["settings"] = {"default": today}
-    assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): other}, "they have become the preset"
-    other["settings"] = {"default": {name: value for name, value in today.items() if name != "update_epochs"}}
-    assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}, "one epoch, before the setting"
-    other["settings"] = {"default": today | {"net": "a3c"}}
-    assert report.chosen([preset, other]) == {("a3c_data", "CartPole-v1"): preset}
-    interrupted = solved_at("box", "2026-01-03 10:00:00", 9.0) | {"bench": {"seeds": 2}}
-    assert report.chosen([preset, interrupted]) == {("a3c_data", "CartPole-v1"): preset}
-    alike = throughput("2026-01-03 10:00:00", 3000.0) | {"flags": ["--net=nature"]}
-    assert report.trainer_flags(alike) == "--net=nature"
-
-
-def test_report_draws_what_has_curves(tmp_path):
-    runs = [{"wall_seconds": 10.0, "curve": [(100, 1.0, 20.0), (200, 2.0, 30.0)]}, {"wall_seconds": 1.0, "curve": []}]
-    report.draw(tmp_path / "a" / "curves.png", {("a3c_data", "CartPole-v1"): {"runs": runs}})
-    assert (tmp_path / "a" / "curves.png").stat().st_size > 10_000
-
-
-def test_report_replaces_what_is_between_the_markers():
-    text = "# Title\n<!-- results -->\nold\n<!-- /results -->\n<!-- games -->\nrest\n<!-- /games -->\n"
-    assert report.replace_between(text, "| new |") == text.replace("old", "| new |")
-    assert report.replace_between(text, "| new |", "games") == text.replace("rest", "| new |")
-    assert report.replace_between("# Title\n", "| new |") is None
-
-
-def test_a_result_names_no_folder_of_the_machine():
-    flags = [
-        "--seeds",
-        "3",
-        "--runs-dir",
-        "/home/me/runs",
-        "--lr=1",
-        "--results=/tmp/r",
-        "--runs_dir=/x",
-        "--trees",
-        "../before",
-        ".",
-        "--env-id",
-        "E",
-    ]
-    assert common.without_folders(flags) == ["--seeds", "3", "--lr=1", "--env-id", "E"]
-
-
-def test_a_comparison_of_populations_goes_on_with_equal_settings_only(tmp_path):
-    settings, path = {"evolution": {"seed": 1, "folder": tmp_path}}, tmp_path / "r.json"
-    start = {"settings": settings, "machine": {"name": "one"}, "bench": {"seeds": 2}, "runs": []}
-    interrupted = start | {"bench": {"seeds": 1}, "runs": [{"row": "evolution", "seed": 1}]}
-    common.save(path, interrupted)
-    found = population.read_interrupted(path, start)
-    assert (found["runs"], found["bench"]) == (interrupted["runs"], {"seeds": 2})
-    with pytest.raises(ConfigError, match="other settings"):
-        population.read_interrupted(path, start | {"settings": {"evolution": {"seed": 2, "folder": tmp_path}}})
-    with pytest.raises(ConfigError, match="another machine, one"):
-        population.read_interrupted(path, start | {"machine": {"name": "two"}})
-    for broken in ("{", "[]"):
-        path.write_text(broken)
-        with pytest.raises(ConfigError, match="no result file"):
-            population.read_interrupted(path, start)
-
-
-def test_results_without_a_goal_have_no_row():
-    goal = {"kind": "solve", "rule": "stop-return", "settings": {"default": {"stop_return": 18.0}}, "runs": [{}]}
-    none = goal | {"settings": {"default": {"stop_return": None}}}
-    played = none | {"runs": [{"played_mean": 3.0}]}
-    found = [report.has_goal(r) for r in (goal, goal | {"settings": {}}, none, none | {"rule": "machin"}, played)]
-    assert found == [True, True, False, True, True]
-
-
-def test_results_are_saved_whole_and_finite(tmp_path):
-    result = throughput("2026-01-02 10:20:30", 3000.0)
-    path = common.result_path(tmp_path, result, with_env=True)
-    assert path.name == "throughput_a3c_data_Pong_box_20260102-1020.json"
-    common.save(path, result)
-    assert json.loads(path.read_text()) == result
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        common.save(path, {"sps": float("nan")})
-    assert json.loads(path.read_text()) == result
-
-
-def test_a_row_of_settings_becomes_flags():
-    assert solve.flags_of("default") == []
-    assert solve.flags_of("entropy-coef=0.02 no-normalize-obs") == ["--entropy-coef=0.02", "--no-normalize-obs"]
-    for row in ("--entropy-coef=0.02", "entropy-coef =0.02", "entropy-coef="):
-        with pytest.raises(ConfigError, match="without their dashes"):
-            solve.flags_of(row)
-
-
-def test_a_run_of_a_search_ends_at_its_steps_or_by_itself(tmp_path):
-    script = tmp_path / "trainer.py"
-    script.write_text(
-        "import pathlib, sys, time\n"
-        "last, wait = int(sys.argv[1]), float(sys.argv[2])\n"
-        "rows = [f'{steps},1.0,0,0.0,10' for steps in range(0, last + 1, 10)]\n"
-        "path = pathlib.Path(sys.argv[3]) / 'episodes.csv'\n"
-        "path.write_text('\\n'.join(['steps,seconds,actor,episode_return,length', *rows, '9999']))\n"  # a torn line
-        "time.sleep(wait)\n"
-        "sys.exit(3)\n"
-    )
-    assert solve.train([str(script), "100", "60", str(tmp_path)], tmp_path, steps=100) == 0
-    assert solve.train([str(script), "100", "0", str(tmp_path)], tmp_path, steps=110) == 3
-
-
-def test_a_search_counts_what_was_not_reached_as_endless():
-    def run(row, seed, curve):
-        end = {"exit_reason": "SIGTERM", "solved": False, "wall_seconds": 120.0, "steps": 600_000, "sps": 5000.0}
-        means = {"mean_return_100": curve[-1][2], "late_return": None}
-        return {"row": row, "seed": seed, "curve": curve, **end, **means}
+def test_medians_count_what_was_not_solved_as_endless():
+    def run(row, seed, curve, solved, seconds=60.0):
+        end = {"exit_reason": "SIGTERM", "solved": solved, "wall_seconds": seconds, "steps": 600_000, "sps": 5000.0}
+        return {"row": row, "seed": seed, "curve": curve, "mean_return_100": curve[-1][2], "late_return": None, **end}
 
     fast, slow = [(100_000, 1.0, -15.0), (300_000, 2.0, 1.0)], [(200_000, 1.0, -14.0), (600_000, 2.0, -3.0)]
-    runs = [run("a", 1, fast), run("b", 1, slow), run("a", 2, slow)]
-    lines = solve.table(runs, "stop-return", marks=(-15.0, 0.0)).splitlines()
+    assert solve.medians([run("a", 1, fast, True), run("a", 2, fast, False, 9.0), run("a", 3, fast, True)]) == {
+        "wall_seconds": 60.0, "steps": 600_000, "sps": 5000.0,
+    }  # fmt: skip
+    assert solve.medians([run("a", 1, fast, True), run("a", 2, fast, False), run("a", 3, fast, False)])["steps"] is None
+    runs = [run("a", 2, slow, False), run("b", 1, slow, True), run("a", 1, fast, False)]
+    lines = solve.table({"runs": runs, "bench": {"marks": (-15.0, 0.0)}}).splitlines()
     header, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert header[3:] == ["mean return", "second half", "minutes", "steps", "sps", "to -15", "to 0"]
     assert cells == [
-        ["a", "1", "steps", "1.0", "-", "2.0", "600,000", "5,000", "100,000", "300,000"],
-        ["a", "2", "steps", "-3.0", "-", "2.0", "600,000", "5,000", "200,000", "-"],
+        ["a", "1", "steps", "1.0", "-", "1.0", "600,000", "5,000", "100,000", "300,000"],
+        ["a", "2", "steps", "-3.0", "-", "1.0", "600,000", "5,000", "200,000", "-"],
         ["a", "median", "", "-1.0", "-", "-", "-", "5,000", "150,000", "-"],
-        ["b", "1", "steps", "-3.0", "-", "2.0", "600,000", "5,000", "200,000", "-"],
-        ["b", "median", "", "-3.0", "-", "-", "-", "5,000", "200,000", "-"],
+        ["b", "1", "steps", "-3.0", "-", "1.0", "600,000", "5,000", "200,000", "-"],
+        ["b", "median", "", "-3.0", "-", "1.0", "600,000", "5,000", "200,000", "-"],
     ]
 
 
-@pytest.mark.parametrize("chapter", common.CHAPTERS)
-def test_the_settings_of_each_chapter_can_be_told(chapter):
-    command = [*common.CHAPTERS[chapter], "--seed=7"]
-    assert common.trainer_settings(command).seed == 7
+# ---- rates
 
 
-def test_the_second_half_of_a_run_is_that_of_its_steps():
-    assert solve.late_return(episodes([0.0, 0.0, 1.0, 3.0])) == 2.0  # ended after 10, 20, 30 and 40 steps
-    assert solve.late_return([]) is None
+def test_a_rate_in_turns_counts_the_time_that_was_the_trainers_own(monkeypatch):
+    points = [(3.0, 50), (9.0, 100), (21.0, 300), (33.0, 700), (99.0, 9999)]  # the last one is of the shutdown
+    events = [SimpleNamespace(wall_time=seconds, step=step) for seconds, step in points]
+    monkeypatch.setattr(common, "scalars", lambda folder, name: events)
+    turns, cpu = [(0.0, 10.0), (20.0, 22.0), (30.0, 34.0)], [(5.0, 1.0), (6.0, 2.0), (8.0, 4.0)]
+    contestant = throughput.Contestant(None, Path("run"), turns, cpu)
+    found = contestant.figures()
+    assert found["sps"] == (700 - 100) / (1 + 2 + 3)
+    assert (found["learner_ms"], found["others_ms"]) == (3000 / 600, 3000 / 600), "of the 6 s after the warm-up"
+    for turns in ([(0.0, 2.0), (20.0, 22.0)], [(0.0, 10.0), (11.0, 12.0)]):
+        contestant.turns = turns
+        with pytest.raises(ConfigError, match=r"^warm-up=\d+: nothing was learned"):
+            contestant.figures()
 
 
-def test_rows_differ_and_machins_flags_yield_to_given_ones():
-    rows = solve.commands_of(solve.Args(rows=("default", "seed=3"), rule="machin"), ["--stop_return=100"])
-    machin = ["train_a3c_data.py", "--env-id=CartPole-v0", "--total-steps=1_000_000", "--stop_return=100"]
-    assert rows == {"default": machin, "seed=3": [*machin, "--seed=3"]}
-    with pytest.raises(ConfigError, match="occurs twice"):
-        solve.commands_of(solve.Args(rows=("default", "default")), [])
+def test_rates_relate_to_the_first_row_of_the_same_repetition():
+    figures = [{"old": 100.0, "new": 110.0}, {"old": 50.0, "new": 60.0}, {"old": 80.0, "new": 80.0}]
+    rest = {"learner_ms": 1.0, "others_ms": 3.0}
+    runs = [{"figures": {name: {"sps": sps, **rest} for name, sps in each.items()}} for each in figures]
+    assert throughput.medians(runs)["new"]["ratio"] == pytest.approx(1.1)
+    last = throughput.table({"runs": runs, "machine": {"cores": 2.0}}).splitlines()[-1].split("|")[1:-1]
+    assert [cell.strip() for cell in last] == ["new", "80", "1.100", "1.100, 1.200, 1.000", "1.000", "3.000", "500"]
 
 
-def test_what_is_searched_includes_the_chapters_own_values():
-    from bench import tune
+# ---- other libraries
 
+
+def test_a_peers_run_has_a_rate_and_reaches_its_goal_or_not():
+    text = 'banner\n[0.5, 100, null]\n{"a": 1}\n[1, 2]\n[1.5, 300, -20.5]\n3\n'
+    assert peers.read_points(text) == [(0.5, 100, None), (1.5, 300, -20.5)]
+    points = [(0.0, 0, None), (4.0, 10, 1.0), (5.0, 100, 2.0), (7.0, 300, 3.0), (10.0, 600, 2.5)]
+    found = peers.figures(points, 3.0)
+    assert (found["sps"], found["solved"], found["seconds"], found["steps"]) == (100.0, True, 7.0, 300)
+    assert not peers.figures(points, None)["solved"]
+    assert peers.figures(points[:1], 3.0)["sps"] is None
+    runs = [{"row": "ours", "seed": 1, **found}, {"row": "sb3", "seed": 1, **peers.figures(points, 4.0), "sps": 50.0}]
+    ours, sb3 = peers.table({"runs": runs}).splitlines()[2:]
+    assert " ".join(ours.split()) == "| ours | 1 | 100 | 100 | 1.00 | 0.1 | 300 | 2.5 after 0.2 min, 600 steps |"
+    assert " ".join(sb3.split()) == "| sb3 | 1 | 50 | 50 | 0.50 | not reached | - | 2.5 after 0.2 min, 600 steps |"
+
+
+def test_a_peer_prints_at_most_one_point_a_second_and_ends_at_its_goal_or_time():
+    code = """
+import sys, time
+sys.path.insert(0, "bench/peers")
+import points
+clock = [0.0]
+points.time.perf_counter = lambda: clock[0]
+def run(*flags, mean, until):
+    curve = points.Points(points.parser("").parse_args(flags))
+    for number in range(until):
+        clock[0] = float(number)
+        for _ in range(3):
+            if not curve.add(10 * number, [mean] * 100):
+                return print("end")
+run("--seconds", "2", mean=1.0, until=9)
+clock[0] = 0.0
+run("--seconds", "9", "--stop-return", "1", mean=1.0, until=9)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=common.ROOT, capture_output=True, text=True, check=True)
+    points = ["[0.0, 0, 1.0]", "[1.0, 10, 1.0]", "[2.0, 20, 1.0]", "end", "[0.0, 0, 1.0]", "end"]
+    assert done.stdout.split() == " ".join(points).split()
+
+
+def test_each_peer_has_a_script_and_pinned_versions():
+    for peer in peers.PEERS.values():
+        assert (peers.FOLDER / f"run_{peer.environment}.py").exists()
+        pins = [line for line in (peers.FOLDER / f"{peer.environment}.txt").read_text().splitlines() if line[0] != "#"]
+        assert all(line.count("==") == 1 for line in pins)
+
+
+# ---- searches
+
+
+def test_what_is_searched_has_the_chapters_own_values():
     own = SimpleNamespace(update_epochs=10, learning_rate=3e-2, entropy_coef=0.0, batch_size=64, unroll_length=20)
-    assert tune.searched(own, ["--batch-size=64"]) == {
-        "learning_rate": ("log", 1e-4, 3e-2),
-        "unroll_length": ("choice", 8, 16, 20, 32, 64, 128),
-        "update_epochs": ("choice", 1, 2, 4, 8, 10),
+    searched = tune.searched(own, ["--batch-size=64"])
+    assert searched == {"learning_rate": 3e-2, "unroll_length": 20, "update_epochs": 10}
+    asked = {}
+
+    class Trial:
+        def suggest_float(self, name, low, high, log):
+            asked[name] = (low, high)
+
+        def suggest_categorical(self, name, values):
+            asked[name] = values
+
+    tune.suggest(Trial(), searched)
+    assert asked == {
+        "learning_rate": (1e-4, 3e-2),
+        "unroll_length": [8, 16, 20, 32, 64, 128],
+        "update_epochs": [1, 2, 4, 8, 10],
     }
 
 
 def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_path, monkeypatch, capsys):
     """A trial's return is the higher, the closer the learning rate is to 3e-3."""
     optuna = pytest.importorskip("optuna")
-    from bench import tune
 
-    def train(trial, command, folder, settings):
+    def train(trial, command, folder, total_steps):
         rate = next(float(flag.partition("=")[2]) for flag in command if flag.startswith("--learning-rate="))
         value = -abs(math.log(rate / 3e-3))
         trial.report(value, 1)
@@ -367,10 +341,8 @@ def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_pa
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tune, "train", train)
-    flags = ["--env-id", "CartPole-v1", "--batch-size=64"]
-    monkeypatch.setattr(
-        "sys.argv", ["tune.py", "--sampler-seed", "0", "--trials", "12", "--", "train_a3c_data.py", *flags]
-    )
+    flags = ["--sampler-seed=0", "--trials=12", "--env-id", "CartPole-v1", "--batch-size=64"]
+    monkeypatch.setattr("sys.argv", ["tune.py", *flags])
     for _ in range(2):  # the second process continues the study
         assert tune.main() == 0
     study = optuna.load_study(study_name="study", storage=f"sqlite:///{tmp_path}/tune.sqlite3")
@@ -379,17 +351,7 @@ def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_pa
     assert not {"batch_size", "n_step", "replay_ratio"} & set(study.trials[0].params)
     assert study.best_value > study.trials[0].value
     assert any(trial.state == optuna.trial.TrialState.PRUNED for trial in study.trials)
-    monkeypatch.setattr("sys.argv", ["tune.py", "--", "train_a3c_data.py", "--env-id", "Acrobot-v1"])
+    monkeypatch.setattr("sys.argv", ["tune.py", "--env-id", "Acrobot-v1"])
     with pytest.raises(ConfigError, match="study=study: its trials are of another command: train_a3c_data"):
         tune.main()
     assert "study: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [("impala", "perhaps --chapter impala"), ("Breakout", "see --help"), ("CartPole-v1", "see --help")],
-)
-def test_a_chapter_without_its_flag_is_refused_with_a_hint(monkeypatch, value, hint):
-    monkeypatch.setattr("sys.argv", ["solve.py", value])
-    with pytest.raises(ConfigError, match=f"arguments={value}: a value without a flag; {hint}"):
-        solve.main()

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from a3c_mp.errors import ConfigError
 from bench import outside
 from bench.soak import Args, Limit, add_rates, drift, judge
 
@@ -20,11 +19,11 @@ MINUTES = [60.0 * i for i in range(46)]
 
 def noisy(level, per_hour, noise, seed=0):
     rng = random.Random(seed)
-    return [level + per_hour * t / 3600 + rng.gauss(0, noise) for t in MINUTES]
+    return [(t, level + per_hour * t / 3600 + rng.gauss(0, noise)) for t in MINUTES]
 
 
 def test_the_slope_is_that_of_the_line():
-    found = drift(MINUTES, noisy(500, 40, 0), Limit(0.05, 10))
+    found = drift(noisy(500, 40, 0), Limit(0.05, 10))
     assert found.per_hour == pytest.approx(40)
     assert found.level == pytest.approx(500 + 40 * 22.5 / 60)
     assert found.error == pytest.approx(0, abs=1e-6)
@@ -32,52 +31,41 @@ def test_the_slope_is_that_of_the_line():
     assert not found.flat
 
 
+@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(("per_hour", "flat"), [(0, True), (-200, True), (20, True), (60, False)])
-def test_what_grows_beyond_its_limit_is_not_flat(per_hour, flat):
-    assert drift(MINUTES, noisy(500, per_hour, 4), Limit(0.05, 10)).flat == flat
-
-
-@pytest.mark.parametrize(("per_hour", "flat"), [(0, True), (200, True), (-20, True), (-60, False)])
-def test_a_rate_may_rise_but_not_fall(per_hour, flat):
-    assert drift(MINUTES, noisy(500, per_hour, 4), Limit(0.05, 10, sign=-1)).flat == flat
+def test_a_curve_may_not_grow_beyond_its_limit_and_a_rate_may_not_fall(sign, per_hour, flat):
+    assert drift(noisy(500, sign * per_hour, 4), Limit(0.05, 10, sign)).flat == flat
 
 
 def test_a_wave_is_no_drift():
     """Half a slow wave leans, but its samples resemble each other so much that there are hardly any."""
     wave = [100.0 + 10 * (i // 15 % 2) for i in range(46)]
-    found = drift(MINUTES, wave, Limit(0, 1))
-    white = drift(MINUTES, random.Random(0).sample(wave, len(wave)), Limit(0, 1))
+    found = drift(list(zip(MINUTES, wave, strict=True)), Limit(0, 1))
+    shuffled = random.Random(0).sample(wave, len(wave))
+    white = drift(list(zip(MINUTES, shuffled, strict=True)), Limit(0, 1))
     assert found.error > 2 * white.error
     assert found.flat
 
 
+STEADY = {"memory_mib": 700, "shm_mib": 60, "shm_files": 0, "spilled_files": 0, "queued_bytes": 40, "sps": 2000}
+STEADY |= {"threads": 9, "fds": 40, "processes": 3}
+
+
 def test_a_descriptor_for_each_kill_is_found():
-    same = {"threads": 9, "memory_mib": 700, "shm_mib": 60, "shm_files": 0, "spilled_files": 0, "queued_bytes": 40}
-    samples = [{"seconds": t, "processes": 3, "fds": 40 + i, "sps": 2000, **same} for i, t in enumerate(MINUTES)]
+    samples = [STEADY | {"seconds": t, "fds": 40 + i} for i, t in enumerate(MINUTES)]
     drifts = judge(samples, [], Args(warm_up=600))
     assert [name for name, d in drifts.items() if not d.flat] == ["fds"]
     assert drifts["fds"].per_hour == pytest.approx(60)
 
 
 def test_samples_of_the_warm_up_and_of_restarts_do_not_count():
-    same = {
-        "threads": 9,
-        "shm_mib": 60,
-        "shm_files": 0,
-        "spilled_files": 0,
-        "queued_bytes": 40,
-        "sps": 2000,
-        "fds": 40,
-        "processes": 3,
-    }
-    samples = [{"seconds": t, "memory_mib": 700, **same} for t in MINUTES]
+    samples = [STEADY | {"seconds": t} for t in MINUTES]
     samples[0]["memory_mib"] = 1
     samples[20] |= {"memory_mib": 1, "processes": 2}
     samples[30]["memory_mib"] = 1
     drifts = judge(samples, [MINUTES[30] - 1], Args(warm_up=60))
     assert drifts["memory_mib"].level == pytest.approx(700)
-    with pytest.raises(ConfigError, match="too few to judge"):
-        judge(samples, [], Args(warm_up=44 * 60))
+    assert judge(samples, [], Args(warm_up=44 * 60)) == {}, "too few to judge"
 
 
 def test_rates_lie_between_samples():

@@ -2,15 +2,13 @@
 
 import contextlib
 import itertools
-import json
+import math
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import inline_ray
@@ -19,29 +17,28 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from harness import ROOT, default_signals
-from inline_ray import ObjectLostError, RayActorError
+from inline_ray import ActorUnavailableError, ObjectLostError, RayActorError
 from torch import nn
 
-from a3c_mp.cluster import __main__ as nodes
-from a3c_mp.cluster import access
-from a3c_mp.cluster.environment import ClusterAddress, check_installed, foreign
+from a3c_mp.algorithms.ray_trainer import check_store
+from a3c_mp.cluster import __main__ as command
+from a3c_mp.cluster import access, guardian, node
 from a3c_mp.cluster.fleet import Fleet
-from a3c_mp.cluster.guardian import Guardian, command_line, has_open
+from a3c_mp.cluster.node import ClusterAddress, Node, check_installed, foreign
 from a3c_mp.cluster.parameters import Publisher, Reader
+from a3c_mp.cluster.ray_worker import Packer
 from a3c_mp.cluster.remote_replay import RemoteReplay
-from a3c_mp.cluster.session import Session, check_store
+from a3c_mp.cluster.session import ClusterState, Session
 from a3c_mp.cluster.shards import CONTINUED, Outbox, ReplayShard, ReplaySpec, Reply
-from a3c_mp.cluster.transport import Packer
-from a3c_mp.cluster.watchdog import ClusterState
 from a3c_mp.data.rollout import rollout_spec
-from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.replay import EnvStep, Writer
 
 FRAME = (3, 2)
 
 
-# ---- transport
+# ---- messages
 
 
 def stacks(rng, done):
@@ -65,11 +62,10 @@ def test_rollouts_arrive_bit_for_bit_with_a_frame_for_each_step(share):
     sent["obs"][:] = torch.from_numpy(stacks(rng, (sent["terminated"] | sent["truncated"]).numpy()))
     sent["reward"].normal_()
     packed = (packer := Packer(spec, stack=4)).pack(sent)
-    packed.flags.writeable = False  # as in the object store
     packer.unpack(packed, received := {name: torch.ones_like(field) for name, field in sent.items()})
     assert all(torch.equal(received[name], sent[name]) for name in spec)
-    obs_bytes = sent["obs"].numel()
-    assert (packer.nbytes - Packer(spec).nbytes + obs_bytes) / obs_bytes < 0.3
+    assert sum(field.nbytes for field in packed.values()) == packer.nbytes
+    assert packed["obs"].nbytes / sent["obs"].numel() < 0.3
 
 
 # ---- replay shards
@@ -171,21 +167,18 @@ def test_rows_whose_beginning_went_to_a_lost_shard_are_left_out(start):
 @pytest.fixture
 def session(monkeypatch, log):
     """A session whose Ray are threads of this process."""
-    ray = inline_ray.install(monkeypatch)
-    session = Session(None, None, log)
-    session.watchdog.state = ClusterState({"node": "127.0.0.1"}, 1.0, 0.0, {}, frozenset())
-    session.kill_process = lambda node_id, pid: None
+    session = Session(None, log)
+    session.ray = inline_ray.install(monkeypatch)
+    session.state, session.answered = ClusterState({"node": "127.0.0.1"}), math.inf
     yield session
-    ray.shutdown()
+    session.ray.shutdown()
 
 
-def until(happened, workers=None, seconds=20):
-    """Wait for something, while a fleet looks after its actors."""
+def until(happened, seconds=20):
+    """Wait for something."""
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline
-        if workers is not None:
-            workers.poll(lambda: False)
         time.sleep(0.01)
 
 
@@ -243,10 +236,11 @@ def test_a_batch_with_a_part_of_a_shard_that_was_replaced_is_not_used(session):
     assert replay._gather([first, second]) is None
 
 
-def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_second_server(session, tape):
+def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_restarted_server(session, tape, monkeypatch):
+    monkeypatch.setattr("a3c_mp.cluster.parameters.SEND_SECONDS", 0.1)
     net, copy = nn.Linear(2, 3), nn.Linear(2, 3)
     publisher = Publisher(session, net)
-    reader = Reader(torch.float32)
+    reader = Reader(publisher)
     assert reader.load(copy) == 0
     older = net.weight.detach().clone()
     with torch.no_grad():
@@ -256,29 +250,24 @@ def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_second_serv
     assert torch.equal(copy.weight, older)
     assert reader.load(copy, exact=1) == 1
     assert torch.equal(copy.weight, net.weight)
-
-    session.ray.kill(session.ray.get_actor("parameter-server"))
-    assert reader.load(copy) == 1, "it goes on with the weights that it has"
-    assert publisher.publish(net) == 2
+    until(lambda: publisher.look_after() or publisher._has_answered)
+    session.ray.kill(publisher.server, no_restart=False)
     until(lambda: publisher.look_after() or tape.messages)
-    until(lambda: publisher.look_after() or not publisher._sent)
-    assert reader.load(copy, exact=2) == 2
     assert tape.messages == ["the parameter server died; another one is started"]
+    assert reader.load(copy, exact=0) == 0, "it has both versions again"
+    assert reader.load(copy) == 1
 
 
-def test_helpers_that_do_not_answer_are_killed_and_others_are_not(session, monkeypatch):
-    killed, handle = [], SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "id"))
-    session.kill_process = lambda node_id, pid: killed.append((node_id, pid))
-    session.end_if_stuck(handle, time.monotonic() - 100)
-    assert not killed, "it has no process yet"
-    session.state.places["id"] = ("node", 7)
-    session.end_if_stuck(handle, time.monotonic())
+def test_who_owes_an_answer_for_too_long_is_killed(session, monkeypatch):
+    monkeypatch.setattr("a3c_mp.cluster.session.STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(session.ray, "kill", lambda actor, no_restart: killed.append(actor))
+    killed, actor = [], session.start_actor(threading.Event, ())
+    call = session.call(actor, "wait", 20)
+    assert not session.is_done(call)
     assert not killed
-    session.end_if_stuck(handle, time.monotonic() - 100)
-    assert not killed, "it has not answered yet: it may still be starting"
-    session.note_answer(handle)
-    session.end_if_stuck(handle, time.monotonic() - 100)
-    assert killed == [("node", 7)]
+    until(lambda: session.is_done(call) or killed)
+    assert killed[0] is actor
+    assert session.is_done(session.call(session.start_actor(threading.Event, ()), "is_set"), 20)
 
 
 class StuckShards:
@@ -286,11 +275,10 @@ class StuckShards:
 
     def __init__(self, session):
         self.session, self.stopped, self.started = session, threading.Event(), []
-        session.kill_process = lambda node_id, pid: self.stopped.set()
+        session.ray.kill = lambda actor, no_restart: self.stopped.set()
 
     def __call__(self, number):
         self.started.append(actor := self.session.start_actor(StuckShard, (self, not self.started)))
-        self.session.state.places[actor._actor_id.hex()] = ("node", 7)
         return actor
 
     def __deepcopy__(self, memo):
@@ -321,7 +309,7 @@ def test_a_stuck_shard_does_not_hang_a_trainer_that_waits_for_an_insertion(sessi
     replay = remote_replay(session, shards := StuckShards(session))
     replay.insert(0, "first")
     assert replay.size == 5
-    monkeypatch.setattr("a3c_mp.cluster.session.STUCK_ACTOR_SECONDS", 0.2)
+    monkeypatch.setattr("a3c_mp.cluster.session.STUCK_SECONDS", 0.2)
     replay.insert(0, "second")
     assert (replay.size, len(shards.started)) == (0, 2)
 
@@ -340,67 +328,43 @@ def test_insertions_wait_for_a_shard_that_does_not_answer(session, monkeypatch):
     assert len(shards.started) == 1
 
     is_over.clear()
-    monkeypatch.setattr("a3c_mp.cluster.session.STUCK_ACTOR_SECONDS", 0.2)
+    monkeypatch.setattr("a3c_mp.cluster.session.STUCK_SECONDS", 0.2)
     replay.insert(0, "of the other shard")
     until(lambda: replay.look_after() or replay.size)
     assert (replay.size, len(shards.started)) == (len("of the other shard"), 2)
 
 
-def test_the_watchdog_saves_a_run_only_while_the_trainer_is_in_a_call_of_ray(session, monkeypatch):
-    dog = session.watchdog
-    for name in ("POLL", "ANSWER", "SILENT", "STUCK"):
-        monkeypatch.setattr(f"a3c_mp.cluster.watchdog.{name}_SECONDS", 0.02)
-    looks, saved, codes, answer = [], [], [], Future()
-    monkeypatch.setattr("a3c_mp.cluster.watchdog.os._exit", lambda code: (codes.append(code), dog._stopping.set()))
-    dog._update = lambda: 1 / 0
-    stopping_wait = dog._stopping.wait
-    dog._stopping.wait = lambda seconds: (looks.append(dog.lost), stopping_wait(seconds))[1]
-    dog.on_stuck = lambda why: (saved.append(why), answer.set_result(None), 143)[-1]
-    watchdog = threading.Thread(target=dog._watch, daemon=True)
-    watchdog.start()
-    until(lambda: sum(map(bool, looks)) > 5)  # looks at the trainer, after the head was lost
-    assert not saved
-    with pytest.raises(WorkerError, match="the head of the Ray cluster has not answered"):
-        session.check()
-    session.ray.get(answer)
-    watchdog.join(20)
-    assert len(saved) == 1
-    assert codes == [143]
-
-
-def test_a_head_that_is_slow_but_there_has_more_time(session, monkeypatch):
-    dog, busy_seconds = session.watchdog, 0.5
-    for name, seconds in {"POLL": 0.01, "SILENT": 0.02, "BUSY": busy_seconds}.items():
-        monkeypatch.setattr(f"a3c_mp.cluster.watchdog.{name}_SECONDS", seconds)
-    dog._update, dog._end_if_trainer_is_stuck = lambda: 1 / 0, lambda why: None
+@pytest.mark.parametrize("head", ["lost", "busy", "there, and this process was stopped"])
+def test_a_head_that_does_not_answer_ends_the_run_and_one_that_is_busy_has_more_time(session, monkeypatch, head):
+    for name, seconds in {"ANSWER": 0.1, "SILENT": 0.3, "BUSY": 0.9, "POLL": 0.05}.items():
+        monkeypatch.setattr(f"a3c_mp.cluster.session.{name}_SECONDS", seconds)
+    answers = head.startswith("there")
+    monkeypatch.setattr(session.ray, "nodes", lambda: [] if answers else 1 / 0)
+    began = session.answered = time.monotonic() - (60 if answers else 0)
     with access.socket.create_server(("127.0.0.1", 0)) as server:
-        began = time.monotonic()
-        dog.start(f"127.0.0.1:{server.getsockname()[1]}")
-        until(lambda: dog.lost)
-        assert time.monotonic() - began >= busy_seconds
-    assert dog.lost.endswith("has not answered for 0 s")
-    dog._thread.join(20)
+        session._address = f"127.0.0.1:{server.getsockname()[1] if head == 'busy' else 1}"
+        threading.Thread(target=session._watch_head, daemon=True).start()
+        session.check()
+        if not answers:
+            with pytest.raises(WorkerError, match="the head of the Ray cluster has not answered for"):
+                until(lambda: session.check())
+            assert 0.2 < time.monotonic() - began < 20
+            assert (time.monotonic() - began > 0.8) == (head == "busy")
+    session._ending.set()
 
 
-@pytest.mark.parametrize("how", ["in time", "not in time", "without the head"])
-def test_where_rays_shutdown_does_not_return_the_guardian_cleans_up(session, monkeypatch, how):
+@pytest.mark.parametrize("returns", [True, False], ids=["in time", "late"])
+def test_where_rays_shutdown_does_not_return_the_node_ends_after_this_process(session, monkeypatch, returns):
     """Nor does the interpreter wait for it again."""
-    go_on, tape, ray = threading.Event(), [], sys.modules["ray"]
-    monkeypatch.setattr(ray, "shutdown", (lambda: None) if how == "in time" else (lambda: go_on.wait(20)))
-    monkeypatch.setattr("a3c_mp.cluster.session.atexit.unregister", lambda function: tape.append(function))
-    monkeypatch.setattr("a3c_mp.cluster.session._working", working := [])
-    for name in ("SHUTDOWN", "LOST"):
-        monkeypatch.setattr(f"a3c_mp.cluster.session.{name}_SECONDS", 20.0 if how == "in time" else 0.1)
-    session.watchdog.lost = "it is silent" if how == "without the head" else None
-    guardian = SimpleNamespace(close=lambda: tape.append("closed"))
-    session._cleanup.callback(session._dismiss, guardian)
-    session._cleanup.callback(session._shut_down)
-    session.__exit__()
+    go_on, unregistered = threading.Event(), []
+    monkeypatch.setattr(session.ray, "shutdown", (lambda: None) if returns else (lambda: go_on.wait(20)))
+    monkeypatch.setattr("a3c_mp.cluster.session.atexit.unregister", unregistered.append)
+    monkeypatch.setattr("a3c_mp.cluster.session.SHUTDOWN_SECONDS", 20.0 if returns else 0.1)
+    with session:
+        assert session.state.num_cpus == 1
     go_on.set()
-    if how == "in time":
-        assert (tape, working) == (["closed"], [])
-    else:
-        assert (tape, working) == ([ray.shutdown], [guardian])
+    assert session._node.is_closed == returns
+    assert unregistered == ([] if returns else [session.ray.shutdown])
 
 
 def test_of_the_variables_of_ray_only_those_of_tls_are_kept():
@@ -457,11 +421,10 @@ class Fleets:
     def __call__(self, mishaps, at_start=False, **options):
         shared = Mishaps(mishaps)
         states = SimpleNamespace(start=0, record_start=lambda actor: None, forget=lambda actor: None)
-        store = SimpleNamespace(write=lambda slot, result, rows_ref: result)
         settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
         return Fleet(
-            self.session, Counting, (shared, at_start), store, 2, states=states, options=settings,
-            on_restart=self.said.append,
+            self.session, Counting, (shared, at_start), lambda slot, result: result, 2, states=states,
+            options=settings, on_restart=self.said.append,
         )  # fmt: skip
 
 
@@ -479,7 +442,8 @@ def test_a_fleet_gives_rounds_as_workers_do(fleets):
     with fleets([], in_order=True) as fleet:
         for number in range(1, 6):
             filled = fleet.take(lambda: False)
-            assert [(message.worker, message.payload[:2]) for message in filled] == [(0, (0, number)), (1, (1, number))]
+            found = [(message.worker, message.payload[0][:2]) for message in filled]
+            assert found == [(0, (0, number)), (1, (1, number))]
             fleet.release(filled, number)
         assert fleet.take(lambda: True) == []
     assert not fleets.said
@@ -487,7 +451,7 @@ def test_a_fleet_gives_rounds_as_workers_do(fleets):
 
 def test_rollouts_of_an_actor_count_in_their_order_even_if_a_later_one_arrives_first(fleets, monkeypatch):
     with fleets([], slots_per_worker=2, in_order=True) as fleet:
-        first, wait, waits = next(iter(fleet.actors[0].calls)), fleet.session.ray.wait, itertools.count()
+        first, wait, waits = list(fleet.actors[0].calls)[1], fleet.session.ray.wait, itertools.count()
 
         def late(references, **options):
             """As if the first result were still on its way for the first few looks."""
@@ -523,9 +487,9 @@ def test_a_lost_actor_is_replaced_and_fills_its_slot_again(fleets, mishap, said)
     with fleets([mishap], max_restarts=1, in_order=True) as fleet:
         fleet.release(first := fleet.take(lambda: False), 1)
         second = fleet.take(lambda: False)
-    assert [message.payload[1] for message in first] == [1, 1]
-    assert [message.payload[1] for message in second] == [1, 2], "a new process, and the one that was there"
-    assert second[0].payload[2].version == 1
+    assert [message.payload[0][1] for message in first] == [1, 1]
+    assert [message.payload[0][1] for message in second] == [1, 2], "a new process, and the one that was there"
+    assert second[0].payload[0][2].version == 1
     (message,) = fleets.said
     assert message.text.splitlines()[0] == said.format(pid=os.getpid())
     assert message.replaced
@@ -533,8 +497,8 @@ def test_a_lost_actor_is_replaced_and_fills_its_slot_again(fleets, mishap, said)
 
 
 @pytest.mark.parametrize("news", ["before", "after", "never"])
-def test_results_that_are_lost_with_a_node_cost_no_restart(fleets, monkeypatch, news):
-    """Large results lie on the actor's node: Ray says that they are lost, and not why."""
+def test_what_is_lost_with_a_node_costs_no_restart(fleets, monkeypatch, news):
+    """Ray may say that a result or a connection is lost, and not why."""
     gone = fleets.session.state.nodes.clear
 
     def mishap():
@@ -542,10 +506,10 @@ def test_results_that_are_lost_with_a_node_cost_no_restart(fleets, monkeypatch, 
             gone()
         elif news == "after":
             threading.Timer(0.3, gone).start()
-        raise ObjectLostError("all copies of 0123 are lost")
+        raise (ObjectLostError if news == "before" else ActorUnavailableError)("no copy, or no connection")
 
     if news == "never":
-        monkeypatch.setattr("a3c_mp.cluster.session.NEWS_SECONDS", 0.3)
+        monkeypatch.setattr("a3c_mp.cluster.session.ANSWER_SECONDS", 0.3)
     with fleets([mishap], max_restarts=1, in_order=True) as fleet:
         fleet.release(fleet.take(lambda: False), 1)
         fleet.take(lambda: False)
@@ -569,32 +533,50 @@ def test_an_exception_before_the_first_result_is_final(fleets):
         take_for_ever(fleet)
 
 
-def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleets, monkeypatch):
-    killed = []
+@pytest.fixture
+def killed(session, monkeypatch):
+    """Actors that are killed; `go_on` is set then."""
     monkeypatch.setattr("a3c_mp.cluster.fleet.BEAT_SECONDS", 0.05)
-    fleets.session.kill_process = lambda node_id, pid: killed.append(node_id)
-    with fleets([lambda: time.sleep(3)], hang_seconds=1.0, in_order=True) as fleet:
+    killed = SimpleNamespace(actors=[], go_on=threading.Event())
+    monkeypatch.setattr(session.ray, "kill", lambda actor: (killed.actors.append(actor), killed.go_on.set()))
+    return killed
+
+
+def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleets, killed):
+    with fleets([lambda: killed.go_on.wait(20)], hang_seconds=1.0, in_order=True) as fleet:
         filled = fleet.take(lambda: False)
-        idle_until = time.monotonic() + 1.5
-        until(lambda: time.monotonic() > idle_until, fleet)
-        assert not killed
+        idle_until, first = time.monotonic() + 1.5, fleet.actors[0].handle
+        fleet.take(lambda: time.monotonic() > idle_until)
+        assert not killed.actors
         fleet.release(filled, 1)
         fleet.take(lambda: False)
-    assert killed == ["node"]
+        assert killed.actors == [first]
     assert "sent no heartbeat for 1 s and was killed (--hang-seconds); restart 1 of 5" in fleets.said[0].text
 
 
-def test_an_actor_that_hangs_while_it_starts_is_killed_where_the_head_says_it_is(fleets, monkeypatch):
-    killed, go_on, session = [], threading.Event(), fleets.session
-    monkeypatch.setattr("a3c_mp.cluster.fleet.BEAT_SECONDS", 0.05)
+@pytest.mark.parametrize("is_waiting", [False, True], ids=["hangs", "waits for a place"])
+def test_an_actor_that_hangs_while_it_starts_is_killed_and_one_without_a_place_is_not(
+    fleets, killed, monkeypatch, is_waiting
+):
     monkeypatch.setattr("a3c_mp.cluster.fleet.START_SECONDS", 0.5)
-    session.kill_process = lambda *place: (killed.append(place), go_on.set())
-    with fleets([lambda: go_on.wait(20)], hang_seconds=0.5, in_order=True, at_start=True) as fleet:
-        session.state.places[fleet.actors[0].handle._actor_id.hex()] = ("node", 7)
+    monkeypatch.setattr("a3c_mp.cluster.fleet.WAITING_SECONDS", 0.2)
+    with fleets([lambda: killed.go_on.wait(20)], hang_seconds=0.5, in_order=True, at_start=True) as fleet:
+        if is_waiting:
+            place = frozenset([fleet.actors[0].handle._actor_id.hex()])
+            fleets.session.state = fleets.session.state._replace(waiting=place)
+            waited = time.monotonic() + 1.5
+            fleet.take(lambda: time.monotonic() > waited)
+            assert (fleet.placed, killed.actors) == (1, [])
+            killed.go_on.set()
         fleet.take(lambda: False)
-        assert fleet.actors[0].starts == 2
-    assert killed == [("node", 7)]
-    assert "actor 0 sent no heartbeat" in fleets.said[0].text
+        assert (fleet.placed, fleet.actors[0].starts) == (2, 1 if is_waiting else 2)
+    texts = [event.text for event in fleets.said]
+    if is_waiting:
+        assert texts[0] == "actor 0 waits for a node with a free CPU"
+        assert texts[1].startswith("actor 0 has found a place (pid ")
+        assert {event.actor for event in fleets.said} == {-1}, "in a deterministic run its games stay in the count"
+    else:
+        assert "actor 0 sent no heartbeat" in texts[0]
 
 
 # ---- who may use a cluster
@@ -607,11 +589,11 @@ def home(tmp_path, monkeypatch):
 
 
 def test_tokens_and_addresses_are_for_their_owner_only(home):
-    token = access.make_token(None)
+    token = access.find_token(None, make=True)
     assert token == home / "ray_token"
     assert token.stat().st_mode & 0o777 == 0o600
     assert home.stat().st_mode & 0o777 == 0o700
-    assert access.make_token(None).read_text() == token.read_text()
+    assert access.find_token(None, make=True).read_text() == token.read_text()
     with access.saved_address(ClusterAddress("host:1", str(token))):
         assert access.find_cluster("auto", None) == ("host:1", str(token))
     assert list(home.iterdir()) == [token]
@@ -629,52 +611,36 @@ HOMES = {
 @pytest.mark.parametrize(("make", "message"), HOMES.values(), ids=HOMES)
 def test_a_folder_of_tokens_that_cannot_be_used_is_refused_in_one_line(home, monkeypatch, capsys, make, message):
     make(home)
-    monkeypatch.setattr(nodes, "check_installed", lambda: None)
+    monkeypatch.setattr(command, "check_installed", lambda: None)
     for arguments in (["head"], ["join", "host:1"], ["status"]):
         monkeypatch.setattr(sys, "argv", ["cluster", *arguments])
-        assert nodes.main() == 2
+        assert command.main() == 2
         assert capsys.readouterr().err.startswith(f"error: folder={home}: {message}")
-
-
-def test_an_address_that_cannot_be_saved_is_a_line(home, monkeypatch):
-    def full(path, text):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(access, "write_private", full)
-    message = f"folder={home}: it cannot be written (No space left on device)"
-    with pytest.raises(ConfigError, match=re.escape(message)), access.saved_address(ClusterAddress("host:1", "token")):
-        pass
 
 
 def test_a_head_that_ends_leaves_the_address_of_a_later_one(home):
     with contextlib.ExitStack() as later:
         with access.saved_address(ClusterAddress("host:1", "token")):
             later.enter_context(access.saved_address(ClusterAddress("host:2", "token")))
-        assert access._saved_address().address == "host:2"
-
-
-def test_the_address_that_a_killed_head_has_left_is_not_live(home):
-    assert not access.has_live_address()
-    server = access.socket.create_server(("127.0.0.1", 0))
-    with access.saved_address(ClusterAddress(f"127.0.0.1:{server.getsockname()[1]}", "secret")):
-        assert access.has_live_address()
-        server.close()
-        assert not access.has_live_address()
+        assert access.read_address().address == "host:2"
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["head", "--port", "99999"], "error: port=99999: must be between 1 and 65535"),
-        (["join", "auto"], "error: address=auto: must be HOST:PORT of the head"),
-        (["join", "127.0.0.1:99999"], "error: address=127.0.0.1:99999: must be HOST:PORT"),
+        (
+            ["head", "--port", "99999"],
+            "error: port=127.0.0.1:99999: it cannot be bound (bind(): port must be 0-65535.)",
+        ),
+        (["join", "auto"], "error: address=auto: this machine has no node of a cluster"),
+        (["join", "127.0.0.1:99999"], "error: address=127.0.0.1:99999: nothing answers there; give HOST:PORT"),
     ],
 )
 def test_a_node_that_cannot_be_started_says_so_in_one_line(home, monkeypatch, capsys, arguments, line):
-    access.make_token(None)
-    monkeypatch.setattr(nodes, "check_installed", lambda: None)
+    access.find_token(None, make=True)
+    monkeypatch.setattr(command, "check_installed", lambda: None)
     monkeypatch.setattr(sys, "argv", ["cluster", *arguments])
-    assert nodes.main() == 2
+    assert command.main() == 2
     said = capsys.readouterr()
     assert said.err.startswith(line)
     assert (said.out, said.err.count("\n")) == ("", 1)
@@ -710,27 +676,20 @@ def test_ctrl_c_while_a_node_starts_ends_it_as_later(tmp_path):
     """Also what Ray has started by then, and its folder."""
     code = f"""
 import sys
-from a3c_mp.cluster import __main__ as nodes
-nodes.RAY, nodes.check_installed = {SLOW!r}, lambda: None
-sys.exit(nodes.main())
+from a3c_mp.cluster import __main__ as command, node
+node.RAY_START, command.check_installed = {SLOW!r}, lambda: None
+sys.exit(command.main())
 """
     with access.socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     assert interrupted(tmp_path, "-c", code, "head", "--port", port) == (0, "", "")
-    assert not command_line(int((tmp_path / "started").read_text()))
+    assert not os.path.exists(f"/proc/{(tmp_path / 'started').read_text().strip()}")
     assert {path.name for path in tmp_path.iterdir()} == {"home", "started"}
-
-
-def write_token(home, text="secret", mode=0o600):
-    path = access.home() / "ray_token"
-    path.write_text(text)
-    path.chmod(mode)
 
 
 TOKENS = {
     "no token": (lambda home: None, "it cannot be read (No such file or directory)"),
-    "open": (lambda home: write_token(home, mode=0o640), "other users may read it; chmod 600"),
-    "empty": (lambda home: write_token(home, text=""), "it is empty"),
+    "open": (lambda home: access.find_token(None, make=True).chmod(0o640), "other users may read it; chmod 600"),
 }
 
 
@@ -744,22 +703,21 @@ def test_a_token_file_that_cannot_be_used_is_refused(home, make, message):
         access.find_cluster("auto", None)
 
 
-CLOSED, FREE = {"error": "Unauthenticated"}, {"versions": {}, "free_cpus": 1, "nodes": []}
+CLOSED, NODE = {"error": "Unauthenticated"}, {"address": "10.0.0.2", "cpus": 1, "versions": {"torch": "1.0"}}
+FREE = {"free_cpus": 1, "nodes": [{**NODE, "versions": {}}]}
 ANSWERS = {
-    "open cluster": ((FREE, FREE), "the cluster accepts any token: everybody can run code on it"),
+    "open cluster": ((FREE, FREE), "the cluster does not clearly refuse a wrong token: everybody may be able to run"),
     "wrong token": ((CLOSED, CLOSED), "the cluster refuses the token in secret"),
-    "silent": ((FREE, {"error": "Deadline"}), "cannot tell whether the cluster checks tokens (Deadline)"),
+    "silent": ((FREE, {"error": "Deadline"}), "the cluster does not clearly refuse a wrong token"),
     "no head": (({"error": "Deadline"}, CLOSED), "the head does not answer (Deadline)"),
     "no place": (({**FREE, "free_cpus": 0}, CLOSED), "num-actors=2: the cluster at "),
-    "other torch": (({**FREE, "versions": {"torch": "1.0"}}, CLOSED), "its head has torch 1.0, here "),
+    "other torch": (({**FREE, "nodes": [NODE]}, CLOSED), "its node at 10.0.0.2 has torch 1.0, here "),
 }
 
 
 @pytest.mark.parametrize(("answers", "message"), ANSWERS.values(), ids=ANSWERS)
 def test_a_cluster_that_cannot_be_used_is_refused_in_one_line(monkeypatch, answers, message):
-    answers = [json.loads(json.dumps(answer)) for answer in answers]
-    monkeypatch.setattr(access, "_ask", lambda address, settings: answers.pop(0))
-    monkeypatch.setattr(access, "_answer", lambda answer: answer)
+    monkeypatch.setattr(access, "_ask", lambda address, settings: answers["RAY_AUTH_TOKEN" in settings])
     with access.socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ConfigError) as error:
@@ -781,62 +739,96 @@ def test_too_little_shared_memory_for_the_object_store_is_found_before_the_start
         check_store(2**60, 2, str(tmp_path))
 
 
-# ---- what uses a cluster's folder
+# ---- nodes
+
+
+READY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])"
+"""code that leaves a process behind, as `ray start` does"""
 
 
 @pytest.fixture
-def folder(tmp_path):
-    (folder := tmp_path / "ray").mkdir()
-    return folder
+def ray_node(monkeypatch):
+    monkeypatch.setattr(node, "RAY_START", READY)
+    started = Node([], {})
+    (started.folder / "ray").mkdir()
+    (started.folder / "ray" / "ray_current_cluster").write_text("host:1")
+    assert started.wait_for_start() == "host:1"
+    yield started
+    with contextlib.suppress(OSError):
+        started.close()
+
+
+def session_of(pid):
+    """Processes of the session that a process leads."""
+    found = []
+    for path in map(str, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError):
+            found += [int(path)] if os.getsid(int(path)) == pid else []
+    return found
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
+def test_a_node_ends_with_its_parent_and_leaves_nothing(ray_node, is_killed):
+    pid = ray_node._guardian.pid
+    assert len(session_of(pid)) == 2
+    if is_killed:
+        os.close(ray_node._pipe)  # as the kernel does
+    else:
+        ray_node.close()
+    until(lambda: not ray_node.folder.exists())
+    ray_node._guardian.wait(20)
+    assert not session_of(pid)
+
+
+def test_a_node_that_cannot_be_started_is_a_line_and_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(node, "RAY_START", "import sys; sys.exit('no memory')")
+    failed = Node([], {})
+    with pytest.raises(ConfigError, match=r"node: Ray cannot be started here \(no memory\)"):
+        failed.wait_for_start()
+    failed.close()
+    assert not failed.folder.exists()
+
+
+def test_a_main_process_that_ends_is_noticed(monkeypatch, ray_node):
+    monkeypatch.setattr(command, "GRACE_SECONDS", 0.1)
+    assert guardian.MAIN_PROCESSES == ("gcs_server", "raylet")
+    (tool := ray_node.folder / "raylet").symlink_to("/bin/sleep")
+    monkeypatch.setattr(node, "RAY_START", f"import subprocess; subprocess.Popen(['{tool}', '1'])")
+    other = Node([], {})
+    (other.folder / "ray").mkdir()
+    (other.folder / "ray" / "ray_current_cluster").write_text("host:1")
+    other.wait_for_start()
+    assert command.wait(other) == 1
+    other.close()
 
 
 @pytest.fixture
-def sleeper(folder):
-    """A process that has a file of the folder open."""
-    code = "import time; file = open('ray/log', 'w'); time.sleep(100)"
-    sleeper = subprocess.Popen([sys.executable, "-c", code], cwd=folder.parent)
-    until(lambda: has_open(sleeper.pid, folder))
-    yield sleeper
-    sleeper.kill()
-    sleeper.wait()
+def run(ray_node):
+    """A process that has a file of the node's folder open, as a trainer has."""
+    code = "import time; file = open('log', 'w'); time.sleep(100)"
+    run = subprocess.Popen([sys.executable, "-c", code], cwd=ray_node.folder)
+    until(ray_node.is_used)
+    yield run
+    run.kill()
+    run.wait()
 
 
 @pytest.mark.parametrize("end", ["of the run", "of its time", "by a second signal"])
-def test_a_node_that_is_ended_by_a_signal_waits_for_the_runs_on_it(folder, sleeper, monkeypatch, capsys, end):
-    node = nodes.Node([], "127.0.0.1", 0, {}, folder)
-    monkeypatch.setattr(node, "_family", list)  # nothing that this process has started is the node's
-    monkeypatch.setattr(nodes, "GRACE_SECONDS", 0.5 if end == "of its time" else 60.0)
-    happens = {
-        "of the run": lambda: (sleeper.kill(), sleeper.wait()),
-        "of its time": lambda: None,
-        "by a second signal": lambda: node._on_signal(15, None),
-    }
-    node._on_signal(15, None)
-    began = time.monotonic()
-    (timer := threading.Timer(0.5, happens[end])).start()
-    assert node.wait() == 0
-    timer.join()
-    assert 0.5 <= time.monotonic() - began < 30
+def test_a_node_that_is_ended_by_a_signal_waits_for_the_runs_on_it(ray_node, run, monkeypatch, capsys, end):
+    def stopped():
+        raise Stopped(0)
+
+    monkeypatch.setattr(ray_node, "wait_for_end", stopped)
+    monkeypatch.setattr(command, "GRACE_SECONDS", 0.5 if end == "of its time" else 60.0)
+    sleep, waits = time.sleep, itertools.count()
+
+    def pause(seconds):
+        sleep(seconds)
+        if next(waits) == 5 and end != "of its time":
+            (run.kill(), run.wait()) if end == "of the run" else stopped()
+
+    monkeypatch.setattr(command.time, "sleep", pause)
+    with contextlib.suppress(Stopped):
+        assert command.wait(ray_node) == 0
+    assert next(waits) >= 1
     assert "a run uses this node: stop it; the node ends in " in capsys.readouterr().err
-
-
-def test_a_node_without_runs_ends_at_a_signal(folder, monkeypatch, capsys):
-    node = nodes.Node([], "127.0.0.1", 0, {}, folder)
-    monkeypatch.setattr(node, "_family", list)
-    node._on_signal(15, None)
-    assert node.wait() == 0
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])
-def test_the_guardian_cleans_up_behind_a_parent_that_was_killed(folder, sleeper, is_killed):
-    guardian = Guardian(folder)
-    if is_killed:
-        guardian._process.stdin.close()
-        assert sleeper.wait(20) == -9
-        guardian._process.wait(20)
-        assert not folder.exists()
-    else:
-        guardian.close()
-        assert sleeper.poll() is None
-        assert folder.exists()

@@ -2,6 +2,8 @@
 
 import errno
 import io
+import re
+import sys
 import threading
 import time
 import warnings
@@ -11,10 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from a3c_mp.processes import console as module
-from a3c_mp.processes.console import QUEUE_LINES, ConsoleThread, Status
+from a3c_mp.processes.console import QUEUE_LINES, ConsoleThread, Status, Stdout
 from a3c_mp.run.display import LINE_SECONDS, Display, open_log
 
-WIDTH = 100
 SOON = 0.2  # far longer than a call that does not wait, far shorter than a wait
 
 
@@ -45,12 +46,12 @@ def stream():
 
 @pytest.fixture
 def plain(stream):
-    return ConsoleThread(Console(file=stream, width=WIDTH, highlight=False, soft_wrap=True))
+    return ConsoleThread(Console(file=stream, width=100, highlight=False, soft_wrap=True))
 
 
 @pytest.fixture
 def terminal(stream):
-    return ConsoleThread(Console(file=stream, width=WIDTH, force_terminal=True, soft_wrap=True))
+    return ConsoleThread(Console(file=stream, width=100, force_terminal=True, soft_wrap=True))
 
 
 def stop_reading(console, stream):
@@ -60,14 +61,6 @@ def stop_reading(console, stream):
     assert stream.stuck.wait(10)
 
 
-def test_lines_come_out_in_order(plain, stream):
-    lines = [f"line {i}" for i in range(QUEUE_LINES // 2)]
-    for line in lines:
-        plain.print(Text(line))
-    assert plain.drain()
-    assert stream.getvalue().splitlines() == lines
-
-
 def test_a_reader_that_stops_costs_lines_and_they_are_counted(plain, stream):
     stop_reading(plain, stream)
     started = time.perf_counter()
@@ -75,6 +68,9 @@ def test_a_reader_that_stops_costs_lines_and_they_are_counted(plain, stream):
         plain.print(Text(f"line {i}"))
     assert not plain.drain(0.01)
     assert time.perf_counter() - started < SOON * 10, "nobody waits"
+    started = time.perf_counter()
+    assert not plain.drain(SOON)
+    assert SOON <= time.perf_counter() - started < 10 * SOON
     stream.reading.set()
     assert plain.drain(10)
     _, *lines, last = stream.getvalue().splitlines()
@@ -85,96 +81,54 @@ def test_a_reader_that_stops_costs_lines_and_they_are_counted(plain, stream):
     assert stream.getvalue().splitlines()[-1] == "later"
 
 
-def test_the_end_waits_for_a_stuck_reader_for_a_limited_time(plain, stream):
-    stop_reading(plain, stream)
-    started = time.perf_counter()
-    assert not plain.drain(SOON)
-    assert SOON <= time.perf_counter() - started < 10 * SOON
-
-
-@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC])
-def test_an_error_of_the_terminal_costs_output_only(number):
-    stream = Stream(OSError(number, "gone"))
-    console = ConsoleThread(module.Stdout(file=stream, force_terminal=True))
+@pytest.mark.parametrize("error", [OSError(number, "gone") for number in (errno.EPIPE, errno.EIO, errno.ENOSPC)])
+def test_an_error_of_the_terminal_costs_output_only(error, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := Stream(error))
+    console = ConsoleThread(Console(file=Stdout(), force_terminal=True))
     console.show(Status(0, 10, "starting", "-"))
     console.print(Text("lost"))
     console.show(Status(5, 10, "half", "-", final=True))
     assert console.drain(10)
+    assert console.output.file.error is error
     stream.error = None
     console.print(Text("seen"))
     assert console.drain(10)
     assert "seen" in stream.getvalue()
-    if number != errno.EPIPE:  # where stdout becomes the null device
-        assert "lost" not in stream.getvalue()
+    assert "lost" not in stream.getvalue()
 
 
-def test_text_that_cannot_be_encoded_costs_no_other_line():
-    bytes_written = io.BytesIO()
-    console = ConsoleThread(module.Stdout(file=io.TextIOWrapper(bytes_written, encoding="utf-8")))
+def test_text_that_cannot_be_encoded_costs_no_other_line(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written := io.BytesIO(), encoding="utf-8"))
+    console = ConsoleThread(Console(file=Stdout()))
     for line in ("before", "broken \udcff", "after"):
         console.print(Text(line))
-        assert console.drain(10)
-    assert bytes_written.getvalue() == b"before\nafter\n"
-    assert isinstance(console.error, UnicodeEncodeError)
-
-
-def screen(text):
-    """What a terminal shows after `text`: lines, with rich's cursor movements (up, erase line, return) carried out."""
-    lines, row = [""], 0
-    i = 0
-    while i < len(text):
-        if text[i] == "\x1b":
-            end = next(j for j in range(i + 2, len(text)) if text[j].isalpha())
-            number = text[i + 2 : end]
-            if text[end] == "A":
-                row -= int(number or 1)
-            elif text[end] == "K":
-                lines[row] = ""
-            i = end + 1
-            continue
-        if text[i] == "\n":
-            row += 1
-            lines += [""] * (row == len(lines))
-        elif text[i] != "\r":
-            lines[row] += text[i]
-        i += 1
-    return [line.rstrip() for line in lines]
+    assert console.drain(10)
+    assert written.getvalue() == b"before\nafter\n"
 
 
 def test_log_lines_stand_above_the_bar_and_leave_it_whole(terminal, stream):
+    """However many states of the bar there are: they do not wait in the queue."""
+    stop_reading(terminal, stream)
     terminal.show(Status(0, 10_000, "starting actors", "-"))
-    for i in range(20):
-        terminal.print(Text(f"line {i}"))
-        terminal.show(Status(500 * i, 10_000, f"return {i}", "0:01:00"))
-    assert terminal.drain(10)
-    *lines, bar = [line for line in screen(stream.getvalue()) if line]
-    assert lines == [f"line {i}" for i in range(20)]
-    assert "9,500 steps" in bar
-    assert "95%" in bar
-    assert "ETA 0:01:00" in bar
-    assert "return 19" in bar
+    for i in range(3 * QUEUE_LINES):
+        terminal.show(Status(i, 10_000, f"return {i}", "0:01:00"))
+        if i < 20:
+            terminal.print(Text(f"line {i}"))
+    stream.reading.set()
     terminal.show(Status(10_000, 10_000, "return 20", "0:00:00", final=True))
     terminal.print(Text("total_steps after 0:01:00"))
     assert terminal.drain(10)
-    *_, bar, last = [line for line in screen(stream.getvalue()) if line]
-    assert "10,000 steps" in bar
-    assert last == "total_steps after 0:01:00"
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "\n", stream.getvalue())  # movements of the cursor, colours
+    lines = [line for line in text.splitlines() if line]
+    assert [line for line in lines if line.startswith("line")] == [f"line {i}" for i in range(20)]
+    assert lines[-1] == "total_steps after 0:01:00"
+    bar = "".join(lines[lines.index("line 19") :])
+    for part in ("10,000 steps", "100%", "ETA 0:00:00", "return 20"):
+        assert part in bar
 
 
-def test_states_of_the_bar_do_not_fill_the_queue(terminal, stream):
-    stop_reading(terminal, stream)
-    for i in range(3 * QUEUE_LINES):
-        terminal.show(Status(i, 3 * QUEUE_LINES, "", "-"))
-    terminal.print(Text("line"))
-    stream.reading.set()
-    assert terminal.drain(10)
-    assert "dropped" not in stream.getvalue()
-    assert f"{3 * QUEUE_LINES - 1:,} steps" in stream.getvalue()
-
-
-def test_without_a_terminal_progress_is_a_line_now_and_then(tmp_path, monkeypatch, capsys):
-    log = open_log(tmp_path)
-    display = Display(100, log)
+def test_without_a_terminal_progress_is_a_line_now_and_then(tmp_path, capsys):
+    display = Display(100, open_log(tmp_path))
     display.show(10, "return 1", 5.0)
     display.last_line -= LINE_SECONDS
     display.show(20, "return 2", 5.0)
@@ -183,17 +137,13 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(tmp_path, monkeypatc
     assert capsys.readouterr().out == "20 steps  return 2  ETA 0:00:05\n"
 
 
-def test_warnings_are_log_lines_while_progress_is_shown(tmp_path):
-    before = warnings.showwarning
-    display = Display(100, open_log(tmp_path))
+def test_warnings_are_log_lines_while_progress_is_shown_and_run_log_escapes_what_cannot_be_encoded(tmp_path):
+    before, log = warnings.showwarning, open_log(tmp_path)
+    display = Display(100, log)
     warnings.warn("a kernel is slow", UserWarning, stacklevel=1)
     display.close()
     assert warnings.showwarning is before
-    assert f"WARNING UserWarning: a kernel is slow ({__file__}:" in (tmp_path / "run.log").read_text()
-
-
-def test_text_that_cannot_be_encoded_is_escaped_in_run_log(tmp_path):
-    log = open_log(tmp_path)
     log.warning("ärger \udcff")
-    (line,) = (tmp_path / "run.log").read_text(encoding="utf-8").splitlines()
-    assert line.endswith("WARNING ärger " + "\udcff".encode(errors="backslashreplace").decode())
+    first, last = (tmp_path / "run.log").read_text(encoding="utf-8").splitlines()
+    assert f"WARNING UserWarning: a kernel is slow ({__file__}:" in first
+    assert last.endswith("WARNING ärger " + "\udcff".encode(errors="backslashreplace").decode())

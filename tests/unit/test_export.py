@@ -12,7 +12,7 @@ from a3c_mp.algorithms.ddpg import stretch
 from a3c_mp.nets.actor_critic import initial_state
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import to_env
-from a3c_mp.run.export import ExportedPolicy, head_of, write_onnx, write_safetensors
+from a3c_mp.run.export import write_onnx, write_safetensors
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)
 CHOICE, CHOICES, FORCE = Discrete(4), MultiDiscrete([2, 3]), Box(np.float32([-2, 0]), np.float32([2, 5]))
@@ -57,7 +57,7 @@ def test_onnxruntime_chooses_the_same_actions(make_net, obs_space, action_space,
     torch.manual_seed(0), obs_space.seed(0)
     net = trained(make_net(), obs_space)
     with torch.inference_mode(False):
-        write_onnx(tmp_path / "p.onnx", ExportedPolicy(net, head_of(net, action_space)), obs_space, {"steps": 7})
+        write_onnx(tmp_path / "p.onnx", net, (obs_space, action_space), {"steps": 7})
     session = onnxruntime.InferenceSession(tmp_path / "p.onnx")
     assert session.get_modelmeta().custom_metadata_map["steps"] == "7"
     state = initial_state(net, NUMBER) if hasattr(net, "lstm_size") else []

@@ -44,7 +44,7 @@ FORBIDDEN = {
     "processes": MODULES_OF_RL,
     "task": (*MODULES_OF_RL, "pickle", "marshal", "shelve"),
     "cluster.session": MODULES_OF_RL,
-    "cluster.watchdog": MODULES_OF_RL,
+    "cluster.node": MODULES_OF_RL,
     "cluster.fleet": MODULES_OF_RL,
     "cluster.ray_worker": MODULES_OF_RL,
     "cluster.parameters": MODULES_OF_RL,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.run.mean_return import PATIENCE, ReturnWindow, StartOrder
+from a3c_mp.run.mean_return import PATIENCE, ReturnWindow
 
 
 def counted(games):
@@ -14,39 +14,39 @@ def counted(games):
 
 
 def test_a_game_counts_once_all_that_started_before_it_have_ended():
-    order = StartOrder(num_actors=2, num_envs=2)
-    assert counted(order.end(0, [Episode(1.0, 5, env=1)])) == []
-    assert counted(order.end(1, [Episode(2.0, 5, env=0), Episode(3.0, 6, env=1)])) == []
-    assert counted(order.end(0, [Episode(0.0, 9, env=0)])) == [(0, 0.0), (0, 1.0), (1, 2.0), (1, 3.0)]
-    assert counted(order.end(0, [Episode(4.0, 9, env=1)])) == [(0, 4.0)], "its first one ended before the others'"
-    assert counted(order.end(0, [Episode(5.0, 9, env=0)])) == []
+    window = ReturnWindow(num_actors=2, num_envs=2)
+    assert counted(window.end(0, [Episode(1.0, 5, env=1)])) == []
+    assert counted(window.end(1, [Episode(2.0, 5, env=0), Episode(3.0, 6, env=1)])) == []
+    assert counted(window.end(0, [Episode(0.0, 9, env=0)])) == [(0, 0.0), (0, 1.0), (1, 2.0), (1, 3.0)]
+    assert counted(window.end(0, [Episode(4.0, 9, env=1)])) == [(0, 4.0)], "its first one ended before the others'"
+    assert counted(window.end(0, [Episode(5.0, 9, env=0)])) == []
+    assert (window.mean, window.episodes) == (2.0, 5)
 
 
-def test_games_of_environments_that_explore_do_not_count():
-    window = ReturnWindow(num_actors=1, num_envs=3, explorers=2)
-    ended = window.end(0, [Episode(float(env), 5, env) for env in range(3)])
+def test_games_that_explore_or_have_no_finite_return_do_not_count():
+    window = ReturnWindow(num_actors=1, num_envs=4, explorers=2)
+    ended = window.end(0, [Episode(np.nan if env == 3 else float(env), 5, env) for env in range(4)])
     assert counted(ended) == [(0, 2.0)]
     assert (window.mean, window.episodes) == (2.0, 1)
 
 
 def test_games_of_a_lost_actor_are_not_waited_for():
-    order = StartOrder(num_actors=2, num_envs=1)
-    assert counted(order.end(1, [Episode(1.0, 5)])) == []
-    assert counted(order.lose(0)) == [(1, 1.0)]
-    assert counted(order.end(0, [Episode(2.0, 5)])) == [], "the second game of actor 1 started before it"
-    assert counted(order.end(1, [Episode(3.0, 5)])) == [(1, 3.0), (0, 2.0)]
+    window = ReturnWindow(num_actors=2, num_envs=1)
+    assert counted(window.end(1, [Episode(1.0, 5)])) == []
+    assert counted(window.lose(0)) == [(1, 1.0)]
+    assert counted(window.end(0, [Episode(2.0, 5)])) == [], "the second game of actor 1 started before it"
+    assert counted(window.end(1, [Episode(3.0, 5)])) == [(1, 3.0), (0, 2.0)]
 
 
 def test_a_game_that_does_not_end_is_passed_over_and_counts_when_it_ends_after_all():
-    order = StartOrder(num_actors=1, num_envs=2)
-    found = []
+    window, found = ReturnWindow(num_actors=1, num_envs=2), []
     for number in range(2 * PATIENCE + 1):
         assert found == []
-        found += counted(order.end(0, [Episode(float(number), 1, env=1)]))
+        found += counted(window.end(0, [Episode(float(number), 1, env=1)]))
     assert found == [(0, float(number)) for number in range(2 * PATIENCE + 1)]
-    assert counted(order.end(0, [Episode(-1.0, 99, env=1)])) == [(0, -1.0)], "nothing is waited for"
-    assert counted(order.end(0, [Episode(-2.0, 999, env=0)])) == [(0, -2.0)]
-    assert counted(order.end(0, [Episode(-3.0, 9, env=1), Episode(-4.0, 9, env=0)])) == [(0, -3.0), (0, -4.0)]
+    assert counted(window.end(0, [Episode(-1.0, 99, env=1)])) == [(0, -1.0)], "nothing is waited for"
+    assert counted(window.end(0, [Episode(-2.0, 999, env=0)])) == [(0, -2.0)]
+    assert counted(window.end(0, [Episode(-3.0, 9, env=1), Episode(-4.0, 9, env=0)])) == [(0, -3.0), (0, -4.0)]
 
 
 def test_of_many_long_games_few_are_passed_over():
@@ -55,43 +55,35 @@ def test_of_many_long_games_few_are_passed_over():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         lengths = iter(lambda rng=rng: int(rng.integers(70, 111)) if rng.random() < 0.8 else 500, None)
-        found = play(StartOrder(1, 64), lengths, 64, steps=3000)
+        found = play(ReturnWindow(1, 64), lengths, 64, steps=3000)
         means = np.convolve(np.array(found) - 400, np.ones(100) / 100, "valid")
         highest.append(means.max())
     assert max(highest) < -110, "-100 would count as solved"
 
 
 def test_many_games_that_never_end_are_passed_over_at_last():
-    order = StartOrder(num_actors=1, num_envs=4)
-    found = []
-    for number in range(order.long_limit):
-        found += counted(order.end(0, [Episode(float(number), 1, env=3)]))
-    assert order.passed_over == 2, "and one as the few are"
-    assert len(found) == order.long_limit
+    window, found = ReturnWindow(num_actors=1, num_envs=4), []
+    for number in range(window.long_limit):
+        found += counted(window.end(0, [Episode(float(number), 1, env=3)]))
+    assert window.passed_over == 2, "and one as the few are"
+    assert len(found) == window.long_limit
 
 
 def test_games_of_an_actor_that_has_not_reported_since_they_started_are_not_passed_over():
     """One rollout of the other actor holds hundreds of short games."""
-    order, found = StartOrder(num_actors=2, num_envs=2), []
+    window, found = ReturnWindow(num_actors=2, num_envs=2), []
     for _ in range(3):
         for actor in (0, 0, 1):
-            found += counted(order.end(actor, [Episode(1.0, 1, env=i % 2) for i in range(200)]))
-    assert order.passed_over == 0
+            found += counted(window.end(actor, [Episode(1.0, 1, env=i % 2) for i in range(200)]))
+    assert window.passed_over == 0
     assert len(found) > 600, "those that started before the latest games of either actor"
     for _ in range(2):
-        found += counted(order.end(0, [Episode(1.0, 1, env=i % 2) for i in range(200)]))
-    assert order.passed_over == 0
-    assert counted(order.end(1, [])), "now it is known that its games still run"
+        found += counted(window.end(0, [Episode(1.0, 1, env=i % 2) for i in range(200)]))
+    assert window.passed_over == 0
+    assert counted(window.end(1, [])), "now it is known that its games still run"
 
 
-def test_with_all_games_passed_over_nothing_is_left_to_wait_for():
-    order = StartOrder(num_actors=1, num_envs=1)
-    order.limit = order.long_limit = 0
-    assert counted(order.end(0, [Episode(1.0, 1)])) == [(0, 1.0)]
-    assert counted(order.end(0, [Episode(2.0, 1)])) == [(0, 2.0)]
-
-
-def play(order, lengths, num_envs, steps):
+def play(window, lengths, num_envs, steps):
     """Counted returns of an actor's environments, whose games have these lengths and return 400 - length."""
     left = [next(lengths) for _ in range(num_envs)]
     played, found = list(left), []
@@ -102,7 +94,7 @@ def play(order, lengths, num_envs, steps):
             if left[env] == 0:
                 ended.append(Episode(400.0 - played[env], played[env], env))
                 left[env] = played[env] = next(lengths)
-        found += [episode.episode_return for _, episode in order.end(0, ended)]
+        found += [episode.episode_return for _, episode in window.end(0, ended)]
     return found
 
 
@@ -111,7 +103,7 @@ def test_the_mean_return_is_unbiased_after_a_common_start(seed):
     """Lengths U{20..400} and returns 400 - length have mean 190 whatever is learned; as they finish, first 333."""
     rng = np.random.default_rng(seed)
     lengths = iter(lambda: int(rng.integers(20, 401)), None)
-    found = play(StartOrder(1, 64), lengths, 64, steps=4000)[:1000]
+    found = play(ReturnWindow(1, 64), lengths, 64, steps=4000)[:1000]
     assert len(found) == 1000
     assert np.mean(found) == pytest.approx(190, rel=0.05)
     windows = [np.mean(found[max(0, end - 100) : end]) for end in range(20, 1000)]
@@ -119,12 +111,10 @@ def test_the_mean_return_is_unbiased_after_a_common_start(seed):
 
 
 @given(st.lists(st.integers(1, 9), min_size=40, max_size=40), st.integers(1, 30))
-def test_an_order_that_was_saved_goes_on_alike(lengths, split):
+def test_games_that_were_saved_go_on_alike(lengths, split):
     first, second = (iter(lengths * 9) for _ in range(2))
-    whole, half = StartOrder(1, 4), StartOrder(1, 4)
-    expected = play(whole, first, 4, split)
-    assert play(half, second, 4, split) == expected
-    again = StartOrder(1, 4)
+    whole, half, again = (ReturnWindow(1, 4) for _ in range(3))
+    assert play(half, second, 4, split) == play(whole, first, 4, split)
     again.load_state_dict(half.state_dict())
     assert again.state_dict() == whole.state_dict()
     ends = [Episode(float(env), 1, env) for env in (2, 0, 3, 1, 2)]
@@ -132,6 +122,6 @@ def test_an_order_that_was_saved_goes_on_alike(lengths, split):
     assert again.state_dict() == whole.state_dict()
 
 
-def test_an_order_of_other_environments_is_refused():
+def test_games_of_other_environments_are_refused():
     with pytest.raises(ValueError, match=r"it has \(actors, environments\) \[1, 4\]"):
-        StartOrder(2, 2).load_state_dict(StartOrder(1, 4).state_dict())
+        ReturnWindow(2, 2).load_state_dict(ReturnWindow(1, 4).state_dict())

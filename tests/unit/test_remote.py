@@ -1,10 +1,8 @@
 """Messages between the learner and nodes that join: slots, weights, snapshots for evaluators."""
 
-import contextlib
 import itertools
 import logging
 import math
-import select
 import socket
 import threading
 import time
@@ -12,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nodes import free_port, wait_for_peers
+from nodes import Net, free_port
 from torch import nn
 
 import train_task
@@ -29,37 +27,33 @@ from a3c_mp.processes.weights import Weights
 from a3c_mp.run import evaluator
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.progress import Progress
-from a3c_mp.task import joining
 from a3c_mp.task import node as node_module
+from a3c_mp.task import parallel
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
-from a3c_mp.task.exchange import FILLED, JOIN, TOKENS, NodeChannel, NodePool, Setup
-from a3c_mp.task.joining import JoinedNodes
-from a3c_mp.task.node import FirstNode, JoinedNode, Node
-from a3c_mp.task.parallel import Role
-from a3c_mp.task.remote import RemoteChannel, RemoteWeights, serve_weights
-from a3c_mp.task.router import Router
-from a3c_mp.task.start import StartBarrier
-from a3c_mp.task.task import FINISH
+from a3c_mp.task.exchange import FILLED, JOIN, NodeChannel, NodePool
+from a3c_mp.task.node import PENDING, REPORT_REFUSAL, FirstNode, JoinedNode, Node
+from a3c_mp.task.parallel import JoinedNodes, Role
+from a3c_mp.task.wire import FINISH
 
 SPEC = {"obs": ((2, 3), torch.float32), "done": ((2,), torch.bool)}
 
 
 @pytest.fixture
-def nodes(log):
+def net(log):
+    net = Net(log)
+    with net.stack:
+        yield net
+
+
+@pytest.fixture
+def nodes(net):
     """A learner and two others, in this process."""
-    with ipc_folder() as folder, contextlib.ExitStack() as stack:
-        ends = local_endpoints(folder, "star", [("learner",), ("collector",), ("collector",)])
-        stacks = [stack.enter_context(contextlib.ExitStack()) for _ in ends]
-        routers = [own.enter_context(Router(end, log)) for own, end in zip(stacks, ends, strict=True)]
-        for router in routers:
-            wait_for_peers(router, 2, 10)
-        results = []
-        child = SimpleNamespace(is_done=True, results=results, record_result=lambda: results.append(True))
-        learner = FirstNode(routers[0], Supervisor([child]), is_interrupted=lambda: False, known_labels=())
-        others = list(map(Node, routers[1:]))
-        for node, own in zip(others, stacks[1:], strict=True):
-            node.leave = own.close
-        yield learner, *others
+    with ipc_folder() as folder, net.stack:
+        ends = local_endpoints(folder, [("learner",), ("collector",), ("collector",)], None)
+        routers = [net.enter(end) for end in ends]
+        supervisor = Supervisor([SimpleNamespace(is_done=True)])
+        learner = FirstNode(routers[0], supervisor, is_interrupted=lambda: False, known_labels=())
+        yield learner, *map(Node, routers[1:])
 
 
 def run_until(happened, *nodes, timeout=20):
@@ -71,73 +65,55 @@ def run_until(happened, *nodes, timeout=20):
             node.look()
 
 
-def run_in_thread(function, *args):
-    """Call a function that waits for others; returns the thread and the list that gets its result."""
+def connect(make, *nodes):
+    """Call a function that waits for other nodes, while they look at their messages; returns its result."""
     results = []
-    thread = threading.Thread(target=lambda: results.append(function(*args)))
-    thread.start()
-    return thread, results
+
+    def call():
+        try:
+            results.append(make())
+        except Exception as error:
+            results.append(error)
+
+    threading.Thread(target=call).start()
+    run_until(lambda: results, *nodes)
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]
 
 
-# ---- weights
+def test_messages_wait_for_their_handler_but_not_without_end(nodes):
+    hub, node, _ = nodes
+    for number in range(PENDING + 5):
+        node.send("number", number)
+    node.send("end")
+    ended, found = [], []
+    hub.handle("end", ended.append)
+    run_until(lambda: ended, hub)
+    hub.handle("number", lambda sender, number: found.append(number), [int])
+    assert found == list(range(5, PENDING + 5))
 
 
-@pytest.mark.parametrize("theirs", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("ours", [torch.float32, torch.bfloat16])
-def test_weights_cross_between_machines_that_compute_in_other_dtypes(nodes, theirs, ours):
-    trained, acting = nn.Linear(5, 3), nn.Linear(5, 3).to(ours)
-    weights = Weights(trained, theirs)
-    serve_weights(nodes[0], weights)
-    remote = RemoteWeights(nodes[1], ours)
-    assert remote.load(acting) == 0
-    for mine, original in zip(acting.parameters(), trained.parameters(), strict=True):
-        assert mine.dtype == ours
-        assert torch.equal(mine, original.to(theirs).to(ours))
-
-
-def test_weights_travel_again_only_when_they_are_newer(nodes):
-    trained, acting = nn.Linear(5, 3), nn.Linear(5, 3)
-    weights = Weights(trained)
-    serve_weights(nodes[0], weights)
-    remote = RemoteWeights(nodes[1])
-    remote.load(acting)
-    nn.init.zeros_(acting.weight)
-    assert remote.load(acting) == 0
-    assert not acting.weight.any(), "nothing came"
-    weights.publish(trained)
-    assert remote.load(acting) == 1
-    assert torch.equal(acting.weight, trained.weight)
-
-
-def test_weights_are_waited_for_until_the_learner_answers_or_the_task_ends(nodes):
-    net = nn.Linear(5, 3)
-    thread, results = run_in_thread(RemoteWeights(nodes[1]).load, net)
-    thread.join(0.3)
-    assert thread.is_alive(), "nobody answers yet"
-    serve_weights(nodes[0], Weights(net))
-    thread.join(20)
-    assert results == [0]
-    thread, results = run_in_thread(RemoteWeights(nodes[2], timeout=0.01).load, net)
-    nodes[2].finishing = True
-    thread.join(20)
-    assert not thread.is_alive()
-
-
-# ---- slots
+# ---- slots and weights
 
 
 @pytest.fixture
 def make_pool(nodes):
-    """An pool for these collectors of this machine, and for one of another; `told` is what it reports."""
+    """A pool for so many collectors of this machine, and for others; `events` is what it reports."""
 
-    def make(numbers, num_workers, slots_per_worker=2):
-        told = []
-        states = SimpleNamespace(start=7, record_start=lambda worker: None)
-        options = WorkerOptions(slots_per_worker=slots_per_worker)
-        slots = Slots(SPEC, num_workers * slots_per_worker)
-        pool = NodePool({}, numbers, slots, num_workers, states=states, options=options, on_restart=told.append)
+    def make(num_local, num_workers, weights=None):
+        events = []
+        settings = {
+            "states": SimpleNamespace(start=7, record_start=lambda worker: None),
+            "options": WorkerOptions(slots_per_worker=2),
+            "on_restart": events.append,
+        }
+        slots = Slots(SPEC, 2 * num_workers)
+        pool = NodePool(num_local, slots, weights, lambda payload, fields: None, num_workers, **settings)
         pool.connect(nodes[0])
-        pool.told = told
+        for worker in range(num_local):
+            pool.prepare(worker)
+        pool.events = events
         return pool
 
     return make
@@ -145,135 +121,104 @@ def make_pool(nodes):
 
 def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(nodes, make_pool):
     hub, node, _ = nodes
-    pool = make_pool([1], 1)
-    channel = NodeChannel(node, Setup(0, (7, 0, 0)))
-    run_until(lambda: len(channel._tokens) == 2, hub, node)
+    pool = make_pool(1, 1)
+    channel = connect(lambda: NodeChannel(node), hub)
+    assert (channel.worker, channel.seed_key) == (0, (7, 0, 0))
     for _ in range(2):
         channel.send(channel.take().slot, 0)
     run_until(lambda: len(pool.ledger.ready[0]) == 2, hub)
     held = pool.take(lambda: False)  # the learner reads slot 0
     assert [filled.slot for filled in held] == [0]
-    channel._on_joined("node.0")
+    channel._on_joined()
     run_until(lambda: channel._tokens, hub, node)
     assert [token.slot for token in channel._tokens] == [1], "slot 0 is the learner's"
     assert not pool.ledger.ready[0], "what it had sent before is dropped, as it writes there again"
     text = "collector 0 was cut off and is back; its rollout is lost"
-    assert pool.told == [WorkerEvent(0, text, replaced=False)]
+    assert pool.events == [WorkerEvent(0, text, replaced=False)]
     channel.take()
-    channel._on_joined("node.0")  # while it fills slot 1
+    channel._on_joined()  # while it fills slot 1
     channel.send(1, 0)
     pool.release(held, 5)
-    run_until(lambda: len(channel._tokens) == 2, hub, node)
+    run_until(lambda: channel._tokens and len(channel._tokens) == 2, hub, node)
     assert [token.slot for token in channel._tokens] == [1, 0], "none of them twice"
     assert not pool.ledger.ready[0], "a rollout of an earlier session is not sent"
     channel.send(channel.take().slot, 0)
     run_until(lambda: pool.ledger.ready[0], hub)
 
 
+@pytest.mark.parametrize("theirs", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ours", [torch.float32, torch.bfloat16])
+def test_weights_come_with_the_tokens_also_where_they_are_of_another_dtype(nodes, make_pool, theirs, ours):
+    hub, node, _ = nodes
+    trained, acting = nn.Linear(5, 3), nn.Linear(5, 3).to(ours)
+    weights, own = Weights(trained, theirs), Weights(acting, ours)
+    pool = make_pool(0, 1, weights)
+    channel = connect(lambda: NodeChannel(node, Slots(SPEC, 1), own), hub)
+    for version in range(3):
+        assert own.load(acting) == version
+        for mine, original in zip(acting.parameters(), trained.parameters(), strict=True):
+            assert torch.equal(mine, original.to(theirs).to(ours))
+        nn.init.normal_(trained.weight)
+        weights.publish(trained)
+        channel.send(channel.take().slot, version)
+        run_until(lambda: pool.ledger.ready[0], hub)
+        pool.release(pool.take(lambda: False), weights.version)
+        run_until(lambda: len(channel._tokens) == 2, node)
+
+
 def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_pool, tape):
     hub, node, other = nodes
-    pool = make_pool([], 1, slots_per_worker=1)
-    thread, results = run_in_thread(RemoteChannel, node, Slots(SPEC, 1))
-    run_until(lambda: results, hub)
-    thread.join()
-    [channel] = results
+    pool = make_pool(0, 1, Weights(nn.Linear(1, 1)))
+    channel = connect(lambda: NodeChannel(node, Slots(SPEC, 1)), hub)
     assert (channel.worker, channel.seed_key) == (0, (7, 0, 1))
-    run_until(lambda: channel._tokens, hub, node)
     fields = channel.fields(pool.slots, channel.take().slot)
     fields["obs"].copy_(torch.arange(6.0).view(2, 3))
     channel.send(0, 3)
     [filled] = pool.take(lambda: False)
     assert filled.payload == 3
     assert torch.equal(pool.slots[0]["obs"], fields["obs"])
-    assert pool.told[0].joined
-
-    def refused():
-        with pytest.raises(ConfigError, match="its 1 places"):
-            RemoteChannel(other, Slots(SPEC, 1))
-
-    other.router.endpoint = SimpleNamespace(dials=("tcp://hub:1",))
-    thread, _ = run_in_thread(refused)
-    run_until(lambda: not thread.is_alive(), hub)
-    for _ in range(99):
-        other.send(JOIN, "host", to="node.0")
-    other.send(JOIN, to="node.0")
+    assert pool.events[0].joined
+    with pytest.raises(ConfigError, match="its 1 places"):
+        connect(lambda: NodeChannel(other, Slots(SPEC, 1)), hub)
+    for _ in range(98):
+        other.send(JOIN, "host")
+    other.send(JOIN)
     run_until(lambda: "malformed message slots.join" in tape.messages[-1], hub)
-    assert len(pool.told) == 1
+    assert len(pool.events) == 1
     refusals = [text for text in tape.messages if "a collector was refused: all 1 places are taken" in text]
     assert len(refusals) == 7, "numbers 1, 2, 4, 8, 16, 32 and 64"
 
 
-@pytest.mark.parametrize("args", [(), ([[0, 1]],)])
-def test_tokens_come_from_the_learner_alone(nodes, tape, args):
-    _, node, other = nodes
-    channel = NodeChannel(node, Setup(0, (7, 0, 0)))
-    other.send(TOKENS, *args, to="node.1")
-    run_until(lambda: tape.messages, node)
-    assert "slots.tokens from node.2 dropped" in tape.messages[0]
-    assert "only node.0 may send it" in tape.messages[0]
-    assert channel._tokens == []
-
-
-def test_one_of_the_same_machine_cannot_send_fields_nor_another_in_its_name(nodes, make_pool, tape):
+def test_what_a_node_sends_that_is_no_collector_is_dropped(nodes, make_pool):
     hub, node, other = nodes
-    pool = make_pool([1], 2)
-    NodeChannel(node, Setup(0, (7, 0, 0)))
-    run_until(lambda: pool._names[0] == "node.1", hub)
-    other.send("slots.ready", 0, to="node.0")
-    other.send(FILLED, 0, 0, None, to="node.0")
-    run_until(lambda: tape.messages, hub)
-    assert "malformed message slots.ready from node.2 dropped" in tape.messages[0]
+    pool = make_pool(1, 2)
+    connect(lambda: NodeChannel(node), hub)
+    other.send(FILLED, 0, 0, None)
+    other.send("end")
+    ended = []
+    hub.handle("end", ended.append)
+    run_until(lambda: ended, hub)
     assert pool._names == ["node.1", None]
-
-
-# ---- how nodes begin
-
-
-def test_nodes_begin_once_all_are_there_and_one_that_was_cut_off_meanwhile_hears_of_it(nodes):
-    hub, first, second = nodes
-    barriers = [StartBarrier(hub), StartBarrier(first)]
-    first.send("all has arrived", to="node.0")
-    run_until(lambda: hub._pending, hub, first)
-    assert not any(barrier.is_over for barrier in barriers)
-    barriers.append(StartBarrier(second))
-    run_until(lambda: all(barrier.is_over for barrier in barriers), *nodes)
-    barriers[2].is_over = False
-    barriers[2]._on_joined("node.0")
-    run_until(lambda: barriers[2].is_over, *nodes)
-
-
-def test_a_node_that_is_lost_before_the_start_is_waited_for_again(nodes):
-    barrier = StartBarrier(nodes[0])
-    for name in ("node.2", "node.1"):
-        barrier._on_here(name)
-        assert not barrier.is_over
-    barrier._on_complete("node.2")
-    barrier._on_left("node.2")
-    barrier._on_complete("node.1")
-    assert not barrier.is_over
-    barrier._on_complete("node.2")
-    assert not barrier.is_over, "its successor has not greeted node 0"
-    barrier._on_here("node.2")
-    assert barrier.is_over
+    assert not pool.ledger.ready[0]
 
 
 # ---- a node 0 that is lost
 
 
 @pytest.fixture
-def joined(tmp_path, log, monkeypatch):
+def joined(tmp_path, net, monkeypatch):
     """A node that has joined, its log lines, the end of node 0, and a function that makes a router for another one."""
     for name, seconds in (("GONE", 0.3), ("PROBE", 0.01), ("LOST", 0.0)):
         monkeypatch.setattr(node_module, f"{name}_SECONDS", seconds)
     address, key_file, lines = f"tcp://127.0.0.1:{free_port()}", tmp_path / "key", []
 
     def enter(greeting):
-        return Router(Endpoint(0, "star", binds=(address,), key_file=key_file, greeting={"run": greeting}), log)
+        return net.enter(Endpoint(binds=(address,), key_file=key_file, greeting={"run": greeting}))
 
-    with contextlib.ExitStack() as hub:
-        hub.enter_context(enter("first"))
-        with Router(Endpoint(None, "star", dials=(address,), key_file=key_file), log) as router:
-            yield JoinedNode(router, lines.append), lines, hub.close, enter
+    hub = enter("first")
+    router = net.enter(Endpoint(dials=address, key_file=key_file))
+    net.inboxes.pop(router)
+    return JoinedNode(router, lines.append), lines, lambda: net.leave(hub), enter
 
 
 def test_a_node_ends_when_node_0_was_killed(joined):
@@ -286,14 +231,15 @@ def test_a_node_ends_when_node_0_was_killed(joined):
     assert not lines
 
 
-def test_a_node_ends_when_another_task_takes_the_place_of_the_first(joined):
+def test_a_node_ends_when_another_task_takes_the_place_of_the_first(joined, net):
     node, _, end, enter = joined
     end()
-    with enter("second"), pytest.raises(WorkerError, match="another task listens at"):
-        run_until(lambda: False, node)
+    enter("second")
+    with pytest.raises(WorkerError, match="another task listens at"):
+        net.wait_until(lambda: node.look() and False)
 
 
-def test_a_node_waits_while_the_link_is_down(joined, monkeypatch):
+def test_a_node_waits_while_the_link_is_down(joined, net, monkeypatch):
     node, lines, end, enter = joined
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -302,57 +248,34 @@ def test_a_node_waits_while_the_link_is_down(joined, monkeypatch):
         end()
         run_until(lambda: lines, node)
         node.look()
-    with enter("first"):
-        run_until(lambda: len(lines) > 1, node)
-    address = node.router.endpoint.dials[0]
+    enter("first")
+    net.wait_until(lambda: node.look() or len(lines) > 1)
+    address = node.address
     assert lines == [f"{address} does not answer (timed out); waiting until it does", f"{address} answers again"]
 
 
-def test_a_node_that_has_joined_ends_neither_the_task_nor_other_nodes(tmp_path, log):
-    with ipc_folder() as folder, contextlib.ExitStack() as stack:
+def test_a_node_that_has_joined_does_not_end_the_task(tmp_path, net):
+    with ipc_folder() as folder:
         key = {"key_file": tmp_path / "key"}
-        ends = local_endpoints(folder, "star", [(), ()], listen="tcp://127.0.0.1:0", **key)
-        routers = [stack.enter_context(Router(end, log)) for end in ends]
-        address = next(address for address in routers[0].addresses if address.startswith("tcp"))
-        attached = Endpoint(None, "star", dials=(address,), **key)
-        routers += [stack.enter_context(Router(attached, log)) for _ in range(2)]
-        for router in routers:
-            wait_for_peers(router, 3, 10)
-        hub, own, *joined = nodes = list(map(Node, routers))
-        seen = []
-        for node in nodes:
-            node.handle("after", lambda sender: seen.append(sender))
-        joined[0].send(FINISH)
-        joined[0].send("after")
-        run_until(lambda: len(seen) == 3, *nodes)
-        assert not any(node.finishing for node in nodes)
-        own.send(FINISH)
-        run_until(lambda: all(node.finishing for node in (hub, *joined)), *nodes)
+        ends = local_endpoints(folder, [(), ()], "tcp://127.0.0.1:0", **key)
+        hub, own = (net.enter(end) for end in ends)
+        joined = net.enter(Endpoint(dials=hub.addresses[1], **key))
+        node, seen = Node(hub), []
+        node.handle("after", seen.append)
+        for router, ends_it in ((joined, False), (own, True)):
+            router.send(FINISH)
+            router.send("after")
+            run_until(lambda: seen, node)
+            seen.clear()
+            assert node.finishing == ends_it
 
 
-def test_events_for_tasks_are_not_kept_where_nodes_are_only_looked_after(nodes, monkeypatch):
-    hub, spoke, _ = nodes
-    child = SimpleNamespace(is_done=False)
-    looks = iter(range(9))
-
-    def watch(should_stop, also):
-        hub.send("event", number := next(looks))
-        select.select(also, [], [], 10)
-        child.is_done = number == 8
-
-    supervisor = SimpleNamespace(children=[child], start=bool, stop=bool, watch=watch, await_own_end=bool)
-    monkeypatch.setattr(joining, "Supervisor", lambda *args, **settings: supervisor)
-    with JoinedNodes(None, (), [Role()], spoke.router, spoke.router.log) as joined:
-        joined.wait()
-        assert joined._node._pending == []
-
-
-def test_a_collector_that_has_lost_its_place_ends_alone(nodes, monkeypatch, tape):
+def test_a_collector_that_has_lost_its_place_ends_alone(nodes, monkeypatch, tape, log):
     children = [SimpleNamespace(is_done=False, had_result=True), SimpleNamespace(is_done=False, had_result=False)]
     supervisor = SimpleNamespace(children=children, start=bool, stop=bool)
-    monkeypatch.setattr(joining, "Supervisor", lambda *args, **settings: supervisor)
-    refusal = (joining.REPORT_REFUSAL, "attach-to", "tcp://hub:1", "its 2 places are taken", "attach fewer")
-    with JoinedNodes(None, (), [Role(), Role()], nodes[1].router, nodes[1].router.log) as joined:
+    monkeypatch.setattr(parallel, "Supervisor", lambda *args, **settings: supervisor)
+    refusal = (REPORT_REFUSAL, "attach-to", "tcp://hub:1", "its 2 places are taken", "attach fewer")
+    with JoinedNodes(None, (), [Role(), Role()], nodes[1].router, log) as joined:
         joined._on_report(0, refusal)
         assert "has lost its place and ends: attach-to=tcp://hub:1: its 2 places are taken" in tape.messages[-1]
         with pytest.raises(ConfigError, match="places are taken"):
@@ -376,11 +299,10 @@ def test_a_run_whose_evaluator_is_a_node_shares_no_snapshots(tmp_path, monkeypat
 def test_a_node_that_has_joined_allocates_what_it_uses(monkeypatch):
     sizes = []
     monkeypatch.setattr(attach, "Slots", lambda spec, num_slots: sizes.append(num_slots))
-    args = train_task.Args(env_id="CartPole-v1")
-    attach.run_node_of_task(None, lambda node, args, memory: None, args)
-    assert sizes == [], "as for an evaluator"
-    attach.run_node_of_task(None, lambda node, args, memory: (memory.slots, memory.slots), args)
-    assert sizes == [1]
+    for role, expected in (("evaluator", []), ("collector", [1])):
+        args = train_task.Args(env_id="CartPole-v1", role=role)
+        attach.run_node_of_task(None, lambda node, args, memory: None, args)
+        assert sizes == expected
 
 
 @pytest.fixture
@@ -390,7 +312,8 @@ def evaluators(nodes):
     log = logging.Logger("run")
     log.info = lines.append
     run = SimpleNamespace(args=SimpleNamespace(eval_episodes=2), log=log, is_interrupted=lambda: False)
-    learner = NodeEvaluator(nodes[0], "node.1", run, lambda: None, others=False)
+    learner = NodeEvaluator(run, 1, others=False)
+    learner.connect(nodes[0])
     learner.lines = lines
     return learner, lambda node: EvaluatorChannel(node, None, nn.Linear(2, 1))
 
@@ -399,28 +322,27 @@ def has_snapshot(end):
     return lambda: end._snapshot is not None
 
 
-def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare(nodes, evaluators):
+def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare(nodes, evaluators, net):
     hub, local, remote = nodes
     learner, add = evaluators
     own, joined = add(local), add(remote)
     run_until(lambda: len(learner._ready) == 2, hub)
-    net = nn.Linear(2, 1)
-    learner.start(net)
+    snapshot = nn.Linear(2, 1)
+    learner.start(snapshot)
     run_until(has_snapshot(joined), hub, local, remote)
     assert own._snapshot is None
-    assert torch.equal(joined.take().weight, net.weight)
-    remote.leave()
+    assert torch.equal(joined.take().weight, snapshot.weight)
+    net.leave(remote.router)
     run_until(has_snapshot(own), hub, local)
     assert [line.split(" (")[0].split(" from")[0] for line in learner.lines] == ["evaluator joined", "evaluator left"]
     own.take()
     own.send(([1.0, 2.0], [3, 4], "sha"))
     run_until(lambda: learner._result, hub)
-    assert hub.child("node.1").results == [True], "an exception later on is worth a restart"
     assert learner.poll() == ([1.0, 2.0], [3, 4], "sha")
     assert learner.poll() is None
 
 
-def test_without_an_evaluator_that_could_still_play_nothing_is_waited_for(nodes, evaluators):
+def test_without_an_evaluator_that_could_still_play_nothing_is_waited_for(nodes, evaluators, net):
     """The evaluator of this machine has ended with the task, and none can join from another."""
     hub, local, _ = nodes
     learner, add = evaluators
@@ -429,9 +351,9 @@ def test_without_an_evaluator_that_could_still_play_nothing_is_waited_for(nodes,
     learner.start(nn.Linear(2, 1))
     run_until(has_snapshot(end), hub, local)
     assert learner.wait(0.1) is None, "it may answer"
-    local.leave()
+    net.leave(local.router)
     run_until(lambda: not learner._ready, hub)
-    child = hub.child("node.1")
+    child = hub.supervisor.children[0]
     child.is_done = False
     assert learner.poll() is None, "it may be started again"
     child.is_done = True
@@ -447,7 +369,7 @@ def test_an_evaluator_that_repeats_itself_joins_once(nodes, evaluators, tape):
     end = add(remote)
     for _ in range(9):
         end._say_ready()
-    remote.send(PLAYED, to="node.0")
+    remote.send(PLAYED)
     run_until(lambda: tape.messages, hub)
     assert (len(learner.lines), learner._ready) == (1, ["node.2"])
 
@@ -469,11 +391,11 @@ def test_a_malformed_result_is_dropped(nodes, evaluators, tape, args):
     end = add(remote)
     learner.start(nn.Linear(2, 1))
     run_until(has_snapshot(end), hub, remote)
-    remote.send(PLAYED, *args, to="node.0")
+    remote.send(PLAYED, *args)
     run_until(lambda: tape.messages, hub)
     assert learner._result is None
     assert "malformed message evaluator.played from node.2 dropped" in tape.messages[0]
-    remote.send(PLAYED, 1, [1.0, 1.0], [1, 1], "x", to="node.0")
+    remote.send(PLAYED, 1, [1.0, 1.0], [1, 1], "x")
     run_until(lambda: learner._result, hub)
 
 

@@ -27,10 +27,11 @@ from a3c_mp.run import display
 from a3c_mp.run import run as run_module
 from a3c_mp.run.banner import budget_notes, end_text, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
-from a3c_mp.run.display import PrintedLines, hms, open_log
+from a3c_mp.run.display import hms, log_prints, open_log
+from a3c_mp.run.ending import error_summary, resume_command
 from a3c_mp.run.mean_return import MIN_EPISODES
-from a3c_mp.run.run import Run, error_summary, resume_command
-from a3c_mp.run.summary import end_of
+from a3c_mp.run.run import Run
+from a3c_mp.run.run_dir import end_of
 
 TRACEBACK = """Traceback (most recent call last):
   File "a.py", line 1, in <module>
@@ -237,6 +238,7 @@ def test_of_a_thousand_updates_a_second_some_enter_the_curves_and_all_are_counte
     with a_run(args) as run:
         now, recorded = [float(math.ceil(time.monotonic()) + 1)], []  # whole seconds have exact differences
         monkeypatch.setattr("time.monotonic", lambda: now[0])
+        run.record_rollout(10, [], 0, 0)  # starts the clock
         run.metrics.record({"losses/total": 0.0})
         run.metrics.flush()
         for _ in range(2):
@@ -331,7 +333,7 @@ def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, monkeypatch):
     with a_run(args) as run:
         run.record_rollout(9_876_543, [Episode(-20.9, 800)], 0, 0)
         monkeypatch.setattr("time.monotonic", lambda now=run.progress.started + 1000.0: now)
-        line = run.metrics._progress_line(lag=12.3, sps=run.metrics.sps)
+        line = run.metrics.progress_line(lag=12.3, sps=run.metrics.sps)
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     bar = progress_bar(console)
     bar.add_task("", completed=run.steps, total=args.total_steps, eta=hms(3600), line=line)
@@ -506,28 +508,6 @@ def test_the_time_limit_counts_from_the_first_rollout(args, monkeypatch):
             assert run.should_stop() == over
 
 
-def test_a_resume_with_another_budget_says_what_becomes_of_the_schedule(tmp_path):
-    args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", total_steps=100, learning_rate=1e-3)
-    with a_run(args) as run:
-        run.record_rollout(100, [], 0, 0)
-    for total, said in ((400, True), (400, False)):
-        with a_run(replace(args, resume=tmp_path / "r", total_steps=total)) as run:
-            log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
-        assert ("total-steps is 400 now, 100 before: the learning rate goes from 0 to 7.5e-4 at once" in log) == said
-        assert "changed:" not in log
-    with a_run(replace(args, resume=tmp_path / "r", total_steps=500, anneal_steps=50)) as run:
-        log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
-    assert "500 now, 400 before: the learning rate goes from 7.5e-4 to 0 at once, and goes to 0 after 50 steps" in log
-    assert "anneal-steps 50 (0 before)" in log
-    with a_run(replace(args, resume=tmp_path / "r", total_steps=600, anneal_steps=50)) as run:
-        log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
-    assert "total-steps is 600 now, 500 before\n" in log, "nothing becomes of the schedule"
-    falling = replace(args, resume=tmp_path / "r", total_steps=700, anneal_steps=50, entropy_coef_end=0.0)
-    with a_run(falling) as run:
-        log = (run.folder / "run.log").read_text().rpartition("resumed from")[2]
-    assert "total-steps is 700 now, 600 before; the entropy coefficient may change at once, and " in log
-
-
 def test_a_resume_lists_the_settings_that_have_changed(tmp_path):
     args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", hidden=(8, 8))
     with a_run(args) as run:
@@ -541,33 +521,33 @@ def test_a_resume_lists_the_settings_that_have_changed(tmp_path):
         )
 
 
-def test_the_rate_of_the_progress_line_is_that_of_the_last_half_minute(args, monkeypatch):
+def test_the_rate_of_theprogress_line_is_that_of_the_last_half_minute(args, monkeypatch):
     with a_run(args) as run:
         clock, start = run.metrics.clock, run.progress.started
         monkeypatch.setattr("time.monotonic", lambda: start)
-        assert "  - sps  " in run.metrics._progress_line(0.0, clock.recent_sps)
+        assert "  - sps  " in run.metrics.progress_line(0.0, clock.recent_sps)
         run.record_rollout(10, [], 0, 0)
         for second in range(1, 101):
             monkeypatch.setattr("time.monotonic", lambda now=start + second: now)
             run.record_rollout(1000 if second <= 50 else 100, [], 0, 0)
-            clock.note()
+            clock.take_point(run.steps, 0)
             if second in (50, 100):
                 assert clock.recent_sps == (1000 if second == 50 else 100)
-        assert clock.sps() == 550, "the mean of the run"
+        assert clock.sps(run.steps) == 550, "the mean of the run"
         assert run.metrics._seconds_left(run.steps, clock.recent_sps) == (args.total_steps - run.steps) / 100
 
 
-def test_progress_lines_say_how_full_the_replay_is_until_learning_starts(args):
+def testprogress_lines_say_how_full_the_replay_is_until_learning_starts(args):
     with a_run(args) as run:
         for held, said in ((7_040, "collecting 7,040/20,000  return -"), (20_000, "return -")):
             apex.show_collecting(run, apex_settings.Args(), lambda held=held: held)
-            assert run.metrics._progress_line(0.0, 1.0).startswith(said)
+            assert run.metrics.progress_line(0.0, 1.0).startswith(said)
 
 
 def test_the_log_keeps_what_children_print_up_to_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(display, "PRINTED_LINES", 3)
     log = open_log(tmp_path)
-    keep = PrintedLines(log.handlers[-1])
+    keep = log_prints(log.handlers[-1])
     for number in range(5):
         keep(f"line {number}")
     lines = [line.split(" PRINTED ")[1] for line in (tmp_path / "run.log").read_text().splitlines()]

@@ -223,18 +223,6 @@ def test_the_commit_is_that_of_the_source_tree_not_of_a_repository_that_it_is_in
     assert re.fullmatch("[0-9a-f]{40}", folder.git_commit())
 
 
-def test_a_run_of_a_version_without_the_list_keeps_its_first_start(args):
-    run = ten_steps(a_run(args))
-    path = run.folder / "config.json"
-    old = {name: value for name, value in json.loads(path.read_text()).items() if name != "starts"}
-    for spoilt in (old, old | {"starts": "many"}):
-        path.write_text(json.dumps(spoilt))
-        ten_steps(a_run(replace(args, resume=run.folder)))
-        starts = json.loads(path.read_text())["starts"]
-        assert [start["command"] for start in starts] == [old["command"]] * 2
-        assert [start["time"] is None for start in starts] == [True, False]
-
-
 def test_runs_that_start_in_the_same_second_have_folders_of_their_own(args, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
     named = replace(args, run_name=None, env_id="m:X/Y-v0?a=1&b=2")

@@ -25,41 +25,61 @@ def at_once(monkeypatch):
     def end(code):
         raise EndedAtOnce(code)
 
-    monkeypatch.setattr(ending, "END_SECONDS", 0.1)
     monkeypatch.setattr(ending.os, "_exit", end)
     monkeypatch.setattr(ending.atexit, "_run_exitfuncs", lambda: None)
 
 
-def test_a_thread_that_ends_soon_is_waited_for():
-    def main():
-        threading.Thread(target=lambda: None).start()
-        return 3
-
-    with pytest.raises(SystemExit) as end:
+def run(main, end=SystemExit):
+    """The code with which a script ends whose `main` this is."""
+    with pytest.raises(end) as ended:
         exit_with(main)
-    assert end.value.code == 3
+    return ended.value.code if end is SystemExit else ended.value.args[0]
 
 
-def test_a_thread_that_does_not_end_is_left_behind():
+def raises(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("main", "code", "out", "err"),
+    [
+        (lambda: 130, 130, "", ""),
+        (raises(ConfigError("num-envs", 0, "must be 1")), 2, "", "error: num-envs=0: must be 1; see --help\n"),
+        (raises(NothingToDo("it has ended")), 0, "it has ended\n", ""),
+        (raises(SystemExit(3)), 3, "", ""),
+        (raises(KeyError("none")), 1, "", "KeyError: 'none'\n"),
+    ],
+)
+def test_a_script_ends_with_a_code_and_says_why(main, code, out, err, capsys):
+    assert run(main) == code
+    printed = capsys.readouterr()
+    assert printed.out == out
+    assert printed.err.endswith(err)
+    assert printed.err == err or printed.err.startswith("Traceback (most recent call last)")
+
+
+def test_a_thread_is_waited_for_if_it_ends_soon():
     over = threading.Event()
 
     def main():
         threading.Thread(target=over.wait).start()
         return 3
 
+    threading.Timer(0.1, over.set).start()
+    assert run(main) == 3
+    over.clear()
     try:
-        with pytest.raises(EndedAtOnce) as end:
-            exit_with(main)
-        assert end.value.args == (3,)
+        assert run(main, EndedAtOnce) == 3
     finally:
         over.set()
 
 
 def test_a_group_of_learners_that_is_still_there_is_left_behind(monkeypatch):
     monkeypatch.setattr(ending.dist, "is_initialized", lambda: True)
-    with pytest.raises(EndedAtOnce) as end:
-        exit_with(lambda: 1)
-    assert end.value.args == (1,)
+    assert run(lambda: 1, EndedAtOnce) == 1
 
 
 class Output(io.StringIO):
@@ -75,39 +95,13 @@ class Output(io.StringIO):
         self.over.wait()
 
 
-def test_output_that_is_not_read_does_not_delay_the_end(monkeypatch):
+def test_output_that_cannot_be_written_does_not_delay_the_end_or_change_the_code(monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(sys, "stdout", Output(over))
-    with pytest.raises(EndedAtOnce) as end:
-        exit_with(lambda: 0)
+    assert run(lambda: 0, EndedAtOnce) == 0
     over.set()
-    assert end.value.args == (0,)
-
-
-def test_output_that_cannot_be_written_does_not_change_the_code(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Output())
-    with pytest.raises(SystemExit) as end:
-        exit_with(lambda: 0)
-    assert end.value.code == 0
-
-
-def test_nothing_to_do_is_one_line_and_code_0(capsys):
-    def main():
-        raise NothingToDo("it has ended")
-
-    with pytest.raises(SystemExit) as end:
-        exit_with(main)
-    assert end.value.code == 0
-    assert capsys.readouterr() == ("it has ended\n", "")
-
-
-def test_an_error_is_a_traceback_and_code_1(capsys):
-    with pytest.raises(SystemExit) as end:
-        exit_with(lambda: {}["no such key"])
-    assert end.value.code == 1
-    printed = capsys.readouterr().err
-    assert printed.startswith("Traceback (most recent call last)")
-    assert printed.endswith("KeyError: 'no such key'\n")
+    assert run(lambda: 0) == 0
 
 
 def test_signals_that_an_environment_ignores_end_a_script_that_was_not_started_so(monkeypatch):
@@ -118,51 +112,32 @@ def test_signals_that_an_environment_ignores_end_a_script_that_was_not_started_s
     def main():
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGTERM)
-        return 0
 
-    with pytest.raises(SystemExit) as end:
-        exit_with(main)
-    assert end.value.code == 128 + signal.SIGTERM
+    assert run(main) == 128 + signal.SIGTERM
 
 
 # ---- the command a3c-mp
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["train", "a3c_data", "--env-id", "X"], ("train_a3c_data", ["--env-id", "X"])),
-        (["play", "runs/r", "--help"], ("play", ["runs/r", "--help"])),
-        (["plot"], ("plot", [])),
-    ],
-)
-def test_the_command_names_every_script(words, found):
-    assert command.find_script(words) == found
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "command: must be train, play or plot; see a3c-mp --help"),
-        (["trian", "impala"], "command=trian: must be train, play or plot"),
-        (["train"], "chapter: must be one of a3c_data, a3c_grad, apex, "),
-        (["train", "--env-id"], "chapter=--env-id: must be one of"),
-    ],
-)
-def test_the_command_refuses_what_there_is_not(words, message):
-    with pytest.raises(ConfigError, match=message):
-        command.find_script(words)
-
-
-def test_the_command_runs_a_script_with_its_own_flags_and_name(monkeypatch, capsys):
+@pytest.mark.parametrize("words", [["train", "a3c_data"], ["train_a3c_data"], ["plot"]])
+def test_the_command_runs_a_script_with_its_own_flags_and_name(words, monkeypatch):
     called = []
-    monkeypatch.setattr("plot.main", lambda: called.append(list(sys.argv)) or 3)
-    monkeypatch.setattr("sys.argv", ["a3c-mp", "plot", "runs/x", "--help"])
+    for script in ("train_a3c_data", "plot"):
+        monkeypatch.setattr(f"{script}.main", lambda: called.append(list(sys.argv)) or 3)
+    monkeypatch.setattr("sys.argv", ["a3c-mp", *words, "runs/x", "--help"])
     assert command.run_script() == 3
-    assert called == [["a3c-mp plot", "runs/x", "--help"]]
-    monkeypatch.setattr("sys.argv", ["a3c-mp", "train", "--help"])
-    assert command.run_script() == 0
-    assert "a3c_data | a3c_grad | apex" in capsys.readouterr().out
+    assert called == [[" ".join(["a3c-mp", *words]), "runs/x", "--help"]]
+
+
+def test_the_command_names_the_scripts_there_are(monkeypatch, capsys):
+    for words in (["--help"], ["train", "-h"]):
+        monkeypatch.setattr("sys.argv", ["a3c-mp", *words])
+        assert command.run_script() == 0
+        assert "train a3c_data | train a3c_grad | train apex" in capsys.readouterr().out
+    for words in ([], ["trian", "impala"], ["train"], ["train", "--env-id"]):
+        monkeypatch.setattr("sys.argv", ["a3c-mp", *words])
+        with pytest.raises(ConfigError, match=r"^script.*: must be one of play, plot, train_a3c_data, .*; see a3c-mp"):
+            command.run_script()
 
 
 def test_the_package_has_every_folder_of_the_library():

@@ -32,7 +32,7 @@ import play
 from a3c_mp.algorithms import dqn
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError, Stopped, WorkerError
+from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run import metrics
 from a3c_mp.run.run import Run
@@ -113,7 +113,7 @@ def test_a_task_in_one_process_learns_is_timed_and_evaluated(run_inline, mode):
     assert done.summary["updates"] == updates
     assert done.evals["count"] >= 3
     assert TASK.metrics | {"time/task/collect", "time/task/evaluate", "eval/return_mean"} <= scalars(done.folder).keys()
-    assert done.log.count("forward ms  backward ms") >= 3000 // 64 // 20
+    assert done.log.count("mean ms  share") >= 3000 // 64 // 20
     table = done.log[done.log.index("forward ms") :]
     assert all(f"\n{name} " in table for name in ("collect", "learner", "  take", "  learn", "evaluate"))
 
@@ -189,26 +189,6 @@ def test_a_run_on_ray_is_saved_before_its_actors_end(run_inline, monkeypatch, ch
     assert done.code == 0, done.err
     assert saved == [True]
     assert done.state["steps"] == done.summary["steps"]
-
-
-@pytest.mark.parametrize(("signal", "code"), [(None, 1), ("SIGTERM", 143)])
-def test_a_run_on_ray_that_is_stuck_says_how_it_ended(run_inline, monkeypatch, signal, code):
-    ended = []
-
-    def stuck(trainer):
-        trainer.run.exit_reason = signal
-        ended.append(trainer.session.watchdog.on_stuck("the head is lost"))
-        ended.append((run_inline.folder() / "run.log").read_text())
-        trainer.run.report_end = lambda error: None  # a real process has ended by now
-        raise WorkerError("the head is lost")
-
-    monkeypatch.setattr("a3c_mp.algorithms.ray_trainer.RayTrainer.publish", stuck)
-    done = run_inline.train(RAY_IMPALA, "--total-steps", "6000")
-    assert ended[0] == code
-    assert ("ERROR error: the head is lost" in ended[1]) == (code == 1)
-    assert "continue with " in ended[1]
-    assert done.summary["exit_reason"] == (signal or "error: the head is lost")
-    assert done.state["steps"] == done.summary["steps"] > 0
 
 
 @pytest.mark.parametrize(("learning_starts", "warned"), [("400", 0), ("2000", 1)])

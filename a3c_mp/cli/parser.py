@@ -1,0 +1,162 @@
+"""An argparse parser of a dataclass: each field is a flag, its annotation the type, the docstring below it the help."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import a3c_mp
+from a3c_mp.cli.flags import GROUPS, group_of, suggestion
+from a3c_mp.config import flag_name
+from a3c_mp.errors import ConfigError
+
+
+class UnknownFlag(ConfigError):
+    """A flag that a script does not have."""
+
+
+def read_flags(args_class: type, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return (settings that a command line gives, words that are not of this class); "help" is one of the settings.
+
+    Raises:
+        ConfigError: a value is missing, is of the wrong type, or is not among the choices.
+    """
+    try:
+        found, others = make_parser(args_class).parse_known_intermixed_args([_plain(word) for word in argv])
+    except argparse.ArgumentError as error:
+        raise ConfigError((error.argument_name or "").partition("/")[0].lstrip("-"), "", error.message) from None
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()}, others
+
+
+def _plain(word: str) -> str:
+    """A word of the command line as argparse takes it: `--num-envs=4` for `--num_envs=4`; " -1e6" is no flag."""
+    name, equals, value = word.partition("=")
+    if word.startswith("--"):
+        return name.replace("_", "-") + equals + value
+    return f" {word}" if re.match(r"-[.\d]", word) else word
+
+
+def make_parser(
+    args_class: type, description: str = "", default: Any = None, grouped: bool = False
+) -> argparse.ArgumentParser:
+    """Make the parser of a dataclass, whose result has only what the command line gives.
+
+    Args:
+        args_class: its fields are the flags; those without a default take words that stand alone.
+        description, default, grouped: for the help; `default` has the values that hold without flags.
+    """
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [flags]",
+        description=textwrap.dedent(description).replace("%", "%%"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="show this help and exit")
+    parser.add_argument("--version", action="version", version=f"a3c-mp {a3c_mp.__version__}", help="show the version")
+    groups = {title: parser.add_argument_group(f"{title} options") for title in (*GROUPS, "learning") if grouped}
+    docs = field_docs(args_class) if default is not None else {}
+    hints = typing.get_type_hints(args_class, include_extras=True)
+    for field in dataclasses.fields(args_class):
+        options, value = _options(field.name, hints[field.name]), getattr(default, field.name, None)
+        shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+        options["help"] = f"{docs.get(field.name, '')} (default: {shown})".replace("%", "%%")
+        if field.default is dataclasses.MISSING:
+            options |= {"help": docs.get(field.name), "default": () if "nargs" in options else None}
+            parser.add_argument(field.name, **{"nargs": "?", **options})
+        else:
+            flag = flag_name(field.name)
+            groups.get(group_of(flag), parser).add_argument(f"--{flag}", dest=field.name, **options)
+    return parser
+
+
+def _options(name: str, hint: Any) -> dict[str, Any]:
+    """How argparse reads a field of this annotation."""
+    kind = plain_type(hint)
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(kind) is typing.Literal:
+        return {"type": partial(to_value, name, hint), "choices": typing.get_args(kind)}
+    if typing.get_origin(kind) is tuple:
+        item, *others = typing.get_args(kind)
+        several = "*" if others == [...] else 1 + len(others)
+        return {"type": partial(to_value, name, item), "nargs": several, "metavar": item.__name__.upper()}
+    return {"type": partial(to_value, name, hint), "metavar": kind.__name__.upper()}
+
+
+def plain_type(hint: Any) -> Any:
+    """The type in an annotation: `int` in `Annotated[int, Between(1)] | None`."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return plain_type(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return plain_type(next(part for part in typing.get_args(hint) if part is not type(None)))
+    return hint
+
+
+def field_docs(args_class: type) -> dict[str, str]:
+    """field -> the docstring below it, in the class itself or in one that it is made of"""
+    docs: dict[str, str] = {}
+    for cls in filter(dataclasses.is_dataclass, reversed(args_class.__mro__)):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        for field, below in itertools.pairwise(typing.cast(ast.ClassDef, definition).body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = " ".join(text.split())
+    return docs
+
+
+def to_value(name: str, hint: Any, text: str) -> Any:
+    """The value of a field that a word stands for. Raises ConfigError."""
+    text, kind = text.strip(), plain_type(hint)
+    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    if type(None) in typing.get_args(hint) and text.lower() == "none":
+        return None
+    if choices and text not in choices:
+        raise ConfigError(flag_name(name), text, f"must be one of {', '.join(map(repr, choices))}")
+    try:
+        return text if choices else parse_int(text) if kind is int else kind(text)
+    except ValueError:
+        what = "a whole number, for instance 500000, 1e6 or 2M" if kind is int else "a number"
+        raise ConfigError(flag_name(name), text, f"must be {what}") from None
+
+
+def parse_int(text: str) -> int:
+    """Whole numbers, also as 1_000_000, 1e6 or 1M. Raises ValueError for anything else."""
+    with suppress(ValueError):
+        return int(text)
+    number = float(re.sub("k$", "e3", re.sub("m$", "e6", text.lower())))
+    if not number.is_integer():
+        raise ValueError(f"{text} is not a whole number")
+    return int(number)
+
+
+def refusal(others: Sequence[str], args_class: type) -> ConfigError:
+    """The error of words on a command line that the parser of a class does not know."""
+    flags = [flag_name(field.name) for field in dataclasses.fields(args_class)]
+    word, *following = (other.strip() for other in others)
+    name, _, value = word.partition("=")
+    if name.startswith("-"):
+        value = value or next((other for other in following[:1] if not other.startswith("-")), "")
+        return UnknownFlag(name.lstrip("-"), value, "there is no such flag", suggestion(name.lstrip("-"), flags))
+    fix = "see --help"
+    if word.lower() in ("true", "false", "yes", "no", "on", "off"):
+        fix = "switches take no value: --NAME turns one on, --no-NAME off"
+    elif "env-id" in flags and re.fullmatch(r".+-v\d+(\?.*)?|\w+:.+", word):
+        fix = f"perhaps --env-id {word}"
+    elif "resume" in flags and (Path(word) / "config.json").exists():
+        fix = f"perhaps --resume {word}"
+    return ConfigError("arguments", word, "a value without a flag", fix)

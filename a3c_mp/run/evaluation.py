@@ -1,0 +1,238 @@
+"""Evaluation during training, on the side of the learner: when it is due, of which weights, and what its result means.
+
+Nothing here knows how weights and results travel: that is an `Evaluator`, for instance the process in `evaluator.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import nn
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.errors import WorkerError
+from a3c_mp.seeds import EVALUATOR, derive_seeds
+
+LAST_RESULT_SECONDS = 60.0
+"""longest wait, at the end of a run, for an evaluation that is running"""
+
+
+def evaluation_seed(args: CommonArgs) -> int:
+    """The seed of every evaluation of a run, the same each time and not used in training; for `play.py --seed`."""
+    return derive_seeds(args.seed, 0, 0, EVALUATOR)[0]
+
+
+class PlayedGames(NamedTuple):
+    """What an evaluator answers."""
+
+    returns: list[float]  # raw, of each game in the order in which they ended
+    lengths: list[int]  # agent steps of the same games
+    weights_sha256: str  # of the weights that played, as `checkpoint.sha256_of_weights` computes it
+
+
+class Evaluation(NamedTuple):
+    """Result of an evaluation: whole games, all played with one snapshot of the weights; fields as in `PlayedGames`."""
+
+    number: int  # of the run's evaluations, from 1
+    steps: int  # agent steps of the run when the snapshot was taken
+    returns: list[float]
+    lengths: list[int]
+    weights_sha256: str
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Mean and standard deviation of the returns, mean length; as `play.py` computes them."""
+        with np.errstate(invalid="ignore"):  # infinite returns have no deviation
+            mean, std, length = np.mean(self.returns), np.std(self.returns), np.mean(self.lengths)
+        return {"return_mean": float(mean), "return_std": float(std), "length_mean": float(length)}
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """All of it in plain values, but for the single games."""
+        return {"steps": self.steps, **self.figures, "weights_sha256": self.weights_sha256}
+
+
+class Evaluator(Protocol):
+    """Plays games with one snapshot of weights at a time; all methods raise WorkerError once it has failed for good."""
+
+    def start(self, net: nn.Module) -> None:
+        """Start to play with a net on the CPU, which stays as it is until the games are returned."""
+
+    def poll(self) -> PlayedGames | None:
+        """Return the games once they are played, else None; does not wait."""
+
+    def wait(self, seconds: float) -> PlayedGames | None:
+        """Wait for the games, for at most `seconds`; None after that, or if a signal has asked the run to stop."""
+
+    def close(self) -> None: ...
+
+
+class Evaluations:
+    """The evaluations of a run: hands out snapshots of its net, and records what comes back; a part of `Progress`.
+
+    A new evaluation starts when it is due and the last one has ended. Until then its snapshot is kept, so that the
+    weights that played are those that are saved as the best checkpoint.
+
+    In a deterministic run with `--stop-eval-return`, where a result can end the run, it counts at a reproducible step:
+    when the next evaluation is due. There the learner waits for it, and a checkpoint holds the running snapshot.
+    """
+
+    SAVED = ("next_steps", "started", "finished", "restarts", "last", "best", "best_mean")  # as they are in checkpoints
+
+    net: nn.Module
+    snapshot: nn.Module  # of `net`, on the CPU
+    log: logging.Logger
+    on_result: Callable[[Evaluation, nn.Module | None], None]
+
+    def __init__(self, args: CommonArgs):
+        self.args, self.every, self.goal = args, args.eval_every, args.stop_eval_return
+        self.evaluator: Evaluator | None = None
+        self.next_steps = self.every  # agent steps at which the next one is due
+        self.started = self.finished = self.restarts = 0  # the last: of the evaluator
+        self.has_failed = False  # no further evaluation in this start
+        self.last: dict[str, Any] = {}  # description
+        self.best_mean, self.best = -math.inf, dict[str, Any]()  # the latter: description
+        self.running: tuple[int, int] | None = None  # number and steps of its snapshot
+        self._is_handed_out = False  # the running one; not yet after a resume
+        self._played: PlayedGames | None = None  # the answer, until it counts
+
+    def attach(
+        self, net: nn.Module, log: logging.Logger, on_result: Callable[[Evaluation, nn.Module | None], None]
+    ) -> None:
+        """Evaluate a net; `on_result` gets each result, and the net that played if it is the best so far, else None."""
+        self.net, self.log, self.on_result = net, log, on_result
+        self.snapshot = copy.deepcopy(net).cpu().requires_grad_(False)
+
+    @property
+    def announcement(self) -> str:
+        """A line that says what is evaluated, and how `play.py` does the same."""
+        games, longest = self.args.eval_episodes, self.args.eval_max_steps
+        flags = f"--episodes {games} --seed {evaluation_seed(self.args)}"
+        flags += f" --max-steps {longest}" * (longest != CommonArgs.eval_max_steps)
+        return f"evaluation every {self.every:,} steps: {games} greedy games, as play.py {flags} plays them"
+
+    def end_round(self, steps: int) -> bool:
+        """Record a result that has arrived, and start the next evaluation when it is due; called after each round.
+
+        Returns:
+            whether all that belongs to this round is done: not if a signal has ended the wait for a result.
+
+        Raises:
+            WorkerError: the evaluator has failed for good, and with `--stop-eval-return` the run cannot go on.
+        """
+        if self.has_failed or self.evaluator is None:
+            return True
+        is_due, in_order = steps >= self.next_steps, self.args.evaluates_in_order
+        try:
+            self._play(self.evaluator)
+            if self._played is None:
+                waits = in_order and is_due and self.running is not None
+                self._played = self.evaluator.wait(math.inf) if waits else self.evaluator.poll()
+                if waits and self._played is None:
+                    return False
+            if self._played is not None and (is_due or not in_order):
+                self._end(self._played)
+            if is_due and self.running is None and not self.is_solved:
+                self.snapshot.load_state_dict(self.net.state_dict())
+                self.next_steps, self.started = self._multiple_after(steps), self.started + 1
+                self.running = self.started, steps
+                self._play(self.evaluator)
+        except WorkerError as error:
+            if self.goal is not None:
+                raise
+            self.log.warning(f"no further evaluation in this run, training continues: {error}")
+            self.has_failed, self.running = True, None
+            self.evaluator.close()
+        return True
+
+    def finish(self) -> None:
+        """Wait for the running evaluation at the end of a run, at most `LAST_RESULT_SECONDS`, and record it."""
+        if self.running is None or self.evaluator is None:
+            return
+        name = f"evaluation {self.running[0]}"
+        try:
+            self._play(self.evaluator)
+            self._played = self._played or self.evaluator.poll()
+            if self._played is None:
+                self.log.info(f"waiting for {name}, at most {LAST_RESULT_SECONDS:.0f} s (Ctrl-C ends the wait)")
+                self._played = self.evaluator.wait(LAST_RESULT_SECONDS)
+            if self._played is not None:
+                self._end(self._played)
+            else:
+                self.log.warning(f"{name} has not ended; the run ends without it")
+        except WorkerError as error:
+            self.log.warning(f"without the evaluation that was running: {error}")
+
+    def _play(self, evaluator: Evaluator) -> None:
+        """Give the snapshot of the running evaluation to the evaluator, unless it has it."""
+        if self.running is not None and not self._is_handed_out:
+            evaluator.start(self.snapshot)
+            self._is_handed_out = True
+
+    def _end(self, played: PlayedGames) -> None:
+        assert self.running is not None
+        evaluation = Evaluation(*self.running, played.returns, played.lengths, played.weights_sha256)
+        self.running, self._played, self._is_handed_out = None, None, False
+        is_best = self.record(evaluation)
+        mean, std, length = evaluation.figures.values()
+        of = f"weights of {evaluation.steps:,} steps, {len(evaluation.returns)} games"
+        longest = self.args.eval_max_steps
+        if num := sum(length >= longest for length in evaluation.lengths):
+            of += f", of which {num} reached {longest:,} steps, where they are cut (--eval-max-steps)"
+        figures = f"return {mean:.1f}, std {std:.1f}, length {length:.0f}; {of}"
+        self.log.info(f"evaluation {evaluation.number}: {figures}{'; the best so far' if is_best else ''}")
+        self.on_result(evaluation, self.snapshot if is_best else None)
+
+    def record(self, evaluation: Evaluation, confirmed: bool = False) -> bool:
+        """Count a result. Returns whether it is the best so far: if `confirmed` in new games, or by its mean return."""
+        self.finished, self.last = self.finished + 1, evaluation.description
+        mean = self.last["return_mean"]  # of equals the newest is the best: it has learned for longer
+        is_best = confirmed or (math.isfinite(mean) and mean >= self.best_mean)
+        if is_best:
+            self.best, self.best_mean = self.last, mean
+        return is_best
+
+    def restore_best(self, best: Mapping[str, Any] | None) -> None:
+        """Take the description of an evaluation as that of the best, unless a better one is known."""
+        if best and best["return_mean"] >= self.best_mean:
+            self.best, self.best_mean = dict(best), best["return_mean"]
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether an evaluation has reached `--stop-eval-return`; the best checkpoint then has its weights."""
+        return self.every > 0 and self.goal is not None and self.best_mean >= self.goal
+
+    def summary(self) -> dict[str, Any]:
+        """Entries of `summary.json`; none where nothing is evaluated."""
+        if not self.args.evaluates:
+            return {}
+        own = {"eval_seed": evaluation_seed(self.args), "evaluator_restarts": self.restarts} if self.every else {}
+        last = {f"eval_{name}": value for name, value in self.last.items()}
+        return {"eval_count": self.finished, **own, **last, **{f"eval_best_{n}": v for n, v in self.best.items()}}
+
+    def state_dict(self) -> dict[str, Any]:
+        running = self.running if self.args.evaluates_in_order else None  # else it is not repeated
+        return {
+            **{name: getattr(self, name) for name in self.SAVED},
+            "running": running and list(running),
+            "snapshot": running and self.snapshot.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
+        """Continue at this number of agent steps; an evaluation that was running is played again."""
+        for name in self.SAVED:
+            setattr(self, name, state[name])
+        self.running = state["running"] and tuple(state["running"])
+        if self.every:
+            soonest = self._multiple_after(steps)
+            self.next_steps = min(self.next_steps or soonest, soonest)  # it may be overdue
+            if self.running:
+                self.snapshot.load_state_dict(state["snapshot"])
+
+    def _multiple_after(self, steps: int) -> int:
+        return (steps // self.every + 1) * self.every

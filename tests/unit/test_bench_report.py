@@ -1,0 +1,213 @@
+"""Tables of results, the eight games, rows that are run again, and the files that they are made from."""
+
+import json
+import re
+
+import pytest
+
+from a3c_mp.cli.unused_flags import unused
+from a3c_mp.errors import ConfigError
+from bench import common, games, records, report, reproduce
+
+ROOT = common.ROOT
+FILES = sorted(records.RESULTS.glob("*.json"))
+PAGES, DESIGNS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], (ROOT / "docs" / "design").glob("*.md")
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_result_file_has_commit_settings_machine_and_its_runs(path):
+    result = json.loads(path.read_text())
+    assert result["commit"]
+    assert result["machine"]["name"]
+    assert result["settings"]
+    assert all({"row", "seed", "commit"} <= run.keys() for run in result["runs"])
+    if result["kind"] in ("solve", "search", "peers", "soak"):
+        assert {run["row"] for run in result["runs"]} <= result["settings"].keys()
+
+
+def test_each_file_is_shown_by_a_page_and_each_that_is_shown_exists():
+    def shown(*pages):
+        return {name for page in pages for name in re.findall(r"bench/results/([\w.\-]+\.\w+)", page.read_text())}
+
+    files = {path.name for path in records.RESULTS.iterdir()}
+    assert shown(*PAGES, *DESIGNS) <= files
+    unseen = {name for name in files - shown(*PAGES) if name.replace(".json", ".png") not in shown(*PAGES)}
+    assert unseen == {"README.md"}, "files that only design notes show are in the history"
+
+
+def test_the_pages_have_the_tables_that_the_files_make():
+    results = [json.loads(path.read_text()) | {"file": path.name} for path in FILES]
+    rows = report.rows_of(results)
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "results.md").read_text()
+    assert (table := report.chapter_table(rows)) in readme
+    assert max(map(len, table.splitlines())) <= 140
+    assert report.main_table(rows) in page
+    scored = report.best_scores(result for result in results if result["kind"] == "games")
+    assert all(report.games_table(result) in page for result in scored)
+
+
+# ---- tables of solving
+
+
+def solved(machine, date, *runs, chapter="a3c_data", env_id="CartPole-v1", seeds=None, **settings):
+    preset = common.trainer_settings([*common.CHAPTERS[chapter], f"--env-id={env_id}"])
+    rows = [{"row": "default", "seed": seed, "solved": bool(seconds), "wall_seconds": seconds, "steps": 7e4, "sps": 9.0}
+            for seed, seconds in enumerate(runs, 1)]  # fmt: skip
+    about = {"kind": "solve", "chapter": chapter, "env_id": env_id, "date": date, "machine": {"name": machine}}
+    settings = {"default": common.as_recorded(preset) | settings}
+    return about | {"settings": settings, "bench": {"seeds": seeds or len(runs)}, "runs": rows, "file": "f"}
+
+
+def test_the_readme_has_presets_of_the_machine_with_most_of_them():
+    pong = "PongNoFrameskip-v4"
+    results = [
+        solved("old", "2026-01-01", 660.0, 600.0, None, env_id=pong), solved("old", "2026-01-01", 20.0, 19.0, 21.0),
+        solved("new", "2026-01-02", 10.0), solved("old", "2026-01-03", 9.0, seeds=2),
+        solved("old", "2026-01-04", 8.0, update_epochs=1), solved("old", "2026-01-05", None, chapter="a3c_grad"),
+    ]  # fmt: skip
+    table = report.chapter_table(report.rows_of(results))
+    assert "| 11.0 min, 0.07M steps (2 of 3 seeds) | 20 s, 70k steps (3 seeds) |" in table
+    assert "| - | 0 of 1 seed solved |" in table
+    assert "on old, 2026-01-01 to 2026-01-05." in table
+    assert report.chapter_table([]) == ""
+    results.append(solved("old", "2026-01-06", 30.0))
+    assert "30 s, 70k steps (1 seed)" in report.chapter_table(report.rows_of(results)), "the newest counts"
+
+
+def test_the_page_names_settings_that_differ_from_todays_preset():
+    older = {"update_epochs": 9, "batch_size": 8, "gamma": 0.5, "clip_ratio": 0.7}
+    results = [solved("box", "2026-01-01", 1.0), solved("box", "2026-01-02", 2.0, gamma=0.5)]
+    results += [solved("box", "2026-01-03", 3.0, **older), solved("box", "2026-01-04", 4.0, stop_return=None)]
+    *_, first, second, third = report.main_table(report.rows_of(results)).splitlines()
+    assert [line.split(" | ")[3] for line in (first, second, third)] == ["preset", "`gamma=0.5`", "older preset"]
+    del results[0]["settings"]["default"]["gamma"]  # newer than the file: it had its default
+    assert [row.settings for row in report.rows_of(results[:1])] == [""]
+
+
+def test_a_table_replaces_what_is_between_its_markers(tmp_path, capsys):
+    page, text = (
+        tmp_path / "page.md",
+        "# Title\n<!-- results -->\nold\n<!-- /results -->\n<!-- games -->\n<!-- /games -->\n",
+    )
+    page.write_text(text)
+    report.put(page, "| new |")
+    assert page.read_text() == text.replace("old", "| new |")
+    report.put(tmp_path / "none.md", "| printed |")
+    assert "| printed |" in capsys.readouterr().out
+
+
+def test_curves_are_drawn(tmp_path):
+    (row,) = report.rows_of([solved("box", "2026-01-01", 1.0, 2.0)])
+    row.runs[0]["curve"], row.runs[1]["curve"] = [(100, 1.0, 20.0), (200, 2.0, 30.0)], []
+    report.draw(tmp_path / "a" / "curves.png", [row])
+    assert (tmp_path / "a" / "curves.png").stat().st_size > 10_000
+
+
+# ---- eight games
+
+
+def test_scores_are_means_of_100_games_normalised_by_random_play_and_a_human():
+    for game in games.GAMES.values():
+        assert (game.normalised(game.random), game.normalised(game.human)) == (0.0, 1.0)
+    assert games.GAMES["Breakout"].normalised(16.1) == pytest.approx(0.5)
+    rows = [common.Game(5_000 * i, 0.5 * i, float(i)) for i in range(1, 121)]
+    assert games.scores_of(rows, 600_000) == {"250000": 25.5, "500000": 50.5}
+    assert games.scores_of(rows[:19], 250_000) == {"250000": None}, "19 games are too few"
+    assert common.mean_return(rows) == sum(range(21, 121)) / 100
+
+
+def run_of(game, seed, score):
+    return {"row": game, "seed": seed, "scores": {"250000": None, "500000": None, "1000000": score}, "commit": "c0ffee"}
+
+
+def test_the_median_over_games_has_an_interval_that_follows_from_the_seeds():
+    human = [run_of(name, seed, game.human) for name, game in games.GAMES.items() for seed in (1, 2)]
+    text = games.table({"runs": human})
+    assert "14.6 (1.00)" in text
+    assert "| 1.00 |" in " ".join(text.splitlines()[-1].split()), "seeds that agree have no interval"
+    assert games.median_cell({"Pong": [-20.7, 14.6]}) == "0.50 (0.00 to 1.00)"
+    assert games.median_cell({}) == "-"
+
+
+@pytest.mark.parametrize(("chapter", "like"), [("a3c_data", "Boxing"), ("a3c_grad", "Pong"), ("apex_dqn", "Pong")])
+def test_all_games_have_the_same_settings(chapter, like):
+    commands = games.commands_of(games.Args(chapter=chapter, like=like, sticky=True), ["--seed=7"])
+    found = [common.as_recorded(common.trainer_settings(command)) for command in commands.values()]
+    assert {settings.pop("env_id") for settings in found} == {f"ALE/{game}-v5" for game in games.GAMES}
+    assert all(settings == found[0] for settings in found)
+    env_id = games.env_id_of(like)
+    own = common.as_recorded(common.trainer_settings([*common.CHAPTERS[chapter], f"--env-id={env_id}"]))
+    differing = {name for name, value in found[0].items() if own[name] != value}
+    assert differing <= {"seed", "total_steps", "stop_return"}
+    with pytest.raises(ConfigError, match="each game brings its own"):
+        games.commands_of(games.Args(), ["--env_id=Pong"])
+    with pytest.raises(ConfigError, match="games=Tetris: there are no published scores"):
+        games.commands_of(games.Args(games=("Tetris",)), [])
+
+
+def test_the_page_has_the_scores_of_most_runs_of_each_chapter_and_a_picture(tmp_path):
+    def scored(date, *scores, chapter="a3c_data", sticky=False, game="Pong", file="f"):
+        runs = [run_of(game, seed, score) for seed, score in enumerate(scores)]
+        about = {"chapter": chapter, "date": date, "machine": {"name": "A"}, "protocol": ["raw"]}
+        return about | {"bench": {"sticky": sticky}, "runs": runs, "file": file}
+
+    results = [scored("2026-01-02", 14.6, 14.6), scored("2026-01-01", 0.0, 0.0), scored("2026-01-03", 2.0)]
+    results += [scored("2026-01-04", 2.0, sticky=True), scored("2026-01-01", 4.0, chapter="impala")]
+    results += [scored("2026-01-01", 5.0, game="Boxing"), scored("2026-01-05", 12.1, game="Boxing", file="again")]
+    best = report.best_scores(results)
+    assert [games.by_game(result["runs"], 10**6)["Pong"] for result in best] == [[14.6, 14.6], [4.0], [2.0]]
+    text = report.games_table(best[0])
+    assert "14.6 (1.00)" in text
+    assert "12.1 (1.00)" in text, "of as many runs of a game the newest"
+    assert "A, commit c0ffee; raw; [file](../bench/results/f) of Pong; [file](../bench/results/again) of Boxing" in text
+    ours, *theirs = report.draw_scores(tmp_path / "games.png", best[0])
+    assert ours == pytest.approx([1.0, 1.0])
+    assert [heights[0] for heights in theirs] == [games.GAMES["Pong"].normalised(s) for s in (-13.9, -16.5, -1.8)]
+    assert (tmp_path / "games.png").exists()
+
+
+# ---- rows that are run again
+
+
+def runs_of(*runs):
+    return [{"seed": i, "solved": done, "steps": steps, "wall_seconds": 60.0, "mean_return_100": 18.0}
+            | {"weights_sha256": sha256} for i, (steps, done, sha256) in enumerate(runs, 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("again", "deterministic", "expected"),
+    [
+        ([(150, True, "b"), (250, True, "b")], False, True),
+        ([(150, True, "b"), (450, True, "b")], False, False),
+        ([(150, True, "b"), (200, False, "b")], False, False),
+        ([(100, True, "a"), (200, True, "a")], True, True),
+        ([(100, True, "a"), (200, True, "b")], True, False),
+    ],
+)
+def test_a_row_is_reproduced_by_the_same_bits_or_else_by_as_many_seeds_in_similar_steps(again, deterministic, expected):
+    recorded = runs_of((100, True, "a"), (200, True, "a"))
+    text, is_reproduced = reproduce.compare(recorded, runs_of(*again), deterministic)
+    assert is_reproduced == expected
+    assert "seed 2, recorded" in text
+
+
+@pytest.mark.parametrize("path", records.RESULTS.glob("solve_*.json"), ids=lambda path: path.stem)
+def test_every_file_is_run_again_with_the_settings_of_its_time(path):
+    recorded = json.loads(path.read_text())
+    (row,) = recorded["settings"]
+    _, seeds, *flags = reproduce.command_of(recorded, row, seeds=2)
+    assert seeds == "--seeds=2"
+    again = common.as_recorded(common.trainer_settings([*common.CHAPTERS[recorded["chapter"]], *flags]))
+    then = recorded["settings"][row]
+    differing = {name for name in again.keys() & then.keys() - {"seed"} if again[name] != then[name]}
+    assert differing <= unused(then).keys()
+
+
+def test_a_row_is_found_by_chapter_and_game():
+    path = reproduce.find(["a3c_data", "CartPole-v1"])
+    assert json.loads(path.read_text())["chapter"] == "a3c_data"
+    with pytest.raises(ConfigError, match="row=a3c_data Tetris: no such row; choose one of: a3c_data CartPole-v1, "):
+        reproduce.find(["a3c_data", "Tetris"])
