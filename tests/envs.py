@@ -13,6 +13,7 @@
 | NanReward InfiniteReward NanObs InfiniteObs HugeObs | one bad number, in the 150th step |
 | NanForEver NanObsForEver | bad numbers from the 150th step on |
 | Count | the observation is (episode, step), the reward is the step; every third episode is truncated |
+| Angle | Count whose infos have the angle 10 * episode + step, also at a reset, but not in an episode's first step |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
 | Crash | Count that raises in its 50th step |
 | Broken | Count that can be made, but not reset |
@@ -250,6 +251,22 @@ class CountEnv(gymnasium.Env):
         return self._obs(), reward, done and not truncated, truncated, {}
 
 
+class AngleEnv(CountEnv):
+    """Its infos have the angle 10 * episode + step, also at a reset, but not in the first step of an episode."""
+
+    @property
+    def info(self):
+        return {} if self.t == 1 else {"angle": np.float32(10 * self.episode + self.t)}
+
+    def reset(self, **kwargs):
+        obs, _ = super().reset(**kwargs)
+        return obs, self.info
+
+    def step(self, action):
+        *result, _ = super().step(action)
+        return *result, self.info
+
+
 class MaskedEnv(gymnasium.Env):
     """The observation says which of 8 actions earns 1 now; 4 of them, others in each step, end the game with nothing.
 
@@ -329,5 +346,5 @@ for name, numbers in NOT_FINITE.items():
     gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
 for env in (MishapEnv, HelperEnv, UnmakeableEnv, UnplayableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
-for env in (CountEnv, CrashEnv, BrokenEnv, MaskedEnv):
+for env in (CountEnv, AngleEnv, CrashEnv, BrokenEnv, MaskedEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

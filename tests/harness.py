@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +66,16 @@ class Chapter:
         return importlib.import_module(Path(self.script).stem)
 
     @property
+    def settings(self) -> tuple[type, Mapping[str, Mapping[str, object]]]:
+        """The dataclass of its settings, and its presets."""
+        if hasattr(self.module, "SETTINGS"):
+            return self.module.SETTINGS[self.algorithm.removeprefix("ray_")]
+        main = self.module.main
+        return (main.args_class, main.presets) if hasattr(main, "presets") else (self.module.Args, self.module.PRESETS)
+
+    @property
     def args_class(self) -> type:
-        """The dataclass of its settings."""
-        if hasattr(self.module, "Args"):
-            return self.module.Args
-        return self.module.SETTINGS[self.algorithm.removeprefix("ray_")][0]
+        return self.settings[0]
 
     @property
     def flags(self) -> list[str]:

@@ -9,9 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import inline_ray
+import torch
 from forked import fork_children
+from gymnasium.spaces import Box, Discrete
 from harness import CHAPTERS, Chapter, Finished
 
+from a3c_mp.algorithms.actor_critic import spec_of_rollouts
+from a3c_mp.data.collector import RolloutCollector
+from a3c_mp.data.games import make_envs
+from a3c_mp.data.rollout import empty_rollout, rollout_spec
 from a3c_mp.errors import NothingToDo
 from a3c_mp.processes.console import console
 from a3c_mp.processes.pool import Filled, Token
@@ -34,6 +40,7 @@ class InlineChannel:
         self.worker, self.actor, self.results, self.given = worker, first_actor + worker, results, queue.Queue()
         self.seed_key = (states.start if states else 0, self.actor, 0)
         self.restored = states.record_start(self.actor) if states else None
+        self.memory = None
         self._open = []
 
     def tokens(self):
@@ -64,9 +71,38 @@ class InlineChannel:
             self._open.pop().close()
 
 
-def unconnected_channel(actor=0):
-    """A channel for a collector that no learner waits for."""
-    return SimpleNamespace(worker=actor, actor=actor, seed_key=(0, actor, 0), restored=None, beat=lambda: None)
+def unconnected_collector(args, net=None, actor=0):
+    """A rollout collector that no learner waits for, with the weights of `net` if there is one."""
+    memory = SimpleNamespace(weights=SimpleNamespace(device=torch.device("cpu")), dtype=torch.float32)
+    channel = SimpleNamespace(
+        worker=actor, actor=actor, seed_key=(0, actor, 0), restored=None, memory=memory,
+        beat=lambda: None, closing=lambda env: env,
+    )  # fmt: skip
+    collector = RolloutCollector(args, make_envs(args, channel), channel)
+    if net is not None:
+        collector.net.load_state_dict(net.state_dict())
+    return collector
+
+
+def collect(collector, number=1):
+    """The next rollouts of a collector, which follow each other."""
+    args, env, lstm_size = collector.args, collector.env, collector.net.lstm_size
+    spec = spec_of_rollouts(args, env.single_observation_space, env.single_action_space, lstm_size)
+    rollouts = [empty_rollout(spec) for _ in range(number)]
+    for rollout in rollouts:
+        collector.collect(rollout)
+    return rollouts
+
+
+def random_rollout(unroll_length, num_envs, lstm_size=0, seed=0, **extra):
+    """A rollout of random vectors of 3, values and two actions, in which nothing ends, with extra `InfoField`s."""
+    rng = torch.Generator().manual_seed(seed)
+    rollout = empty_rollout(rollout_spec(unroll_length, num_envs, Box(-1.0, 1.0, (3,)), Discrete(2), lstm_size, extra))
+    for field in rollout.fields().values():
+        if field.is_floating_point():
+            field.normal_(generator=rng)
+    rollout.action.random_(2, generator=rng)
+    return rollout
 
 
 class InlineWorkers:
@@ -130,7 +166,7 @@ class Inline:
             if workers is not InlineWorkers:
                 fork_children(patch)
             if trains and workers is not None:
-                patch.setattr("a3c_mp.run.actors.Workers", workers)
+                patch.setattr("a3c_mp.run.learner.Workers", workers)
                 patch.setattr("a3c_mp.run.evaluator.Workers", workers)
                 patch.setattr("a3c_mp.population.generations.Workers", workers)
                 inline_ray.install(patch)

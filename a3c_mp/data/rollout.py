@@ -73,11 +73,11 @@ class InfoField(NamedTuple):
     def read(self, infos: Mapping[str, Any], name: str, num_envs: int) -> np.ndarray:
         """Return the values [B, *shape] of one step of a vector environment."""
         values = np.zeros((num_envs, *self.shape), torch.empty(0, dtype=self.dtype).numpy().dtype)
-        for source in (infos, infos.get("final_info", {})):  # the latter: of episodes that ended in this step
-            if name in source:
-                given = source.get(f"_{name}", np.ones(num_envs, np.bool_))
-                if given.any():
-                    values[given] = np.stack(list(source[name][given]))
+        ended = infos.get("_final_info", np.zeros(num_envs, np.bool_))
+        for source, theirs in ((infos, ~ended), (infos.get("final_info", {}), ended)):  # the former: after a reset
+            given = source.get(f"_{name}", name in source) & theirs
+            if given.any():
+                values[given] = np.stack(list(source[name][given]))
         return values
 
 

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
         )
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on a device; from pinned memory to a GPU nothing waits for the copies."""
+        """The batch on a device, its ids on the CPU; from pinned memory to a GPU nothing waits for the copies."""
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self._fields if name != "ids"}
         return Batch(**moved, ids=self.ids)
 

@@ -1,89 +1,139 @@
-"""The RolloutCollector on an environment that counts: the memory of a net with a core, over rollouts and ends."""
+"""Rollouts of an environment that counts: every field stands where the contract says, and so does an LSTM's state."""
 
-import numpy as np
+from itertools import pairwise
+
 import pytest
 import torch
-from envs import EPISODE_LENGTH
-from gymnasium.spaces import Box, Discrete
-from inline import unconnected_channel
+from envs import EPISODE_LENGTH, CountEnv
+from forked import fork_children
+from harness import rounds
+from inline import collect, unconnected_collector
 
-from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
-from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.rollout import Rollout, episode_starts, is_finite, rollout_spec
+from a3c_mp.algorithms.impala import Args as ImpalaArgs
+from a3c_mp.data.actor import Memory, run_actor
+from a3c_mp.data.resume_states import ActorLayout, ResumeStates
+from a3c_mp.data.rollout import Rollout, episode_starts, finished_episodes, is_finite, rollout_spec
 from a3c_mp.nets.actor_critic import initial_state, unroll
-from a3c_mp.nets.build import NetSpec, make_actor_critic
-from wrappers import make_vec_env
+from a3c_mp.nets.build import make_actor_critic
+from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.weights import Weights
+from a3c_mp.processes.workers import Workers
+from train_a3c_data import Args, actor
 
-T, B, ROLLOUTS = 5, 3, 8
-SPACES = Box(-np.inf, np.inf, (2,), np.float32), Discrete(3)
+T, B, ACTORS = 5, 3, 2
+SPACES = CountEnv.observation_space, CountEnv.action_space
 
 
-def collect(net, env, spaces, number):
-    """Rollouts that follow each other."""
-    collector, rollouts = RolloutCollector(RolloutArgs(seed=0), env, net, unconnected_channel()), []
-    for _ in range(number):
-        spec = rollout_spec(T, env.num_envs, *spaces, net.lstm_size)
-        rollouts.append(Rollout(**{name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}))
-        collector.collect(rollouts[-1])
-    return rollouts
+# ---- chapter 1's own actors, spawned
+
+
+@pytest.fixture(scope="module")
+def rollouts():
+    """Eight rollouts of each of two actors, copied out of their slots in the order in which they were filled."""
+    args = Args(env_id="envs:Count-v0", num_actors=ACTORS, num_envs=B, unroll_length=T)
+    net = make_actor_critic(*SPACES)
+    states = ResumeStates(args, ActorLayout(SPACES[1], T, {}), start=0)
+    memory = Memory(Slots(rollout_spec(T, B, *SPACES), 2 * ACTORS), Weights(net), states, torch.float32, in_order=False)
+    seen: dict[int, list[Rollout]] = {worker: [] for worker in range(ACTORS)}
+    with pytest.MonkeyPatch.context() as patch:
+        fork_children(patch)
+        with Workers(run_actor, ACTORS, (actor, args, memory)) as workers:
+            for filled in rounds(workers, lambda: all(len(found) >= 8 for found in seen.values())):
+                for worker, slot, _ in filled:
+                    seen[worker].append(Rollout.of(memory.slots[slot]).map(torch.clone))
+                workers.release(filled, memory.weights.version)
+    return net, [found[:8] for found in seen.values()]
+
+
+def steps(found, name):
+    """A field of all steps of rollouts that follow each other, [8 * T, B, ...]."""
+    return torch.cat([getattr(rollout, name)[:T] for rollout in found])
+
+
+def test_rollouts_join_end_to_end_and_every_step_is_there_once(rollouts):
+    for found in rollouts[1]:
+        for one, following in pairwise(found):
+            torch.testing.assert_close(following.obs[0], one.obs[T])
+            torch.testing.assert_close(following.value[0], one.value[T])
+        t, obs = torch.arange(8 * T), steps(found, "obs")
+        expected = torch.stack([t // EPISODE_LENGTH, t % EPISODE_LENGTH], dim=-1).float()
+        torch.testing.assert_close(obs, expected[:, None].expand_as(obs))
+        torch.testing.assert_close(steps(found, "reward"), obs[..., 1], msg="the reward of step t is t")
+
+
+def test_ends_are_told_apart_and_episodes_are_whole_games(rollouts):
+    for found in rollouts[1]:
+        obs = steps(found, "obs")
+        last, third = obs[..., 1] == EPISODE_LENGTH - 1, obs[..., 0] % 3 == 2
+        assert torch.equal(steps(found, "terminated"), last & ~third)
+        assert torch.equal(steps(found, "truncated"), last & third)
+        episodes = [episode for rollout in found for episode in finished_episodes(rollout)]
+        assert len(episodes) == B * (8 * T // EPISODE_LENGTH)
+        assert set(episodes) == {(sum(range(EPISODE_LENGTH)), EPISODE_LENGTH, env) for env in range(B)}
+
+
+def test_values_and_logits_are_those_of_the_published_net_of_final_observations_too(rollouts):
+    net, founds = rollouts
+    for rollout in founds[0] + founds[1]:
+        with torch.no_grad():
+            logits, value = net(rollout.obs.flatten(0, 1))
+            _, of_next_count = net((rollout.obs[:T] + torch.tensor([0.0, 1.0])).flatten(0, 1))
+        truncated = rollout.truncated.flatten()
+        torch.testing.assert_close(rollout.truncation_value.flatten()[truncated], of_next_count[truncated])
+        torch.testing.assert_close(rollout.value.flatten(), value)
+        torch.testing.assert_close(rollout.behaviour_logits, logits.view(T + 1, B, 3)[:T])
+    assert sum(rollout.truncated.sum() for rollout in founds[0]) == B
+
+
+# ---- the state of a net with an LSTM
 
 
 @pytest.fixture(scope="module")
 def collected():
     """(net, its first rollouts); the weights stay the same, so a rollout's first action is that of the same net too."""
+    args = ImpalaArgs(env_id="envs:Count-v0", num_envs=B, unroll_length=T, lstm=True)
     torch.manual_seed(0)
-    net = make_actor_critic(*SPACES, NetSpec(lstm=True))
+    net = make_actor_critic(*SPACES, args.net_spec)
     torch.nn.init.normal_(net.policy[-1].weight)
-    env = make_vec_env("envs:Count-v0", B, seed=0)
-    return net, collect(net, env, SPACES, ROLLOUTS)
+    return net, collect(unconnected_collector(args, net), 8)
 
 
 def test_an_unroll_of_the_learner_is_what_the_actor_computed_step_by_step(collected):
     net, rollouts = collected
-    assert sum(rollout.truncated.any() for rollout in rollouts) > 0
+    assert any(rollout.truncated.any() for rollout in rollouts)
     assert sum(rollout.terminated[:-1].any() for rollout in rollouts) > 1, "episodes end inside unrolls"
     for rollout in rollouts:
         with torch.no_grad():
             logits, values = unroll(net, rollout.obs, rollout.lstm_state[0], episode_starts(rollout))
+            without, _ = unroll(net, rollout.obs, torch.zeros_like(rollout.lstm_state[0]), episode_starts(rollout))
         torch.testing.assert_close(logits[:-1], rollout.behaviour_logits)
         torch.testing.assert_close(values, rollout.value)
+        if rollout.lstm_state.any():
+            assert not torch.allclose(without[0], rollout.behaviour_logits[0], atol=1e-3), "the state matters"
 
 
 def test_the_memory_reaches_back_to_the_start_of_the_episode_and_no_further(collected):
     """Against a net that is shown each episode alone, from its first observation on."""
     net, rollouts = collected
-    obs = torch.cat([rollout.obs[:T] for rollout in rollouts])
-    logits = torch.cat([rollout.behaviour_logits for rollout in rollouts])
-    final = {
-        i * T + t: r.truncation_value[t]
-        for i, r in enumerate(rollouts)
-        for t in r.truncated[:, 0].nonzero()[:, 0].tolist()
-    }
-    assert final
+    obs, logits, truncated, values = (
+        steps(rollouts, name) for name in ("obs", "behaviour_logits", "truncated", "truncation_value")
+    )
+    assert truncated.any()
     for start in range(0, len(obs) - EPISODE_LENGTH, EPISODE_LENGTH):
         state = initial_state(net, B)
         for t in range(start, start + EPISODE_LENGTH):
             with torch.no_grad():
                 expected, _, *state = net(obs[t], *state)
             torch.testing.assert_close(logits[t], expected)
-        if t in final:  # truncated: the final observation is the next one of this episode
+        if truncated[t].any():  # the final observation is the next one of this episode
             with torch.no_grad():
                 _, value, _ = net(obs[t] + torch.tensor([0.0, 1.0]), *state)
-            torch.testing.assert_close(final[t], value)
-
-
-def test_the_state_matters_to_these_tests(collected):
-    net, rollouts = collected
-    rollout = rollouts[1]
-    assert rollout.lstm_state.any()
-    logits, _ = unroll(net, rollout.obs, torch.zeros_like(rollout.lstm_state[0]), episode_starts(rollout))
-    assert not torch.allclose(logits[0], rollout.behaviour_logits[0], atol=1e-3)
+            torch.testing.assert_close(values[t], value)
 
 
 def test_an_observation_that_is_nan_spoils_no_later_unroll_of_the_episode():
-    spaces = Box(-np.inf, np.inf, (4,), np.float32), Discrete(2)
-    net = make_actor_critic(*spaces, NetSpec(lstm=True))
-    bad, good = collect(net, make_vec_env("envs:NanObs-v0?at=2", 1, seed=0), spaces, 2)
+    args = ImpalaArgs(env_id="envs:NanObs-v0?at=2", num_envs=1, unroll_length=T, lstm=True)
+    bad, good = collect(unconnected_collector(args), 2)
     assert not (bad.terminated | bad.truncated).any(), "the episode goes on"
     assert not is_finite(bad)
     assert is_finite(good)

@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 from envs import MISHAPS
-from harness import A3C_DATA, EVALUATED, TASK, actors_of, row_id
+from harness import A3C_DATA, A3C_GRAD, EVALUATED, TASK, actors_of, row_id
 
 from a3c_mp.run.checkpoint import list_checkpoints
 
@@ -20,7 +20,7 @@ CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
 ROLLOUTS = [*CARTPOLE, "--unroll-length", "8"]
 PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
 PENDULUM = ["--env-id", "Pendulum-v1", *SMALL, "--unroll-length", "8"]
-LSTM = ["--lstm", "--batch-unrolls", "4", "--force-lag", "1"]
+LSTM = ["--lstm", "--batch-unrolls", "4", "--replay-proportion", "0.5", "--replay-size", "50"]
 REPLAY = ["--save-replay", "--n-step", "5", "--replay-size", "300", "--learning-starts", "100"]  # it comes round
 APEX = [*CARTPOLE, "--batch-size", "16", "--block-length", "8", "--target-period", "7", *REPLAY]
 TWO_LEARNERS = ["--num-learners", "2", "--slots-per-actor", "2", "--replay-proportion", "0"]
@@ -32,7 +32,7 @@ BURSTS = ["--explore-envs", "0.5", "--explore-steps", "5"]
 KINDS = {
     "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, *BURSTS]),
     "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
-    "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM, "--replay-proportion", "0.5", "--replay-size", "50"]),
+    "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM]),
     "dqn": ("train_apex.py", 1000, APEX),
     "population": ("train_population.py", 1600, POPULATION),
     "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),
@@ -53,7 +53,6 @@ ALL_KINDS = pytest.mark.parametrize(
     [*KINDS.values(), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in SLOW.values())],
     ids=[*KINDS, *SLOW],
 )
-SOME_CHAPTERS = pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=pytest.mark.slow)], ids=row_id)
 KILLED_AFTER = {3, 4, 9}
 """rounds of the learner after which an actor is killed"""
 BY_THE_CLOCK = ("wall_seconds", "worker_restarts", "best_mean")
@@ -165,7 +164,7 @@ def kill_trainers(scripts, script, flags, times):
         trainer.communicate()
 
 
-@SOME_CHAPTERS
+@pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(TASK, marks=pytest.mark.slow)], ids=row_id)
 def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games(run_inline, chapter):
     flags = ["--env-id", "envs:Unrepeatable-v0", *SMALL, "--batch-size", "16", "--deterministic"]
     first = run_inline.train(chapter, *flags, "--checkpoint-steps", "200", "--total-steps", "400", workers=None)
@@ -180,14 +179,22 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
     assert done.summary["episodes"] > 10
 
 
-@SOME_CHAPTERS
-def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(run_inline, monkeypatch, chapter):
+@pytest.mark.parametrize(
+    ("chapter", "mishaps"),
+    [
+        (A3C_DATA, ["killed in a step", "raised", "hung"]),
+        (A3C_GRAD, ["killed while sending"]),  # the gradient is in its slot, which has not been sent
+        pytest.param(TASK, ["killed in a step", "raised", "hung"], marks=pytest.mark.slow),
+    ],
+    ids=row_id,
+)
+def test_bits_survive_an_actor_that_is_killed_raises_and_hangs(run_inline, monkeypatch, chapter, mishaps):
     flags = ["--env-id", "envs:Mishap-v0", *SMALL, "--batch-size", "16", "--deterministic", "--total-steps", "3000"]
     expected = run_inline.train(chapter, *flags, name="whole", workers=None)
     assert expected.code == 0, expected.err
-    monkeypatch.setenv(MISHAPS, "killed in a step,raised,hung")
+    monkeypatch.setenv(MISHAPS, ",".join(mishaps))
     done = run_inline.train(chapter, *flags, "--hang-seconds", "3", name="disturbed", workers=None)
     assert done.code == 0, done.out + done.err
-    assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, 3)
-    assert done.out.count("rebuilt to where it was") == 3
+    assert (expected.summary["worker_restarts"], done.summary["worker_restarts"]) == (0, len(mishaps))
+    assert done.out.count("rebuilt to where it was") == len(mishaps)
     assert differing(state_of(done.folder), state_of(expected.folder)) == []

@@ -36,12 +36,6 @@ ONE_IN_CI = pytest.mark.parametrize(
 )
 
 
-def said_at(log, text):
-    """When a line with a text was written to run.log."""
-    line = next(line for line in log.splitlines() if text in line)
-    return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-
-
 WAYS = {
     "killed at start": "was killed by SIGKILL",
     "killed in a step": "was killed by SIGKILL",  # a step is written to the slot as soon as it is taken
@@ -50,7 +44,7 @@ WAYS = {
     "hung": rf"sent no heartbeat for {HANG_SECONDS} s and was killed \(--hang-seconds\)",
     "stopped": rf"sent no heartbeat for {HANG_SECONDS} s and was killed \(--hang-seconds\)",
 }
-"""what can happen to an actor -> how it is told"""
+"""what can happen to an actor -> what the log says"""
 SOME = [
     (A3C_DATA, ("killed while sending", "hung")),
     (A3C_GRAD, ("raised",)),
@@ -59,9 +53,14 @@ SOME = [
     (TASK, ("killed in a step", "raised")),
     pytest.param(POPULATION, ("killed at start", "killed in a step", "raised"), marks=SLOW),
 ]
+IN_EVERY_WAY = [pytest.param(chapter, tuple(WAYS), marks=[SLOW, pytest.mark.timeout(1800)]) for chapter in SPAWNING]
 
 
-def check_mishaps(run_inline, monkeypatch, chapter, mishaps):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("chapter", "mishaps"), [*SOME, *IN_EVERY_WAY], ids=row_id)
+def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(
+    run_inline, monkeypatch, chapter, mishaps
+):
     """Actor 0 and its successors meet these mishaps, then one more, for which there is no budget left."""
     monkeypatch.setenv(MISHAPS, ",".join([*mishaps, "killed at last"]))
     restarts = len(mishaps)
@@ -72,37 +71,22 @@ def check_mishaps(run_inline, monkeypatch, chapter, mishaps):
     for number, (line, mishap) in enumerate(zip(restart_messages, mishaps, strict=True), start=1):
         end = rf"restart {number} of {restarts}(; rebuilt to where it was)?$"  # which a population always is
         assert re.search(rf"{chapter.actor} 0 \(pid \d+\) {WAYS[mishap]}; {end}", line)
-        happened, told = (run_inline.runs_dir / mishap).stat().st_mtime, said_at(log, line)
+        happened = (run_inline.runs_dir / mishap).stat().st_mtime
+        logged = datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp()
         if WAYS[mishap].startswith("sent no heartbeat"):
-            assert HANG_SECONDS - 1 < told - happened < HANG_SECONDS + BUSY_SECONDS
+            assert HANG_SECONDS - 1 < logged - happened < HANG_SECONDS + BUSY_SECONDS
             seconds = [event.wall_time for event in scalars(done.folder)["charts/sps"] if event.value > 0]
-            assert any(happened + 1 < s < told - 1 for s in seconds), "the other actor goes on meanwhile"
+            assert any(happened + 1 < s < logged - 1 for s in seconds), "the other actor goes on meanwhile"
         else:
-            assert told - happened < BUSY_SECONDS
+            assert logged - happened < BUSY_SECONDS
     if "raised" in mishaps:
         assert log.count("ArithmeticError: the pole caught fire") == 1
         assert re.search(r"\(raised by step\(\) of envs:Mishap-v0, seed \d+, after \d+ steps\)", log)
     assert done.code == 1
     assert f"was killed by SIGKILL; restart budget of {restarts} spent" in done.out
     assert done.summary["worker_restarts"] == restarts
-    newest = done.checkpoints[0]
-    assert f"the last checkpoint is {newest.relative_to(run_inline.runs_dir)}" in done.out
+    assert f"the last checkpoint is {done.checkpoints[0].relative_to(run_inline.runs_dir)}" in done.out
     assert "Traceback" not in done.err
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("chapter", "mishaps"), SOME, ids=row_id)
-def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(
-    run_inline, monkeypatch, chapter, mishaps
-):
-    check_mishaps(run_inline, monkeypatch, chapter, mishaps)
-
-
-@SLOW
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("chapter", SPAWNING, ids=row_id)
-def test_an_actor_may_be_lost_in_every_way_in_every_chapter(run_inline, monkeypatch, chapter):
-    check_mishaps(run_inline, monkeypatch, chapter, tuple(WAYS))
 
 
 @ONE_IN_CI
@@ -184,20 +168,18 @@ ALL = [
 ]
 
 
-def check_signal(scripts, chapter, signum, target, times, moment):
+@pytest.mark.parametrize(
+    ("chapter", "signum", "target", "times", "moment"),
+    [*FEW, *(pytest.param(*case, marks=SLOW) for case in ALL if case not in FEW)],
+    ids=row_id,
+)
+def test_signals_end_a_run_with_checkpoint_and_summary(scripts, chapter, signum, target, times, moment):
     before = scripts.files()
     pace = ["--checkpoint-seconds", "0.1" if moment is saving else "60"]
     trainer = scripts.train(chapter, *work_of(chapter), *pace, start_new_session=True)
     moment(scripts, trainer)
     family = family_of(trainer.pid)
-    asked = time.monotonic()
-    for _ in range(times):
-        (os.killpg if target == "group" else os.kill)(trainer.pid, signum)
-        time.sleep(0.2 * (times - 1))  # two signals at one instant are one
-    done = scripts.finish(trainer, "r")
-    assert time.monotonic() - asked < BUSY_SECONDS
-    assert done.code == 128 + signum, done.out + done.err
-    assert done.summary["exit_reason"] == signum.name
+    done = ended_by(scripts, trainer, signum, target, times)
     assert "Traceback" not in done.out + done.err
     assert "restart" not in done.out
     assert done.checkpoints or moment is starting_up
@@ -206,13 +188,17 @@ def check_signal(scripts, chapter, signum, target, times, moment):
     assert not scripts.left(before)
 
 
-@pytest.mark.parametrize(
-    ("chapter", "signum", "target", "times", "moment"),
-    [*FEW, *(pytest.param(*case, marks=SLOW) for case in ALL if case not in FEW)],
-    ids=row_id,
-)
-def test_signals_end_a_run_with_checkpoint_and_summary(scripts, chapter, signum, target, times, moment):
-    check_signal(scripts, chapter, signum, target, times, moment)
+def ended_by(scripts, process, signum, target="parent", times=1):
+    """Send a signal to a run, so many times; see that it ends soon, and that it says why."""
+    asked = time.monotonic()
+    for _ in range(times):
+        (os.killpg if target == "group" else os.kill)(process.pid, signum)
+        time.sleep(0.2 * (times - 1))  # two signals at one instant are one
+    done = scripts.finish(process, "r")
+    assert time.monotonic() - asked < BUSY_SECONDS
+    assert done.code == 128 + signum, done.out + done.err
+    assert "play.py" in process.args[1] or done.summary["exit_reason"] == signum.name
+    return done
 
 
 @SLOW
@@ -224,13 +210,7 @@ def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, chapter, sig
     learner = next(process for process in actors_of(trainer.pid) if actors_of(process.pid))
     learner.suspend()
     time.sleep(1)
-    asked = time.monotonic()
-    trainer.send_signal(signum)
-    done = scripts.finish(trainer, "r")
-    assert time.monotonic() - asked < BUSY_SECONDS
-    assert done.code == 128 + signum, done.out + done.err
-    assert done.summary["exit_reason"] == signum.name
-    assert done.checkpoints
+    assert ended_by(scripts, trainer, signum).checkpoints
     assert not still_alive(family)
 
 
@@ -252,10 +232,4 @@ def test_signals_end_an_evaluation_without_an_error(scripts, run_inline, monkeyp
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     player = scripts.start("play.py", "runs/r", "--episodes", "1000000", start_new_session=True)
     assert "steps of training" in player.stdout.readline()
-    asked = time.monotonic()
-    for _ in range(times):
-        os.killpg(player.pid, signum)
-        time.sleep(0.1 * (times - 1))
-    done = scripts.finish(player, "r")
-    assert time.monotonic() - asked < BUSY_SECONDS
-    assert (done.code, done.err) == (128 + signum, "")
+    assert ended_by(scripts, player, signum, "group", times).err == ""

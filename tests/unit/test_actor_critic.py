@@ -1,27 +1,18 @@
-"""The way from a rollout to targets and samples: which ends cut a return, and what stays aligned."""
+"""The way from a rollout to gradient steps: which ends cut a return, what stays aligned, which samples are repeated."""
 
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from inline import random_rollout
 
 import train_a3c_data
-import train_task
-from a3c_mp.algorithms import actor_critic
-from a3c_mp.algorithms.actor_critic import (
-    Samples,
-    advantages_and_targets,
-    anneal_entropy_coef,
-    epoch_minibatches,
-    make_optimizer,
-    obs_for_stats,
-    set_learning_rate,
-)
-from a3c_mp.algorithms.actor_critic_settings import PRESETS, ActorCriticArgs, PPOArgs
-from a3c_mp.config import check_ranges
-from a3c_mp.data.rollout import Rollout, minibatches, rollout_spec
+from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets, anneal_entropy_coef
+from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs, PPOArgs
+from a3c_mp.data.rollout import InfoField, minibatches
 from a3c_mp.maths import losses, returns
 from a3c_mp.nets.build import make_actor_critic
 
@@ -30,16 +21,8 @@ ARGS = ActorCriticArgs(
 )
 
 
-def a_rollout(unroll_length=1, num_envs=1, seed=0):
-    """A rollout of random numbers in which nothing ends."""
-    rng = torch.Generator().manual_seed(seed)
-    spec = rollout_spec(unroll_length, num_envs, Box(-1.0, 1.0, (3,)), Discrete(2))
-    fields = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()}
-    for field in fields.values():
-        if field.is_floating_point():
-            field.normal_(generator=rng)
-    fields["action"].random_(2, generator=rng)
-    return Rollout(**fields)
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("life_lost", [False, True])
@@ -48,7 +31,7 @@ def a_rollout(unroll_length=1, num_envs=1, seed=0):
 @pytest.mark.parametrize("terminated", [False, True])
 def test_what_follows_a_step_depends_on_how_it_ended(terminated, truncated, life_loss_terminal, life_lost):
     """Reward 3; V of the next observation 10, V of the final one 100; gamma 1/2."""
-    rollout = a_rollout()
+    rollout = random_rollout(1, 1)
     values = {"reward": 3.0, "terminated": terminated, "truncated": truncated, "life_lost": life_lost}
     for name, value in values.items():
         getattr(rollout, name).fill_(value)
@@ -62,79 +45,85 @@ def test_what_follows_a_step_depends_on_how_it_ended(terminated, truncated, life
         assert advantages.item() == pytest.approx(expected - rollout.value[0].item(), abs=1e-5)
 
 
-def test_rewards_are_clipped_to_their_sign_for_learning_only():
-    rollout = a_rollout(3)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [7.0, -0.5, 0.0]),
+        ({"reward_clip": True}, [1.0, -1.0, 0.0]),
+        ({"reward_scale": 2.0}, [14.0, -1.0, 0.0]),
+        ({"reward_clip": True, "reward_scale": 2.0}, [2.0, -2.0, 0.0]),
+    ],
+)
+def test_rewards_are_clipped_to_their_sign_for_learning_only(changes, expected):
+    rollout = random_rollout(3, 1)
     rollout.reward.copy_(torch.tensor([[7.0], [-0.5], [0.0]]))
     rollout.terminated.fill_(True)
-    assert advantages_and_targets(replace(ARGS, reward_clip=True), rollout)[1].flatten().tolist() == [1.0, -1.0, 0.0]
-    assert advantages_and_targets(ARGS, rollout)[1].flatten().tolist() == [7.0, -0.5, 0.0]
-    assert advantages_and_targets(replace(ARGS, reward_scale=2.0), rollout)[1].flatten().tolist() == [14.0, -1.0, 0.0]
-    scaled_signs = replace(ARGS, reward_clip=True, reward_scale=2.0)
-    assert advantages_and_targets(scaled_signs, rollout)[1].flatten().tolist() == [2.0, -2.0, 0.0]
+    assert advantages_and_targets(replace(ARGS, **changes), rollout)[1].flatten().tolist() == expected
     assert rollout.reward.flatten().tolist() == [7.0, -0.5, 0.0]
 
 
 def test_the_estimator_is_the_one_asked_for():
-    rollout = a_rollout(5, 2)
+    rollout = random_rollout(5, 2)
     case = (rollout.reward, torch.full((5, 2), 0.5), rollout.value[:-1], rollout.value[-1])
     found = advantages_and_targets(replace(ARGS, returns="gae", gae_lambda=0.7), rollout)
     for x, expected in zip(found, returns.gae(*case, lam=0.7), strict=True):
         torch.testing.assert_close(x, expected)
-    torch.testing.assert_close(
-        advantages_and_targets(replace(ARGS, n_step=3), rollout)[1], returns.n_step_returns(*case, n=3)
-    )
+    _, value_targets = advantages_and_targets(replace(ARGS, n_step=3), rollout)
+    torch.testing.assert_close(value_targets, returns.n_step_returns(*case, n=3))
 
 
 def test_samples_keep_what_belongs_together():
     """Sample t * B + b is step t of environment b, in every field."""
-    rollout = a_rollout(4, 3)
-    fields = (rollout.obs, rollout.action, rollout.behaviour_logits, *advantages_and_targets(ARGS, rollout))
-    samples = Samples.of(ARGS, rollout)
-    assert [len(sample) for sample in samples] == [4 * 3] * 5
+    rollout = random_rollout(4, 3, angle=InfoField((2,)))
+    estimates = advantages_and_targets(ARGS, rollout)
+    samples = Samples.of(rollout, *estimates)
+    assert len(samples.obs) == 4 * 3
+    fields = (rollout.obs, rollout.action, rollout.behaviour_logits, *estimates, rollout.extra["angle"])
     for t in range(4):
         for b in range(3):
-            for sample, field in zip(samples, fields, strict=True):
-                assert torch.equal(sample[t * 3 + b], field[t, b])
+            *own, extra = samples.select(torch.tensor([t * 3 + b]))
+            for sample, field in zip([*own, extra["angle"]], fields, strict=True):
+                assert torch.equal(sample[0], field[t, b])
 
 
-@pytest.mark.parametrize("loss", [actor_critic.loss, train_a3c_data.loss, train_task.loss])
-def test_the_loss_is_computed_in_the_format_asked_for_and_reaches_every_parameter(loss):
-    """Chapters 1 and 5 show it in their scripts, and the library has it for chapter 2."""
-    net = make_actor_critic(Box(0, 255, (4, 36, 36), "uint8"), Discrete(2))
-    samples = Samples.of(ARGS, a_rollout(8, 2))._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
+def test_a_gradient_is_computed_in_the_format_asked_for_and_reaches_every_parameter():
+    net, rollout = make_actor_critic(Box(0, 255, (4, 36, 36), "uint8"), Discrete(2)), random_rollout(8, 2)
+    samples = Samples.of(rollout, *advantages_and_targets(ARGS, rollout))
+    samples = samples._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
     totals = []
     for precision in ("fp32", "bf16"):
+        args = replace(ARGS, precision=precision)
         net.zero_grad()
-        total, metrics = loss(replace(ARGS, precision=precision), net, samples)
-        total.backward()
-        assert total.dtype == torch.float32
+        total, metrics = train_a3c_data.backward(args, net, train_a3c_data.loss, samples)
+        assert total.dtype == metrics["values/value"].dtype == torch.float32
         rounded = metrics["values/value"].bfloat16().float()
         assert torch.equal(metrics["values/value"], rounded) == (precision == "bf16")
         assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
         totals.append(total.item())
     assert totals[1] == pytest.approx(totals[0], rel=0.05)
-    assert torch.equal(total, actor_critic.loss(replace(ARGS, precision="bf16"), net, samples)[0])
 
 
-def test_advantages_are_normalized_if_asked_for_and_value_targets_never():
-    net, rollout = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2)), a_rollout(8, 2)
-    advantages, value_targets = (field.flatten() for field in advantages_and_targets(ARGS, rollout))
-    for normalize, expected in [(False, advantages), (True, losses.normalize(advantages))]:
-        args = replace(ARGS, normalize_advantages=normalize)
-        _, metrics = actor_critic.loss(args, net, Samples.of(args, rollout))
-        torch.testing.assert_close(metrics["values/advantage"], expected)
-        assert torch.equal(metrics["values/target"], value_targets)
-    assert not torch.equal(advantages, losses.normalize(advantages))
+@pytest.mark.parametrize("normalize", [False, True])
+def test_advantages_are_normalized_if_asked_for_and_value_targets_never(normalize, monkeypatch):
+    args, rollout, taken = PPOArgs(batch_size=16, normalize_advantages=normalize), random_rollout(8, 2), []
+    monkeypatch.setattr(train_a3c_data, "gradient_step", lambda args, learner, loss, batch: taken.append(batch))
+    train_a3c_data.learn(args, SimpleNamespace(steps=0, rng=generator()), rollout)
+    advantages, value_targets = (field.flatten() for field in advantages_and_targets(args, rollout))
+    expected = losses.normalize(advantages) if normalize else advantages
+    torch.testing.assert_close(taken[0].advantages.sort().values, expected.sort().values)
+    torch.testing.assert_close(taken[0].value_targets.sort().values, value_targets.sort().values)
 
 
 def taken(fraction, advantages, num_epochs=3, batch_size=10):
-    """The samples of each minibatch, by their indices, in all epochs."""
+    """The samples of each minibatch, by their numbers, in all epochs."""
     args = PPOArgs(batch_size=batch_size, update_epochs=num_epochs, repeat_fraction=fraction)
-    return [batch.tolist() for batch in epoch_minibatches(args, advantages, torch.Generator().manual_seed(1))]
+    numbers = torch.arange(len(advantages))
+    samples = Samples(numbers, numbers, numbers, advantages, numbers)
+    return [batch.obs.tolist() for batch in train_a3c_data.epochs(args, samples, generator(1))]
 
 
 def test_later_epochs_repeat_the_samples_of_the_largest_absolute_advantage():
-    advantages = torch.linspace(-2, 1, 40)[torch.randperm(40, generator=torch.Generator().manual_seed(2))]
+    advantages = torch.linspace(-2, 1, 40)[torch.randperm(40, generator=generator(2))]
     batches = taken(0.5, advantages)
     assert [len(batch) for batch in batches] == 4 * [10] + 2 * 2 * [10]
     assert sorted(chain(*batches[:4])) == list(range(40)), "the first epoch takes all"
@@ -144,64 +133,18 @@ def test_later_epochs_repeat_the_samples_of_the_largest_absolute_advantage():
     assert batches[4:6] != batches[6:8], "each has an order of its own"
 
 
-@pytest.mark.parametrize("num_epochs", [1, 3])
-def test_epochs_that_repeat_every_sample_are_plain_passes(num_epochs):
-    """Also in their random numbers: runs from before `--repeat-fraction` resume to the same bit."""
-    rng = torch.Generator().manual_seed(1)
-    plain = [batch.tolist() for batch in minibatches(25, 10, num_epochs, rng, torch.device("cpu"))]
-    assert taken(1.0, torch.randn(25, generator=torch.Generator().manual_seed(3)), num_epochs) == plain
-
-
-def test_equal_advantages_are_repeated_as_others_and_a_fraction_of_none_leaves_one_epoch():
+def test_epochs_of_every_sample_are_plain_passes_and_a_fraction_of_none_leaves_one():
+    rng = generator(1)
+    plain = [batch.tolist() for _ in range(3) for batch in minibatches(25, 10, rng, torch.device("cpu"))]
+    assert taken(1.0, torch.randn(25, generator=generator(3))) == plain
+    assert taken(1e-9, torch.randn(25, generator=generator(3))) == plain[:3]
     assert [len(batch) for batch in taken(0.5, torch.zeros(25))] == [9, 8, 8, 6, 6, 6, 6]
-    for fraction in (0.0, 1e-9):
-        assert [len(batch) for batch in taken(fraction, torch.ones(25))] == [9, 8, 8]
-
-
-@pytest.mark.parametrize("env_id", PRESETS)
-def test_presets_are_settings_within_their_ranges(env_id):
-    check_ranges(ActorCriticArgs(env_id=env_id, **PRESETS[env_id]))
-
-
-@pytest.mark.parametrize("name", ["adam", "rmsprop"])
-def test_both_optimizers_move_against_the_gradient(name):
-    net = torch.nn.Linear(1, 1)
-    before = net.bias.item()
-    optimizer = make_optimizer(replace(ARGS, optimizer=name), net)
-    net(torch.ones(1, 1)).sum().backward()
-    optimizer.step()
-    assert net.bias.item() < before
-
-
-def test_moments_take_in_every_new_vector_but_not_every_image():
-    obs = torch.arange(5 * 3).view(5, 3, 1)
-    assert obs_for_stats(obs, image=False).flatten().tolist() == list(range(3, 15)), (
-        "row 0 came with the rollout before"
-    )
-    assert obs_for_stats(obs, image=True).flatten().tolist() == list(range(9, 15))
-
-
-def test_every_group_of_parameters_has_the_annealed_learning_rate():
-    net = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW([{"params": [net.weight], "lr": 1.0}, {"params": [net.bias], "weight_decay": 0.0}])
-    set_learning_rate(optimizer, ActorCriticArgs(learning_rate=4e-4, total_steps=100), steps=75)
-    assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(1e-4)] * 2
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 0.03), (25, 0.02), (75, 0.0), (90, 0.0)])
 def test_the_entropy_coefficient_falls_to_its_end_and_stays_there(steps, expected):
     args = PPOArgs(entropy_coef=0.03, entropy_coef_end=0.0, entropy_steps=75, total_steps=100)
     assert anneal_entropy_coef(args, steps) == replace(args, entropy_coef=pytest.approx(expected))
-    assert anneal_entropy_coef(replace(args, entropy_steps=0), 50).entropy_coef == pytest.approx(0.015), (
-        "at total-steps"
-    )
+    at_total_steps = anneal_entropy_coef(replace(args, entropy_steps=0), 50)
+    assert at_total_steps.entropy_coef == pytest.approx(0.015)
     assert anneal_entropy_coef(replace(args, entropy_coef_end=None), steps).entropy_coef == 0.03
-
-
-@pytest.mark.parametrize(("steps", "expected"), [(0, 4e-4), (25, 2.5e-4), (50, 1e-4), (75, 1e-4)])
-def test_the_learning_rate_may_reach_its_end_before_the_budget_and_stays_there(steps, expected):
-    net = torch.nn.Linear(2, 2)
-    args = ActorCriticArgs(learning_rate=4e-4, learning_rate_end=1e-4, anneal_steps=50, total_steps=100)
-    optimizer = make_optimizer(args, net)
-    set_learning_rate(optimizer, args, steps)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)

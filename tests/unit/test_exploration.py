@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 import torch
 from envs import CountEnv, Env
-from harness import A3C_DATA, A3C_GRAD, IMPALA, row_id
-from inline import unconnected_channel
+from inline import collect, unconnected_collector
 
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
-from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.exploration import FREQUENCY, Bursts
-from a3c_mp.data.rollout import empty_rollout, rollout_spec
-from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import MASKED, Categorical, MultiCategorical
-from a3c_mp.run.episode_log import read_episodes
-from wrappers import make_vec_env
 
 
 def runs_of(column):
@@ -25,14 +19,18 @@ def runs_of(column):
     return [(column[start], end - start) for start, end in pairwise(edges) if column[start] >= 0]
 
 
-def bursts_of(num_envs, explorers, longest, sizes, seed=0, unroll_length=200):
-    bursts = Bursts(num_envs, explorers, longest, 0, sizes)
-    bursts.draw(lambda stretch: seed, 0, unroll_length)
-    return bursts
+def drawn(bursts, rollouts, unroll_length, seed=0):
+    """The bursts of rollouts that follow each other, int [T, B], of the first part of the action."""
+    parts = []
+    for rollout in range(rollouts):
+        bursts.draw(lambda stretch: seed + stretch, rollout, unroll_length)
+        parts.append(bursts.repeated[:, :, 0].numpy())
+    return np.concatenate(parts)
 
 
 def test_bursts_repeat_one_action_in_the_environments_that_explore():
-    repeated = bursts_of(3, 2, 20, [100], seed=3, unroll_length=100_000).repeated[:, :, 0].numpy()
+    bursts = Bursts(3, 2, 20, 0, [100])
+    repeated = drawn(bursts, 1, 100_000)
     assert (repeated[:, 2] == -1).all()
     found = runs_of(repeated[:, 0])
     actions, lengths = np.array(found).T
@@ -41,24 +39,15 @@ def test_bursts_repeat_one_action_in_the_environments_that_explore():
     assert len(found) == pytest.approx(100_000 / (1 / FREQUENCY - 1 + 10.5), rel=0.1)
     assert set(actions) == set(range(100))
     assert not (repeated[:, 0] == repeated[:, 1]).all()
-
-
-def test_the_same_seed_draws_the_same_bursts():
-    first, second, other = (bursts_of(4, 4, 5, [3, 2], seed).repeated for seed in (1, 1, 2))
-    assert torch.equal(first, second)
-    assert not torch.equal(first, other)
+    assert (drawn(bursts, 1, 100_000) == repeated).all()
+    assert not (drawn(bursts, 1, 100_000, seed=1) == repeated).all()
 
 
 def test_a_burst_goes_on_in_the_next_rollout_and_ends_with_its_stretch():
-    bursts, parts = Bursts(2, 2, 80, 0, [100]), []
-    for rollout in range(64):
-        bursts.draw(lambda stretch: stretch, rollout, 32)
-        parts.append(bursts.repeated[:, 0, 0])
-    per_stretch = 32 * 32  # 1,000 or more in whole rollouts
-    found = runs_of(torch.cat(parts).numpy())
-    assert max(length for _, length in found) > 64
-    whole = bursts_of(2, 2, 80, [100], seed=1, unroll_length=per_stretch).repeated[:, 0, 0]
-    assert torch.equal(torch.cat(parts)[per_stretch:], whole), "the second stretch is that of its seed"
+    bursts, stretch = Bursts(2, 2, 80, 0, [100]), 32 * 32  # 1,000 steps or more in whole rollouts
+    repeated = drawn(bursts, 64, 32)
+    assert max(length for _, length in runs_of(repeated[:, 0])) > 64
+    assert (repeated[stretch:] == drawn(bursts, 1, stretch, seed=1)).all(), "the second stretch is that of its seed"
 
 
 def test_the_policy_of_a_burst_is_certain_of_its_action():
@@ -83,13 +72,9 @@ def test_an_action_that_is_masked_is_not_repeated():
 
 
 def test_a_rollout_holds_the_policies_that_acted():
-    env = make_vec_env("envs:Count-v0", 4, seed=0)
-    spaces = env.single_observation_space, env.single_action_space
-    net = make_actor_critic(*spaces, NetSpec())
-    args = RolloutArgs(env_id="envs:Count-v0", seed=0, num_envs=4, explore_envs=0.5, explore_steps=100)
-    rollout = empty_rollout(rollout_spec(200, 4, *spaces))
-    collector = RolloutCollector(args, env, net, unconnected_channel())
-    collector.collect(rollout)
+    args = RolloutArgs(env_id="envs:Count-v0", num_envs=4, unroll_length=200, explore_envs=0.5, explore_steps=100)
+    collector = unconnected_collector(args)
+    (rollout,) = collect(collector)
     repeated = collector.bursts.repeated[:, :, 0]
     bursting = repeated >= 0
     assert bursting[:, :2].any()
@@ -102,16 +87,11 @@ def test_a_rollout_holds_the_policies_that_acted():
 
 @pytest.mark.parametrize("entry_point", [Env, CountEnv])
 def test_exploration_begins_after_steps_without_a_reward(register, entry_point):
-    env = make_vec_env(register(entry_point=entry_point), 4, seed=0)
-    spaces = env.single_observation_space, env.single_action_space
-    args = RolloutArgs(num_envs=4, explore_envs=0.5, explore_after=300)
-    collector = RolloutCollector(args, env, make_actor_critic(*spaces, NetSpec()), unconnected_channel())
-    rollout = empty_rollout(rollout_spec(100, 4, *spaces))
-    certain = []
-    for _ in range(4):  # of 200 steps in the environments that do not explore
-        collector.collect(rollout)
-        certain.append(bool((Categorical(rollout.behaviour_logits).entropy() < 1e-6).any()))
-    assert certain == [False, False, True, True] if entry_point is Env else not any(certain)
+    env_id = register(entry_point=entry_point)
+    args = RolloutArgs(env_id=env_id, num_envs=4, unroll_length=100, explore_envs=0.5, explore_after=300)
+    rollouts = collect(unconnected_collector(args), 4)  # of 200 steps in the environments that do not explore
+    certain = [bool((Categorical(rollout.behaviour_logits).entropy() < 1e-6).any()) for rollout in rollouts]
+    assert certain == [False, False, entry_point is Env, entry_point is Env]
 
 
 def test_rewards_of_environments_that_explore_do_not_end_it():
@@ -130,25 +110,10 @@ def test_at_least_one_environment_explores_and_one_does_not(share, num_envs, exp
     assert RolloutArgs(num_envs=num_envs, explore_envs=share).explorers == explorers
 
 
-@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA], ids=row_id)
-def test_games_of_the_other_environments_have_their_whole_returns(chapter, run_inline):
-    flags = ["--env-id", "CartPole-v1", "--explore-envs", "0.5", "--total-steps", "1600"]
-    done = run_inline.train(chapter, *flags)
-    assert done.code == 0, done.err
-    games = read_episodes(done.folder / "episodes.csv")
-    assert len(games) >= 5
-    assert all(game.episode_return == game.length for game in games)
-
-
 @pytest.mark.parametrize("noise_steps", [3, 16])
 def test_noise_is_held_for_so_many_steps_also_across_rollouts(noise_steps):
-    env = make_vec_env("Pendulum-v1", 2, seed=0)
-    spaces = env.single_observation_space, env.single_action_space
-    net, rollout = make_actor_critic(*spaces, NetSpec()), empty_rollout(rollout_spec(4, 2, *spaces))
-    args = RolloutArgs(env_id="Pendulum-v1", seed=0, num_envs=2, noise_steps=noise_steps)
-    collector, noise = RolloutCollector(args, env, net, unconnected_channel()), []
-    for _ in range(12):
-        collector.collect(rollout)
+    args, noise = RolloutArgs(env_id="Pendulum-v1", num_envs=2, unroll_length=4, noise_steps=noise_steps), []
+    for rollout in collect(unconnected_collector(args), 12):
         mean, log_std = rollout.behaviour_logits.chunk(2, dim=-1)
         noise += ((rollout.action - mean) / log_std.exp()).squeeze(-1)
     held = torch.stack(noise)

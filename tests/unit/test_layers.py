@@ -1,6 +1,7 @@
-"""Directions of imports: one table says what each group of files may import, and every file is held to it."""
+"""Structure: a table says what each group of files may import, and all are held to it; no circles, no large files."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ TABLE = {
 TABLE["cluster"] = TABLE["task"] | {"replay"}
 TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task", "cluster"}
 TABLE["population"] = TABLE["algorithms"] - {"task", "cluster"} | {"algorithms", "_bootstrap"}
-TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "population", "cli"}
+TABLE["chapter"] = {"cli", "processes", "run"}
+TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "population", "cli", "chapter"}
 TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' own losses
 """group -> groups of this project that its files may import, besides their own"""
 
@@ -65,10 +67,10 @@ def group_of(module: str) -> str | None:
     return rest[0] if rest and rest[0] in TABLE else "a3c_mp"
 
 
-def imports(source: str, package: str = "") -> set[str]:
-    """Dotted names that a source file imports, anywhere in it; `from a import b` gives a.b."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
+def imports(source: str, package: str = "", *, top_level: bool = False) -> set[str]:
+    """Dotted names that a source file imports, anywhere in it or at its top level; `from a import b` gives a.b."""
+    found, tree = set(), ast.parse(source)
+    for node in tree.body if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -79,22 +81,6 @@ def imports(source: str, package: str = "") -> set[str]:
 
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
-
-
-def test_imports_are_found_wherever_and_however_they_are_written():
-    source = """
-import a.b as c
-from d import e as f, g
-from . import h
-from .i import j
-def later():
-    from k.l import m
-"""
-    assert imports(source, package="p") == {"a.b", "d.e", "d.g", "p.h", "p.i.j", "k.l.m"}
-    assert group_of("a3c_mp.run.run.Run") == "run"
-    assert group_of("a3c_mp.__version__") == "a3c_mp"
-    assert group_of("train_impala") == "chapters"
-    assert group_of("torch.nn") is None
 
 
 def test_what_is_forbidden_names_groups_and_files_that_there_are():
@@ -123,9 +109,31 @@ def test_only_the_cluster_imports_ray():
 def test_the_library_imports_no_test():
     for path in FILES:
         if "tests" not in path.parts:
-            assert not any(
-                name.split(".")[0] in ("tests", "harness", "inline", "envs") for name in imports(path.read_text())
-            )
+            tops = {name.split(".")[0] for name in imports(path.read_text())}
+            assert not tops & {"tests", "harness", "inline", "envs"}, path
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """At its top level; the root package is left out, since every import of a module runs it first."""
+    modules = {module_of(path).removesuffix(".__init__"): path for path in FILES if "tests" not in path.parts}
+    graph = {}
+    for name, path in modules.items():
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        found = imports(path.read_text(), package, top_level=True)
+        found = {other if other in modules else other.rpartition(".")[0] for other in found}
+        graph[name] = (found & modules.keys()) - {name, "a3c_mp"}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which shows the circle
+
+
+LIBRARY = [path for path in FILES if path.relative_to(ROOT).parts[0] in ("a3c_mp", "wrappers")]
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=module_of)
+def test_no_file_has_more_than_300_lines_and_no_class_more_than_200(path):
+    lines = (source := path.read_text()).count("\n")
+    assert lines <= 300
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    assert not {node.name for node in classes if node.end_lineno - node.lineno + 1 > 200}
 
 
 def test_the_root_of_the_library_is_short():
