@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,11 +38,12 @@ from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.preflight import allow_open_files, probe_env
 from a3c_mp.run.run import Run
-from a3c_mp.task.endpoint import Endpoint, check_tcp, is_tcp
+from a3c_mp.task.endpoint import Endpoint, is_tcp
 from a3c_mp.task.exchange import NodeChannel, NodePool
 from a3c_mp.task.node import Node
 from a3c_mp.task.one_process import LocalChannel, LocalPool
 from a3c_mp.task.parallel import Nodes, Role
+from a3c_mp.task.router import Router
 from a3c_mp.task.wire import MAX_TENSOR, WireError
 
 
@@ -145,23 +145,12 @@ def check_roles(args: R) -> R:
     if args.deterministic and listens:
         refuse("listen", "who joins, and when, has no fixed order", "leave --deterministic out")
     if args.listen is not None:
-        Endpoint(binds=(args.listen,), key_file=args.key_file).load_key()
-        _check_bind(args.listen)
+        with Router(Endpoint(binds=(args.listen,), key_file=args.key_file)):
+            pass  # before anything else is started: it can be bound
     if args.attach_to is not None:
         Endpoint(dials=args.attach_to, key_file=args.key_file).load_key()
     # Collectors fill one slot while the learner has the other.
     return dataclasses.replace(args, slots_per_actor=max(args.slots_per_actor, 2)) if args.async_mode else args
-
-
-def _check_bind(address: str) -> None:
-    """Raise ConfigError if an address cannot be bound, before anything is started."""
-    host, port = check_tcp("listen", address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host.removeprefix("*"), port), family=family).close()
-    except OSError as error:
-        why, fix = str(error.strerror).partition(" (")[0], "choose another port, or an address of this machine"
-        raise ConfigError("listen", address, f"cannot be bound ({why})", fix) from error
 
 
 def allocate(args: RoleArgs, net: nn.Module, spec: Spec) -> Slots:
@@ -170,20 +159,22 @@ def allocate(args: RoleArgs, net: nn.Module, spec: Spec) -> Slots:
     Raises:
         ConfigError: as of `actor_critic.allocate`; or a rollout or the weights are too large for a message.
     """
-    sizes: list[tuple[str, str, int]] = []  # setting, what it makes large, bytes
-    if args.listen is not None:  # rollouts and weights are sent to and from other machines only
-        fields = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in spec.items()}
-        sizes += [("num-envs", f"field {name} of a rollout", size) for name, size in fields.items()]
-        num_values = sum(tensor.numel() for tensor in net.state_dict().values())
-        sizes.append(("env-id", "the weights", num_values * acting_dtype(args.precision, net).itemsize))
+    fields = {f"field {name} of a rollout": math.prod(shape) * dtype.itemsize for name, (shape, dtype) in spec.items()}
+    weights = {f"the weight {name}": value.nbytes for name, value in net.state_dict().items()}
+    rollouts_fix, weights_fix = "lower it or --unroll-length", "choose another, or use --standalone"
+    if args.listen is not None:  # rollouts and all weights in one piece are sent to and from other machines only
+        _check_sizes("num-envs", args.num_envs, fields, rollouts_fix)
+        _check_sizes("env-id", args.env_id, {"the weights": sum(weights.values())}, weights_fix)
     if args.eval_every and not args.standalone:  # snapshots for the evaluator, to any node
-        sizes += [("env-id", f"the weight {name}", value.nbytes) for name, value in net.state_dict().items()]
-    fixes = {"num-envs": "lower it or --unroll-length", "env-id": "choose another, or use --standalone"}
-    for setting, what, size in sizes:
+        _check_sizes("env-id", args.env_id, weights, weights_fix)
+    return actor_critic.allocate(args, spec)
+
+
+def _check_sizes(setting: str, value: object, sizes: Mapping[str, int], fix: str) -> None:
+    for what, size in sizes.items():
         if size > MAX_TENSOR:
             why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
-            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fixes[setting])
-    return actor_critic.allocate(args, spec)
+            raise ConfigError(setting, value, why, fix)
 
 
 def make_run(args: RoleArgs, net: ActorCritic, optimizer: torch.optim.Optimizer) -> Run:
@@ -192,18 +183,7 @@ def make_run(args: RoleArgs, net: ActorCritic, optimizer: torch.optim.Optimizer)
 
 
 class NodeGroup:
-    """The nodes of a run, seen from the learner; to be used in a `with` block.
-
-    Args:
-        pipeline: what every node runs, `pipeline(node, args, memory)`.
-        args: of the chapter.
-        run: of the learner.
-        slots: for rollouts, shared.
-        action_space: of the environment.
-
-    Raises:
-        ConfigError: an address cannot be bound.
-    """
+    """The nodes of a run, which run `pipeline(node, args, memory)`, seen from the learner; used in a `with` block."""
 
     def __init__(
         self, pipeline: Callable[..., None], args: RoleArgs, run: Run, slots: Slots, action_space: gymnasium.Space
@@ -216,10 +196,11 @@ class NodeGroup:
         run.keep(actors=states, weights=self.weights)
         self.memory = Memory(slots, self.weights, states)
         start: Callable[..., WorkerPool] = LocalPool
+        self.evaluator: NodeEvaluator | InlineEvaluator = InlineEvaluator(EvaluationGames.of(args), run.is_interrupted)
         if not args.standalone:
             start = partial(NodePool, args.num_actors, slots, self.weights, self._check_rollout)
+            self.evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         self.actors = Actors(start, self.weights, states, run)
-        self.evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         self.nodes = Nodes(
             pipeline, (args, self.memory), self._roles(), args.listen, args.key_file,
@@ -231,13 +212,10 @@ class NodeGroup:
         with ExitStack() as stack:
             stack.enter_context(self.actors)
             self.node = stack.enter_context(self.nodes)
-            if isinstance(self.actors.workers, NodePool):
-                self.actors.workers.connect(self.node)
-                self.evaluator.connect(self.node)
-                self.run.evaluate_with(self.evaluator)
-            else:
-                games = EvaluationGames.of(self.args)
-                self.run.evaluate_with(InlineEvaluator(self.node, games, self.run.is_interrupted))
+            for end in (self.actors.workers, self.evaluator):
+                if isinstance(end, NodePool | NodeEvaluator):
+                    end.connect(self.node)
+            self.run.evaluate_with(self.evaluator)
             if self.args.listen is not None:
                 address, places = next(filter(is_tcp, self.node.router.addresses)), self.args.remote_actors
                 self.run.log.info(f"listening at {address}, for at most {places} collectors")
@@ -250,23 +228,16 @@ class NodeGroup:
 
     def _roles(self) -> list[Role]:
         """Roles of the nodes of this machine: the learner, the collectors, the evaluator."""
-        learner, pool, own = Role("learner", ("learner",)), self.actors.workers, self.evaluator
-        if not isinstance(pool, NodePool):
-            return [learner]
-        collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
-        return [
-            learner,
-            *(
-                collector(f"collector {w}", prepare=partial(pool.prepare, w), on_restart=partial(pool.on_lost, w))
-                for w in range(self.args.num_actors)
-            ),
-            *[
-                Role(
-                    "evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, needs_result=True,
-                    on_restart=own.on_restart, on_lost=own.on_lost,
-                )
-            ] * bool(self.args.eval_every),
-        ]  # fmt: skip
+        roles, pool, own = [Role("learner", ("learner",))], self.actors.workers, self.evaluator
+        if isinstance(pool, NodePool):
+            collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
+            for worker in range(self.args.num_actors):
+                prepare, on_restart = partial(pool.prepare, worker), partial(pool.on_lost, worker)
+                roles.append(collector(f"collector {worker}", prepare=prepare, on_restart=on_restart))
+        if isinstance(own, NodeEvaluator) and self.args.eval_every:
+            evaluator = partial(Role, "evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, True)
+            roles.append(evaluator(on_restart=own.on_restart, on_lost=own.on_lost))
+        return roles
 
     def _check_rollout(self, version: int, fields: Mapping[str, Tensor]) -> None:
         """Raise WireError for values that the learner cannot use; those that are not finite are skipped later."""

@@ -32,9 +32,7 @@ SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 class NodeChannel:
     """A collector's end: tokens in, filled slots out.
 
-    Args:
-        node: of this process.
-        slots, weights: on another machine than the learner's, its only slot, and its copy of the weights.
+    On another machine than the learner's, it has one slot and a copy of the weights of its own.
 
     Raises:
         ConfigError: the learner has no place for another collector; also from later looks at messages, where another
@@ -70,7 +68,6 @@ class NodeChannel:
         return None
 
     def fields(self, slots: Slots, slot: int) -> dict[str, Tensor]:
-        """Return the fields of a slot, to be filled."""
         return slots[slot] if self.own_slots is None else self.own_slots[0]
 
     def send(self, slot: int, payload: Any) -> None:
@@ -119,7 +116,6 @@ class NodePool(Pool):
         slots: of all collectors; data of those of other machines is copied into them.
         weights: sent to collectors of other machines.
         check: raises WireError for what one of them has sent, (payload, fields), if its values cannot be used.
-        num_workers, others: as of `LocalPool`.
     """
 
     def __init__(
