@@ -270,11 +270,6 @@ SPECIAL = {
         ["--no-evolve", "--tournament-size", "3"],
         "tournament-size=3: --no-evolve does not use it; leave out --no-evolve, or leave out --tournament-size",
     ),
-    "a switch without evolution": (
-        POPULATION,
-        ["--keep-default", "--no-evolve"],
-        "keep-default=True: --no-evolve does not use it; leave out --no-evolve, or leave out --keep-default",
-    ),
     "n of other returns": (A3C_DATA, ["--n-step", "8"], "n-step=8: --returns gae does not use it; add --returns nstep"),
     "lambda of other returns": (A3C_GRAD, ["--returns", "nstep", "--gae-lambda", "0.9"], "gae-lambda=0.9: --returns "),
     "gradients of a synchronous step": (A3C_GRAD, ["--sync", "--grads-per-step", "5"], "grads-per-step=5: "),
@@ -407,7 +402,7 @@ SPECIAL = {
     "a range upside down": (
         POPULATION,
         ["--learning-rate-range", "1e-1", "1e-5"],
-        "learning-rate-range=0.1 to 1e-05: it is upside down; give the lower end first",
+        "learning-rate-range=0.1 to 1e-05: both ends must be finite and 1e-12 or more, the lower one first",
     ),
     "a range that ends nowhere": (POPULATION, ["--learning-rate-range", "1e-5", "inf"], "both ends must be finite"),
     "a range of half units": (POPULATION, ["--units-range", "16", "64.5"], "units-range=16: Could not parse arguments"),
@@ -418,9 +413,9 @@ SPECIAL = {
         "batch-size-range=8 to 256: the first member has 512; widen the range, or start inside it",
     ),
     "units outside their range": (POPULATION, ["--hidden", "8"], "units-range=16 to 256: the first member has 8; "),
-    "factors that stand still": (POPULATION, ["--grow-factor", "1", "2"], "grow-factor=1 to 2: must be 1.01 or more"),
-    "a layer without units": (POPULATION, ["--hidden", "64", "0"], "hidden=(64, 0): must be more than 0"),
-    "no learning": (POPULATION, ["--learning-rate", "0"], "learning-rate=0.0: must be more than 0"),
+    "factors that stand still": (POPULATION, ["--grow-factor", "1", "2"], "grow-factor=1 to 2: both ends must be finite"),
+    "a layer without units": (POPULATION, ["--hidden", "64", "0"], "units-range=16 to 256: the first member has 0; "),
+    "no learning": (POPULATION, ["--learning-rate", "0"], "learning-rate-range=1e-05 to 0.1: the first member has 0"),
     "a population by chance": (POPULATION, ["--no-deterministic"], "deterministic=False: a population is always"),
     "a population of actors": (POPULATION, ["--num-actors", "2"], "num-actors=2: there is no such flag"),
     "a population that starts too late": (
