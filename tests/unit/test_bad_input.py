@@ -413,7 +413,11 @@ SPECIAL = {
         "batch-size-range=8 to 256: the first member has 512; widen the range, or start inside it",
     ),
     "units outside their range": (POPULATION, ["--hidden", "8"], "units-range=16 to 256: the first member has 8; "),
-    "factors that stand still": (POPULATION, ["--grow-factor", "1", "2"], "grow-factor=1 to 2: both ends must be finite"),
+    "factors that stand still": (
+        POPULATION,
+        ["--grow-factor", "1", "2"],
+        "grow-factor=1 to 2: both ends must be finite",
+    ),
     "a layer without units": (POPULATION, ["--hidden", "64", "0"], "units-range=16 to 256: the first member has 0; "),
     "no learning": (POPULATION, ["--learning-rate", "0"], "learning-rate-range=1e-05 to 0.1: the first member has 0"),
     "a population by chance": (POPULATION, ["--no-deterministic"], "deterministic=False: a population is always"),
