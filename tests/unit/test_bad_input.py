@@ -171,7 +171,6 @@ ray_dqn | --num-shards 3 | num-shards=3: only 2 actors fill them; lower it
 ray_dqn | --save-replay | save-replay=True: shards are not saved
 ray_dqn | --replay-size 1e10 | GiB is free; lower --replay-size
 ray_impala | --num-learners 2 | num-learners=2: on Ray there is one
-ray_impala | --force-lag 2 | force-lag=2: it is for measurements
 ray_impala | --address auto | address=auto: this machine has no node of a cluster
 ray_impala | --token-file k | token-file=k: it is for a running cluster
 ray_dqn | --insecure-cluster | insecure-cluster=True: it is for a running clu
@@ -196,8 +195,6 @@ task | --listen 50515 --key-file k | listen=50515: is not tcp://
 task | --listen tcp://192.0.2.1:50515 --key-file k | listen=tcp://192.0.2.1:50515: cannot be bound (Cannot assign reque
 task | LISTENING --standalone | listen=tcp://127.0.0.1:0: a standalone task is
 task | ATTACHED --role collector --standalone | a standalone task is
-task | --transport tcp --standalone | transport=tcp: a standalone task is one
-task | --transport tcp | transport=tcp: TCP needs a key; add --key-file FILE
 population | --learner-threads 2 | learner-threads=2: each member is a process with one
 task | --key-file k | key-file=k: nothing is on TCP; add --listen or --attach-to, or
 task | --remote-actors 8 | remote-actors=8: no node can join; add --listen
