@@ -19,7 +19,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import WorkerError
 from a3c_mp.run import evaluator
 from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.evaluation import EvalProgress, Evaluation, Evaluations, PlayedGames
+from a3c_mp.run.evaluation import Evaluation, Evaluations, PlayedGames
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.run import Run
@@ -56,18 +56,18 @@ class Scene:
 
     def __init__(self, log, args=ARGS):
         self.progress, self.net, self.evaluator = Progress(args), nn.Linear(1, 1, bias=False), FakeEvaluator()
-        self.results = []
-        self.evaluations = Evaluations(self.progress, self.net, log, self.record)
+        self.results, self.evaluations = [], self.progress.evals
+        self.evaluations.attach(self.net, log, self.record)
         self.evaluations.evaluator = self.evaluator
 
     def record(self, evaluation, best_net):
         best = None if best_net is None else best_net.weight.item()
-        self.results.append((evaluation.number, evaluation.steps, evaluation.return_mean, best))
+        self.results.append((evaluation.number, evaluation.steps, evaluation.figures["return_mean"], best))
 
     def round(self, steps, answer=None):
         self.progress.steps, self.evaluator.answer = steps, answer
         nn.init.constant_(self.net.weight, steps)
-        return self.evaluations.end_round()
+        return self.evaluations.end_round(steps)
 
 
 def games(mean, sha="0"):
@@ -177,16 +177,37 @@ def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
     idle = scene.evaluations.state_dict()
     scene.round(100)
     scene.round(150)
-    state = {**scene.progress.state_dict(), "wall_seconds": 0.0}
-    other.evaluations.load_state_dict(scene.evaluations.state_dict())
-    other.progress.load_state_dict(state)
+    other.progress.load_state_dict({**scene.progress.state_dict(), "wall_seconds": 0.0})
     other.round(160)
     assert other.evaluator.played == [100]
     other.round(200, games(7.0))
     assert other.results == [(1, 100, 7.0, 100)]
     assert other.evaluator.played == [100, 200]
-    other.evaluations.load_state_dict(idle)  # an older checkpoint, as a newer one cannot be read
+    other.evaluations.load_state_dict(idle, 50)  # an older checkpoint, as a newer one cannot be read
     assert other.evaluations.running is None
+
+
+def test_progress_goes_on_where_it_was_and_figures_are_those_of_play():
+    evals, again, overdue = (Evaluations(replace(ARGS, seed=2)) for _ in range(3))
+    evals.next_steps = 200
+    evals.record(evaluation := Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
+    assert evaluation.figures == {"return_mean": 2.0, "return_std": 1.0, "length_mean": 6.0}
+    again.load_state_dict(evals.state_dict(), 170)
+    assert again.state_dict() == evals.state_dict()
+    assert again.summary() == evals.summary()
+    assert (again.summary()["eval_weights_sha256"], again.next_steps, again.best_mean) == ("abc", 200, 2.0)
+    overdue.load_state_dict(evals.state_dict(), 250)
+    assert overdue.next_steps == 200
+    off = Evaluations(CommonArgs())
+    assert (off.summary(), off.end_round(10**9), off.is_solved) == ({}, True, False)
+
+
+def test_a_confirmed_evaluation_is_the_best_also_after_a_luckier_one():
+    evals = Evaluations(ARGS)
+    assert evals.record(Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
+    assert not evals.record(Evaluation(2, 140, [1.0, 2.0], [5, 7], "abd"))
+    assert evals.record(Evaluation(3, 150, [1.0, 2.0], [5, 7], "abe"), confirmed=True)
+    assert (evals.best["steps"], evals.best_mean) == (150, 1.5)
 
 
 # ---- the end of a run, and its progress
@@ -229,7 +250,7 @@ def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, 
             if mean is not None:
                 run.progress.evals.record(Evaluation(1, 100, [mean], [5], "0"))
 
-        monkeypatch.setattr(run.evaluations, "finish", finish)
+        monkeypatch.setattr(run.progress.evals, "finish", finish)
         run.record_rollout(1000, [], 0, 0)
         run.end_round()
     assert (run.exit_code, run.exit_reason, run.summary()["solved"]) == (0, reason, mean is not None)
@@ -241,42 +262,12 @@ def test_the_wait_at_the_end_does_not_lower_the_steps_a_second(tmp_path, monkeyp
     with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
         now = [run.progress.started]
         monkeypatch.setattr("time.monotonic", lambda: now[0])
-        monkeypatch.setattr(run.evaluations, "finish", lambda: now.__setitem__(0, now[0] + 50.0))
+        monkeypatch.setattr(run.progress.evals, "finish", lambda: now.__setitem__(0, now[0] + 50.0))
         run.record_rollout(0, [], 0, 0)  # the first starts the clock
         run.record_rollout(1000, [], 0, 0)
         now[0] += 10.0
         run.metrics.end_round()
     assert run.summary()["sps"] == 100.0
-
-
-def test_progress_goes_on_where_it_was():
-    evals = EvalProgress(ARGS)
-    evals.start(130)
-    evals.record(Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
-    again = EvalProgress(ARGS)
-    again.load_state_dict(evals.state_dict(), 170)
-    assert again.state_dict() == evals.state_dict()
-    assert again.summary() == evals.summary()
-    assert again.summary()["eval_weights_sha256"] == "abc"
-    assert (again.next_steps, again.best_mean, again.start(200)) == (200, 2.0, 2)
-    overdue = EvalProgress(ARGS)
-    overdue.load_state_dict(evals.state_dict(), 250)
-    assert overdue.is_due(250)
-
-
-def test_a_confirmed_evaluation_is_the_best_also_after_a_luckier_one():
-    evals = EvalProgress(ARGS)
-    assert evals.record(Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
-    assert not evals.record(Evaluation(2, 140, [1.0, 2.0], [5, 7], "abd"))
-    assert evals.record(Evaluation(3, 150, [1.0, 2.0], [5, 7], "abe"), confirmed=True)
-    assert (evals.best["steps"], evals.best_mean) == (150, 1.5)
-
-
-def test_the_figures_are_those_of_play():
-    evaluation = Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc")
-    assert evaluation.figures == {"return_mean": 2.0, "return_std": 1.0, "length_mean": 6.0}
-    off = EvalProgress(CommonArgs())
-    assert (off.summary(), off.is_due(10**9), off.is_solved) == ({}, False, False)
 
 
 # ---- whole runs of every chapter
