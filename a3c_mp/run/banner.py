@@ -43,9 +43,9 @@ def settings_parts(args: CommonArgs) -> list[str]:
     """What becomes of rewards, the learning rate and, where it is annealed, the entropy coefficient."""
     settings, parts = vars(args), list[str]()  # not every chapter has all of them
     if "reward_clip" in settings:
-        clipped, scale = settings["reward_clip"], settings["reward_scale"]
-        rewards = "clipped to -1, 0, 1 (--no-reward-clip: as they are)" if clipped else "as they are"
-        parts.append(f"rewards {rewards}{f' x {scale:g}' if scale != 1.0 else ''}")
+        changes = ["clipped to -1, 0, 1 (--no-reward-clip: as they are)"] if settings["reward_clip"] else []
+        changes += [f"x {settings['reward_scale']:g}"] if settings["reward_scale"] != 1.0 else []
+        parts.append(f"rewards {' '.join(changes) or 'as they are'}")
     if hasattr(args, "learning_rates"):
         start, end = args.learning_rates
         parts.append(schedule_text("lr", start, end, settings["anneal_steps"], args.total_steps))

@@ -189,7 +189,7 @@ def test_warnings_are_log_lines_while_progress_is_shown(tmp_path):
     warnings.warn("a kernel is slow", UserWarning, stacklevel=1)
     display.close()
     assert warnings.showwarning is before
-    assert f"WARNING UserWarning: a kernel is slow ({__file__}:" in (tmp_path / "run.log").read_text()
+    assert ": UserWarning: a kernel is slow\n" in (tmp_path / "run.log").read_text()
 
 
 def test_text_that_cannot_be_encoded_is_escaped_in_run_log(tmp_path):

@@ -273,9 +273,9 @@ def test_ddpg_trains_and_is_played(run_inline):
     assert done.code == 0, done.err
     assert done.config["algorithm"] == "apex_ddpg"
     assert {"losses/policy", "losses/value"} <= set(scalars(done.folder))
-    played = run_inline("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.1")
+    played = run_inline("play.py", "runs/r", "--episodes", "3")
     assert played.code == 0, played.err
-    assert "greedy and 10.0% random actions" in played.out
+    assert "greedy actions" in played.out
 
 
 def test_an_evaluation_that_is_stopped_tells_the_scores_so_far(run_inline, monkeypatch, capsys):
@@ -399,7 +399,7 @@ def test_play_exports_a_policy_with_what_it_is_of(run_inline, tmp_path, suffix):
 def test_play_records_a_game_of_breakout(run_inline, tmp_path):
     imageio = pytest.importorskip("imageio.v2")
     run_inline.train(A3C_DATA, "--env-id", "BreakoutNoFrameskip-v4", "--total-steps", "64")
-    done = run_inline("play.py", "runs/r", "--episodes", "1", "--epsilon", "1", "--video", "game.mp4")
+    done = run_inline("play.py", "runs/r", "--episodes", "1", "--sampled", "--video", "game.mp4")
     assert done.code == 0, done.err
     cut = run_inline("play.py", "runs/r", "--episodes", "1", "--max-steps", "7", "--video", "cut.mp4")
     assert "cut.mp4: a game of 7 steps" in cut.out
