@@ -231,7 +231,7 @@ class _Interrupted(Exception):
 
 
 class _Upkeep(NamedTuple):
-    """An `EvaluatorUpkeep` of a node, which does more in each step."""
+    """A channel for `EvaluationGames.play` that does more in each step."""
 
     closing: Callable[[Any], Any]
     beat: Callable[[], None]

@@ -25,10 +25,9 @@ from a3c_mp.processes.prints import prints
 from a3c_mp.processes.workers import WorkerEvent
 from a3c_mp.run import display
 from a3c_mp.run import run as run_module
-from a3c_mp.run.banner import settings_parts
+from a3c_mp.run.banner import error_summary, resume_command, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import open_log
-from a3c_mp.run.ending import error_summary, resume_command
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import end_of
@@ -119,7 +118,7 @@ def test_extra_parts_and_counters_come_back_and_what_a_checkpoint_lacks_starts_e
 def test_what_does_not_fit_is_bad_input_that_names_it_and_the_flags(tmp_path):
     args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r")
     ten_steps(args, replay=Part())
-    flags = "settings that differ from the run's: --total-steps --hidden; leave out what does not fit"
+    flags = "start a new run, or restore the folder or leave out --total-steps --hidden"
     now = replace(resumed(args), hidden=(3,), total_steps=5)
     for message, parts in (
         (rf"does not fit these settings: .*size mismatch for weight.*{flags}", {"net": nn.Linear(3, 2)}),

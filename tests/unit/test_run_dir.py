@@ -188,11 +188,3 @@ def test_the_commit_is_that_of_the_source_tree_not_of_a_repository_that_it_is_in
     for command in (["add", "run_dir.py"], [*IDENTITY, "commit", "-qm", "the source"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     assert re.fullmatch("[0-9a-f]{40}", folder.git_commit())
-
-
-def test_runs_that_start_in_the_same_second_have_folders_of_their_own(args, monkeypatch):
-    monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
-    named = replace(args, run_name=None, env_id="m:X/Y-v0?a=1&b=2")
-    folders = [folder.claim_folder(named, "test") for _ in range(3)]
-    name = "test-m_X_Y-v0_a_1_b_2-s1-20260101-000000"
-    assert [path.name for path, _ in folders] == [name, f"{name}-2", f"{name}-3"]
