@@ -50,7 +50,6 @@ FORBIDDEN = {
     "cluster.parameters": MODULES_OF_RL,
     "maths": (*MODULES_OF_RL, *PROCESS_MODULES, "numpy"),
     "nets": PROCESS_MODULES,
-    "population.genome": (*MODULES_OF_RL, "torch", "multiprocessing"),
     "population.evolution": (*MODULES_OF_RL, "torch", "multiprocessing"),
     "population.growth": (*MODULES_OF_RL, *PROCESS_MODULES),
 }
