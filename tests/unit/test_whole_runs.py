@@ -286,6 +286,7 @@ def test_an_evaluation_that_is_stopped_shows_the_scores_so_far(run_inline, monke
 
 
 def test_play_exports_a_policy(run_inline):
+    pytest.importorskip("safetensors")
     done = run_inline.train(A3C_DATA, "--total-steps", "200")
     exported = run_inline("play.py", "runs/r", "--export", "policy.safetensors")
     assert exported.code == 0, exported.err
