@@ -1,7 +1,5 @@
 """The errors of this library. Each message says who, what and what to do; scripts print it instead of a traceback."""
 
-from __future__ import annotations
-
 
 def one_line(error: BaseException) -> str:
     """Kind and message of any error, in one line."""

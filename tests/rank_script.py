@@ -6,8 +6,8 @@ import sys
 
 import psutil
 
-from a3c_mp.config import CommonArgs
 from a3c_mp.population import ranks
+from a3c_mp.population.settings import Args
 from a3c_mp.run.script import exit_with
 
 
@@ -22,7 +22,9 @@ def exchange(group):
 def main() -> int:
     mode = sys.argv[1]
     rank = int(os.environ.get("RANK", 0))
-    group = ranks.join(CommonArgs(seed=rank if mode == "differ" else 1), seconds=60)
+    ranks.RANK_SECONDS = 60.0
+    with ranks.refused_once():
+        group = ranks.join(Args(seed=rank if mode == "differ" else 1))
     pids = exchange(group)
     print(f"rank {group.rank}:", *pids, flush=True)
     if mode == "meet":

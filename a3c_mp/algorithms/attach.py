@@ -28,15 +28,11 @@ from a3c_mp.task.router import Router
 def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     """Join the task at `args.attach_to` with processes that run `pipeline(node, settings, memory)`, until it ends.
 
-    Args:
-        pipeline: a module-level function.
-        args: address, key, role, number of collectors and supervision; all else is as that task has it.
-
     Returns:
         exit code: 0 where the task has ended, 1 where it was killed or its nodes here fail again and again.
 
     Raises:
-        ConfigError: the address or the key is wrong, nobody answers, or the task has no place for these nodes.
+        ConfigError: the address or the key is wrong, node 0 does not answer, or has no place for these nodes.
     """
     assert args.attach_to is not None
     check_system()

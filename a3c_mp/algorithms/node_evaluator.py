@@ -6,12 +6,13 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.processes.pool import Closing
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluate import make_policy
 from a3c_mp.run.evaluation import PlayedGames
@@ -29,12 +30,10 @@ lengths, sha256)"""
 class NodeEvaluator:
     """Evaluator nodes as the learner sees them, an `evaluation.Evaluator`.
 
-    One of another machine goes first, so that the learner's machine has its cores for training; that of the learner's
-    machine is its spare. Snapshots wait until there is an evaluator; where one is lost, another one, or the same once
-    it is back, gets the same snapshot again.
+    One of another machine goes first, so that the learner's machine has its cores for training. Snapshots wait until
+    there is an evaluator; where one is lost, another one, or the same once it is back, gets the same snapshot again.
 
     Args:
-        run: gets log lines; a signal to it ends every wait.
         own: number of the evaluator node of the learner's machine.
         others: whether evaluators of other machines can join.
     """
@@ -42,7 +41,7 @@ class NodeEvaluator:
     def __init__(self, run: Run, own: int, others: bool):
         self.run, self.own, self.others = run, own, others
         self.node: FirstNode
-        self._ready: list[str] = []  # names of the nodes that could evaluate
+        self._ready: list[str] = []  # names of the nodes that could evaluate, the own one last
         self._name: str | None = None  # of the node that evaluates the snapshot
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
         self._result: PlayedGames | None = None
@@ -87,15 +86,16 @@ class NodeEvaluator:
     def _send(self) -> None:
         """Give the snapshot to an evaluator, unless one has it."""
         if self._state and self._name is None and self._ready:
-            self._name = next((name for name in self._ready if name != node_name(self.own)), node_name(self.own))
+            self._name = self._ready[0]
             self.node.send(PLAY, self._number, self._state, to=self._name)
 
     def _on_ready(self, sender: str, host: str) -> None:
         """An evaluator has started, or has lost its connection and joined again."""
-        if sender != node_name(self.own) and sender not in self._ready:
-            self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
+        is_own, is_known = sender == node_name(self.own), sender in self._ready
         self._forget(sender)
-        self._ready.append(sender)
+        if not (is_own or is_known):
+            self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
+        self._ready.insert(len(self._ready) if is_own else 0, sender)
         self._send()
 
     def _on_left(self, sender: str) -> None:
@@ -124,13 +124,7 @@ class NodeEvaluator:
 
 
 class EvaluatorChannel:
-    """The evaluator's end: snapshots in, results out.
-
-    Args:
-        node: of the evaluator.
-        games: that it plays.
-        net: on the CPU; gets the weights.
-    """
+    """The evaluator's end: snapshots in, results out. `net` is on the CPU and gets the weights."""
 
     def __init__(self, node: Node, games: EvaluationGames, net: ActorCritic):
         self.node, self.games, self.net = node, games, net
@@ -168,19 +162,14 @@ class EvaluatorChannel:
         self.node.send(EVALUATOR_READY, socket.gethostname())
 
 
-class InlineEvaluator:
-    """Both ends in one process: an `evaluation.Evaluator` whose games a middleware plays.
+class InlineEvaluator(Closing):
+    """Both ends in one process: an `evaluation.Evaluator` whose games a middleware plays."""
 
-    Args:
-        node: of this process.
-        games: that it plays.
-        is_interrupted: whether the run is to end, so that no game is to be waited for.
-    """
-
-    def __init__(self, node: Node, games: EvaluationGames, is_interrupted: Callable[[], bool]):
-        self.node, self.games, self.is_interrupted = node, games, is_interrupted
+    def __init__(self, games: EvaluationGames, is_interrupted: Callable[[], bool]):
+        self.games, self.is_interrupted, self._deadline = games, is_interrupted, math.inf
         self._net: Any = None  # of a snapshot, until its result is there
         self._result: PlayedGames | None = None
+        super().__init__()
 
     def start(self, net: nn.Module) -> None:
         self._net = net
@@ -189,16 +178,10 @@ class InlineEvaluator:
         """Return the net of a snapshot that has not been evaluated; None if there is none, or the run is to end."""
         return None if self.is_interrupted() else self._net
 
-    def play(self, net: ActorCritic, seconds: float = math.inf) -> PlayedGames | None:
-        """Play all games, each time the same ones; None if that takes longer, or if the run is to end meanwhile."""
-        deadline = time.monotonic() + seconds
-
-        def on_step() -> None:
-            if self.is_interrupted() or time.monotonic() > deadline:
-                raise _Interrupted
-
+    def play(self, net: ActorCritic) -> PlayedGames | None:
+        """Play all games, each time the same ones; None if the run is to end meanwhile, or the time is over."""
         try:
-            return _play(self.node, self.games, net, on_step)
+            return _play(self, self.games, net)
         except _Interrupted:
             return None
 
@@ -212,13 +195,20 @@ class InlineEvaluator:
         return result
 
     def wait(self, seconds: float) -> PlayedGames | None:
+        self._deadline = time.monotonic() + seconds
         # Without a result, its middleware has not had its turn since.
-        if self._net is not None and (played := self.play(self._net, seconds)) is not None:
+        if self._net is not None and (played := self.play(self._net)) is not None:
             self.send(played)
+        self._deadline = math.inf
         return self.poll()
 
-    def close(self) -> None:
+    def starting(self) -> None:
         pass
+
+    def beat(self) -> None:
+        """Called in each step of the games."""
+        if self.is_interrupted() or time.monotonic() > self._deadline:
+            raise _Interrupted
 
 
 Evaluator = EvaluatorChannel | InlineEvaluator
@@ -229,24 +219,10 @@ class _Interrupted(Exception):
     """The games are not waited for."""
 
 
-class _Upkeep(NamedTuple):
-    """An `EvaluatorUpkeep` of a node, which does more in each step."""
-
-    closing: Callable[[Any], Any]
-    beat: Callable[[], None]
-    starting: Callable[[], None]
-
-
-def _play(
-    node: Node, games: EvaluationGames, net: ActorCritic, on_step: Callable[[], None] = lambda: None
-) -> PlayedGames:
-    def beat() -> None:
-        node.beat()
-        on_step()
-
+def _play(player: Node | InlineEvaluator, games: EvaluationGames, net: ActorCritic) -> PlayedGames:
     try:
-        played = games.play(net, make_policy, _Upkeep(node.closing, beat, node.starting))
+        played = games.play(net, make_policy, player)
     finally:
-        node.close()  # each evaluation makes new environments, so that all of them play the same games
+        player.close()  # each evaluation makes new environments, so that all of them play the same games
     returns, lengths = [game.episode_return for game in played], [game.length for game in played]
     return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()) or "")

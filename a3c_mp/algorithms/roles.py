@@ -104,7 +104,9 @@ class NodeGroup:
     ):
         self.run, self.args = run, args
         self.learner = Learner(args, run, setup, make_actor, carrier=NodeCarrier())
-        self.evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
+        self.evaluator: NodeEvaluator | InlineEvaluator = InlineEvaluator(EvaluationGames.of(args), run.is_interrupted)
+        if not args.standalone:
+            self.evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         self.nodes = Nodes(
             pipeline, (args, self.learner.memory), self._roles(), args.listen, args.key_file,
@@ -116,13 +118,10 @@ class NodeGroup:
         with ExitStack() as stack:
             stack.enter_context(self.learner)
             self.node = stack.enter_context(self.nodes)
-            if isinstance(self.learner.pool, NodePool):
-                self.learner.pool.connect(self.node)
-                self.evaluator.connect(self.node)
-                self.run.evaluate_with(self.evaluator)
-            else:
-                games = EvaluationGames.of(self.args)
-                self.run.evaluate_with(InlineEvaluator(self.node, games, self.run.is_interrupted))
+            for end in (self.learner.pool, self.evaluator):
+                if isinstance(end, NodePool | NodeEvaluator):
+                    end.connect(self.node)
+            self.run.evaluate_with(self.evaluator)
             if self.args.listen is not None:
                 address, places = next(filter(is_tcp, self.node.router.addresses)), self.args.remote_actors
                 self.run.log.info(f"listening at {address}, for at most {places} collectors")
@@ -136,13 +135,12 @@ class NodeGroup:
     def _roles(self) -> list[Role]:
         """Roles of the nodes of this machine: the learner, the collectors, the evaluator."""
         roles, pool, own = [Role("learner", ("learner",))], self.learner.pool, self.evaluator
-        if not isinstance(pool, NodePool):
-            return roles
-        collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
-        for number in range(self.args.num_actors):
-            prepare, on_restart = partial(pool.prepare, number), partial(pool.on_lost, number)
-            roles.append(collector(f"collector {number}", prepare=prepare, on_restart=on_restart))
-        if self.args.eval_every:
+        if isinstance(pool, NodePool):
+            collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
+            for worker in range(self.args.num_actors):
+                prepare, on_restart = partial(pool.prepare, worker), partial(pool.on_lost, worker)
+                roles.append(collector(f"collector {worker}", prepare=prepare, on_restart=on_restart))
+        if isinstance(own, NodeEvaluator) and self.args.eval_every:
             evaluator = partial(Role, "evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, True)
             roles.append(evaluator(on_restart=own.on_restart, on_lost=own.on_lost))
         return roles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, TypeVar
@@ -14,9 +14,9 @@ from torch import nn
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.config import Between
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.slots import Spec
-from a3c_mp.task.endpoint import Endpoint, check_tcp
+from a3c_mp.task.endpoint import Endpoint
+from a3c_mp.task.router import Router
 from a3c_mp.task.wire import MAX_TENSOR
 
 
@@ -89,37 +89,28 @@ def check_roles(args: R) -> R:
     if args.deterministic and listens:
         refuse("listen", "who joins, and when, has no fixed order", "leave --deterministic out")
     if args.listen is not None:
-        Endpoint(binds=(args.listen,), key_file=args.key_file).load_key()
-        _check_bind(args.listen)
+        with Router(Endpoint(binds=(args.listen,), key_file=args.key_file)):
+            pass  # before anything else is started: it can be bound
     if args.attach_to is not None:
         Endpoint(dials=args.attach_to, key_file=args.key_file).load_key()
     # Collectors fill one slot while the learner has the other.
     return dataclasses.replace(args, slots_per_actor=max(args.slots_per_actor, 2)) if args.async_mode else args
 
 
-def _check_bind(address: str) -> None:
-    """Raise ConfigError if an address cannot be bound, before anything is started."""
-    host, port = check_tcp("listen", address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host.removeprefix("*"), port), family=family).close()
-    except OSError as error:
-        why, fix = str(error.strerror).partition(" (")[0], "choose another port, or an address of this machine"
-        raise ConfigError("listen", address, f"cannot be bound ({why})", fix) from error
-
-
 def check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
     """Raise ConfigError if a rollout of fields `spec`, or the weights, are too large for a message."""
-    sizes: list[tuple[str, str, int]] = []  # setting, what it makes large, bytes
-    if args.listen is not None:  # rollouts and weights are sent to and from other machines only
-        fields = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in spec.items()}
-        sizes += [("num-envs", f"field {name} of a rollout", size) for name, size in fields.items()]
-        num_values = sum(tensor.numel() for tensor in net.state_dict().values())
-        sizes.append(("env-id", "the weights", num_values * acting_dtype(args.precision, net).itemsize))
+    fields = {f"field {name} of a rollout": math.prod(shape) * dtype.itemsize for name, (shape, dtype) in spec.items()}
+    weights = {f"the weight {name}": value.nbytes for name, value in net.state_dict().items()}
+    rollouts_fix, weights_fix = "lower it or --unroll-length", "choose another, or use --standalone"
+    if args.listen is not None:  # rollouts and all weights in one piece are sent to and from other machines only
+        _check_sizes("num-envs", args.num_envs, fields, rollouts_fix)
+        _check_sizes("env-id", args.env_id, {"the weights": sum(weights.values())}, weights_fix)
     if args.eval_every and not args.standalone:  # snapshots for the evaluator, to any node
-        sizes += [("env-id", f"the weight {name}", value.nbytes) for name, value in net.state_dict().items()]
-    fixes = {"num-envs": "lower it or --unroll-length", "env-id": "choose another, or use --standalone"}
-    for setting, what, size in sizes:
+        _check_sizes("env-id", args.env_id, weights, weights_fix)
+
+
+def _check_sizes(setting: str, value: object, sizes: Mapping[str, int], fix: str) -> None:
+    for what, size in sizes.items():
         if size > MAX_TENSOR:
             why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
-            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fixes[setting])
+            raise ConfigError(setting, value, why, fix)

@@ -49,7 +49,6 @@ OTHER_NAMES = {
     "target-period": "target-network-frequency target-update-interval target-update-freq policy-frequency",
     "epsilon": "start-e end-e exploration-fraction exploration-final-eps",
     "noise": "exploration-noise action-noise",
-    "reward-clip": "clip-rewards clip-reward",
 }
 """flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others, and in older versions"""
 

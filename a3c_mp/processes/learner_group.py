@@ -36,10 +36,8 @@ class Stateful(Protocol):
 class LearnerGroup:
     """This learner's rank among `size` of them, and their collective operations: all call each, in the same order.
 
-    With one learner there is no communication, and means and lists are of its own values.
-
-    Raises (all collective operations):
-        PeerLost: another learner has died, or gave no answer in time.
+    With one learner there is no communication, and means and lists are of its own values. All collective operations
+    raise PeerLost if another learner has died, or gave no answer in time.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
@@ -79,10 +77,7 @@ class LearnerGroup:
             tensor.detach().copy_(part.view_as(tensor))
 
     def all_reduce_gradients(self, net: nn.Module, loss: Tensor) -> None:
-        """Replace gradients and loss by their means over the learners.
-
-        With batches of one size, these are gradient and value of the mean loss over the union of all batches.
-        """
+        """Replace gradients and loss by their means: those of the union of all batches, if these have one size."""
         self.all_reduce_mean([*(parameter.grad for parameter in net.parameters() if parameter.grad is not None), loss])
 
     def all_gather(self, tensor: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class Learners:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of learners 1, 2, ..."""
+        """Of learners 1, 2, ..."""
         return [process.pid for process in self._processes]
 
     @property

@@ -75,9 +75,6 @@ def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], a
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C does
     with suppress(OSError):  # no /proc
         Path("/proc/self/comm").write_text(current_process().name[:15])  # `top` shows "actor 3" instead of "python"
-        for number in map(int, os.listdir("/proc/self/fd")):
-            with suppress(OSError):  # programs that an environment starts inherit no pipes, whose ends would stay open
-                os.set_inheritable(number, number <= 2)
     main(*args)
 
 

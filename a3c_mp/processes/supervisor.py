@@ -74,7 +74,7 @@ class Child:
         self.had_result |= self.has_result
 
     def record_result(self) -> None:
-        """The current process has produced something: it can work."""
+        """Record that the current process has produced something: it can work."""
         self.has_result = self.had_result = True
 
     def messages(self) -> Iterator[tuple]:
@@ -168,7 +168,7 @@ class Supervisor:
 
     def await_own_end(self, seconds: float) -> None:
         """Wait until all processes have ended by themselves, or for `seconds`."""
-        still_alive(self.processes, seconds)
+        await_end(self.processes, seconds, kill=False)
 
     def _start(self, number: int) -> None:
         child = self.children[number]
@@ -265,22 +265,15 @@ class Supervisor:
         child.on_lost(error)
 
 
-def still_alive(processes: Iterable[Any], seconds: float) -> list[Any]:
-    """Wait until processes have ended; return those that take longer than `seconds`."""
+def await_end(processes: Iterable[Any], seconds: float, kill: bool = True) -> None:
+    """Wait until processes have ended; kill those that take longer than `seconds`, even stopped ones (SIGSTOP)."""
     deadline = time.monotonic() + seconds
     alive = [process for process in processes if process.is_alive()]
     while alive and time.monotonic() < deadline:
         connection.wait([process.sentinel for process in alive], SENTINEL_SECONDS)
         alive = [process for process in alive if process.is_alive()]
-    return alive
-
-
-def await_end(processes: Iterable[Any], seconds: float) -> None:
-    """Wait until processes have ended; kill those that take longer than `seconds`, even stopped ones (SIGSTOP)."""
-    alive = still_alive(processes, seconds)
-    for process in alive:
+    for process in alive if kill else ():
         process.kill()
-    for process in alive:
         process.join()
 
 

@@ -14,14 +14,10 @@ class Context:
 
     Attributes that were kept (`ctx.keep("train_iter")`) are in the contexts of all later iterations too. Any other
     attribute ends with its iteration, and reading it later raises an AttributeError that names who set it.
-
-    Attributes:
-        total_step: number of this iteration, from 0.
-        finish: whether this is the last iteration.
     """
 
-    total_step: int
-    finish: bool
+    total_step: int  # number of this iteration, from 0
+    finish: bool  # whether this is the last iteration
     _kept: set[str]
     _setters: dict[str, str]  # attribute -> middleware that set it in this iteration
     _lost: dict[str, tuple[str, int]]  # attribute -> middleware that set it, and when

@@ -19,12 +19,10 @@ import a3c_mp
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.spawn import temporary_folder
 
-MAX_IPC_FOLDER = 77
-"""bytes; the path of a Unix socket can have 107"""
+MAX_IPC_FOLDER = 77  # bytes; the path of a Unix socket can have 107
 TCP_ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 FLAG = "key-file"
-Z85_SIZE = 40
-"""characters of a key in Z85"""
+Z85_SIZE = 40  # characters of a key in Z85
 COPY_IT = "copy the file of the node that listens"
 
 
@@ -94,12 +92,11 @@ class Endpoint:
 
 
 def local_endpoints(folder: Path, labels: list[tuple[str, ...]], listen: str | None, **settings: Any) -> list[Endpoint]:
-    """Endpoints of nodes on one machine, which connect to node 0 through a Unix socket.
+    """Endpoints of nodes on one machine, which connect to node 0 through a Unix socket in a folder of `ipc_folder`.
 
     Args:
-        folder: from `ipc_folder`.
         labels: of each node; their count is the number of nodes.
-        listen: tcp:// address at which node 0 also lets other nodes join; needs `key_file`.
+        listen: tcp:// address at which node 0 also lets other nodes join.
         settings: other fields of `Endpoint`, for node 0.
     """
     address = f"ipc://{folder}/0"

@@ -56,10 +56,7 @@ class Link(NamedTuple):
 class Links:
     """The nodes that are connected to this one: at node 0 all others, elsewhere node 0.
 
-    Args:
-        endpoint: settings of this node.
-        on_change: called with (name of a node, `JOINED` or `LEFT`).
-        log: for what other nodes do wrong.
+    `on_change` is called with (name of a node, `JOINED` or `LEFT`).
     """
 
     def __init__(self, endpoint: Endpoint, on_change: Callable[[str, str], None], log: RateLimitedLog):

@@ -15,10 +15,8 @@ from a3c_mp.task.timing import StepTimer
 
 Middleware = Callable[[Context], Any]
 """a function of the context, or a generator function whose `yield` stands for all later middleware"""
-Suspended = Generator[Any, None, None]
-"""a middleware at its `yield`"""
-LOOK_SECONDS = 0.1
-"""between two looks at messages while middleware runs in threads"""
+Suspended = Generator[Any, None, None]  # a middleware at its `yield`
+LOOK_SECONDS = 0.1  # between two looks at messages while middleware runs in threads
 
 
 def name_of(fn: Middleware) -> str:

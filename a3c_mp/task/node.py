@@ -21,21 +21,16 @@ from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
 REPORT_NAME, REPORT_RESULT, REPORT_REFUSAL = "called", "result", "refused"
 """reports of a node to the process that has started it: (name), it has its place in the task; (), it has produced
 something; (what, value, why, fix) of a ConfigError"""
-PENDING = 1000
-"""most messages that wait for a handler"""
-GONE_SECONDS = 5.0
-"""a node that has joined ends when node 0's machine has refused connections for so long: node 0 is gone"""
-PROBE_SECONDS = 1.0
-"""between two attempts to find out why node 0 does not answer, and the longest of them"""
-LOST_SECONDS = 2.0
-"""time without a connection after which that is logged"""
+PENDING = 1000  # most messages that wait for a handler
+GONE_SECONDS = 5.0  # a node that has joined ends when node 0's machine has refused connections for so long
+PROBE_SECONDS = 1.0  # between two attempts to find out why node 0 does not answer, and the longest of them
+LOST_SECONDS = 2.0  # time without a connection after which that is logged
 
 
 class Node(Closing):
     """One process of a task: its messages to the other nodes, and its labels; `Task(router=node)` uses it.
 
     Args:
-        router: the connection to the other nodes.
         known_labels: of all nodes, also of those that may join.
         setup: what node 0 has prepared for this node; see `Role.prepare`.
         beat: counts a heartbeat of this process; called with each look at messages.
@@ -68,11 +63,7 @@ class Node(Closing):
         """Have an event handled by `handler(sender, *args)`, as this node looks at its messages.
 
         A task looks between two middlewares. Events that arrive before they have a handler wait, the last `PENDING`.
-
-        Args:
-            event: its name.
-            handler: may raise WireError for a malformed message, which is then dropped with a warning.
-            types: of `args`; a message with others is dropped too. None: any types.
+        Malformed ones are dropped with a warning: their arguments have other types, or the handler raises WireError.
         """
         with self._lock:
             self._handlers.setdefault(event, []).append((handler, types))
@@ -118,11 +109,9 @@ class Node(Closing):
 
 
 class FirstNode(Node):
-    """Node 0, which looks after the processes of the others.
+    """Node 0, which looks after the processes of nodes 1, 2, ...
 
     Args:
-        router, known_labels: as of `Node`.
-        supervisor: of nodes 1, 2, ...
         is_interrupted: whether a signal has arrived: it may have ended other nodes too, which are not to be replaced.
     """
 
@@ -142,8 +131,7 @@ class FirstNode(Node):
     def wait(self, seconds: float = WAIT_SECONDS, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Wait for a message or the end of a process; replace a process that has ended.
 
-        Raises:
-            WorkerError: a node failed before its first result, or the restart budget is spent.
+        Raises WorkerError if a node failed before its first result, or the restart budget is spent.
         """
         self._watch(should_stop, 0.0 if self.look() else seconds)
         self.look()
@@ -159,9 +147,7 @@ class FirstNode(Node):
 class JoinedNode(Node):
     """A node that has joined from elsewhere. It waits for node 0 while the link is down, and ends when node 0 has.
 
-    Args:
-        router: the connection to node 0.
-        log_line: gets a line when node 0 cannot be reached, and when it can again.
+    `log_line` is called when node 0 cannot be reached, and when it can again.
     """
 
     def __init__(self, router: Router, log_line: Callable[[str], None]):

@@ -132,19 +132,14 @@ def run_node(main: Callable[..., Any], args: tuple[Any, ...], node_args: NodeArg
 
 @dataclass
 class Nodes:
-    """Nodes on this machine, to be used in a `with` block by node 0: starts the others, replaces and ends them.
-
-    Each of them is a process that runs `main(node, *args)`.
-
-    Args:
-        main: a module-level function.
-        args: can be pickled; shared tensors stay shared.
-        roles: of nodes 0, 1, ...
-    """
+    """Nodes on this machine, to be used in a `with` block by node 0: starts the others, replaces and ends them."""
 
     main: Callable[..., Any]
+    """module-level function; each of the others is a process that runs `main(node, *args)`"""
     args: tuple[Any, ...]
+    """can be pickled; shared tensors stay shared"""
     roles: Sequence[Role]
+    """of nodes 0, 1, ..."""
     listen: str | None = None
     """address tcp://HOST:PORT at which nodes of other machines join; needs `key_file`"""
     key_file: Path | None = None
@@ -154,11 +149,9 @@ class Nodes:
     """JSON values that nodes of other machines are sent"""
     log: logging.Logger | None = None
     """for what other nodes do wrong"""
-    max_restarts: int = 5
+    max_restarts: int = 5  # as of `supervise`
     hang_seconds: float = 60.0
-    """both as of `supervise`"""
-    is_interrupted: Callable[[], bool] = lambda: False
-    """as of `FirstNode`"""
+    is_interrupted: Callable[[], bool] = lambda: False  # as of `FirstNode`
 
     def __enter__(self) -> FirstNode:
         with ExitStack() as stack:
@@ -209,20 +202,15 @@ class JoinedNodes:
     """Nodes of this machine in a task elsewhere, to be used in a `with` block.
 
     Each is a process with a connection of its own. This process has one too, through which it sees the task end.
-
-    Args:
-        main, args: as of `Nodes`.
-        roles: of the nodes.
-        router: the connection of this process.
-        log: what happens to the nodes.
-        max_restarts, hang_seconds: as of `supervise`.
     """
 
     main: Callable[..., Any]
     args: tuple[Any, ...]
     roles: Sequence[Role]
     router: Router
+    """the connection of this process"""
     log: logging.Logger
+    """for what happens to the nodes"""
     max_restarts: int = 5
     hang_seconds: float = 60.0
 
@@ -272,14 +260,8 @@ def runner(
 ) -> Callable[..., Any]:
     """Return a function `run(main, *args)` that runs `main(node, *args)` in so many processes, node 0 in this one.
 
-    `main` of node 0 begins once all of them are connected to it.
-
-    Args:
-        labels: of each node, besides "node.0", ...
-        max_restarts, hang_seconds: as of `supervise`.
-
-    Returns:
-        of `run`: what `main` returns in this process.
+    `main` of node 0 begins once all of them are connected to it, and its result is that of `run`. `labels` are those of
+    each node besides "node.0", ...
     """
     own_labels = [*map(tuple, labels), *[()] * n_parallel_workers]
     roles = [Role(f"node {number}", own_labels[number]) for number in range(n_parallel_workers)]

@@ -21,44 +21,33 @@ from a3c_mp.task.links import DROPPED, HELLO, REFUSED, WELCOME, Link, Links, Rat
 from a3c_mp.task.sockets import Dialer, Frames, Listener
 from a3c_mp.task.wire import JOINED, Message, WireError, decode, encode
 
-WELCOME_SECONDS = 10.0
-"""longest wait for the welcome of a node that is reached over TCP: authentication fails without a word"""
-LOCAL_WELCOME_SECONDS = 60.0
-"""the same on this machine, where the other node may still be starting"""
-PROBE_SECONDS = 0.5
-"""between two looks whether nodes are gone"""
-BATCH = 500
-"""most messages of a socket in one look"""
-LINGER_MS = 1500
-"""longest wait at the end for what is on its way"""
-BAD_KEYS = 3
-"""handshakes over TCP that fail in a row, before the first success, until the key counts as wrong"""
+WELCOME_SECONDS = 10.0  # longest wait for node 0 over TCP, where authentication fails without a word
+LOCAL_WELCOME_SECONDS = 60.0  # the same on this machine, where it may be busy with its start
+PROBE_SECONDS = 0.5  # between two looks whether nodes are gone
+BATCH = 500  # most messages of a socket in one look
+LINGER_MS = 1500  # longest wait at the end for what is on its way
+BAD_KEYS = 3  # handshakes that fail in a row, before the first success, until the key counts as wrong
 
 
 class Router:
     """Connects a node to node 0, or node 0 to the others; to be used in a `with` block.
 
     Messages arrive in the order in which their sender sent them, each once, as long as the two stay connected. A node
-    that leaves and joins again begins a new session: what was under way is lost.
-
-    Args:
-        endpoint: settings of the node.
-        log: for what other nodes do wrong.
+    that leaves and joins again begins a new session: what was under way is lost. What others do wrong goes to `log`.
     """
 
     def __init__(self, endpoint: Endpoint, log: logging.Logger | None = None):
         self.endpoint = endpoint
         self.log = RateLimitedLog(log or logging.getLogger(__name__))
         self.links = Links(endpoint, lambda name, event: self._received.append(Message(name, event, [])), self.log)
-        self.is_active = bool(endpoint.binds or endpoint.dials)
-        """whether there are, or may be, other nodes"""
+        self.is_active = bool(endpoint.binds or endpoint.dials)  # there are, or may be, other nodes
         self._ports: list[Listener | Dialer] = []
         self._received: list[Message] = []
         self._lock = threading.RLock()
         self._probed = 0.0
 
     def __enter__(self) -> Router:
-        """Bind and connect; returns once node 0 has let this node in.
+        """Bind, or connect; returns once node 0 has let this node in.
 
         Raises:
             ConfigError: an address or the key is invalid, or node 0 refuses this node.
@@ -109,11 +98,7 @@ class Router:
         """Send an event, from any thread; values are copied.
 
         Node 0 sends to all nodes whose name or label matches the pattern `to`, other nodes to node 0. Nodes that do not
-        read are dropped, so this never waits for them.
-
-        Raises:
-            TypeError: a value is neither JSON nor a tensor.
-            ValueError: the message is too large.
+        read are dropped, so this never waits for them. Raises TypeError and ValueError as `encode` does.
         """
         with self._lock:
             if links := [link for link in self.links.by_token.values() if self.endpoint.dials or link.matches(to)]:

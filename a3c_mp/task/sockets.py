@@ -20,26 +20,18 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.task.endpoint import KeyPair, is_tcp
 from a3c_mp.task.wire import MAX_TENSOR
 
-MAX_FRAME = MAX_TENSOR + 1024
-"""bytes, with what encryption adds; a connection that announces a larger frame is closed before memory is allocated"""
-QUEUE = 50_000
-"""high-water mark: most messages that wait for a node; with one more it counts as not reading"""
+MAX_FRAME = MAX_TENSOR + 1024  # bytes, with what encryption adds; zmq allocates no memory for a larger frame
+QUEUE = 50_000  # high-water mark: most messages that wait for a node; with one more it counts as not reading
 HEARTBEAT_MS, SILENCE_MS = 2000, 8000
 """between heartbeats of zmq's own thread, and without an answer to one before the connection counts as lost: the end of
 a link is seen after 8 to 10 s"""
-HANDSHAKE_MS = 5000
-"""longest handshake; a client that says nothing is disconnected"""
-CONNECT_MS = 2000
-"""longest attempt to connect, where packets are lost"""
-RECONNECT_SECONDS = 0.5
-"""shortest time between two attempts to connect"""
+HANDSHAKE_MS = 5000  # longest handshake; a client that says nothing is disconnected
+CONNECT_MS = 2000  # longest attempt to connect, where packets are lost
+RECONNECT_SECONDS = 0.5  # shortest time between two attempts to connect
 
 FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
-ENDED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
-"""the end of a connection, and of an attempt to connect"""
-
-Frames = list[Any]
-"""bytes and zmq frames, without the routing id"""
+ENDED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED  # of a connection, or of an attempt to connect
+Frames = list[Any]  # bytes and zmq frames, without the routing id
 
 
 class _Port:
@@ -96,10 +88,9 @@ class Listener(_Port):
             self.socket.bind(address)
         except zmq.ZMQError as error:
             self.close(0)
-            fix = "choose another port, or an address of this machine"
-            raise ConfigError("listen", address, f"cannot be bound ({error.strerror})", fix) from error
-        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        """for TCP port 0 with the port that was chosen"""
+            why, fix = os.strerror(error.errno or 0), "choose another port, or an address of this machine"
+            raise ConfigError("listen", address, f"cannot be bound ({why})", fix) from error
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)  # with the port that was chosen for port 0
 
     def send(self, token: bytes, frames: Frames) -> bool:
         """Send to one node; returns False if it is gone. Raises zmq.Again if too much waits for it."""
@@ -144,8 +135,7 @@ class Dialer(_Port):
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
         self.context, self.address, self.key = context, address, key
-        self.failures = 0
-        """handshakes that failed since the last one that succeeded"""
+        self.failures = 0  # handshakes that failed since the last one that succeeded
         self._open()
 
     def renew(self) -> None:

@@ -45,8 +45,8 @@ class Task:
         async_mode: the forward halves of an iteration run at the same time, each in a thread, and all have ended before
             the way back begins. What one middleware sets, another can rely on in the next iteration only.
         labels: of this node, besides those that it has of itself: "standalone" or "distributed", "async", "node.0".
-        known_labels: of all nodes; empty if they are not known. A filter that matches none of them is an error.
-        router: to the tasks of other nodes; None if there are none.
+        known_labels: of all nodes; a filter that matches none of them is an error.
+        router: to the tasks of other nodes.
     """
 
     def __init__(
@@ -75,12 +75,10 @@ class Task:
     # ---- setting up
 
     def use(self, fn: Middleware, *, filter_labels: Sequence[str] | None = None, name: str | None = None) -> Task:
-        """Append a middleware.
+        """Append a middleware; its name is by default that of the function that made it.
 
         Args:
-            fn: the middleware.
             filter_labels: use it only on nodes with a label that one of these patterns (as of file names) matches.
-            name: for timings and errors; default: the name of the function that made it.
 
         Raises:
             ConfigError: no node has such a label.
@@ -120,14 +118,8 @@ class Task:
     def run(self, max_step: int | None = None) -> Context:
         """Run iterations until one sets `ctx.finish`, or another node, a signal or `max_step` ends the task.
 
-        `ctx.finish` is true on the way back of the last iteration, whatever the cause; a middleware sets it on the way
-        forward.
-
-        Returns:
-            the context of the last iteration.
-
-        Raises:
-            Exception: of a middleware, unless an earlier one that is suspended around it handles it.
+        `ctx.finish` is true on the way back of the last iteration, whose context is returned. An exception of a
+        middleware is raised unless an earlier one, suspended around it, handles it.
         """
         assert self._middleware, "the task has no middleware"
         with finish_on_signals(self.router), ThreadPoolExecutor(len(self._middleware), "middleware") as threads:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-Path = tuple[str, ...]
-"""a middleware: its name, after the names of those that run it"""
+Path = tuple[str, ...]  # a middleware: its name, after the names of those that run it
 
 
 class StepTimer:

@@ -19,14 +19,10 @@ JOINED, LEFT = "node.joined", "node.left"
 FINISH = "task.finish"
 """event between tasks: ()"""
 
-MAX_JSON = 4 * 2**20
-"""bytes of the content of a message; larger things are tensors"""
-MAX_TENSOR = 128 * 2**20
-"""bytes of a tensor; a slot of Pong has 20 MiB"""
-MAX_TENSORS = 1024
-"""tensors in a message; the nets of this library have tens of parameters"""
-MAX_DIMS = 32
-"""dimensions of a tensor"""
+MAX_JSON = 4 * 2**20  # bytes of the content of a message; larger things are tensors
+MAX_TENSOR = 128 * 2**20  # bytes of a tensor; a slot of Pong has 20 MiB
+MAX_TENSORS = 1024  # in a message; the nets of this library have tens of parameters
+MAX_DIMS = 32  # dimensions of a tensor
 
 DTYPES = {
     name: getattr(torch, name)
@@ -34,7 +30,6 @@ DTYPES = {
 }
 TENSOR = "$tensor"
 PARSE_ERRORS = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, RuntimeError, MemoryError)
-"""what parsers raise on malformed input"""
 
 
 class WireError(Exception):

@@ -7,9 +7,9 @@ import psutil
 import pytest
 from harness import still_alive
 
-from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError
 from a3c_mp.population import ranks
+from a3c_mp.population.settings import Args
 
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2")
 MULTI_GPU = (*ACCELERATE, "--multi_gpu", "--main_process_port", "0")
@@ -43,9 +43,9 @@ def test_the_rank_is_that_of_the_launcher(env, expected):
     ("env", "message"),
     [
         (ONE_PROCESS | {"MASTER_ADDR": "127.0.0.1"}, "num_processes=2 or more: accelerate launch has started one"),
-        (RANKS | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two: must be a whole number"),
-        ({"WORLD_SIZE": "2"}, "RANK: must be a whole number"),
-        (RANKS | {"RANK": "2"}, "RANK=2: WORLD_SIZE is 2"),
+        (RANKS | {"WORLD_SIZE": "two"}, "RANK=1: no rank of WORLD_SIZE two; start all ranks by one command"),
+        ({"WORLD_SIZE": "2"}, "RANK: no rank of WORLD_SIZE 2"),
+        (RANKS | {"RANK": "2"}, "RANK=2: no rank of WORLD_SIZE 2"),
         (RANKS | {"MASTER_ADDR": "192.0.2.1"}, "MASTER_ADDR=192.0.2.1: ranks communicate over the loopback"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR: ranks communicate over the loopback"),
         (RANKS | {"MASTER_ADDR": "no-such-host.invalid"}, "MASTER_ADDR=no-such-host.invalid: ranks communicate"),
@@ -86,7 +86,7 @@ def test_ranks_with_different_settings_are_refused_in_one_line(launch):
     assert out == ""
     assert err.count("error: ") == 1
     assert "error: RANK=1: its settings differ from those of rank 0" in err
-    assert err.count("exitcode  : 2") == 2
+    assert "exitcode  : 2" in err
 
 
 @pytest.mark.slow  # of a rank that is killed in a population, see test_generations
@@ -116,9 +116,8 @@ def test_nobody_waits_for_a_rank_that_raises(launch, rank):
 
 def test_several_ranks_need_accelerate(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    assert ranks.join(CommonArgs()).size == 1
+    assert ranks.join(Args()).size == 1
     for name, value in RANKS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(ranks, "silence_other_ranks", lambda: None)
     with pytest.raises(ConfigError, match="WORLD_SIZE=2: several ranks need accelerate; pip install accelerate"):
-        ranks.join(CommonArgs())
+        ranks.join(Args())

@@ -194,8 +194,6 @@ task | --listen 50515 --key-file k | listen=50515: is not tcp://
 task | --listen tcp://192.0.2.1:50515 --key-file k | listen=tcp://192.0.2.1:50515: cannot be bound (Cannot assign reque
 task | LISTENING --standalone | listen=tcp://127.0.0.1:0: a standalone task is
 task | ATTACHED --role collector --standalone | a standalone task is
-task | --transport tcp --standalone | transport=tcp: a standalone task is one
-task | --transport tcp | transport=tcp: TCP needs a key; add --key-file FILE
 population | --learner-threads 2 | learner-threads=2: each member is a process with one
 task | --key-file k | key-file=k: nothing is on TCP; add --listen or --attach-to, or
 task | --remote-actors 8 | remote-actors=8: no node can join; add --listen

@@ -88,13 +88,6 @@ def test_a_spread_starts_with_the_given_genome_and_draws_the_hyperparameters_of_
     assert {member.genome for member in first_members(replace(ARGS, init="same"))} == {START}
 
 
-@given(st.floats(1e-6, 1e3), st.floats(1.0, 1e4), st.floats(0, 1), st.floats(1e-3, 1e3), st.integers(0, 99))
-def test_multiplied_values_stay_in_their_range(low, ratio, share, factor, seed):
-    bounds = Range(low, low * ratio)
-    value = bounds.multiply(low + share * (bounds.high - low), factor, np.random.default_rng(seed))
-    assert bounds.low <= value <= bounds.high
-
-
 @pytest.mark.parametrize(
     ("value", "factor", "expected"),
     [(2.0, 3.0, 6.0), (6.0, 3.0, 100 / 18), (2.0, 1 / 4, 2.0), (2.0, 1 / 3, 1.5), (1.0, 0.5, 2.0), (10.0, 1.25, 8.0)],

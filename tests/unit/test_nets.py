@@ -251,12 +251,6 @@ def test_nets_give_logits_and_a_value_for_each_observation(shape):
     assert (logits.shape, values.shape) == ((3, 6), (3,))
 
 
-def test_only_boxes_of_three_dimensions_are_images():
-    assert is_image(Box(0, 255, (4, 84, 84), np.uint8))
-    assert not is_image(Box(0, 255, (128,), np.uint8))
-    assert not is_image(Discrete(3))
-
-
 def test_each_observation_of_a_batch_is_judged_alone():
     torch.manual_seed(0)
     net, obs = image_net(), pixels(3)

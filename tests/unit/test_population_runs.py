@@ -255,5 +255,4 @@ def test_a_table_has_a_line_for_each_member_and_columns_that_stand_below_their_n
     assert len(head) == len(first) == len(second)
     assert first.split() == ["0", "12", "first", "0.0012", "64", "4", "64", "64", "relu", "123.5", "nan"]
     for name, text in {"learning rate": "0.0012", "fitness": "123.5", "batch": "64"}.items():
-        end = head.index(name) + len(name)
-        assert second[:end].endswith(text)
+        assert second[: head.index(name) + len(name)].endswith(text)

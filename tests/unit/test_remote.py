@@ -402,15 +402,14 @@ def test_a_malformed_result_is_dropped(nodes, evaluators, tape, args):
 @pytest.mark.parametrize("seconds", [math.inf, 0.3])
 def test_the_games_of_a_standalone_evaluator_end_with_the_run_and_with_the_time(seconds):
     settings = train_task.Args(env_id="CartPole-v1", eval_episodes=1_000_000)
-    closed, looks = [], itertools.count()
-    node = SimpleNamespace(
-        beat=lambda: None, closing=lambda env: env, close=lambda: closed.append(True), starting=lambda: None
-    )
-    interrupted = seconds == math.inf
-    end = InlineEvaluator(node, EvaluationGames.of(settings), lambda: interrupted and next(looks) > 50)
+    looks, interrupted = itertools.count(), seconds == math.inf
+    end = InlineEvaluator(EvaluationGames.of(settings), lambda: interrupted and next(looks) > 50)
+    closing, closed = end.closing, []
+    end.closing = lambda env: closed.append(env) or closing(env)
     end.start(roles.make_net(settings))
     assert end.wait(seconds) is None
     assert closed
+    assert not end._open
     interrupted = False
     assert end.take() is not None, "it has no result yet"
 
