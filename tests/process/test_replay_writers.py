@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 import torch.multiprocessing as mp
 from gymnasium.spaces import Box, Discrete
 
@@ -129,22 +128,3 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
             process.kill()
             process.join()
     assert 0 in lives, "of the odd ones the loop has seen something drawn"
-
-
-def write_five(shards):
-    writer = Writer(shards, 1, 1, GAMMA)
-    for t in range(5):
-        obs = stacks(1, np.arange(B), np.zeros(B, int), np.full(B, t))
-        writer.step(EnvStep(obs, np.full(B, t), np.ones(B), *np.zeros((2, B), bool), np.zeros(B), np.ones(B)))
-
-
-def test_a_spawned_actor_writes_what_the_learner_reads():
-    shards = make_shards()
-    child = mp.get_context("spawn").Process(target=write_five, args=(shards,))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    replay = Replay(shards, 0.6, 0)
-    assert replay.ingest(0) == 0
-    assert replay.ingest(1) == 4 * B
-    assert sorted(torch.unique(replay.sample(64).action).tolist()) == [0, 1, 2, 3]

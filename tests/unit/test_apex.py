@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import train_apex
 from a3c_mp.algorithms import apex, ddpg, dqn
-from a3c_mp.algorithms.apex_settings import PRESETS, Args
+from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.data.transitions import reward_to_learn
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import losses
 from a3c_mp.processes.learner_group import LearnerGroup
-from a3c_mp.replay import Batch
+from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run import preflight
 
 N = 7
@@ -97,72 +97,56 @@ def test_ddpg_critic_and_actor_get_their_own_gradients_and_no_others():
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
-class Half(LearnerGroup):
-    """One of two learners, in one process: it gathers what is given, and keeps its own gradients."""
-
-    def __init__(self, gathered):
-        super().__init__(0, 2)
-        self.gathered = gathered
-
-    def all_gather(self, tensor):
-        return self.gathered
-
-    def all_reduce_gradients(self, net, loss):
-        pass
-
-
-def a_learner(args, algo, nets, group=None, steps=0):
+def a_learner(name, nets, group=None, **settings):
     """As much of a learner as takes a step; `priorities` are those that its replay was given."""
-    net, target_net = nets
-    priorities = {}
+    args, priorities = replace(ARGS, algo=name, **settings), {}
     replay = SimpleNamespace(
         update=lambda ids, values: priorities.update(zip(ids.tolist(), values.tolist(), strict=True))
     )
     return SimpleNamespace(
-        net=net, optimizer=algo.make_optimizer(args, net), group=group or LearnerGroup(), steps=steps, updates=1,
-        setup=SimpleNamespace(replay=replay, target_net=target_net), priorities=priorities,
-        is_finite=lambda value: bool(value.isfinite()), record_update=lambda metrics: None,
+        args=args, net=nets[0], optimizer=train_apex.ALGORITHMS[name].make_optimizer(args, nets[0]), updates=1,
+        setup=SimpleNamespace(replay=replay, target_net=nets[1]), priorities=priorities, group=group or LearnerGroup(),
+        steps=args.total_steps // 4, is_finite=lambda value: bool(value.isfinite()), record_update=lambda metrics: None,
     )  # fmt: skip
 
 
 @BOTH
 def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(name, algo):
-    args = replace(ARGS, algo=name, batch_size=8, max_grad_norm=1e9, learning_rate=0.0, policy_learning_rate=0.0)
     space, action = actions_of(algo, 8)
     nets, probability = two_nets(algo, space), torch.rand(8).double() + 0.1
     whole = Batch(*(field[torch.arange(8) % N] for field in a_batch(action[:N])))
     whole = whole._replace(action=action, probability=probability)
     halves = [Batch(*(field[part] for field in whole)) for part in (slice(4), slice(4, 8))]
+    # One of two, in one process: it sees the probabilities of both, and keeps its own gradient.
+    half = SimpleNamespace(all_gather=lambda own: probability, all_reduce_gradients=lambda net, loss: None)
 
     def gradient(group, batch):
-        learner = a_learner(args, algo, (copy.deepcopy(nets[0]), nets[1]), group)
-        train_apex.learn(args, learner, batch)
+        online = copy.deepcopy(nets[0]), nets[1]
+        learner = a_learner(name, online, group, max_grad_norm=1e9, learning_rate=0.0, policy_learning_rate=0.0)
+        train_apex.learn(learner.args, learner, batch)
         return [parameter.grad for parameter in learner.net.parameters()]
 
-    expected = gradient(LearnerGroup(), whole)
-    found = [gradient(Half(probability), half) for half in halves]
-    for x, a, b in zip(expected, *found, strict=True):
+    for x, a, b in zip(gradient(None, whole), *(gradient(half, batch) for batch in halves), strict=True):
         torch.testing.assert_close((a + b) / 2, x, rtol=1e-5, atol=1e-7)
 
 
 @BOTH
 def test_a_step_anneals_the_importance_exponent_and_makes_priorities_of_td_errors(name, algo, monkeypatch):
     space, action = actions_of(algo)
-    args, nets = replace(ARGS, algo=name, importance_exponent=0.4), two_nets(algo, space)
+    learner, exponents = a_learner(name, two_nets(algo, space), importance_exponent=0.4), []
     batch = a_batch(action)._replace(ids=torch.arange(N) + 50, probability=torch.linspace(0.1, 1, N).double())
-    exponents, original = [], train_apex.importance_weights
 
     def recording(probability, exponent, smallest):
         exponents.append(exponent)
-        return original(probability, exponent, smallest)
+        return importance_weights(probability, exponent, smallest)
 
     monkeypatch.setattr(train_apex, "importance_weights", recording)
-    learner = a_learner(args, algo, nets, steps=args.total_steps // 4)
-    _, metrics = train_apex.loss(args, *nets, batch, torch.ones(N))
-    train_apex.learn(args, learner, batch)
-    assert exponents == [pytest.approx(0.55)]
-    assert list(learner.priorities) == batch.ids.tolist()
-    assert list(learner.priorities.values()) == pytest.approx(metrics["values/td_error"].tolist())
+    _, metrics = train_apex.loss(learner.args, learner.net, learner.setup.target_net, batch, torch.ones(N))
+    train_apex.learn(learner.args, learner, batch)
+    assert exponents == [pytest.approx(0.4 + 0.6 / 4)]
+    assert learner.priorities == pytest.approx(
+        dict(zip(range(50, 57), metrics["values/td_error"].tolist(), strict=True))
+    )
 
 
 @BOTH
@@ -170,11 +154,10 @@ def test_a_step_anneals_the_importance_exponent_and_makes_priorities_of_td_error
 def test_a_batch_with_a_td_error_that_is_not_finite_changes_nothing(name, algo, bad):
     """Huber's gradient of an infinite error is finite: the gradient alone would not tell."""
     space, action = actions_of(algo)
-    args, batch = replace(ARGS, algo=name), a_batch(action)
+    learner, batch = a_learner(name, two_nets(algo, space)), a_batch(action)
     batch.reward[1] = bad
-    learner = a_learner(args, algo, two_nets(algo, space))
     before = copy.deepcopy(learner.net.state_dict())
-    train_apex.learn(args, learner, batch)
+    train_apex.learn(learner.args, learner, batch)
     assert not learner.priorities
     assert all(torch.equal(value, before[name]) for name, value in learner.net.state_dict().items())
 
@@ -284,15 +267,6 @@ def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_leng
     """n steps lie in up to ceil(n / block) + 1 blocks, one after the other."""
     args = replace(ARGS, n_step=n_step, block_length=block_length)
     assert apex.bad_blocks_in_a_row(args) == patience > math.ceil(n_step / block_length) + 2
-
-
-@pytest.mark.parametrize("env_id", PRESETS)
-def test_presets_have_room_for_their_replay(env_id):
-    args = Args(**{**PRESETS[env_id], "env_id": env_id})
-    space = Box(-1.0, 1.0, (apex.FRAMES,))  # a stack of frames that are one number each
-    shards, blocks = apex.allocate(args, space, Discrete(2))
-    assert args.replay_size <= shards.num_lanes * shards.rows < args.replay_size + shards.num_lanes
-    assert len(blocks) == args.num_actors * args.blocks_per_actor
 
 
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
