@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import A3CError, ConfigError
 from a3c_mp.maths.schedules import linear
+from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.preflight import FOUND
@@ -33,7 +34,7 @@ ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds
 def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
     """The lines that describe a run, for its log at the start; its `config.json` has this start already."""
     number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
-    parts = [type(getattr(net, "body", net)).__name__, number, *settings_parts(args)]
+    parts = [net_name(args, net), number, *settings_parts(args)]
     if found := FOUND.get(args.env_id):
         obs_space, action_space, layout = found
         parts = [f"obs {obs_space.shape}", " ".join(str(action_space).split()), *parts]
@@ -53,6 +54,15 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
     return lines
 
 
+def net_name(args: CommonArgs, net: Any) -> str:
+    """What a net is called: `MLP 64 64`, `nature net`, or the class of one without such settings."""
+    settings = vars(args)
+    if "net" not in settings or hasattr(net, "body") or not isinstance(net, ActorCritic):
+        return type(getattr(net, "body", net)).__name__
+    name = f"{settings['net']} net" if net.norm.image else f"MLP {' '.join(map(str, settings['hidden']))}"
+    return f"{name}, LSTM" if net.lstm_size else name
+
+
 def settings_parts(args: CommonArgs) -> list[str]:
     """What becomes of rewards, the learning rate and, where it is annealed, the entropy coefficient."""
     settings, parts = vars(args), list[str]()  # not every chapter has all of them
@@ -60,8 +70,8 @@ def settings_parts(args: CommonArgs) -> list[str]:
         changes = ["clipped to -1, 0, 1 (--no-reward-clip: as they are)"] if settings["reward_clip"] else []
         changes += [f"x {settings['reward_scale']:g}"] if settings["reward_scale"] != 1.0 else []
         parts.append(f"rewards {' '.join(changes) or 'as they are'}")
-    if hasattr(args, "learning_rates"):
-        start, end = args.learning_rates
+    if "learning_rate_end" in settings:
+        start, end = settings["learning_rate"], settings["learning_rate_end"]
         parts.append(schedule_text("lr", start, end, settings["anneal_steps"], args.total_steps))
     elif "learning_rate" in settings:
         parts.append(f"lr {settings['learning_rate']:g}")
