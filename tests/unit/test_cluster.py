@@ -423,7 +423,7 @@ class Fleets:
         states = SimpleNamespace(start=0, record_start=lambda actor: None, forget=lambda actor: None)
         settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
         return Fleet(
-            self.session, Counting, (shared, at_start), lambda slot, result: result, 2, states=states,
+            self.session, Counting, (shared, at_start), lambda slot, result, rows: (result, rows), 2, states=states,
             options=settings, on_restart=self.said.append,
         )  # fmt: skip
 
