@@ -205,7 +205,7 @@ class Trainer:
 
 def look_seconds(session: Session) -> float:
     """Time of one look of a fleet at all open requests, for each request: it waits for one, then for all."""
-    idle, times = session.start_actor(Idle, (), num_cpus=0), []
+    idle, times = session.actor_class(Idle, num_cpus=0).remote(), []
     for number in LOOKS:
         requests = [idle.rest.remote(3600) for _ in range(number)]
         tries = []
@@ -215,7 +215,7 @@ def look_seconds(session: Session) -> float:
             session.ray.wait(requests, num_returns=number, timeout=0)
             tries.append(time.thread_time() - began)
         times.append(statistics.median(tries))
-    session.ray.kill(idle)
+    session.kill(idle)
     return max(float(np.polyfit(LOOKS, times, 1)[0]), 0.0)
 
 

@@ -197,12 +197,14 @@ class RayTrainer:
         """Start the replay shards of DQN."""
         args, spec = self.args, self.learner.spec
         assert isinstance(args, DqnArgs)
-        rows = apex.rows_per_lane(args)
+        rows, shard_class = apex.rows_per_lane(args), self.session.actor_class(ReplayShard, num_cpus=0)
 
         def start(number: int) -> Any:
-            actors = len(range(number, args.num_actors, args.num_shards))
-            settings = spec, actors, rows, args.priority_exponent, derive_seeds(args.seed, number, SHARD)[1]
-            return self.session.start_actor(ReplayShard, settings, num_cpus=0)
+            actors, seed = (
+                len(range(number, args.num_actors, args.num_shards)),
+                derive_seeds(args.seed, number, SHARD)[1],
+            )
+            return shard_class.remote(spec, actors, rows, args.priority_exponent, seed)
 
         ahead = 0 if args.deterministic else args.prefetch
         replay = RemoteReplay(
