@@ -110,8 +110,6 @@ class Run(RunState):
             self.log.info(self.progress.evals.announcement)
         return self
 
-    # ---- what the training loop calls
-
     def should_stop(self) -> bool:
         """Whether a signal has arrived, or a stop rule is met."""
         return self.exit_reason is not None or self.progress.stop_reason() is not None
@@ -164,10 +162,8 @@ class Run(RunState):
 
     def save(self) -> None:
         """Write a checkpoint; a failure costs a warning, and the previous one stays."""
-        self.metrics.sync_episodes()  # the file has every game that the checkpoint counts
+        self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
         self.checkpointer.save()
-
-    # ---- its evaluations
 
     def evaluate_with(self, evaluator: Evaluator) -> None:
         """Have evaluations played by this evaluator, in a run that `evaluates_elsewhere`."""
@@ -183,8 +179,6 @@ class Run(RunState):
         self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
             self.checkpointer.save_best(best_net, evaluation)
-
-    # ---- the end
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.finish(error)

@@ -89,7 +89,7 @@ def write(path, content, manifest):
 
 def reads_checkpoint(path):
     def test(content, changes, manifest):
-        vouched = {"format": 1, **ORIGIN, "steps": 7, "sha256": hashlib.sha256(content).hexdigest()}
+        vouched = {"format": checkpoint.FORMAT, **ORIGIN, "steps": 7, "sha256": hashlib.sha256(content).hexdigest()}
         write(path, content, vouched | changes if manifest is None else manifest)
         try:
             state = checkpoint.load(path, **ORIGIN)
@@ -111,7 +111,11 @@ CHECKPOINTS = {"content": damaged() | st.binary(max_size=200), "changes": CHANGE
 
 
 def test_bytes_in_the_place_of_a_checkpoint_are_read_or_refused(tmp_path):
-    write(tmp_path / "step_7.pt", WHOLE, {"format": 1, **ORIGIN, "sha256": hashlib.sha256(WHOLE).hexdigest()})
+    write(
+        tmp_path / "step_7.pt",
+        WHOLE,
+        {"format": checkpoint.FORMAT, **ORIGIN, "sha256": hashlib.sha256(WHOLE).hexdigest()},
+    )
     assert checkpoint.load(tmp_path / "step_7.pt", **ORIGIN)["steps"] == 7, "undamaged it can be read"
     with warnings.catch_warnings(action="ignore"):
         fuzz(reads_checkpoint(tmp_path / "step_7.pt"), 150, CHECKPOINTS)

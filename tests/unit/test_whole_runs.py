@@ -184,7 +184,7 @@ def test_a_resume_with_another_n_leaves_the_unfinished_transitions_behind(run_in
     assert run_inline.train(APEX_DQN, "--deterministic", "--save-replay", "--total-steps", "480").code == 0
     resumed = run_inline("train_apex.py", "--resume", "runs/r", "--total-steps", "800", "--n-step", "2")
     assert resumed.code == 0, resumed.err
-    assert "the checkpoint's actors do not fit these settings" in resumed.out
+    assert "the checkpoint has no actors that fit these settings" in resumed.out
 
 
 def test_a_saved_replay_goes_on(run_inline):
