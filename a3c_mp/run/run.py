@@ -158,7 +158,7 @@ class Run(RunState):
 
     def save(self) -> None:
         """Write a checkpoint; a failure costs a warning, and the previous one stays."""
-        self.metrics.sync_episodes()  # the file has every game that the checkpoint counts
+        self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
         self.checkpointer.save()
 
     def evaluate_with(self, evaluator: Evaluator) -> None:
@@ -175,8 +175,6 @@ class Run(RunState):
         self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
             self.checkpointer.save_best(best_net, evaluation)
-
-    # ---- the end
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.finish(error)
