@@ -72,11 +72,10 @@ def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch:
     learner.group.all_reduce_gradients(learner.net, total)  # the mean over all learners: chapters 3 and 4
     norms = [nn.utils.clip_grad_norm_(g["params"], args.max_grad_norm) for g in learner.optimizer.param_groups]
     metrics["losses/grad_norm"] = norm = torch.stack(norms).norm()
-    if not learner.is_finite(norm + total):  # only if both are
-        return None
-    learner.optimizer.step()
-    learner.record_update(metrics)
-    return metrics
+    if finite := learner.is_finite(norm + total):  # only if both are
+        learner.optimizer.step()
+        learner.record_update(metrics)
+    return metrics if finite else None
 
 
 def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Samples]:
@@ -104,7 +103,8 @@ def train(args: PPOArgs, learner: Learner) -> None:
         learn(args, learner, rollout)
 
 
-main = Chapter(Args, PPO_PRESETS, actor, train, A3CSetup)
+PRESETS = PPO_PRESETS
+main = Chapter(Args, PRESETS, actor, train, A3CSetup)
 
 if __name__ == "__main__":
     main.run_as_script()

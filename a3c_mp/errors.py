@@ -48,10 +48,6 @@ class CheckpointError(A3CError):
     """A checkpoint cannot be used; the message names the file and the reason."""
 
 
-class DoesNotFit(CheckpointError):
-    """A checkpoint is whole, but of other settings."""
-
-
 class Terminated(BaseException):
     """Unwinds a worker that has received SIGTERM; no `except Exception` of an environment stops it."""
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 GROUPS = {
     "run": "total-steps stop-return max-seconds eval-every eval-episodes eval-max-steps stop-eval-return "
     "confirm-episodes seed deterministic run-name runs-dir resume checkpoint-seconds checkpoint-steps save-replay "
-    "track cuda precision learner-threads num-learners print-per-step transport standalone async-mode listen attach-to "
+    "track cuda precision learner-threads num-learners print-per-step standalone async-mode listen attach-to "
     "role key-file remote-actors address token-file insecure-cluster",
     "environment": "env-id env-kwargs reward-clip reward-scale life-loss-terminal normalize-obs",
     "collection": "num-actors population num-envs unroll-length slots-per-actor block-length blocks-per-actor "

@@ -1,25 +1,40 @@
-"""The first lines of a run's log: spaces, net, rewards, schedules, and what a resumed run changes."""
+"""The first lines of a run's log (spaces, net, rewards, schedules, changes) and the last (why it ended, what next)."""
 
 from __future__ import annotations
 
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from a3c_mp.config import CommonArgs, flag_name
+from a3c_mp.errors import A3CError, ConfigError
 from a3c_mp.maths.schedules import linear
+from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
+from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.preflight import FOUND
 from a3c_mp.run.run_dir import as_recorded, changed_settings, starts_of
 
+if TYPE_CHECKING:
+    from a3c_mp.run.run import Run
+
 ENDS = ("total_steps", "max_seconds", "stop_return", "stop_eval_return")
 """settings that end a run"""
+ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds reached"}
+"""reason why a run has ended -> its name in the last line; others stay as they are"""
 
 
 def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
     """The lines that describe a run, for its log at the start; its `config.json` has this start already."""
     number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
-    parts = [type(getattr(net, "body", net)).__name__, number, *settings_parts(args)]
+    parts = [net_name(args, net), number, *settings_parts(args)]
     if found := FOUND.get(args.env_id):
         obs_space, action_space, layout = found
         parts = [f"obs {obs_space.shape}", " ".join(str(action_space).split()), *parts]
@@ -39,15 +54,24 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
     return lines
 
 
+def net_name(args: CommonArgs, net: Any) -> str:
+    """What a net is called: `MLP 64 64`, `nature net`, or the class of one without such settings."""
+    settings = vars(args)
+    if "net" not in settings or hasattr(net, "body") or not isinstance(net, ActorCritic):
+        return type(getattr(net, "body", net)).__name__
+    name = f"{settings['net']} net" if net.norm.image else f"MLP {' '.join(map(str, settings['hidden']))}"
+    return f"{name}, LSTM" if net.lstm_size else name
+
+
 def settings_parts(args: CommonArgs) -> list[str]:
     """What becomes of rewards, the learning rate and, where it is annealed, the entropy coefficient."""
     settings, parts = vars(args), list[str]()  # not every chapter has all of them
     if "reward_clip" in settings:
-        clipped, scale = settings["reward_clip"], settings["reward_scale"]
-        rewards = "clipped to -1, 0, 1 (--no-reward-clip: as they are)" if clipped else "as they are"
-        parts.append(f"rewards {rewards}{f' x {scale:g}' if scale != 1.0 else ''}")
-    if hasattr(args, "learning_rates"):
-        start, end = args.learning_rates
+        changes = ["clipped to -1, 0, 1 (--no-reward-clip: as they are)"] if settings["reward_clip"] else []
+        changes += [f"x {settings['reward_scale']:g}"] if settings["reward_scale"] != 1.0 else []
+        parts.append(f"rewards {' '.join(changes) or 'as they are'}")
+    if "learning_rate_end" in settings:
+        start, end = settings["learning_rate"], settings["learning_rate_end"]
         parts.append(schedule_text("lr", start, end, settings["anneal_steps"], args.total_steps))
     elif "learning_rate" in settings:
         parts.append(f"lr {settings['learning_rate']:g}")
@@ -61,3 +85,47 @@ def schedule_text(name: str, start: float, end: float, own_end: int, total: int)
     """What a run of `total` steps anneals: `lr 0.0005 -> 0 after 800,000 steps`; with `own_end` 0, over the run."""
     text = f"{name} {start:g} -> {linear(start, end, total, own_end or total):.4g}"
     return f"{text} after {own_end:,} steps" if 0 < own_end < total else text
+
+
+def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]]:
+    """Yield (level, line) of the last lines of a run that an error ended, if one did."""
+    if error is not None and run.failed and not isinstance(error, ConfigError):  # which `exit_with` prints
+        yield logging.ERROR, f"error: {describe_error(error)}"
+    if run.unsaved:
+        yield logging.ERROR, f"error: the state at {run.steps:,} steps was not saved; see the warning above"
+    newest = run.checkpointer.newest
+    if (run.exit_code or run.exit_reason == "max_seconds") and newest is not None and newest.exists():
+        level = logging.ERROR if run.exit_code == 1 else logging.INFO
+        yield level, f"the last checkpoint is {newest}; continue with {resume_command(run.folder)}"
+    progress = run.progress
+    figures = [f"mean return {short_return(progress.window.mean)}"] if progress.window.returns else []
+    figures = figures if run.metrics.headline is None else run.metrics.headline()
+    figures += [f"{run.steps:,} steps", f"{run.metrics.sps:,.0f} sps; in {run.folder}"]
+    reason = run.exit_reason or "ended"
+    reason = "failed" if reason.startswith("error: ") else reason  # its text is a line of its own
+    if reason == "solved" and progress.evals.is_solved:
+        best = f"return {progress.evals.best_mean:.1f}, weights of {progress.evals.best['steps']:,} steps"
+        reason = f"solved by evaluation ({best})"
+    after = timedelta(seconds=int(progress.wall_seconds))
+    yield logging.INFO, f"{ENDINGS.get(reason, reason)} after {after}: {', '.join(figures)}"
+
+
+def resume_command(folder: Path) -> str:
+    """The command that goes on with the run in a folder; for one of several ranks, what to add to their launcher's."""
+    script, flag = sys.argv[0], f"--resume {shlex.quote(str(folder))}"
+    if "WORLD_SIZE" in os.environ:
+        return flag
+    return f"python {shlex.quote(script)} {flag}" if script.endswith(".py") else f"{script} {flag}"
+
+
+def describe_error(error: BaseException) -> str:
+    """The text of an error for run.log."""
+    return str(error) if isinstance(error, A3CError) and str(error) else f"{type(error).__name__}: {error}"
+
+
+def error_summary(text: str) -> str:
+    """First line of an error's text, for `exit_reason`; if a worker's traceback follows, with what was raised."""
+    first, *rest = text.splitlines()
+    frames = [number for number, line in enumerate(rest) if line.startswith('  File "')]
+    raised = [line for line in rest[frames[-1] + 1 :] if not line.startswith(" ")][:1] if frames else []
+    return " ".join([first if first.endswith(":") or not raised else f"{first}:", *raised])

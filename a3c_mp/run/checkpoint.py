@@ -4,7 +4,7 @@
 synced and renamed, the manifest last. A checkpoint exists once its manifest does. A kill between the two renames of one
 that is saved again at the same step leaves it with another SHA-256: a resume takes the one before. The last three are
 kept, and as `best_<steps>.pt` the best one so far and that as of each of the three. Chosen by the mean return of
-training, it is a copy of a checkpoint; chosen by evaluation, it holds the evaluated net, and its manifest the result.
+training, it is a copy of a checkpoint; chosen by evaluation, it holds the evaluated net.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import json
 import re
 import textwrap
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from a3c_mp.config import FORMAT, format_error
-from a3c_mp.errors import CheckpointError, DoesNotFit
+from a3c_mp.errors import CheckpointError
 from a3c_mp.run.files import write_together
 
 KEEP = 3
@@ -30,14 +29,14 @@ OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
 """names of the files that this module writes; it ignores all others"""
 
 
-def save(folder: Path, state: dict[str, Any], kind: str = "step", **manifest: Any) -> Path:
+def save(folder: Path, state: dict[str, Any], kind: str = "step", **origin: str) -> Path:
     """Write a checkpoint, prune old ones, return its path.
 
     Args:
         folder: `checkpoints/` of the run; made if missing, but not the run's own folder above it.
         state: what `torch.load(weights_only=True)` reads back; "steps" name the file, "net" has the weights.
         kind: "step" or "best".
-        manifest: "algorithm" and "env_id", which are checked on loading; of a best net the "evaluation", plain values.
+        origin: `algorithm` and `env_id`, which are checked on loading.
 
     Raises:
         CheckpointError: a tensor of `state["net"]` holds NaN or infinity, or the run folder was deleted.
@@ -59,7 +58,7 @@ def save(folder: Path, state: dict[str, Any], kind: str = "step", **manifest: An
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def write_manifest(file: BinaryIO) -> None:
-        content = {"format": FORMAT, "steps": state["steps"], **manifest, "sha256": sha256}
+        content = {"format": FORMAT, "steps": state["steps"], **origin, "sha256": sha256}
         file.write(json.dumps(content, indent=2).encode())
 
     path = folder / f"{kind}_{state['steps']:012d}.pt"
@@ -71,15 +70,6 @@ def save(folder: Path, state: dict[str, Any], kind: str = "step", **manifest: An
 def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
     """Checkpoints with a manifest, newest first; of kind "step" or "best"."""
     return sorted((path.with_suffix(".pt") for path in _ours(folder, f"{kind}_*.json")), reverse=True)
-
-
-def best_evaluation(folder: Path) -> dict[str, Any] | None:
-    """The result in the manifest of the newest best checkpoint; None if no evaluation chose it, or there is none."""
-    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        newest = list_checkpoints(folder, "best")[0]
-        evaluation = json.loads(newest.with_suffix(".json").read_text())["evaluation"]
-        return {**evaluation, "return_mean": float(evaluation["return_mean"])}
-    return None
 
 
 def _ours(folder: Path, pattern: str) -> list[Path]:
@@ -152,7 +142,6 @@ def load_newest(
         origin: `algorithm` and `env_id`, as for `load`.
 
     Raises:
-        DoesNotFit: the newest does not, and no older one does.
         CheckpointError: there is none. Never a silent fresh start.
     """
     skipped = list[CheckpointError]()
@@ -163,7 +152,7 @@ def load_newest(
                 restore(state, path)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
                 why = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
-                raise DoesNotFit(f"{path} does not fit these settings: {why}") from error
+                raise CheckpointError(f"{path} does not fit these settings: {why}") from error
         except CheckpointError as error:
             skipped.append(error)
             continue
@@ -172,7 +161,7 @@ def load_newest(
         return path
     if skipped:
         older = f"; {len(skipped) - 1} older skipped too" if len(skipped) > 1 else ""
-        raise type(skipped[0])(f"{skipped[0]}{older}")
+        raise CheckpointError(f"{skipped[0]}{older}")
     raise CheckpointError(f"{folder} holds no checkpoint")
 
 
@@ -181,12 +170,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
 
     Raises ValueError if it is from another kind of optimizer, or for other parameters.
     """
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    if [set(group) for group in state["param_groups"]] != [{*s, "params"} for s in settings]:
+    if [set(group) for group in state["param_groups"]] != [set(group) for group in optimizer.param_groups]:
         raise ValueError("it holds the state of another optimizer")
-    optimizer.load_state_dict(copy.deepcopy(state))  # else its moments would keep the whole file mapped
-    for group, now in zip(optimizer.param_groups, settings, strict=True):
-        group.update(now)
+    moments = copy.deepcopy(state["state"])  # else they would keep the whole file mapped
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
 
 
 def _check_finite(net_state: dict[str, torch.Tensor], name: str) -> None:

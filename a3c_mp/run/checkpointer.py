@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from a3c_mp.errors import CheckpointError, ConfigError, DoesNotFit
+from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluation import Evaluation
@@ -75,15 +75,14 @@ class Checkpointer:
         try:
             path = checkpoint.load_newest(self.folder, self._restore, self.log.warning, **self.origin)
         except CheckpointError as error:
-            fix, starts = "start a new run, or restore the folder", starts_of(self.run.folder)
-            changed = changed_settings(as_recorded(self.args), starts[-1]["args"]) if starts else {}
-            if isinstance(error, DoesNotFit) and changed:
-                fix = f"settings that differ from the run's: {' '.join(changed)}; leave out what does not fit"
+            changed = [
+                changed_settings(as_recorded(self.args), start["args"]) for start in starts_of(self.run.folder)[-1:]
+            ]
+            flags = f" or leave out {' '.join(changed[0])}" if changed and changed[0] else ""
+            fix = f"start a new run, or restore the folder{flags}"
             raise ConfigError("resume", self.args.resume, str(error), fix) from error
         self.newest, self.saved_steps = path, self.progress.steps
         checkpoint.set_aside_newer(path)
-        if not self.args.evaluates_in_order:  # else it is played again, at the same step
-            self.progress.evals.restore_best(checkpoint.best_evaluation(self.folder))
 
     def keep(self, **parts: Stateful) -> None:
         """Add the parts that an exact resume needs, and fill them from the checkpoint that the run resumed from."""
@@ -109,11 +108,6 @@ class Checkpointer:
         steps_due = period is not None and self.progress.steps // period > self._tried_steps // period
         return steps_due or time.monotonic() - self._tried_seconds >= self.args.checkpoint_seconds
 
-    @property
-    def is_saved(self) -> bool:
-        """Whether the newest checkpoint has the current state."""
-        return self.saved_steps == self.progress.steps
-
     def save(self) -> None:
         """Write a checkpoint; a failure costs a warning, and the previous one stays."""
         progress, state = self.progress, self.state_dict()
@@ -128,10 +122,11 @@ class Checkpointer:
         self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
 
     def save_best(self, net: nn.Module, evaluation: Evaluation) -> None:
-        """Write the net of the best evaluation; a failure costs a warning."""
-        state, result = {"net": net.state_dict(), "steps": evaluation.steps}, evaluation.description
+        """Write the net of the best evaluation, and let the next checkpoint come at once; a failure costs a warning."""
+        self._tried_seconds = -math.inf  # it knows the result that belongs to this file
         try:
-            checkpoint.save(self.folder, state, "best", evaluation=result, **self.origin)
+            state = {"net": net.state_dict(), "steps": evaluation.steps}
+            checkpoint.save(self.folder, state, "best", **self.origin)
         except (OSError, CheckpointError) as error:
             what = f"best checkpoint, of {evaluation.steps:,} steps,"
             self.log.warning(f"{what} not written to {self.folder}: {error}")

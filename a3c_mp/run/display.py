@@ -63,25 +63,16 @@ class ConsoleHandler(logging.Handler):
         console.print(Text(self.format(record), style=STYLES.get(record.levelno, "")))
 
 
-class QuietFileHandler(logging.FileHandler):
-    """A file handler that drops lines which cannot be written."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass  # the console has the line; a traceback for each would hide it
-
-
 def open_log(folder: Path | None = None) -> logging.Logger:
-    """Open a logger to the console, and in a run folder to `run.log`, which child processes' prints go to as well.
-
-    If the disk is full, only the file lacks lines.
-    """
+    """Open a logger to the console, and in a run folder to `run.log`, which child processes' prints go to as well."""
     log = logging.getLogger(f"a3c_mp.{folder or 'terminal'}")
     log.setLevel(logging.INFO)
     log.propagate = False
     log.handlers = [ConsoleHandler()]
     if folder is None:
         return log
-    file = QuietFileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")
+    logging.raiseExceptions = False  # no traceback for lines that cannot be written; the console has them
+    file = logging.FileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(file)
     numbers = itertools.count(1)

@@ -197,11 +197,6 @@ class Evaluations:
             self.best, self.best_mean = self.last, mean
         return is_best
 
-    def restore_best(self, best: Mapping[str, Any] | None) -> None:
-        """Take the description of an evaluation as that of the best, unless a better one is known."""
-        if best and best["return_mean"] >= self.best_mean:
-            self.best, self.best_mean = dict(best), best["return_mean"]
-
     @property
     def is_solved(self) -> bool:
         """Whether an evaluation has reached `--stop-eval-return`; the best checkpoint then has its weights."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.processes.pool import Filled, Upkeep, WorkerEvent, WorkerOptions
+from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerChannel, Workers
@@ -27,13 +27,6 @@ from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 NICENESS = 10  # actors have 5: where cores are short, training goes first
 LOOK_SECONDS = 0.1
 """shortest time between two looks at the evaluator"""
-
-
-class EvaluatorUpkeep(Upkeep, Protocol):
-    """What an evaluation needs of the process that plays it."""
-
-    @property
-    def starting(self) -> Callable[[], None]: ...
 
 
 class EvaluationGames(NamedTuple):
@@ -48,8 +41,8 @@ class EvaluationGames(NamedTuple):
     def of(cls, args: CommonArgs) -> EvaluationGames:
         return cls(args.env_id, args.eval_episodes, evaluation_seed(args), args.eval_max_steps)
 
-    def play(self, net: nn.Module, make_policy: MakePolicy, channel: EvaluatorUpkeep) -> list[Episode]:
-        """Play them greedily with a net on the CPU; each step is a heartbeat, and `channel` closes the environments."""
+    def play(self, net: nn.Module, make_policy: MakePolicy, channel: Any) -> list[Episode]:
+        """Play them greedily with a net on the CPU; each step is a heartbeat of a channel that closes environments."""
         channel.starting()
         env = channel.closing(make_play_envs(self.env_id, self.episodes, seed=self.seed))
         policy = make_policy(net, env.single_action_space)

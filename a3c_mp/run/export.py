@@ -28,12 +28,7 @@ Head = Callable[[Tensor], Tensor]
 
 
 class ExportedPolicy(nn.Module):
-    """A policy as one function: (observations[, LSTM state]) -> (action, output of the net[, next state]).
-
-    Args:
-        net: with its observation normalization inside.
-        head: chooses the action from the net's first output.
-    """
+    """A policy as one function: (observations[, LSTM state]) -> (action, output of the net[, next state])."""
 
     def __init__(self, net: nn.Module, head: Head):
         super().__init__()

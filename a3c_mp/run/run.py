@@ -27,11 +27,10 @@ from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
-from a3c_mp.run.banner import first_lines
+from a3c_mp.run.banner import ENDINGS, describe_error, end_lines, error_summary, first_lines
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
 from a3c_mp.run.display import open_log
-from a3c_mp.run.ending import ENDINGS, describe_error, end_lines, error_summary
 from a3c_mp.run.evaluation import Evaluation, Evaluator
 from a3c_mp.run.files import write_json
 from a3c_mp.run.metrics import MetricsWriter
@@ -42,11 +41,8 @@ from a3c_mp.run.run_dir import claim_folder, describe_run, end_of, refuse_unwrit
 if TYPE_CHECKING:
     from a3c_mp.run.evaluate import MakePolicy
 
-HOW_TO_GO_ON = {
-    "total_steps": "a higher --total-steps",
-    "solved": "a higher --stop-return (or --stop-eval-return, whichever was reached)",
-}
-"""reason after which nothing is left to do -> what lets the run go on"""
+HOW_TO_GO_ON = {"total_steps": "--total-steps", "solved": "--stop-return or --stop-eval-return"}
+"""reason after which nothing is left to do -> which setting, if raised, lets the run go on"""
 
 
 class Run(RunState):
@@ -234,9 +230,9 @@ class Run(RunState):
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
             self.log.warning("steps since the last round are not saved: --deterministic saves after whole rounds")
-        elif not self.checkpointer.is_saved:
+        elif self.checkpointer.saved_steps != self.steps:
             self._attempt("checkpoint", self.save)
-            self.unsaved = not self.checkpointer.is_saved
+            self.unsaved = self.checkpointer.saved_steps != self.steps
             self.exit_code = 1 if self.unsaved else self.exit_code
         self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
 
@@ -276,7 +272,7 @@ def refuse_ended(folder: Path, progress: Progress) -> None:
     reason = progress.stop_reason()
     if reason in HOW_TO_GO_ON and end_of(folder) == (reason, progress.steps):
         what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
-        raise NothingToDo(f"{what}; {HOW_TO_GO_ON[reason]} lets it go on")
+        raise NothingToDo(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on")
 
 
 def has_skipped(counters: Mapping[str, int]) -> bool:

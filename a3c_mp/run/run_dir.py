@@ -64,7 +64,7 @@ def new_folder(args: CommonArgs, algorithm: str) -> Path:
     """The folder of a new run. Raises ConfigError for a name that is no plain folder name, or of another folder."""
     if (name := args.run_name) is None:
         env = re.sub(r"[/:?&=%]", "_", args.env_id)
-        return make_unused(args.runs_dir / f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+        name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > 255:
         raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
     folder = args.runs_dir / name
@@ -75,18 +75,6 @@ def new_folder(args: CommonArgs, algorithm: str) -> Path:
         why = f"{folder} is not a run folder: it holds {min(foreign)}"
         raise ConfigError("run-name", name, why, "choose another name")
     return folder
-
-
-def make_unused(folder: Path) -> Path:
-    """Make a folder of this name, or of this name and a number: runs may start in the same second."""
-    name, number = folder.name, 1
-    while True:
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
-            folder = folder.with_name(f"{name}-{number}")
 
 
 @contextmanager

@@ -87,9 +87,9 @@ def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_we
         pauses.extend(time.monotonic() - before for before in last[-1:])
         last.append(time.monotonic())
         process = evaluator()
-        if not frozen and run.progress.evals.finished == 1 and run.evaluations.running and process:
+        if not frozen and run.progress.evals.finished == 1 and run.progress.evals.running and process:
             os.kill(process.pid, signal.SIGSTOP)
-            frozen.append((process.pid, *run.evaluations.running))
+            frozen.append((process.pid, *run.progress.evals.running))
         if run.progress.evals.finished == 2 and run.exit_reason is None:
             os.kill(os.getpid(), signal.SIGTERM)
 

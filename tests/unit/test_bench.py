@@ -77,11 +77,11 @@ def test_a_recorded_setting_can_be_a_flag_again():
 @pytest.mark.parametrize(
     ("module", "flags", "line"),
     [
-        (throughput, ["--repeat"], "repeat: a value is missing"),
+        (throughput, ["--repeat"], "repeat: expected one argument"),
         (throughput, ["--repeat", "x"], "repeat=x: must be a whole number"),
         (throughput, ["--repeat", "0"], "repeat=0: must be 1 or more"),
         (throughput, ["--trees", "/proc"], "trees=/proc: it has no such chapter"),
-        (solve, ["impala"], "arguments=impala: a value without a flag; perhaps --chapter impala"),
+        (solve, ["impala"], "arguments=impala: a value without a flag; see --help"),
         (solve, ["Breakout"], "arguments=Breakout: a value without a flag; see --help"),
         (peers, ["--rows", "impalla"], "rows=impalla: no such library here"),
         (peers, ["--rows", "rllib", "--env-id", "Pendulum-v1"], "rows=rllib: it is run on Atari only"),

@@ -18,7 +18,7 @@ from torch import nn
 from a3c_mp.config import format_error
 from a3c_mp.errors import CheckpointError
 from a3c_mp.run import checkpoint
-from a3c_mp.run.checkpoint import best_evaluation, list_checkpoints, set_aside_newer, sha256_of_weights
+from a3c_mp.run.checkpoint import list_checkpoints, set_aside_newer, sha256_of_weights
 
 ORIGIN = {"algorithm": "a3c_data", "env_id": "CartPole-v1"}
 
@@ -32,10 +32,6 @@ def save(folder, steps, best=False):
     if best:
         checkpoint.save(folder, a_state(steps), "best", **ORIGIN)
     return checkpoint.save(folder, a_state(steps), **ORIGIN)
-
-
-def save_evaluated(folder, steps, mean):
-    return checkpoint.save(folder, a_state(steps), "best", evaluation={"steps": steps, "return_mean": mean}, **ORIGIN)
 
 
 def load(path):
@@ -155,21 +151,12 @@ def test_the_best_stays_and_whichever_a_run_goes_on_from_the_best_before_it(tmp_
 def test_the_best_by_evaluation_holds_the_weights_that_played_and_is_nothing_to_resume_from(tmp_path):
     save(tmp_path, 10)
     for steps in (8, 12, 14):
-        path = save_evaluated(tmp_path, steps, mean=steps)
+        path = checkpoint.save(tmp_path, a_state(steps), "best", **ORIGIN)
     assert load(path)["net"]["weight"].tolist() == [14.0] * 3
-    assert best_evaluation(tmp_path) == {"steps": 14, "return_mean": 14.0}
     assert steps_of(tmp_path, "best") == [14, 8], "that of every checkpoint"
     assert load_newest(tmp_path).name == name_of(10)
     set_aside_newer(tmp_path / name_of(10))
-    assert best_evaluation(tmp_path)["return_mean"] == 8
-
-
-def test_a_best_checkpoint_that_no_evaluation_chose_or_that_is_damaged_has_no_result(tmp_path):
-    assert best_evaluation(tmp_path) is None
-    save(tmp_path, 10, best=True)
-    assert best_evaluation(tmp_path) is None
-    save_evaluated(tmp_path, 12, mean=3.5).with_suffix(".json").write_text('{"evaluation": ["return_mean"]}')
-    assert best_evaluation(tmp_path) is None
+    assert steps_of(tmp_path, "best") == [8]
 
 
 def test_what_was_set_aside_is_kept_until_the_next_time(tmp_path):

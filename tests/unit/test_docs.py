@@ -55,8 +55,8 @@ def test_the_example_of_an_environment_can_be_trained_on(run_inline, tmp_path):
     done = run_inline(A3C_DATA.script, *flags, "--num-envs", "4", "--batch-size", "32")
     assert done.code == 0, done.err
     assert done.config["args"]["env_id"] == "corridor:Corridor-v0?length=3"
-    (described,) = (line for line in done.log.splitlines() if "obs (1,) · Discrete(2) · MLP 2x64 · " in line)
-    assert "rewards x 0.1 · lr 5e-4 -> 0" in described
+    (described,) = (line for line in done.log.splitlines() if "obs (1,) · Discrete(2) · MLP 64 64 · " in line)
+    assert "rewards x 0.1 · lr 0.0005 -> 0" in described
     played = run_inline("play.py", "runs/r", "--episodes", "3")
     assert played.code == 0, played.err
     assert "training's mean return at this checkpoint" in played.out

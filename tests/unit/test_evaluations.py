@@ -3,7 +3,6 @@
 The same with real processes, kills and signals is in tests/process/test_evaluator.py.
 """
 
-import json
 import math
 import signal
 from dataclasses import replace
@@ -18,8 +17,8 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import WorkerError
 from a3c_mp.run import evaluator
-from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.evaluation import EvalProgress, Evaluation, Evaluations, PlayedGames
+from a3c_mp.run.checkpoint import list_checkpoints, sha256_of_weights
+from a3c_mp.run.evaluation import Evaluation, Evaluations, PlayedGames
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.run import Run
@@ -56,18 +55,18 @@ class Scene:
 
     def __init__(self, log, args=ARGS):
         self.progress, self.net, self.evaluator = Progress(args), nn.Linear(1, 1, bias=False), FakeEvaluator()
-        self.results = []
-        self.evaluations = Evaluations(self.progress, self.net, log, self.record)
+        self.results, self.evaluations = [], self.progress.evals
+        self.evaluations.attach(self.net, log, self.record)
         self.evaluations.evaluator = self.evaluator
 
     def record(self, evaluation, best_net):
         best = None if best_net is None else best_net.weight.item()
-        self.results.append((evaluation.number, evaluation.steps, evaluation.return_mean, best))
+        self.results.append((evaluation.number, evaluation.steps, evaluation.figures["return_mean"], best))
 
     def round(self, steps, answer=None):
         self.progress.steps, self.evaluator.answer = steps, answer
         nn.init.constant_(self.net.weight, steps)
-        return self.evaluations.end_round()
+        return self.evaluations.end_round(steps)
 
 
 def games(mean, sha="0"):
@@ -177,16 +176,37 @@ def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
     idle = scene.evaluations.state_dict()
     scene.round(100)
     scene.round(150)
-    state = {**scene.progress.state_dict(), "wall_seconds": 0.0}
-    other.evaluations.load_state_dict(scene.evaluations.state_dict())
-    other.progress.load_state_dict(state)
+    other.progress.load_state_dict({**scene.progress.state_dict(), "wall_seconds": 0.0})
     other.round(160)
     assert other.evaluator.played == [100]
     other.round(200, games(7.0))
     assert other.results == [(1, 100, 7.0, 100)]
     assert other.evaluator.played == [100, 200]
-    other.evaluations.load_state_dict(idle)  # an older checkpoint, as a newer one cannot be read
+    other.evaluations.load_state_dict(idle, 50)  # an older checkpoint, as a newer one cannot be read
     assert other.evaluations.running is None
+
+
+def test_progress_goes_on_where_it_was_and_figures_are_those_of_play():
+    evals, again, overdue = (Evaluations(replace(ARGS, seed=2)) for _ in range(3))
+    evals.next_steps = 200
+    evals.record(evaluation := Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
+    assert evaluation.figures == {"return_mean": 2.0, "return_std": 1.0, "length_mean": 6.0}
+    again.load_state_dict(evals.state_dict(), 170)
+    assert again.state_dict() == evals.state_dict()
+    assert again.summary() == evals.summary()
+    assert (again.summary()["eval_weights_sha256"], again.next_steps, again.best_mean) == ("abc", 200, 2.0)
+    overdue.load_state_dict(evals.state_dict(), 250)
+    assert overdue.next_steps == 200
+    off = Evaluations(CommonArgs())
+    assert (off.summary(), off.end_round(10**9), off.is_solved) == ({}, True, False)
+
+
+def test_a_confirmed_evaluation_is_the_best_also_after_a_luckier_one():
+    evals = Evaluations(ARGS)
+    assert evals.record(Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
+    assert not evals.record(Evaluation(2, 140, [1.0, 2.0], [5, 7], "abd"))
+    assert evals.record(Evaluation(3, 150, [1.0, 2.0], [5, 7], "abe"), confirmed=True)
+    assert (evals.best["steps"], evals.best_mean) == (150, 1.5)
 
 
 # ---- the end of a run, and its progress
@@ -229,7 +249,7 @@ def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, 
             if mean is not None:
                 run.progress.evals.record(Evaluation(1, 100, [mean], [5], "0"))
 
-        monkeypatch.setattr(run.evaluations, "finish", finish)
+        monkeypatch.setattr(run.progress.evals, "finish", finish)
         run.record_rollout(1000, [], 0, 0)
         run.end_round()
     assert (run.exit_code, run.exit_reason, run.summary()["solved"]) == (0, reason, mean is not None)
@@ -241,42 +261,12 @@ def test_the_wait_at_the_end_does_not_lower_the_steps_a_second(tmp_path, monkeyp
     with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
         now = [run.progress.started]
         monkeypatch.setattr("time.monotonic", lambda: now[0])
-        monkeypatch.setattr(run.evaluations, "finish", lambda: now.__setitem__(0, now[0] + 50.0))
+        monkeypatch.setattr(run.progress.evals, "finish", lambda: now.__setitem__(0, now[0] + 50.0))
         run.record_rollout(0, [], 0, 0)  # the first starts the clock
         run.record_rollout(1000, [], 0, 0)
         now[0] += 10.0
         run.metrics.end_round()
     assert run.summary()["sps"] == 100.0
-
-
-def test_progress_goes_on_where_it_was():
-    evals = EvalProgress(ARGS)
-    evals.start(130)
-    evals.record(Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
-    again = EvalProgress(ARGS)
-    again.load_state_dict(evals.state_dict(), 170)
-    assert again.state_dict() == evals.state_dict()
-    assert again.summary() == evals.summary()
-    assert again.summary()["eval_weights_sha256"] == "abc"
-    assert (again.next_steps, again.best_mean, again.start(200)) == (200, 2.0, 2)
-    overdue = EvalProgress(ARGS)
-    overdue.load_state_dict(evals.state_dict(), 250)
-    assert overdue.is_due(250)
-
-
-def test_a_confirmed_evaluation_is_the_best_also_after_a_luckier_one():
-    evals = EvalProgress(ARGS)
-    assert evals.record(Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
-    assert not evals.record(Evaluation(2, 140, [1.0, 2.0], [5, 7], "abd"))
-    assert evals.record(Evaluation(3, 150, [1.0, 2.0], [5, 7], "abe"), confirmed=True)
-    assert (evals.best["steps"], evals.best_mean) == (150, 1.5)
-
-
-def test_the_figures_are_those_of_play():
-    evaluation = Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc")
-    assert evaluation.figures == {"return_mean": 2.0, "return_std": 1.0, "length_mean": 6.0}
-    off = EvalProgress(CommonArgs())
-    assert (off.summary(), off.is_due(10**9), off.is_solved) == ({}, False, False)
 
 
 # ---- whole runs of every chapter
@@ -299,9 +289,6 @@ def test_a_run_is_evaluated_beside_its_training_and_play_repeats_its_best_games(
     best = done.load(done.best)
     assert best["steps"] == evals["best_steps"]
     assert sha256_of_weights(best["net"]) == evals["best_weights_sha256"]
-    assert (
-        json.loads(done.best.with_suffix(".json").read_text())["evaluation"]["return_mean"] == evals["best_return_mean"]
-    )
     played = run_inline("play.py", "runs/r", "--episodes", "10", "--seed", str(evals["seed"]))
     line = next(line for line in played.out.splitlines() if line.startswith("mean "))
     assert line.startswith(f"mean {evals['best_return_mean']:.2f}, standard deviation {evals['best_return_std']:.2f}, ")
@@ -350,19 +337,6 @@ def test_a_deterministic_run_is_solved_by_evaluation_at_the_same_step_each_time(
     assert runs[0].evals["count"] == 1
 
 
-def test_a_deterministic_run_that_waits_for_evaluations_does_not_know_a_later_one_when_it_resumes(run_inline):
-    """It was killed between the files of the best evaluation and of the checkpoint after it."""
-    flags = [*EVALUATED, "--deterministic", "--stop-eval-return", "1000", "--total-steps", "1200"]
-    done = run_inline.train(A3C_DATA, *flags)
-    manifest = json.loads(done.best.with_suffix(".json").read_text())
-    manifest["evaluation"]["return_mean"] = 1000.0
-    done.best.with_suffix(".json").write_text(json.dumps(manifest))
-    resumed = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "2400")
-    assert resumed.code == 0, resumed.err
-    assert not resumed.summary["solved"]
-    assert resumed.summary["steps"] >= 2400
-
-
 def test_evaluation_changes_nothing_of_a_deterministic_run(run_inline):
     flags = ["--deterministic", "--total-steps", "2000"]
     without = run_inline.train(A3C_DATA, *flags, name="without")
@@ -372,18 +346,24 @@ def test_evaluation_changes_nothing_of_a_deterministic_run(run_inline):
     assert torch.equal(evaluated.state["rng"], without.state["rng"])
 
 
-def test_a_resume_counts_on_and_knows_the_best_result_from_its_file(run_inline):
+def test_a_best_evaluation_is_in_the_checkpoint_of_its_round_and_a_resume_counts_on(run_inline, each_round):
+    behind = []
+
+    def compare(run):
+        if run.progress.evals.best and (folder := run.checkpointer.folder).exists():
+            saved = torch.load(list_checkpoints(folder)[0], weights_only=True)["evals"]["best"]
+            behind.append(saved != run.progress.evals.best)
+
+    each_round(compare)
     done = run_inline.train(A3C_DATA, *EVALUATED, "--total-steps", "1200")
-    first, best = done.evals, done.best
-    assert done.state["evals"]["started"] >= first["count"] >= 1
-    manifest = json.loads(best.with_suffix(".json").read_text())
-    manifest["evaluation"]["return_mean"] = 1000.0  # as if saved after the newest checkpoint
-    best.with_suffix(".json").write_text(json.dumps(manifest))
+    assert behind
+    assert not any(behind)
+    assert done.state["evals"]["started"] >= done.evals["count"] >= 1
+    first = done.evals
     resumed = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "2400")
     assert resumed.code == 0, resumed.err
     assert resumed.evals["count"] > first["count"]
-    assert resumed.evals["best_return_mean"] == 1000.0
-    assert resumed.best == best
+    assert resumed.evals["best_return_mean"] >= first["best_return_mean"]
 
 
 def test_an_evaluator_has_the_time_of_a_start_to_make_its_environments(monkeypatch):

@@ -180,7 +180,7 @@ def test_no_chapter_takes_a_masked_action(run_inline, chapter, flags):
     assert done.code == 0, done.err
     assert done.summary["updates"] > 0 == done.not_finite
     assert "Discrete(8) masked" in done.log
-    played = run_inline("play.py", "runs/r", "--episodes", "5", "--epsilon", "0.5", "--sampled")
+    played = run_inline("play.py", "runs/r", "--episodes", "5", "--sampled")
     assert played.code == 0, played.err
     assert "games of 32 steps" in played.out
 
@@ -196,5 +196,5 @@ def test_masks_of_several_choices_are_obeyed(run_inline, register):
     register(changes=changes)
     done = run_inline.train(A3C_DATA, "--env-id", "Custom-v0", "--total-steps", "64")
     assert done.code == 0, done.err
-    assert run_inline("play.py", "runs/r", "--episodes", "3", "--epsilon", "0.5").code == 0
+    assert run_inline("play.py", "runs/r", "--episodes", "3").code == 0
     assert {tuple(action) for action in taken} == {(1, 0), (1, 2), (1, 3)}

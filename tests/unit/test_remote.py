@@ -293,7 +293,7 @@ def test_a_run_whose_evaluator_is_a_node_shares_no_snapshots(tmp_path, monkeypat
     args = train_task.Args(env_id="CartPole-v1", eval_every=100, runs_dir=tmp_path, run_name="r")
     net = roles.make_net(args)
     with roles.make_run(args, net, make_optimizer(args, net)) as run:
-        assert run.evaluations is not None
+        assert run.progress.evals.evaluator is None
 
 
 def test_a_node_that_has_joined_allocates_what_it_uses(monkeypatch):
