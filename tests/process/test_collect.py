@@ -61,7 +61,7 @@ def test_rollouts_join_end_to_end_and_every_step_is_there_once(rollouts):
         torch.testing.assert_close(steps(found, "reward"), obs[..., 1], msg="the reward of step t is t")
 
 
-def test_ends_are_told_apart_and_episodes_are_whole_games(rollouts):
+def test_ends_are_those_of_the_environment_and_episodes_are_whole_games(rollouts):
     for found in rollouts[1]:
         obs = steps(found, "obs")
         last, third = obs[..., 1] == EPISODE_LENGTH - 1, obs[..., 0] % 3 == 2

@@ -1,4 +1,4 @@
-"""A deterministic run ends with the very bits of an undisturbed one, whoever is killed and whenever it is resumed.
+"""A deterministic run ends with the very bits of an undisturbed one, whatever is killed and whenever it is resumed.
 
 Real actors, real learners, real SIGKILLs. The trainer is this process, except where it is killed.
 """

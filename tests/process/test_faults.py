@@ -53,10 +53,10 @@ SOME = [
     (TASK, ("killed in a step", "raised")),
     pytest.param(POPULATION, ("killed at start", "killed in a step", "raised"), marks=SLOW),
 ]
-IN_EVERY_WAY = [pytest.param(chapter, tuple(WAYS), marks=[SLOW, pytest.mark.timeout(1800)]) for chapter in SPAWNING]
+IN_EVERY_WAY = [pytest.param(chapter, tuple(WAYS), marks=SLOW) for chapter in SPAWNING]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("chapter", "mishaps"), [*SOME, *IN_EVERY_WAY], ids=row_id)
 def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(
     run_inline, monkeypatch, chapter, mishaps
