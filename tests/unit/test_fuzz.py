@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from a3c_mp.cli import parse_args
-from a3c_mp.config import checkpoint.FORMAT, check_ranges
+from a3c_mp.config import FORMAT, check_ranges
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.run import checkpoint
 
@@ -82,7 +82,7 @@ def test_bytes_in_the_place_of_a_checkpoint_are_read_or_refused(tmp_path, second
     path = tmp_path / "step_7.pt"
 
     def read(content, changes, manifest):
-        vouched = {"format": checkpoint.FORMAT, **ORIGIN, "steps": 7, "sha256": hashlib.sha256(content).hexdigest()} | changes
+        vouched = {"format": FORMAT, **ORIGIN, "steps": 7, "sha256": hashlib.sha256(content).hexdigest()} | changes
         manifest = vouched if manifest is None else manifest
         path.write_bytes(content)
         path.with_suffix(".json").write_text(manifest if isinstance(manifest, str) else json.dumps(manifest))
