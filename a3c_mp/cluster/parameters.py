@@ -7,6 +7,7 @@ asks for it, and the processes there share it.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from typing import Any
 
@@ -17,8 +18,7 @@ from torch import nn
 from a3c_mp.cluster.session import Call, Session
 from a3c_mp.processes.weights import Weights
 
-PULL_SECONDS = 5.0  # longest wait of an actor for the server, after which it goes on with the weights that it has
-RETRY_SECONDS = 0.1
+PULL_SECONDS, RETRY_SECONDS = 5.0, 0.1  # longest wait of an actor for the server, and its pause where that fails
 SEND_SECONDS = 1.0  # after which the trainer sends the newest versions again, in case the server is a new one
 References = dict[int, list[Any]]  # version -> [reference to its values]: Ray would replace one that is in no list
 
@@ -29,14 +29,14 @@ class ParameterServer:
     def __init__(self) -> None:
         self.references: References = {}
         self.changed = asyncio.Condition()
+        self.start = secrets.token_hex(8)  # another one after a restart
 
-    async def publish(self, references: References) -> bool:
-        """Take the two newest versions, unless newer ones are here already; returns whether there were none at all."""
+    async def publish(self, references: References) -> str:
+        """Take the two newest versions, unless newer ones are here already; returns which start of the server it is."""
         async with self.changed:
-            is_new = not self.references
             self.references = max(self.references, references, key=lambda found: max(found, default=-1))
             self.changed.notify_all()
-            return is_new
+            return self.start
 
     async def pull(self, known: int, exact: int | None = None) -> tuple[int, list[Any]] | None:
         """Return (version, its reference): the newest, or None if that is `known`; or `exact`, once it is there."""
@@ -59,7 +59,7 @@ class Publisher(Weights):
         self._references: References = {}
         self._call: Call | None = None  # the oldest one that has no answer yet
         self._sent = 0.0
-        self._has_answered = False
+        self._start = ""  # of the server, by its last answer
         super().__init__(net, dtype, untrained)
         session.duties.append(self.look_after)
 
@@ -77,9 +77,10 @@ class Publisher(Weights):
     def look_after(self) -> None:
         """Take the server's answer, and send the versions again after some time; called while the trainer waits."""
         if self._call is not None and self.session.is_done(self._call):
-            if self.session.ray.get(self._call.answer) and self._has_answered:
+            start = self.session.ray.get(self._call.answer)
+            if self._start not in ("", start):
                 self.session.log.warning("the parameter server died; another one is started")
-            self._call, self._has_answered = None, True
+            self._call, self._start = None, start
         if self._call is None and time.monotonic() - self._sent >= SEND_SECONDS:
             self._send()
 

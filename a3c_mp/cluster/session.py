@@ -117,7 +117,7 @@ class Session:
             self._ending.wait(POLL_SECONDS)
 
     def actor_class(self, kind: Any, **options: Any) -> Any:
-        """Return a class whose `remote(*args)` starts an actor; only the first one waits for the cluster's head."""
+        """Return a class whose `remote(*args)` starts an actor; only the first one waits for the head."""
         return self.ray.remote(**{"max_restarts": 0, "max_task_retries": 0, **options})(kind)
 
     def call(self, actor: Any, method: str, *args: Any) -> Call:

@@ -250,7 +250,7 @@ def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_restarted_s
     assert torch.equal(copy.weight, older)
     assert reader.load(copy, exact=1) == 1
     assert torch.equal(copy.weight, net.weight)
-    until(lambda: publisher.look_after() or publisher._has_answered)
+    until(lambda: publisher.look_after() or publisher._start)
     session.ray.kill(publisher.server, no_restart=False)
     until(lambda: publisher.look_after() or tape.messages)
     assert tape.messages == ["the parameter server died; another one is started"]
