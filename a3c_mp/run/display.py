@@ -71,8 +71,8 @@ def open_log(folder: Path | None = None) -> logging.Logger:
     log.handlers = [ConsoleHandler()]
     if folder is None:
         return log
-    logging.raiseExceptions = False  # no traceback for lines that cannot be written; the console has them
     file = logging.FileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")
+    file.handleError = lambda record: None  # type: ignore[method-assign]  # the console has lines that do not fit
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(file)
     numbers = itertools.count(1)

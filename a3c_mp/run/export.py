@@ -29,7 +29,8 @@ class ExportedPolicy(nn.Module):
 
     def __init__(self, net: nn.Module, space: gymnasium.Space):
         super().__init__()
-        self.net, self.space = net, space
+        self.net = net
+        self.bounds = [torch.from_numpy(b) for b in (space.low, space.high)] if isinstance(space, Box) else None
 
     def forward(self, obs: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         output, *others = self.net(obs, *state)
@@ -38,9 +39,9 @@ class ExportedPolicy(nn.Module):
     def action(self, output: Tensor) -> Tensor:
         """The likeliest action within the bounds of the space, that of the highest Q value, or DDPG's from [-1, 1]."""
         mode = self.net.distribution(output).mode() if isinstance(self.net, ActorCritic) else None
-        if not isinstance(self.space, Box):
+        if self.bounds is None:
             return output.argmax(dim=-1) if mode is None else mode
-        low, high = torch.from_numpy(self.space.low), torch.from_numpy(self.space.high)
+        low, high = self.bounds
         return low + (output + 1) / 2 * (high - low) if mode is None else mode.clamp(low, high)
 
 
