@@ -1,17 +1,21 @@
 # make train: set up and train Pong.  make test: set up and test.  make check: format, lint, types.
+# make test-fast: on every save.
 # PYTHON makes $(VENV) and has no effect once that exists; for another Python: make clean, then make PYTHON=python3.12 train.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-slow check format tensorboard clean
+.PHONY: train test test-fast test-slow check format tensorboard clean
 
 train: $(VENV)/.installed
 	$(BIN)/python train_a3c_data.py $(ARGS)
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal $(ARGS)
+
+test-fast: $(VENV)/.installed
+	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal -m 'not slow and not whole' tests/unit $(ARGS)
 
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -2,4 +2,4 @@
 
 from a3c_mp import _bootstrap  # noqa: F401  (sets up the process; must come before torch)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -22,6 +22,13 @@ from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 
+def pytest_collection_modifyitems(items):
+    """Mark what `make test-fast` leaves out: whole runs, also in this process."""
+    for item in items:
+        if "run_inline" in item.fixturenames or "scripts" in item.fixturenames:
+            item.add_marker("whole")
+
+
 class Tape(logging.Handler):
     """Remembers messages of a level and above."""
 

@@ -58,8 +58,8 @@ class Method:
 class Actor:
     """Runs the calls of an object on a thread of its own, those of a coroutine on an event loop."""
 
-    def __init__(self, kind, args):
-        self._kind, self._args = kind, copy.deepcopy(args)
+    def __init__(self, kind, args, max_restarts):
+        self._kind, self._args, self._max_restarts = kind, copy.deepcopy(args), max_restarts
         self._actor_id = SimpleNamespace(hex=lambda: str(id(self)))
         self._thread, self._control = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._loop = asyncio.new_event_loop()
@@ -126,10 +126,10 @@ class InlineRay(ModuleType):
             actor._thread.shutdown(wait=False, cancel_futures=True)
             actor._loop.call_soon_threadsafe(actor._loop.stop)
 
-    def remote(self, **options):
+    def remote(self, max_restarts, **options):
         def actor_class(kind):
             def start(*args):
-                self.started.append(actor := Actor(kind, args))
+                self.started.append(actor := Actor(kind, args, max_restarts))
                 return actor
 
             return SimpleNamespace(remote=start)
@@ -162,10 +162,9 @@ class InlineRay(ModuleType):
         reference.cancel()
 
     def kill(self, actor, no_restart=True):
-        """End an actor; one of a class that Ray restarts, if it may be."""
-        if no_restart:
-            actor.dead = True
-        else:
+        """End an actor; one that Ray restarts only if it may not."""
+        actor.dead = no_restart or not actor._max_restarts
+        if not actor.dead:
             actor._start()
 
     def nodes(self):

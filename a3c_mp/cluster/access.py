@@ -40,18 +40,15 @@ except BaseException as error:
 def home() -> Path:
     """The folder of tokens and addresses, mode 0700. Raises ConfigError if it cannot be made, or others may use it."""
     folder = Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".a3c_mp")
+    fix = f"choose another with the environment variable {HOME_VARIABLE}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = folder.stat().st_mode
     except OSError as error:
-        raise _unusable(folder, f"it cannot be made ({error.strerror})") from error
+        raise ConfigError("folder", folder, f"it cannot be made ({error.strerror})", fix) from error
     if mode & 0o077:
-        raise _unusable(folder, "other users may use it", f"chmod 700 {folder}, or ")
+        raise ConfigError("folder", folder, "other users may use it", f"chmod 700 {folder}, or {fix}")
     return folder
-
-
-def _unusable(folder: Path, why: str, fix: str = "") -> ConfigError:
-    return ConfigError("folder", folder, why, f"{fix}choose another with the environment variable {HOME_VARIABLE}")
 
 
 def write_private(path: Path, text: str) -> None:
@@ -126,8 +123,7 @@ def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: i
         fix = "give HOST:PORT of a head, or start one: python -m a3c_mp.cluster head"
         raise ConfigError("address", address, "nothing answers there", fix)
     settings = environment(cluster)
-    wrong = {**settings, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    del wrong["RAY_AUTH_TOKEN_PATH"]
+    wrong = {**settings, "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # goes before the file
     with ThreadPoolExecutor() as pool:
         answer, to_stranger = pool.map(partial(_ask, address), (settings, wrong))
     for why, fix in _objections(cluster, answer, to_stranger, insecure):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,22 +70,23 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         on_own_thread = self.session.ray.method(concurrency_group="control")
-        self._worker_class = type("RayWorker", (RayWorker,), {"beats": on_own_thread(RayWorker.beats)})
+        kind = type("RayWorker", (RayWorker,), {"beats": on_own_thread(RayWorker.beats)})
+        self._actor_class = self.session.actor_class(kind, num_cpus=1, concurrency_groups={"control": 1})
         for number in range(len(self.actors)):
             self._start(number)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """End all actors: they close their environments, and those that take too long are killed."""
+        if self.session.is_lost:
+            return  # they end with the session
         ray, running = self.session.ray, [actor for actor in self.actors if actor.pid]
-        with suppress(Exception):
-            for reference in (ref for actor in running for ref in actor.calls):
-                ray.cancel(reference, force=False)
-            if closing := [actor.handle.close.remote() for actor in running]:
-                ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        for reference in (ref for actor in running for ref in actor.calls):
+            ray.cancel(reference, force=False)
+        if closing := [actor.handle.close.remote() for actor in running]:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for actor in self.actors:
-            with suppress(Exception):
-                ray.kill(actor.handle)
+            self.session.kill(actor.handle)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does; a smaller one where actors have no place."""
@@ -180,7 +180,7 @@ class Fleet:
         actor, budget = self.actors[number], self.options.max_restarts
         message = f"{actor} {how}"
         details = f"\n{details.rstrip()}" if details else ""
-        self.session.ray.kill(actor.handle)
+        self.session.kill(actor.handle)
         if details and not actor.had_result:
             raise WorkerError(f"{actor} failed before its first result:{details}")
         if how != "was lost with its node":
@@ -220,9 +220,8 @@ class Fleet:
         last = self.actors[number]
         restored = self.states.record_start(number)
         seed_key = (self.states.start, number, 0 if restored is not None else last.starts)
-        args = self.target, FleetChannel(number, seed_key, restored), self.args, self.options.niceness
-        groups = {"control": 1}
-        handle = self.session.start_actor(self._worker_class, args, num_cpus=1, concurrency_groups=groups)
+        channel = FleetChannel(number, seed_key, restored)
+        handle = self._actor_class.remote(self.target, channel, self.args, self.options.niceness)
         self.actors[number] = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
         self.actors[number].calls[handle.hello.remote()] = None, None
         for token in self._ledger.given[number]:

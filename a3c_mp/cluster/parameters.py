@@ -54,9 +54,8 @@ class Publisher(Weights):
 
     def __init__(self, session: Session, net: nn.Module, dtype: torch.dtype = torch.float32, untrained: bool = False):
         self.session = session
-        self.server = session.start_actor(
-            ParameterServer, (), num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1
-        )
+        options = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": -1, "max_task_retries": -1}
+        self.server = session.actor_class(ParameterServer, **options).remote()
         self._references: References = {}
         self._call: Call | None = None  # the oldest one that has no answer yet
         self._sent = 0.0

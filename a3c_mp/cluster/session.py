@@ -19,6 +19,7 @@ from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.spawn import SIGNALS
 
 SHUTDOWN_SECONDS = 2.0  # longest wait for `ray.shutdown()`, which takes 7 s where the head is lost
+KILL_SECONDS = 1.0
 STUCK_SECONDS = 60.0  # longest time that a parameter server or a replay shard may take to start, or for an answer
 POLL_SECONDS = 1.0  # between two questions to the head of the cluster
 ANSWER_SECONDS = 3.0  # longest wait for the next answer of a head that is there
@@ -55,6 +56,7 @@ class Session:
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
         self.state = ClusterState()  # the last answer of the head
         self.answered = time.monotonic()  # when it came
+        self.is_lost = False  # there will be no further one
         self.ray: Any = None  # the module; it reads the environment when it is imported
         self._address = ""  # HOST:PORT of the head
         self._node: Node | None = None  # of a cluster of its own
@@ -65,7 +67,8 @@ class Session:
         try:
             self._connect()
         except BaseException:
-            self._end_node()
+            if self._node is not None:
+                self._node.close()
             raise
         finally:
             for signum, handler in handlers.items():  # `ray.init` replaces that of SIGTERM
@@ -82,14 +85,15 @@ class Session:
         shutdown.join(SHUTDOWN_SECONDS)
         if shutdown.is_alive():  # without its node, Ray would end this process: the node ends after it
             atexit.unregister(self.ray.shutdown)  # it would wait again
-        else:
-            self._end_node()
+        elif self._node is not None:
+            self._node.close()
 
     def check(self) -> None:
         """Look after what has been started. Raises WorkerError if the head of the cluster is lost."""
         longest = BUSY_SECONDS if self._silence() >= SILENT_SECONDS / 2 and is_open(self._address) else SILENT_SECONDS
         limit = longest - ANSWER_SECONDS  # it has this time, also where this process itself was stopped for a while
         if self._silence() >= limit and not self.wait_for(lambda: self._silence() < limit):
+            self.is_lost = True
             where = "" if self.cluster is None else f" at {self.cluster.address}"
             raise WorkerError(f"the head of the Ray cluster{where} has not answered for {longest:.0f} s")
         for duty in self.duties:
@@ -112,10 +116,9 @@ class Session:
                 self.state, self.answered = ask_head(self.ray), time.monotonic()
             self._ending.wait(POLL_SECONDS)
 
-    def start_actor(self, actor_class: Any, args: tuple, **options: Any) -> Any:
-        """Start an actor, which by default Ray does not restart; returns its handle."""
-        settings = {"max_restarts": 0, "max_task_retries": 0, **options}
-        return self.ray.remote(**settings)(actor_class).remote(*args)
+    def actor_class(self, kind: Any, **options: Any) -> Any:
+        """Return a class whose `remote(*args)` starts an actor; only the first one waits for the cluster's head."""
+        return self.ray.remote(**{"max_restarts": 0, "max_task_retries": 0, **options})(kind)
 
     def call(self, actor: Any, method: str, *args: Any) -> Call:
         """Call a method of an actor."""
@@ -126,8 +129,14 @@ class Session:
         if self.ray.wait([call.answer], timeout=seconds)[0]:
             return True
         if time.monotonic() - call.since > STUCK_SECONDS:
-            self.ray.kill(call.actor, no_restart=False)
+            self.kill(call.actor)
         return False
+
+    def kill(self, actor: Any) -> None:
+        """Kill an actor; where the head is lost, Ray's call may not return."""
+        thread = threading.Thread(target=self.ray.kill, args=(actor,), kwargs={"no_restart": False}, daemon=True)
+        thread.start()
+        thread.join(KILL_SECONDS)
 
     def _connect(self) -> None:
         if self.cluster is None:
@@ -151,10 +160,6 @@ class Session:
         except Exception as error:
             why = f"the cluster cannot be joined ({' '.join(str(error).split())[:300]})"
             raise ConfigError("address", self._address, why, "see docs/ray.md") from error
-
-    def _end_node(self) -> None:
-        if self._node is not None:
-            self._node.close()
 
 
 def ask_head(ray: Any) -> ClusterState:

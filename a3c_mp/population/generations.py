@@ -44,8 +44,8 @@ class Generations:
             len(self.places),
             (member, args, population.memory),
             options=WorkerOptions(
-                "member", "--population", 1, args.max_restarts, args.hang_seconds, in_order=True,
-                versions=[population.generation], first_actor=self.places.start,
+                role="member", flag="--population", slots_per_worker=1, in_order=True, first_actor=self.places.start,
+                versions=[population.generation], max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
             ),
             on_restart=run.on_restart if group.rank == 0 else self._restarts.append,
         )  # fmt: skip

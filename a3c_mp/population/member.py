@@ -68,10 +68,10 @@ class MemberGeneration:
     """
 
     def __init__(self, args: Args, memory: PopulationMemory, channel: WorkerChannel, env: VectorEnv, seed: int):
-        self.args, self.memory, self.channel, self.place = args, memory, channel, channel.actor
+        self.args, self.channel, self.place = args, channel, channel.actor
         self.genome, self.state = read_member(memory.births[self.place], memory.spaces, args.adam_eps)
         self.result = memory.results[self.place]
-        memory.steps[self.place] = memory.games[self.place] = 0
+        self.steps, self.games = memory.steps[self.place].zero_(), memory.games[self.place].zero_()  # for the display
         shards = memory.shards.at(memory.rows.numpy())  # what others write from now on stays unseen
         self.replay = Replay(shards, priority_exponent=0.0, seed=seed + 1)
         for shard in range(shards.num_shards):
@@ -86,7 +86,7 @@ class MemberGeneration:
     def act(self) -> None:
         """Take a step in all environments, epsilon-greedy or at first random, and store its transitions."""
         self.actor.act(self.state.net, is_random=self.replay.size < self.args.learning_starts)
-        self.memory.steps[self.place] += self.args.num_envs  # for the display
+        self.steps += self.args.num_envs
         self.replay.ingest(self.place)
         if self.replay.size >= self.args.learning_starts:
             self.learning_steps += self.args.num_envs
@@ -123,7 +123,7 @@ class MemberGeneration:
         games = []
         for game in play_greedily(self.args, net, num, seed, self.channel.beat):
             games.append(game)
-            self.memory.games[self.place] = len(games)  # for the display
+            self.games += 1
         return [game.episode_return for game in games], [game.length for game in games]
 
 

@@ -67,12 +67,12 @@ class RateClock:
 
     def __init__(self) -> None:
         self.stopped: float | None = None
-        self._start: tuple[float, int] | None = None  # time, steps
+        self._start = math.inf, 0  # time, steps
         self._points: deque[tuple[float, int, int]] = deque(maxlen=RECENT_POINTS)  # time, steps, samples
 
     def start(self, steps: int, samples: int) -> None:
         """Count from now on, unless it does already."""
-        if self._start is None:
+        if not self._points:
             self._start = time.monotonic(), steps
             self._points.append((*self._start, samples))
 
@@ -84,9 +84,8 @@ class RateClock:
 
     def sps(self, steps: int) -> float:
         """Agent steps per second since the start."""
-        start, steps_then = self._start or (math.inf, 0)
-        seconds = (time.monotonic() if self.stopped is None else self.stopped) - start
-        return (steps - steps_then) / seconds if seconds >= MIN_RATE_SECONDS else 0.0
+        seconds = (time.monotonic() if self.stopped is None else self.stopped) - self._start[0]
+        return (steps - self._start[1]) / seconds if seconds >= MIN_RATE_SECONDS else 0.0
 
     @property
     def recent_sps(self) -> float:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +23,25 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.evaluate import Policy
 from wrappers import FRAME_SKIP, is_atari, make_env, mask_in
 
-Head = Callable[[Tensor], Tensor]
-"""output of a net [B, ...] -> action of the environment [B, ...]"""
-
 
 class ExportedPolicy(nn.Module):
     """A policy as one function: (observations[, LSTM state]) -> (action, output of the net[, next state])."""
 
-    def __init__(self, net: nn.Module, head: Head):
+    def __init__(self, net: nn.Module, space: gymnasium.Space):
         super().__init__()
-        self.net, self.head = net, head
+        self.net, self.space = net, space
 
     def forward(self, obs: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         output, *others = self.net(obs, *state)
-        return self.head(output), output, *(others[1:] if state else ())
+        return self.action(output), output, *(others[1:] if state else ())
 
-
-def head_of(net: nn.Module, space: gymnasium.Space) -> Head:
-    """How an action follows from the output of a net.
-
-    It is the likeliest one, with continuous actions clipped to the bounds of the space; that of the highest Q value; or
-    DDPG's own, rescaled from [-1, 1] to the bounds.
-    """
-    if not isinstance(space, Box):
-        actor_critic = net if isinstance(net, ActorCritic) else None
-        return lambda o: o.argmax(dim=-1) if actor_critic is None else actor_critic.distribution(o).mode()
-    low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
-    if isinstance(net, ActorCritic):
-        return lambda params: net.distribution(params).mode().clamp(low, high)
-    return lambda action: low + (action + 1) / 2 * (high - low)
+    def action(self, output: Tensor) -> Tensor:
+        """The likeliest action within the bounds of the space, that of the highest Q value, or DDPG's from [-1, 1]."""
+        mode = self.net.distribution(output).mode() if isinstance(self.net, ActorCritic) else None
+        if not isinstance(self.space, Box):
+            return output.argmax(dim=-1) if mode is None else mode
+        low, high = torch.from_numpy(self.space.low), torch.from_numpy(self.space.high)
+        return low + (output + 1) / 2 * (high - low) if mode is None else mode.clamp(low, high)
 
 
 def write_onnx(
@@ -78,7 +68,7 @@ def write_onnx(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            ExportedPolicy(net, head_of(net, action_space)).eval(),
+            ExportedPolicy(net, action_space).eval(),
             inputs,
             dynamo=True,
             verbose=False,

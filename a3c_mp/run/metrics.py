@@ -50,7 +50,7 @@ class MetricsWriter:
         self._means = Means()
         self._updates, self._share = 0, 1.0  # since the last flush; the share of them whose metrics are averaged
         self._rng = random.Random(0)  # an update is drawn: every k-th would often be the same minibatch of a rollout
-        self._episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
+        self.episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
 
     def open(self) -> None:
         """Open the event file, the tracker and the display."""
@@ -68,7 +68,7 @@ class MetricsWriter:
     def close_files(self) -> None:
         if self.tracker is not None:
             self.tracker.close()
-        self._episode_log.close()
+        self.episode_log.close()
 
     def start_clock(self) -> None:
         """Count agent steps per second, and `--max-seconds`, from now on, instead of from the first rollout."""
@@ -99,7 +99,7 @@ class MetricsWriter:
     def record_games(self, games: Sequence[CountedEpisode]) -> None:
         """Record games that enter the mean return."""
         for actor, episode in games:
-            self._episode_log.add(self.progress.steps, self.progress.wall_seconds, actor, episode)
+            self.episode_log.add(self.progress.steps, self.progress.wall_seconds, actor, episode)
             means = {"charts/episodic_return": episode.episode_return, "charts/episodic_length": float(episode.length)}
             self._means.add(means)
 
@@ -108,10 +108,6 @@ class MetricsWriter:
         self.event_file.scalars(points)
         if self.tracker is not None:
             self.tracker.scalars(points)
-
-    def sync_episodes(self) -> None:
-        """Wait until `episodes.csv` has on disk every game recorded so far."""
-        self._episode_log.flush(sync=True)
 
     def end_round(self) -> None:
         """Note the time, and flush if it is due."""
@@ -133,7 +129,7 @@ class MetricsWriter:
             self._updates = 0
         values = means | rates | self._read_values()
         self.write([(name, value, progress.steps) for name, value in values.items()])
-        self._episode_log.flush()
+        self.episode_log.flush()
         sps = self.clock.recent_sps
         line = self.progress_line(values.get("charts/policy_lag", math.nan), sps)
         self.display.show(progress.steps, line, self._seconds_left(progress.steps, sps))

@@ -48,13 +48,9 @@ HOW_TO_GO_ON = {"total_steps": "--total-steps", "solved": "--stop-return or --st
 class Run(RunState):
     """The `RunState` of learner 0: a run in `runs_dir/run_name`, or the one that `--resume` names.
 
-    Args:
-        args: the chapter's settings.
-        algorithm: name of the chapter, stored in checkpoints.
-        net, optimizer: saved in checkpoints; on resume, restored from the newest one.
-        extra: what else to save, by name; what the newest checkpoint lacks of it starts empty, with a warning.
-        make_policy: makes the policy that is evaluated with `--eval-every`; by default that of an actor-critic net.
-        evaluates_elsewhere: `evaluate_with` will name an evaluator, and the run starts none.
+    Checkpoints hold net, optimizer and `extra`, by name; on resume, all are restored from the newest one, and what it
+    lacks of `extra` starts empty, with a warning. `make_policy` makes the policy that is evaluated with
+    `--eval-every`; where the run `evaluates_elsewhere`, `evaluate_with` will name an evaluator.
 
     Raises:
         ConfigError: the folder cannot be made, written or resumed, or is in use; or the machine is too small.
@@ -110,8 +106,6 @@ class Run(RunState):
             self.log.info(self.progress.evals.announcement)
         return self
 
-    # ---- what the training loop calls
-
     def should_stop(self) -> bool:
         """Whether a signal has arrived, or a stop rule is met."""
         return self.exit_reason is not None or self.progress.stop_reason() is not None
@@ -164,10 +158,8 @@ class Run(RunState):
 
     def save(self) -> None:
         """Write a checkpoint; a failure costs a warning, and the previous one stays."""
-        self.metrics.sync_episodes()  # the file has every game that the checkpoint counts
+        self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
         self.checkpointer.save()
-
-    # ---- its evaluations
 
     def evaluate_with(self, evaluator: Evaluator) -> None:
         """Have evaluations played by this evaluator, in a run that `evaluates_elsewhere`."""
@@ -183,8 +175,6 @@ class Run(RunState):
         self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
             self.checkpointer.save_best(best_net, evaluation)
-
-    # ---- the end
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.finish(error)

@@ -96,10 +96,8 @@ def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.seek(0)
-        why = f"{folder} is in use by process {lock.read()}"
-        if resumed:
-            raise ConfigError("resume", folder, why, "wait for it to end") from None
-        raise ConfigError("run-name", folder.name, why, "wait for it, or choose another name") from None
+        flag, why = "resume" if resumed else "run-name", f"{folder} is in use by process {lock.read()}"
+        raise ConfigError(flag, folder.name, why, "wait for it, or choose another") from None
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

@@ -162,10 +162,20 @@ def test_the_run_goes_on_without_its_parameter_server_or_a_shard(scripts, chapte
 
 @SLOW
 @pytest.mark.timeout(300)
-def test_without_the_head_the_run_is_saved(scripts):
-    trainer = scripts.train(RAY_IMPALA, *LONG)
+@pytest.mark.parametrize(
+    ("chapter", "lost"),
+    [
+        (RAY_IMPALA, ["gcs_server"]),
+        (RAY_IMPALA, ["gcs_server", "ray::ParameterServer", "ray::RayWorker"]),
+        (RAY_DQN, ["gcs_server", "ray::ReplayShard", "ray::RayWorker"]),
+    ],
+    ids=["head", "and all of its machine", "and a shard"],
+)
+def test_without_the_head_the_run_is_saved(scripts, chapter, lost):
+    trainer = scripts.train(chapter, *LONG)
     learning(scripts, trainer)
-    ray_of(trainer.pid, "gcs_server")[0].kill()
+    for process in [ray_of(trainer.pid, word)[0] for word in lost]:
+        process.kill()
     done = scripts.finish(trainer, "r", timeout=40)
     assert done.code == 1
     assert "the head of the Ray cluster has not answered for 8 s" in done.summary["exit_reason"]

@@ -31,7 +31,6 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.population.population import Population
-from a3c_mp.population.records import Spaces
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
@@ -133,7 +132,7 @@ def test_flags_and_environments(main, flags, bad, message, refused):
 )
 def test_actions_that_there_is_no_policy_for(space, register, refused):
     line = refused(train_a3c_data.main, ["--env-id", register(changes={"action_space": space})])
-    needed = "this needs Discrete from 0, Box of floating-point numbers, MultiDiscrete from 0 or MultiBinary"
+    needed = "this needs Discrete from 0, Box of floating-point numbers, MultiDiscrete from 0, MultiBinary"
     assert line.startswith(f"error: env-id=Custom-v0: its actions are {space}, {needed}; choose another")
 
 
@@ -202,15 +201,15 @@ task | --async-mode --standalone --deterministic | async-mode=True: threads have
 task | LISTENING --deterministic | listen=tcp://127.0.0.1:0: who joins, and when, has no fixed order; leave --determini
 task | LISTENING --num-envs 4096 --unroll-length 2048 | num-envs=4096: field obs of a rollout would have 134,283,264 by
 population | --population 3 --tournament-size 4 | tournament-size=4: there are 3 members; lower it, or raise --populati
-population | --learning-rate-range 1e-1 1e-5 | learning-rate-range=0.1 to 1e-05: it is upside down; give the lower end
+population | --learning-rate-range 1e-1 1e-5 | learning-rate-range=0.1 to 1e-05: both ends must be finite and
 population | --learning-rate-range 1e-5 inf | both ends must be finite
 population | --units-range 16 64.5 | units-range=64.5: must be a whole number
 population | --batch-size-range 8 | batch-size-range: expected 2 arguments
 population | --batch-size 512 | batch-size-range=8 to 256: the first member has 512; widen the range, or start inside i
 population | --hidden 8 | units-range=16 to 256: the first member has 8;
-population | --grow-factor 1 2 | grow-factor=1 to 2: must be 1.01 or more
-population | --hidden 64 0 | hidden=(64, 0): must be more than 0
-population | --learning-rate 0 | learning-rate=0.0: must be more than 0
+population | --grow-factor 1 2 | grow-factor=1 to 2: both ends must be finite and 1.01 or more
+population | --hidden 64 0 | units-range=16 to 256: the first member has 0;
+population | --learning-rate 0 | learning-rate-range=1e-05 to 0.1: the first member has 0;
 population | --no-deterministic | deterministic=False: a population is always
 population | --num-actors 2 | num-actors=2: there is no such flag
 population | --replay-size 1000 --learning-starts 501 | learning-starts=501: the replay has room for 1000; use half of
@@ -241,7 +240,7 @@ def test_ranks_that_cannot_share_the_members(refused, monkeypatch):
     assert "WORLD_SIZE=3: several ranks need accelerate; pip install accelerate" in line
 
 
-@pytest.mark.parametrize("how", ["--listen tcp://127.0.0.1:0", "--transport tcp", f"{ATTACHED} --role collector"])
+@pytest.mark.parametrize("how", ["--listen tcp://127.0.0.1:0", f"{ATTACHED} --role collector"])
 def test_a_key_that_others_can_read_is_of_no_use(how, refused, tmp_path):
     make_key(tmp_path / "k")
     (tmp_path / "k").chmod(0o640)
@@ -258,10 +257,10 @@ def test_a_port_in_use_is_refused(refused):
 
 
 @pytest.mark.parametrize(
-    ("flags", "what"), [(LISTENING, "the weights"), ("--transport tcp --key-file k", "the weight policy.2.weight")]
+    ("flags", "what"), [(LISTENING, "the weights"), ("--eval-every 100", "the weight policy.2.weight")]
 )
 def test_weights_too_large_for_a_message_are_refused_where_they_are_sent(refused, monkeypatch, flags, what):
-    monkeypatch.setattr("a3c_mp.algorithms.roles.MAX_TENSOR", 16_000)
+    monkeypatch.setattr("a3c_mp.algorithms.task_settings.MAX_TENSOR", 16_000)
     line = refused(train_task.main, ["--env-id", TASK.env_id, *flags.split()])
     assert line.startswith(f"error: env-id={TASK.env_id}: {what} would have ")
     assert line.endswith("can have 16,000; choose another, or use --standalone\n")
@@ -286,14 +285,14 @@ class Continuous(Env):
 
 BYTES = Box(0, 255, (3,), np.uint8)
 BROKEN = {
-    "step(0) returned 4 values, gymnasium's API has 5: (obs": (Env, {"rest": (0.0, False, {})}),
+    "step() returned 4 values, gymnasium's API has 5: (obs": (Env, {"rest": (0.0, False, {})}),
     "reset() returned a ndarray, gymnasium's API has 2: (observation, info)": (OldReset, {}),
-    "step(0) returned an info of type NoneType, must be a": (Env, {"rest": (0.0, False, False, None)}),
+    "step() returned an info of type NoneType, must be a": (Env, {"rest": (0.0, False, False, None)}),
     "of shape (4,), its space has (3,)": (Env, {"obs": np.zeros(4, np.float32)}),
     "of type float64, its space has uint8": (Env, {"observation_space": BYTES, "obs": np.zeros(3)}),
     "of type <U1, its space has float32": (Env, {"obs": ["a", "b", "c"]}),
     "returned an observation with NaN or infinity": (Env, {"obs": np.full(3, np.nan, np.float32)}),
-    "step(1) returned the reward nan, must be a finite number": (WrongAtTheHighestAction, {}),
+    "step() returned the reward nan, must be a finite number": (WrongAtTheHighestAction, {}),
     "returned the reward [0. 0.], must": (Env, {"rest": (np.zeros(2), False, False, {})}),
     "returned ['no', False] for terminated and truncated": (Env, {"rest": (0.0, "no", False, {})}),
     "its actions are Discrete(2, start=1), this needs Discrete from 0": (Env, {"action_space": Discrete(2, start=1)}),
@@ -448,7 +447,7 @@ def finished(tmp_path_factory):
             net = algo.make_net(*spaces)
             optimizer, extra = algo.make_optimizer(args, net), {"target_net": net}
         elif chapter is POPULATION:
-            population = Population(args, Spaces(*spaces))
+            population = Population(args, spaces)
             net, optimizer, extra = population.elite, None, {"population": population}
         else:
             net = make_actor_critic(*spaces)
@@ -503,12 +502,11 @@ def test_a_run_without_a_checkpoint_is_not_started_again(chapter, old, refused):
 SCRIPTS = """
 play |                                    | run: must be given
 play | old/none                           | run=old/none: there is no such folder
-play | old/impala/config.json             | it is neither a run folder nor a checkpoint
+play | old/impala/config.json             | there is no such folder or checkpoint (.pt); name the run folder
 play | old/impala/checkpoints/step_5.pt   | step_5.json
 play | RUN --export x.onnx --video x.mp4  | video=x.mp4: --export plays no
 play | RUN --episode 3                    | episode=3: there is no such flag; perhaps you meant --episodes
 play | RUN --episodes 0                   | episodes=0: must be 1 or more
-play | RUN --epsilon nan                  | epsilon=nan: must be a finite number
 play | RUN --video none/game.mp4          | video=none/game.mp4:
 play | RUN --video game.txt               | video=game.txt:
 play | RUN --export p.pt                  | export=p.pt: it must be a file that ends in .onnx or .safetensors
@@ -516,7 +514,7 @@ plot |                                    | runs: no run folder is named
 plot | old/none                           | runs=old/none: not a run folder, config.json is missing
 plot | none nil                           | runs=none nil: none of them has anything to draw
 plot | RUN --windows 3                    | windows=3: there is no such flag; perhaps you meant --window
-plot | RUN --out none/x.png               | out=none/x.png: its folder does not exist
+plot | RUN --out none/x.png               | out=none/x.png: it must be a .png, .svg or .pdf in a folder that is there
 plot | RUN --out curves.xyz               | out=curves.xyz:
 plot | RUN --out old                      | out=old:
 plot | RUN --lineage                      | runs=old/impala: there is no lineage.csv in this folder

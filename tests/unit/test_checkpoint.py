@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from a3c_mp.config import format_error
@@ -323,16 +321,6 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(damage, reason, tmp_
 def test_settings_of_an_older_version_are_refused_like_its_checkpoints():
     assert format_error(Path("config.json"), checkpoint.FORMAT) is None
     assert format_error(Path("config.json"), None).startswith("config.json was written by a3c-mp 0.1, in format 1;")
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=60))
-def test_whatever_the_bytes_are_there_is_one_kind_of_error(tmp_path, content):
-    path = save(tmp_path, 7)
-    forge(path, content)
-    with pytest.raises(CheckpointError, match=path.name):
-        load(path)
 
 
 class Malice:

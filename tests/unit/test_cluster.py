@@ -189,7 +189,7 @@ def test_three_shards_are_sampled_as_one(session):
         outbox = Outbox(SPEC, 30, 3)
         Acting(outbox.ring, number).steps(5 + 5 * number)
         shard.insert(0, outbox.take())
-    handles = [session.start_actor(lambda shard=shard: shard, ()) for shard in shards]
+    handles = [session.actor_class(lambda shard=shard: shard).remote() for shard in shards]
     replay = RemoteReplay(
         session, lambda number: handles[number], 3, 3, batch_size=500, ahead=0, seed=1, max_restarts=0,
         should_stop=lambda: False, device=torch.device("cpu"),
@@ -215,7 +215,7 @@ def test_a_batch_with_a_part_of_a_shard_that_was_replaced_is_not_used(session):
         shard, outbox = ReplayShard(SPEC, 1, 40, 1.0, seed=number), Outbox(SPEC, 30, 3)
         Acting(outbox.ring, number).steps(9)
         shard.insert(0, outbox.take())
-        return session.start_actor(lambda: shard, ())
+        return session.actor_class(lambda: shard).remote()
 
     replay = RemoteReplay(
         session, start_shard, 2, 2, batch_size=50, ahead=0, seed=1, max_restarts=1,
@@ -260,14 +260,14 @@ def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_restarted_s
 
 def test_who_owes_an_answer_for_too_long_is_killed(session, monkeypatch):
     monkeypatch.setattr("a3c_mp.cluster.session.STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(session.ray, "kill", lambda actor, no_restart: killed.append(actor))
-    killed, actor = [], session.start_actor(threading.Event, ())
+    monkeypatch.setattr(session, "kill", lambda actor: killed.append(actor))
+    killed, actor = [], session.actor_class(threading.Event).remote()
     call = session.call(actor, "wait", 20)
     assert not session.is_done(call)
     assert not killed
     until(lambda: session.is_done(call) or killed)
     assert killed[0] is actor
-    assert session.is_done(session.call(session.start_actor(threading.Event, ()), "is_set"), 20)
+    assert session.is_done(session.call(session.actor_class(threading.Event).remote(), "is_set"), 20)
 
 
 class StuckShards:
@@ -275,10 +275,10 @@ class StuckShards:
 
     def __init__(self, session):
         self.session, self.stopped, self.started = session, threading.Event(), []
-        session.ray.kill = lambda actor, no_restart: self.stopped.set()
+        session.kill = lambda actor: self.stopped.set()
 
     def __call__(self, number):
-        self.started.append(actor := self.session.start_actor(StuckShard, (self, not self.started)))
+        self.started.append(actor := self.session.actor_class(StuckShard).remote(self, not self.started))
         return actor
 
     def __deepcopy__(self, memo):
@@ -423,7 +423,7 @@ class Fleets:
         states = SimpleNamespace(start=0, record_start=lambda actor: None, forget=lambda actor: None)
         settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
         return Fleet(
-            self.session, Counting, (shared, at_start), lambda slot, result: result, 2, states=states,
+            self.session, Counting, (shared, at_start), lambda slot, result, rows: (result, rows), 2, states=states,
             options=settings, on_restart=self.said.append,
         )  # fmt: skip
 
@@ -538,7 +538,7 @@ def killed(session, monkeypatch):
     """Actors that are killed; `go_on` is set then."""
     monkeypatch.setattr("a3c_mp.cluster.fleet.BEAT_SECONDS", 0.05)
     killed = SimpleNamespace(actors=[], go_on=threading.Event())
-    monkeypatch.setattr(session.ray, "kill", lambda actor: (killed.actors.append(actor), killed.go_on.set()))
+    monkeypatch.setattr(session, "kill", lambda actor: (killed.actors.append(actor), killed.go_on.set()))
     return killed
 
 

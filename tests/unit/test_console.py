@@ -144,6 +144,6 @@ def test_warnings_are_log_lines_while_progress_is_shown_and_run_log_escapes_what
     display.close()
     assert warnings.showwarning is before
     log.warning("ärger \udcff")
-    first, last = (tmp_path / "run.log").read_text(encoding="utf-8").splitlines()
-    assert f"WARNING UserWarning: a kernel is slow ({__file__}:" in first
-    assert last.endswith("WARNING ärger " + "\udcff".encode(errors="backslashreplace").decode())
+    text = (tmp_path / "run.log").read_text(encoding="utf-8")
+    assert ": UserWarning: a kernel is slow\n" in text
+    assert text.endswith("WARNING ärger " + "\udcff".encode(errors="backslashreplace").decode() + "\n")

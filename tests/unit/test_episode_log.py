@@ -158,10 +158,3 @@ def test_the_file_is_rewritten_as_a_whole_or_not_at_all(path, log, monkeypatch):
         EpisodeLog(path, 100, log)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["episodes.csv"]
-
-
-def test_a_file_that_cannot_be_read_is_an_error_of_the_system(path, log):
-    path.mkdir()
-    for steps in (0, 200):
-        with pytest.raises(OSError, match="Is a directory"):
-            EpisodeLog(path, steps, log)

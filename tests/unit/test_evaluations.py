@@ -6,7 +6,6 @@ The same with real processes, kills and signals is in tests/process/test_evaluat
 import math
 import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from torch import nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import WorkerError
-from a3c_mp.run import evaluator
 from a3c_mp.run.checkpoint import list_checkpoints, sha256_of_weights
 from a3c_mp.run.evaluation import Evaluation, Evaluations, PlayedGames
 from a3c_mp.run.mean_return import MIN_EPISODES
@@ -255,20 +253,6 @@ def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, 
     assert (run.exit_code, run.exit_reason, run.summary()["solved"]) == (0, reason, mean is not None)
 
 
-def test_the_wait_at_the_end_does_not_lower_the_steps_a_second(tmp_path, monkeypatch):
-    args = replace(ARGS, env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", total_steps=1000)
-    net = nn.Linear(1, 1)
-    with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
-        now = [run.progress.started]
-        monkeypatch.setattr("time.monotonic", lambda: now[0])
-        monkeypatch.setattr(run.progress.evals, "finish", lambda: now.__setitem__(0, now[0] + 50.0))
-        run.record_rollout(0, [], 0, 0)  # the first starts the clock
-        run.record_rollout(1000, [], 0, 0)
-        now[0] += 10.0
-        run.metrics.end_round()
-    assert run.summary()["sps"] == 100.0
-
-
 # ---- whole runs of every chapter
 
 
@@ -364,18 +348,3 @@ def test_a_best_evaluation_is_in_the_checkpoint_of_its_round_and_a_resume_counts
     assert resumed.code == 0, resumed.err
     assert resumed.evals["count"] > first["count"]
     assert resumed.evals["best_return_mean"] >= first["best_return_mean"]
-
-
-def test_an_evaluator_has_the_time_of_a_start_to_make_its_environments(monkeypatch):
-    """Each evaluation makes new ones, long after the process has started."""
-    tape = []
-    monkeypatch.setattr(evaluator, "make_play_envs", lambda *args, **options: tape.append("environments"))
-    monkeypatch.setattr(evaluator, "play_episodes", lambda *args: tape.append("games") or [])
-    space = SimpleNamespace(single_action_space=None)
-    channel = SimpleNamespace(
-        starting=lambda: tape.append("starting"), closing=lambda env: space, beat=lambda: tape.append("beat")
-    )
-    evaluator.EvaluationGames("CartPole-v1", 1, seed=1, max_steps=9).play(
-        nn.Linear(1, 1), lambda net, space: None, channel
-    )
-    assert tape == ["starting", "environments", "games"]

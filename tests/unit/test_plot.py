@@ -91,12 +91,6 @@ def labels(runs, env_id="CartPole-v1"):
     return [label for label, _ in curves.grouped(runs)[env_id]]
 
 
-def test_a_curve_whose_games_all_ended_at_one_step_is_visible():
-    axis = Figure().subplots()
-    plot.draw(axis, [("one step", [curve()._replace(steps=np.full(11, 64.0))]), ("a curve", [curve()])], "steps")
-    assert [line.get_marker() for line in axis.get_lines()] == ["o", "None"]
-
-
 def test_a_curve_has_one_point_for_games_that_ended_at_the_same_step(tmp_path):
     found = read(tmp_path / "r", "10,1.0,0,1.0,5", "10,1.0,1,3.0,5", "30,2.0,0,5.0,5")
     assert found.steps.tolist() == [10, 30]

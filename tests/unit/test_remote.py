@@ -14,10 +14,11 @@ from nodes import Net, free_port
 from torch import nn
 
 import train_task
-from a3c_mp.algorithms import attach, roles
-from a3c_mp.algorithms.actor_critic import make_optimizer
+from a3c_mp.algorithms import attach
+from a3c_mp.algorithms.actor_critic import A3CSetup
 from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import CommonArgs
+from a3c_mp.data.actor import OneSlot
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import WorkerEvent, WorkerOptions
@@ -27,6 +28,7 @@ from a3c_mp.processes.weights import Weights
 from a3c_mp.run import evaluator
 from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.progress import Progress
+from a3c_mp.run.run import Run
 from a3c_mp.task import node as node_module
 from a3c_mp.task import parallel
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
@@ -97,6 +99,11 @@ def test_messages_wait_for_their_handler_but_not_without_end(nodes):
 # ---- slots and weights
 
 
+def own_memory(weights):
+    """Of a collector on another machine: a slot that stands for all, and a copy of the weights."""
+    return SimpleNamespace(slots=OneSlot(Slots(SPEC, 1)[0]), weights=weights)
+
+
 @pytest.fixture
 def make_pool(nodes):
     """A pool for so many collectors of this machine, and for others; `events` is what it reports."""
@@ -153,7 +160,7 @@ def test_weights_come_with_the_tokens_also_where_they_are_of_another_dtype(nodes
     trained, acting = nn.Linear(5, 3), nn.Linear(5, 3).to(ours)
     weights, own = Weights(trained, theirs), Weights(acting, ours)
     pool = make_pool(0, 1, weights)
-    channel = connect(lambda: NodeChannel(node, Slots(SPEC, 1), own), hub)
+    channel = connect(lambda: NodeChannel(node, own_memory(own)), hub)
     for version in range(3):
         assert own.load(acting) == version
         for mine, original in zip(acting.parameters(), trained.parameters(), strict=True):
@@ -168,10 +175,10 @@ def test_weights_come_with_the_tokens_also_where_they_are_of_another_dtype(nodes
 
 def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_pool, tape):
     hub, node, other = nodes
-    pool = make_pool(0, 1, Weights(nn.Linear(1, 1)))
-    channel = connect(lambda: NodeChannel(node, Slots(SPEC, 1)), hub)
+    pool, memory = make_pool(0, 1, Weights(nn.Linear(1, 1))), own_memory(Weights(nn.Linear(1, 1)))
+    channel = connect(lambda: NodeChannel(node, memory), hub)
     assert (channel.worker, channel.seed_key) == (0, (7, 0, 1))
-    fields = channel.fields(pool.slots, channel.take().slot)
+    fields = memory.slots[channel.take().slot]
     fields["obs"].copy_(torch.arange(6.0).view(2, 3))
     channel.send(0, 3)
     [filled] = pool.take(lambda: False)
@@ -179,7 +186,7 @@ def test_a_remote_collector_gets_a_place_and_its_fields_arrive(nodes, make_pool,
     assert torch.equal(pool.slots[0]["obs"], fields["obs"])
     assert pool.events[0].joined
     with pytest.raises(ConfigError, match="its 1 places"):
-        connect(lambda: NodeChannel(other, Slots(SPEC, 1)), hub)
+        connect(lambda: NodeChannel(other, memory), hub)
     for _ in range(98):
         other.send(JOIN, "host")
     other.send(JOIN)
@@ -291,18 +298,18 @@ def test_a_collector_that_has_lost_its_place_ends_alone(nodes, monkeypatch, tape
 def test_a_run_whose_evaluator_is_a_node_shares_no_snapshots(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluator, "Weights", lambda net: pytest.fail("allocated"))
     args = train_task.Args(env_id="CartPole-v1", eval_every=100, runs_dir=tmp_path, run_name="r")
-    net = roles.make_net(args)
-    with roles.make_run(args, net, make_optimizer(args, net)) as run:
+    setup = A3CSetup(args)
+    with Run(args, args.chapter, setup.net, setup.optimizer, evaluates_elsewhere=True) as run:
         assert run.progress.evals.evaluator is None
 
 
 def test_a_node_that_has_joined_allocates_what_it_uses(monkeypatch):
-    sizes = []
-    monkeypatch.setattr(attach, "Slots", lambda spec, num_slots: sizes.append(num_slots))
-    for role, expected in (("evaluator", []), ("collector", [1])):
+    allocated = []
+    monkeypatch.setattr(attach, "Memory", lambda *parts: allocated.append(parts))
+    for role, expected in (("evaluator", 0), ("collector", 1)):
         args = train_task.Args(env_id="CartPole-v1", role=role)
         attach.run_node_of_task(None, lambda node, args, memory: None, args)
-        assert sizes == expected
+        assert len(allocated) == expected
 
 
 @pytest.fixture
@@ -406,7 +413,7 @@ def test_the_games_of_a_standalone_evaluator_end_with_the_run_and_with_the_time(
     end = InlineEvaluator(EvaluationGames.of(settings), lambda: interrupted and next(looks) > 50)
     closing, closed = end.closing, []
     end.closing = lambda env: closed.append(env) or closing(env)
-    end.start(roles.make_net(settings))
+    end.start(A3CSetup(settings).net)
     assert end.wait(seconds) is None
     assert closed
     assert not end._open

@@ -88,15 +88,6 @@ def test_what_cannot_be_written_on_resume_is_named(name, args):
     assert line.endswith("make it writable, or resume a copy of it")
 
 
-@pytest.mark.parametrize("name", [".lock", "run.log"])
-def test_what_cannot_be_written_in_a_folder_left_by_a_refused_start_is_named(name, args):
-    (args.runs_dir / "r").mkdir(parents=True)
-    block(args.runs_dir / "r" / name)
-    line = rf"^runs-dir=.*r/{name} cannot be written \(Is a directory\); choose another"
-    with pytest.raises(ConfigError, match=line):
-        a_run(args)
-
-
 # ---- the last state
 
 

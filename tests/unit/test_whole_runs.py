@@ -194,10 +194,10 @@ def test_too_few_actors_to_fill_the_replay_are_warned_of_once(run_inline, monkey
     start = Fleet._start
 
     def start_first(fleet, number):
-        if number == 0:
-            start(fleet, number)
-        else:
-            fleet.actors[number].is_waiting = True
+        start(fleet, number)
+        if number == 1:
+            fleet.actors[1].calls.clear()
+            fleet.actors[1].is_waiting = True
             fleet.on_restart(WorkerEvent(number, "actor 1 waits", replaced=False, left=True))
 
     monkeypatch.setattr(Fleet, "_start", start_first)
