@@ -15,7 +15,6 @@ from gymnasium.spaces import Box
 from harness import (
     A3C_DATA,
     A3C_GRAD,
-    APEX_DDPG,
     APEX_DQN,
     EVALUATED,
     IMPALA,
@@ -210,14 +209,20 @@ def test_too_few_actors_to_fill_the_replay_are_warned_of_once(run_inline, monkey
     assert (done.summary["updates"] == 0) == bool(warned)
 
 
-def test_ddpg_trains_and_is_played(run_inline):
-    done = run_inline.train(APEX_DDPG, "--total-steps", "1000")
-    assert done.code == 0, done.err
-    assert done.config["algorithm"] == "apex_ddpg"
-    assert {"losses/policy", "losses/value"} <= set(scalars(done.folder))
-    played = run_inline("play.py", "runs/r", "--episodes", "3")
-    assert played.code == 0, played.err
-    assert "greedy actions" in played.out
+@pytest.fixture
+def trained_and_played(run_inline):
+    """Trains a chapter and plays, greedily and as it acts; returns the weights."""
+
+    def check(chapter, *flags):
+        done = run_inline.train(chapter, "--total-steps", "64", *flags)
+        assert done.code == 0, done.err
+        assert done.summary["updates"] > 0 == done.not_finite
+        for more in ([], ["--sampled"]):
+            played = run_inline("play.py", "runs/r", "--episodes", "1", *more)
+            assert played.code == 0, played.err
+        return done.state["net"]
+
+    return check
 
 
 @ACTOR_CRITICS
