@@ -162,11 +162,12 @@ def start_replay(learner: Learner, spec: ReplaySpec) -> RemoteReplay:
     """Start the replay shards of DQN."""
     args, session, rows = learner.args, learner.carrier.session, apex.rows_per_lane(learner.args)
     run: Any = learner.run
+    shard_class = session.actor_class(ReplayShard, num_cpus=0)
 
     def start(number: int) -> Any:
         actors = len(range(number, args.num_actors, args.num_shards))
         settings = spec, actors, rows, args.priority_exponent, derive_seeds(args.seed, number, SHARD)[1]
-        return session.start_actor(ReplayShard, settings, num_cpus=0)
+        return shard_class.remote(*settings)
 
     replay = RemoteReplay(
         session, start, args.num_actors, args.num_shards, batch_size=args.batch_size,
