@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -40,10 +40,16 @@ LEAST_STORE = 80 * MIB
 CPU = torch.device("cpu")
 
 
+def save_run(setup: Setup, learner: Any, error: BaseException | None) -> None:
+    """Save the run before the actors end: where the node ends too, Ray may end this process meanwhile."""
+    learner.run.finish(error)
+
+
 class RayImpalaSetup(ImpalaSetup):
     """That of chapter 4, with what messages of unrolls are packed by."""
 
     spec = None
+    end = save_run
 
     def __init__(self, args: ImpalaArgs):
         super().__init__(args)
@@ -60,6 +66,8 @@ class RayImpalaSetup(ImpalaSetup):
 
 class RayDqnSetup(ApexSetup):
     """That of chapter 3 with DQN, but the replay lies in shards on the nodes of the cluster."""
+
+    end = save_run
 
     def __init__(self, args: DqnArgs):
         (obs_space, action_space), rows = probe_env(args.env_id, dqn.ACTIONS), apex.rows_per_lane(args)
@@ -134,13 +142,9 @@ def make_setup(args: RayRunArgs) -> RaySetup:
 
 @contextmanager
 def join_cluster(args: RayRunArgs, run: Run, setup: Any) -> Iterator[Session]:
-    """Connect to a running cluster, or to one of its own; at the end the run is saved before the session ends.
-
-    Where the node ends too, as at the shutdown of a machine, Ray may end this process meanwhile.
-    """
+    """Connect to a running cluster, or to one of its own."""
     address = None if args.address is None else find_cluster(args.address, args.token_file)
-    with Session(address, run.log, args.num_actors, store_bytes(args, setup)) as session, ExitStack() as saving:
-        saving.push(lambda kind, error, trace: run.finish(error))
+    with Session(address, run.log, args.num_actors, store_bytes(args, setup)) as session:
         nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
         size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {session.state.num_cpus:g} CPUs"
         run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")

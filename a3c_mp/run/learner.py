@@ -7,6 +7,7 @@ what the actor's successor needs, publish new weights when a round ends, give th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +57,9 @@ class Setup:
 
     def begin(self, learner: Learner) -> None:
         """Do what follows the restoring of a checkpoint and comes before the start of actors."""
+
+    def end(self, learner: Learner, error: BaseException | None) -> None:
+        """Do what comes after the last round and before the end of the actors."""
 
     def rounds(self, learner: Learner) -> Any:
         """Iterate over what the chapter learns from."""
@@ -153,15 +157,19 @@ class Learner:
         )
 
     def __enter__(self) -> Learner:
-        self.pool.__enter__()
+        with ExitStack() as stack:
+            stack.callback(self._tell_events)  # what led to the end of a run is the most interesting of all
+            stack.enter_context(self.pool)
+            stack.push(lambda kind, error, trace: self.setup.end(self, error))
+            self._leaving = stack.pop_all()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        try:
-            self.pool.__exit__(*exc)
-        finally:
-            for event in self._events:  # what led to the end of a run is the most interesting of all
-                self.run.on_restart(event)
+        self._leaving.__exit__(*exc)
+
+    def _tell_events(self) -> None:
+        for event in self._events:
+            self.run.on_restart(event)
 
     # ---- what a chapter calls
 
