@@ -87,6 +87,7 @@ def rollout_spec(
 ) -> Spec:  # fmt: skip
     """Return shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs."""
     assert isinstance(obs_space, Box), obs_space
+    assert not extra.keys() & set(Rollout._fields), "a field of a rollout has this name already"
     steps = (unroll_length, num_envs)
     states = (unroll_length + 1, num_envs)
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
@@ -142,7 +143,7 @@ def episode_starts(rollout: Rollout) -> Tensor:
 def is_finite(rollout: Rollout) -> bool:
     """Whether a rollout has no NaN or inf in what is learned from."""
     fields = [rollout.reward, rollout.value, rollout.behaviour_logits, rollout.truncation_value[rollout.truncated]]
-    fields += [rollout.obs, rollout.lstm_state, rollout.action]
+    fields += [rollout.obs, rollout.lstm_state, rollout.action, *rollout.extra.values()]
     return all(bool(torch.isfinite(field).all()) for field in fields if field.is_floating_point())
 
 
