@@ -17,7 +17,7 @@ from gymnasium.spaces import Box
 import wrappers
 from a3c_mp.cli.parser import UnknownFlag, make_parser, read_flags, refusal
 from a3c_mp.cli.unused_flags import as_flag, check_unused
-from a3c_mp.config import check_ranges, flag_name
+from a3c_mp.config import check_ranges, flag_name, format_error
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.layers import is_image
 
@@ -172,6 +172,8 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         raise ConfigError("resume", folder, "there is no run in this folder", hint_of_runs(folder)) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
+    if why := format_error(path, content.get("format")):
+        raise ConfigError("resume", folder, why, "start a new run")
     if not (algorithm := str(content.get("algorithm", ""))).startswith(args_class.chapter):
         why = f"{path} belongs to another chapter, {algorithm}"
         raise ConfigError("resume", folder, why, "resume it with the script that started it")

@@ -18,7 +18,7 @@ from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.cli import parse_args, parse_plain
 from a3c_mp.cli.flags import GROUPS, OTHER_NAMES
 from a3c_mp.cli.parser import parse_int
-from a3c_mp.config import Between, CommonArgs, Count, Fraction, check_ranges, flag_name
+from a3c_mp.config import FORMAT, Between, CommonArgs, Count, Fraction, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.run.preflight import check_device
@@ -64,7 +64,7 @@ def saved_run(tmp_path):
     def save(algorithm="chapter", **settings):
         args = {**dataclasses.asdict(Args()), "runs_dir": "somewhere", **settings}
         args = {name: value for name, value in args.items() if value != "left out"}
-        (tmp_path / "config.json").write_text(json.dumps({"algorithm": algorithm, "args": args}))
+        (tmp_path / "config.json").write_text(json.dumps({"format": FORMAT, "algorithm": algorithm, "args": args}))
         return tmp_path
 
     return save
@@ -213,7 +213,7 @@ def test_rewards_are_clipped_on_atari_unless_a_flag_or_a_preset_says_otherwise(s
     ]:
         assert parse_args(PPOArgs, presets | preset, "", argv).reward_clip is clipped, (argv, preset)
     settings = dataclasses.asdict(PPOArgs(env_id=cartpole, reward_clip=True)) | {"runs_dir": "somewhere"}
-    (tmp_path / "config.json").write_text(json.dumps({"args": settings}))
+    (tmp_path / "config.json").write_text(json.dumps({"format": FORMAT, "args": settings}))
     assert parse_args(PPOArgs, presets, "", ["--resume", str(tmp_path)]).reward_clip, "as it did"
 
 
@@ -397,6 +397,14 @@ def test_settings_of_another_chapter_or_version_are_refused(saved_run):
     assert line.endswith(
         "config.json has turbo, which this version does not know; resume it with the version that wrote it"
     )
+
+
+def test_a_run_of_another_version_is_refused_by_name(saved_run):
+    folder = saved_run()
+    (folder / "config.json").write_text(
+        (folder / "config.json").read_text().replace(f'"format": {FORMAT}', '"format": 1')
+    )
+    assert "config.json was written by a3c-mp 0.1, in format 1; this version reads" in refused("--resume", str(folder))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"args": 3}', b'{"args": null}', b"\xff"])

@@ -122,7 +122,7 @@ def test_whatever_stands_in_the_place_of_settings_is_taken_or_refused(tmp_path, 
         args_class, presets = CHAPTERS[chapter].settings
         saved = {**dataclasses.asdict(args_class()), **changed}
         saved = {name: value for name, value in saved.items() if name not in {"runs_dir", "resume", *dropped}}
-        content = json.dumps({"algorithm": chapter, "args": saved}) if instead is None else instead
+        content = json.dumps({"format": FORMAT, "algorithm": chapter, "args": saved}) if instead is None else instead
         content = content if isinstance(content, bytes) else content.encode(errors="replace")
         (tmp_path / "config.json").write_bytes(content)
         refusal = ""
