@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import a3c_mp
 from a3c_mp.cluster import guardian
@@ -34,11 +34,12 @@ ENVIRONMENT = {
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """keeps all of Ray on 127.0.0.1 (so it does on Windows and macOS); also read at the import"""
 LOOPBACK_HOST = "127.0.0.1"
-# `ray start`. With `LOOPBACK` set it refuses to join a cluster, which is meant for Windows; here it is only for tests.
+# `ray start`, without the server of Ray Client, on port 10001, and also where `LOOPBACK` lets it join no cluster.
 RAY_START = """
 import types
 from ray.scripts import scripts
 scripts.ray_constants = types.SimpleNamespace(**{**vars(scripts.ray_constants), "ENABLE_RAY_CLUSTER": True})
+scripts.get_ray_client_dependency_error = lambda: "not used"
 scripts.main()
 """
 START_SECONDS, END_SECONDS = 60.0, 5.0
@@ -96,8 +97,7 @@ class Node:
             env={**foreign(os.environ), **settings, "PYTHONPATH": path},
         )  # fmt: skip
         os.close(stdin)
-        assert self._guardian.stdout is not None
-        self._output = self._guardian.stdout
+        self._output: Any = self._guardian.stdout
 
     def wait_for_start(self) -> str:
         """Wait until the node runs; returns HOST:PORT of its cluster's head. Raises ConfigError if it cannot start."""
