@@ -25,7 +25,7 @@ import train_task
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.run import checkpoint
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.exchange import FILLED, JOIN, SETUP, TOKEN
+from a3c_mp.task.exchange import FILLED, JOIN, NO_PLACE, SETUP, TOKEN
 from a3c_mp.task.router import Router
 from a3c_mp.task.wire import encode
 from wrappers import make_env
@@ -319,19 +319,22 @@ def intruder(standing):
     """A node that has the key and no manners, in the place of a collector: its router, and its first token."""
     with Router(Endpoint(dials=standing.address, key_file=standing.key_file)) as router:
         router.send(JOIN, "intruder")
-        worker, _, tokens, _ = wait_for_message(router, SETUP).args
+        while (answer := wait_for_message(router, SETUP, NO_PLACE)).event == NO_PLACE:
+            time.sleep(0.2)  # the place of the intruder before is not free yet
+            router.send(JOIN, "intruder")
+        worker, _, tokens, _ = answer.args
         assert worker == 1
         yield router, tokens[0][0]
 
 
-def wait_for_message(router, event, timeout=30):
+def wait_for_message(router, *events, timeout=30):
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         for message in router.receive():
-            if message.event == event:
+            if message.event in events:
                 return message
         select.select(router.files, [], [], 0.1)
-    raise AssertionError(f"no {event}")
+    raise AssertionError(f"no {events}")
 
 
 def rollout(**changes):

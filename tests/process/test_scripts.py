@@ -139,7 +139,7 @@ def test_a_second_run_in_the_same_folder_is_refused(scripts):
     trainer.send_signal(signal.SIGSTOP)  # its work is not needed
     second = scripts.resume(TASK)
     assert second.code == 2
-    assert f"in use by process {trainer.pid}; wait for it to end" in second.err
+    assert f"in use by process {trainer.pid}; wait for it" in second.err
     trainer.send_signal(signal.SIGCONT)
     trainer.send_signal(signal.SIGINT)
     assert scripts.finish(trainer, "r").code == 130
