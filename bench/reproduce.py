@@ -17,11 +17,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
-
-import tyro
 
 from a3c_mp.cli import parse_plain
 from a3c_mp.cli.unused_flags import unused
@@ -37,7 +34,7 @@ MORE_STEPS = 2.0
 
 @dataclass(frozen=True)
 class Args:
-    row: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    row: tuple[str, ...]
     """chapter and game, or a result file"""
     seeds: Count | None = None
     """fewer seeds than were recorded"""
