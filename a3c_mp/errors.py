@@ -40,10 +40,6 @@ class PeerLost(WorkerError):
     """Another learner has died or does not answer."""
 
 
-class RequestError(A3CError):
-    """Another node is gone, or failed to answer a request; the message names it."""
-
-
 class CheckpointError(A3CError):
     """A checkpoint cannot be used; the message names the file and the reason."""
 

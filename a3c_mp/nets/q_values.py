@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.nets.layers import chain, convolutions, mlp, num_features
+from a3c_mp.nets.layers import convolutions, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -62,14 +62,6 @@ class DuelingQ(nn.Module):
         shared = [[layer] for layer in self.torso if isinstance(layer, nn.Linear)]
         heads = [[layer for layer in head if isinstance(layer, nn.Linear)] for head in (self.value, self.advantage)]
         return shared + [list(pair) for pair in zip(*heads, strict=True)]
-
-    def set_layers(self, layers: Sequence[Sequence[nn.Linear]], activation: str) -> None:
-        """Replace all linear layers, in the order of `layers`, and the activations between them."""
-        layers, act = list(layers), ACTIVATIONS[activation]
-        if not self.norm.image:
-            (shared,) = layers.pop(0)
-            self.torso = nn.Sequential(nn.Flatten(), shared, act())
-        self.value, self.advantage = (chain(head, act) for head in zip(*layers, strict=True))
 
 
 class DDPGNet(nn.Module):
