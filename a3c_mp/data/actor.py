@@ -29,11 +29,15 @@ class Memory:
     states: Any
     """`ResumeStates` or `SentStates`"""
     dtype: torch.dtype
-    """that nets act in"""
+    """that actors compute in"""
     in_order: bool
     """whether actors act with the version that a token names; otherwise with the newest"""
     more: Any = None
     """of chapter 2 the weights that actors act with (`Weights`), of chapter 3 the replay that they fill (`Shards`)"""
+
+    def place(self, net: Any) -> Any:
+        """Move a net to the device of the weights and to the dtype that actors compute in."""
+        return net.to(self.weights.device, self.dtype)
 
     def load(self, net: nn.Module, token: Token) -> int:
         """Copy the newest weights, or in order those that the token names, into `net`; return their version."""

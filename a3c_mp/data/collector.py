@@ -48,8 +48,8 @@ class RolloutCollector:
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.action_space = env.single_action_space
         net = make_actor_critic(env.single_observation_space, self.action_space, args.net_spec)
+        self.net = net = self.memory.place(net)
         device = self.memory.weights.device
-        self.net = net = net.to(device, self.memory.dtype)
         self.rng = torch.Generator(device)
         self.bursts: Bursts | None = None
         if args.explorers:

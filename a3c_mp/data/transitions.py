@@ -53,7 +53,7 @@ class TransitionCollector:
         self, args: Any, env: VectorEnv, net: nn.Module, make_policy: Callable[..., Policy], channel: ActorChannel
     ):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
-        self.net = net.to(self.memory.weights.device, self.memory.dtype)
+        self.net = self.memory.place(net)
         self.games = games = Games(env, channel)
         self.stats, self.obs, self.blocks = games.stats, games.obs, games.rollouts
         self.writer = Writer(self.memory.more, channel.worker, args.n_step, args.gamma, games.successor_state)
