@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from a3c_mp.nets.distributions import MASKED, is_masked
+from a3c_mp.nets.distributions import MASKED
 
 STRETCH = 1_000
 """steps for which bursts are drawn at once, at least"""
@@ -93,7 +93,7 @@ class Bursts:
         if not bursting.any():
             return logits
         chosen = (repeated.clamp(min=0) + self.first_logits).to(logits.device)
-        masked = is_masked(logits)
+        masked = logits == MASKED
         certain = torch.full_like(logits, IMPOSSIBLE).scatter(1, chosen, 0.0).masked_fill(masked, MASKED)
         possible = bursting.to(logits.device) & ~masked.gather(1, chosen).any(dim=1)
         return torch.where(possible[:, None], certain, logits)

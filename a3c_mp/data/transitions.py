@@ -14,8 +14,8 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from a3c_mp.config import RewardArgs
+from a3c_mp.data.actor import Games
 from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
-from a3c_mp.data.games import Games
 from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Writer

@@ -6,7 +6,6 @@ A rollout stores the parameters, [..., P], of the policy that acted: logits, or 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,15 +26,10 @@ LOWEST_ALLOWED = -1e29
 
 
 def mask_logits(logits: Tensor, mask: np.ndarray | None) -> Tensor:
-    """Return logits [B, P] with `MASKED` where a mask, bool [B, P], is false; None masks nothing."""
+    """Logits [B, P], `MASKED` where a mask, bool [B, P], is false; None masks nothing."""
     if mask is None:
         return logits
     return logits.clamp(min=LOWEST_ALLOWED).masked_fill(~torch.from_numpy(mask).to(logits.device), MASKED)
-
-
-def is_masked(logits: Tensor) -> Tensor:
-    """Return which logits [..., P] belong to actions that are not allowed, bool."""
-    return logits == MASKED
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +47,12 @@ class Categorical:
         return F.log_softmax(self.logits, dim=-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Return log pi(a|s) [...]."""
+        """Log pi(a|s) [...]."""
         assert action.shape == self.logits.shape[:-1], (action.shape, self.logits.shape)
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Return the entropy [...] (nats)."""
+        """Entropy [...] (nats)."""
         return -(self.log_probs.exp() * self.log_probs).sum(dim=-1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
@@ -70,7 +64,7 @@ class Categorical:
         return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)
 
     def mode(self) -> Tensor:
-        """Return the most probable actions [...]."""
+        """The most probable actions [...]."""
         return self.logits.argmax(dim=-1)
 
 
@@ -82,11 +76,11 @@ class MultiCategorical(NamedTuple):
 
     logits: Tensor
     shape: tuple[int, ...]
-    sizes: Sequence[int]
+    sizes: list[int]
 
     @property
     def parts(self) -> list[Categorical]:
-        return [Categorical(logits) for logits in self.logits.split(list(self.sizes), dim=-1)]
+        return [Categorical(logits) for logits in self.logits.split(self.sizes, dim=-1)]
 
     def log_prob(self, action: Tensor) -> Tensor:
         chosen = action.reshape(*self.logits.shape[:-1], -1).unbind(dim=-1)
@@ -123,12 +117,12 @@ class DiagonalGaussian(NamedTuple):
         return self.params.chunk(2, dim=-1)[1]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Return the log density log pi(a|s) [...]."""
+        """Log density log pi(a|s) [...]."""
         distance = (action.reshape(self.mean.shape) - self.mean) / self.log_std.exp()
         return -(0.5 * distance.square() + self.log_std + 0.5 * math.log(2 * math.pi)).sum(dim=-1)
 
     def entropy(self) -> Tensor:
-        """Return the differential entropy [...] (nats), which can be negative."""
+        """Differential entropy [...] (nats), which can be negative."""
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
@@ -137,7 +131,6 @@ class DiagonalGaussian(NamedTuple):
         return self._shaped(self.mean + self.log_std.exp() * noise)
 
     def mode(self) -> Tensor:
-        """Return the means."""
         return self._shaped(self.mean)
 
     def _shaped(self, flat: Tensor) -> Tensor:
@@ -148,7 +141,7 @@ Distribution = Categorical | MultiCategorical | DiagonalGaussian
 
 
 def category_sizes(space: gymnasium.Space) -> list[int]:
-    """Return the number of choices in each part of an action; an empty list for continuous actions."""
+    """Number of choices in each part of an action; none for continuous actions."""
     if isinstance(space, Discrete):
         return [int(space.n)]
     if isinstance(space, MultiDiscrete):
@@ -157,25 +150,24 @@ def category_sizes(space: gymnasium.Space) -> list[int]:
 
 
 def num_outputs(space: gymnasium.Space) -> int:
-    """Return how many outputs a policy needs: a logit for each choice, or the mean of each dimension."""
+    """How many outputs a policy needs: a logit for each choice, or the mean of each dimension."""
     return sum(category_sizes(space)) or int(np.prod(space.shape or ()))
 
 
 def num_params(space: gymnasium.Space) -> int:
-    """Return the number of parameters of a distribution (P): the outputs, and a log deviation for each mean."""
+    """Number of parameters of a distribution (P): the outputs, and a log deviation for each mean."""
     return num_outputs(space) * (2 if isinstance(space, Box) else 1)
 
 
 def is_valid(space: gymnasium.Space, actions: Tensor) -> bool:
     """Whether actions [..., *shape] are among the choices of a space; continuous ones may lie outside, but not NaN."""
-    sizes = category_sizes(space)
-    if not sizes:
+    if not (sizes := category_sizes(space)):
         return bool(actions.isfinite().all())
     return bool(((actions >= 0) & (actions < torch.tensor(sizes).view(space.shape or ()))).all())
 
 
 def to_env(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
-    """Return actions [..., *shape] as environments take them: in the dtype of the space, clipped to a Box's bounds."""
+    """Actions [..., *shape] as environments take them: in the dtype of the space, clipped to a Box's bounds."""
     if isinstance(space, Discrete):
         return actions
     actions = actions.astype(space.dtype)
@@ -207,11 +199,11 @@ class ActionHead(nn.Module):
         return torch.cat([outputs, self.log_std.to(outputs.dtype).expand_as(outputs)], dim=-1)
 
     def masked_as(self, params: Tensor, others: Tensor) -> Tensor:
-        """Return parameters [..., P] with those logits masked that are masked in `others`, [..., P]."""
-        return params if isinstance(self.space, Box) else params.masked_fill(is_masked(others), MASKED)
+        """Parameters [..., P] with those logits masked that are masked in `others`, [..., P]."""
+        return params if isinstance(self.space, Box) else params.masked_fill(others == MASKED, MASKED)
 
     def distribution(self, params: Tensor) -> Distribution:
-        """Return the distribution with parameters [..., P]; its actions have the shape [..., *space.shape]."""
+        """The distribution with parameters [..., P]; its actions have the shape [..., *space.shape]."""
         if isinstance(self.space, Discrete):
             return Categorical(params)
         shape = self.space.shape or ()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.actor_critic import initial_state, unroll
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.layers import LSTMCore, is_image, reset_state
 from a3c_mp.nets.obs_norm import CLIP, VALUES_AT_ONCE, Moments, ObsNorm
@@ -335,9 +334,9 @@ def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
         return
     net = make_actor_critic(space, Discrete(5), NetSpec(kind, lstm))
     obs = torch.from_numpy(np.stack([[space.sample() for _ in range(2)] for _ in range(3)]))
-    logits, values = unroll(net, obs, torch.zeros(2, net.lstm_size), torch.zeros(3, 2, dtype=torch.bool))
+    logits, values, _ = net.unroll(obs, torch.zeros(2, net.lstm_size), torch.zeros(3, 2, dtype=torch.bool))
     assert (logits.shape, values.shape) == ((3, 2, 5), (3, 2))
-    assert (net.lstm_size > 0) == lstm == bool(initial_state(net, 2))
+    assert (net.lstm_size > 0) == lstm == bool(net.initial_state(2))
     (logits.square().sum() + values.sum()).backward()
     dead = [name for name, parameter in net.named_parameters() if parameter.grad is None]
     assert not dead
@@ -378,7 +377,7 @@ def test_the_core_is_torchs_lstm_reset_at_episode_starts():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_net_with_a_core_acts_in_its_own_format(dtype):
     net = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2), NetSpec(lstm=True)).to(dtype)
-    logits, value, state = net(torch.ones(2, 3), *initial_state(net, 2))
+    logits, value, state = net(torch.ones(2, 3), *net.initial_state(2))
     assert is_bfloat16([logits, value]) == (dtype == torch.bfloat16)
     assert state.dtype == torch.float32, "it is carried from step to step"
     assert state.any()
@@ -391,13 +390,13 @@ def test_in_bfloat16_too_the_learner_computes_what_the_actor_computed_step_by_st
     net = make_actor_critic(Box(-1.0, 1.0, (2,)), Discrete(3), NetSpec(lstm=True))
     nn.init.normal_(net.policy[-1].weight, std=0.1)
     acting, obs = copy.deepcopy(net).to(torch.bfloat16), torch.randn(40, 64, 2)
-    state, acted = initial_state(acting, 64), []
+    state, acted = acting.initial_state(64), []
     with torch.no_grad():
         for now in obs:
             logits, _, *state = acting(now, *state)
             acted.append(logits)
         with torch.autocast("cpu", torch.bfloat16):
-            learned, _ = unroll(net, obs, torch.zeros(64, net.lstm_size), torch.zeros(40, 64, dtype=torch.bool))
+            learned, *_ = net.unroll(obs, torch.zeros(64, net.lstm_size), torch.zeros(40, 64, dtype=torch.bool))
     assert (learned.float() - torch.stack(acted).float()).abs().mean() < 1e-4
 
 

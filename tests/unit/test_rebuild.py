@@ -1,5 +1,7 @@
 """Environments rebuilt from seeds and actions are the same to the last bit, and stay the same."""
 
+import copy
+
 import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
@@ -57,10 +59,9 @@ def _rng():
 def test_a_rebuilt_environment_is_the_same_and_stays_the_same(env_id, steps):
     env, log, obs = played(env_id, steps)
     assert (log.seedings > 0).all(), "some games of each were seeded again"
-    state = log.state_dict()
     again = make_vec_env(env_id, N, seed=5, rebuildable=True)
     beats = []
-    assert (again.rebuild(state, lambda: beats.append(1)) == obs).all()
+    assert (again.rebuild(copy.deepcopy(log), lambda: beats.append(1)) == obs).all()
     assert len(beats) > log.now - log.start.min()
     rng, ends = _rng(), 0
     for _ in range(steps // 3):
@@ -85,7 +86,7 @@ def test_an_environment_that_has_taken_no_step_is_rebuilt_by_a_reset():
     env = make_vec_env("CartPole-v1", N, seed=5, rebuildable=True)
     obs, _ = env.reset()
     again = make_vec_env("CartPole-v1", N, seed=5, rebuildable=True)
-    assert (again.rebuild(GameLog(N, seeding_of("CartPole-v1")).state_dict()) == obs).all()
+    assert (again.rebuild(GameLog(N, seeding_of("CartPole-v1")), lambda: None) == obs).all()
     assert (again.start_new_games() != obs).any(), "other games have other seeds"
 
 
