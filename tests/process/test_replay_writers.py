@@ -100,7 +100,7 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
     steady = start(1, 0)
     lives, processes = set(), [steady[0]]
     try:
-        with Prefetch(replay, 64) as batches:
+        with Prefetch(replay, 64, 2) as batches:
             life = 0
             while life < 40 or (shards.written[:B] <= 2 * ROWS).any():  # until the lanes have wrapped around
                 life += 1
