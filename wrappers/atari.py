@@ -82,9 +82,7 @@ def is_atari(env_id: str) -> bool:
 def atari_settings(env_id: str) -> dict[str, Any]:
     """Game, sticky-action probability and action set from the id's spec.
 
-    Raises:
-        ValueError: the id skips a random number of frames, as `Pong-v4` does, or has another setting that is not
-            supported here.
+    Raises ValueError if the id skips a random number of frames, as `Pong-v4` does, or has another unsupported setting.
     """
     kwargs = find_spec(env_id).kwargs
     if not isinstance(kwargs.get("frameskip", FRAME_SKIP), int):

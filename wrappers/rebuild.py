@@ -24,10 +24,7 @@ COUNTERS = "seedings", "games", "seeded", "start"
 
 
 class Seeding(NamedTuple):
-    """Rule for seeding an environment again: at the end of a game, after at least this many games and steps.
-
-    Rare seeding makes rebuilding slow; frequent seeding costs time: on Atari each loads the ROM again, about 0.1 s.
-    """
+    """Rule for seeding an environment again: at the end of a game, after at least this many games and steps."""
 
     games: int
     steps: int
@@ -37,7 +34,8 @@ class Seeding(NamedTuple):
 def seeding_of(env_id: str) -> Seeding:
     """The `Seeding` of an environment: gymnasium's are seeded for each game, Atari's C++ ones after some games.
 
-    With sticky actions a game depends on all random numbers drawn since the seed, so all actions are repeated.
+    Each seeding loads the ROM again (0.1 s); rare ones make rebuilding slow. With sticky actions a game depends on all
+    random numbers drawn since the seed, so all actions are repeated.
     """
     if not is_atari(env_id):
         return Seeding(games=1, steps=0, skip_games=True)
@@ -79,7 +77,6 @@ class GameLog:
 
     def extend(self, actions: np.ndarray, done: np.ndarray) -> None:
         """Add actions [T, N, ...] and `done` [T, N]; drop actions that rebuilding no longer needs."""
-        assert actions.shape[:2] == done.shape, (actions.shape, done.shape)
         for ended in done:
             self.step(ended)
         self.actions.append(actions)
@@ -118,14 +115,11 @@ class Rebuildable(GuardedEnvs):
     It must be deterministic, given seeds and actions. Environment i starts with `seed + i`.
     """
 
-    seed: int
-
     def __init__(self, env: VectorEnv, seed: int, seeding: Seeding):
         super().__init__(env, seed)
         self.log = GameLog(env.num_envs, seeding)
 
     def reset(self, *, seed=None, options=None):
-        assert seed is None, "seeds come from the rule"
         return self._reset(np.ones(self.num_envs, np.bool_))
 
     def step(self, actions):
@@ -169,7 +163,7 @@ class Rebuildable(GuardedEnvs):
     def _idle_actions(self) -> np.ndarray:
         """Valid actions [N, ...] for steps whose results are discarded."""
         if self.mask is not None:
-            return np.stack([allowed_action(self.space, mask) for mask in self.mask])
+            return np.stack([allowed_action(self.space, mask, min) for mask in self.mask])
         idle = np.zeros(()).clip(self.low, self.high) if isinstance(self.space, Box) else self.low
         return np.broadcast_to(idle, self.shape).astype(self.space.dtype)
 

@@ -20,8 +20,7 @@ from a3c_mp.seeds import derive_seeds
 from wrappers import make_vec_env, obs_hashes
 
 Fill = Callable[[Token], Any]
-"""fills the slot of a token with what an actor sends; returns a few figures to send with it, such as the version of the
-weights that it acted with"""
+"""fills the slot of a token; returns a few figures to send with it, such as the version of the weights that acted"""
 
 
 @dataclass

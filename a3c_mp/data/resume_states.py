@@ -55,13 +55,8 @@ class ActorLayout(NamedTuple):
 class ResumeStates:
     """States of all actors of a deterministic run; in other runs only messages are counted. Actors `write`.
 
-    Args:
-        args, layout: settings of the chapter, shapes and counts of what its actors send.
-        start: agent steps of the run when its actors start; seeds of environments and sampling depend on it.
-        group: learners that keep the same states; each has slots for its own actors only.
-
-    Raises:
-        ConfigError: too little shared memory.
+    Seeds of environments and sampling depend on `start`, the agent steps of the run when its actors start. All learners
+    of a `group` keep the same states, and each has slots for its own actors. Raises ConfigError if memory is too small.
     """
 
     def __init__(self, args: CommonArgs, layout: ActorLayout, *, start: int, group: LearnerGroup | None = None):

@@ -53,11 +53,8 @@ class ActorCritic(nn.Module):
 class LayeredActorCritic(ActorCritic):
     """Actor-critic of a torso, an optional LSTM, and a head each for policy and value.
 
-    Args:
-        norm, head: of an `ActorCritic`.
-        torso: normalized observations [N, *obs_shape] -> features [N, F].
-        core: an LSTM on the features.
-        policy, value: features -> `head.num_outputs` outputs, and -> one.
+    `torso`: normalized observations [N, *obs_shape] -> features [N, F]; `core`: an LSTM on the features; `policy`:
+    features -> `head.num_outputs` outputs; `value`: features -> one.
     """
 
     def __init__(

@@ -34,37 +34,28 @@ def mask_logits(logits: Tensor, mask: np.ndarray | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Categorical:
-    """Softmax policy over A actions: logits [..., A], actions int64 [...].
-
-    The log-probabilities are kept: those of a first call under `no_grad` have no gradient later either.
-    """
+    """Softmax policy over A actions: logits [..., A]; actions int64, log pi(a|s) and entropy (nats) are [...]."""
 
     logits: Tensor
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """Log pi(.|s) [..., A], which a loss needs twice."""
+        """Log pi(.|s) [..., A], which a loss needs twice; without gradient if first computed under `no_grad`."""
         return F.log_softmax(self.logits, dim=-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Log pi(a|s) [...]."""
         assert action.shape == self.logits.shape[:-1], (action.shape, self.logits.shape)
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Entropy [...] (nats)."""
         return -(self.log_probs.exp() * self.log_probs).sum(dim=-1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
-        """Sample actions for logits [B, A]; NaN or inf in them give arbitrary allowed actions.
-
-        Such a rollout is not learned from (see `is_finite`).
-        """
+        """Sample actions for logits [B, A]; NaN or inf give arbitrary allowed ones, not learned from (`is_finite`)."""
         probabilities = self.logits.nan_to_num().softmax(dim=-1)  # NaN counts as 0, infinities as the largest numbers
         return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)
 
     def mode(self) -> Tensor:
-        """The most probable actions [...]."""
         return self.logits.argmax(dim=-1)
 
 
@@ -102,7 +93,8 @@ class MultiCategorical(NamedTuple):
 class DiagonalGaussian(NamedTuple):
     """Gaussian policy with independent dimensions: params [..., 2 * D] (means, log deviations), actions [..., *shape].
 
-    Actions are unbounded: they are clipped to the space for the environment only (`to_env`).
+    Actions are unbounded: they are clipped to the space for the environment only (`to_env`). `log_prob` is that of the
+    density, and the differential entropy can be negative.
     """
 
     params: Tensor
@@ -117,12 +109,10 @@ class DiagonalGaussian(NamedTuple):
         return self.params.chunk(2, dim=-1)[1]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Log density log pi(a|s) [...]."""
         distance = (action.reshape(self.mean.shape) - self.mean) / self.log_std.exp()
         return -(0.5 * distance.square() + self.log_std + 0.5 * math.log(2 * math.pi)).sum(dim=-1)
 
     def entropy(self) -> Tensor:
-        """Differential entropy [...] (nats), which can be negative."""
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
@@ -177,11 +167,8 @@ def to_env(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
 class ActionHead(nn.Module):
     """Head of a policy: outputs of its last layer -> parameters of the distribution over actions of a space.
 
-    For continuous actions it has a log deviation for each dimension, which does not depend on the observation.
-
-    Args:
-        space: of actions, one of `ACTIONS` with choices from 0 on; else ValueError.
-        log_std_init: the log deviations at the start.
+    For continuous actions it has a log deviation for each dimension, which does not depend on the observation and is
+    `log_std_init` at first. Raises ValueError for a space that is not one of `ACTIONS`, with choices from 0 on.
     """
 
     def __init__(self, space: gymnasium.Space, log_std_init: float = 0.0):

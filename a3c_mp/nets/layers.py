@@ -94,5 +94,5 @@ class LSTMCore(nn.Module):
 
 
 def reset_state(state: Tensor, starts: Tensor | np.ndarray) -> Tensor:
-    """Reset the LSTM state [B, S] to zeros where an episode starts, bool [B]."""
+    """The LSTM state [B, S], zeros where an episode starts, bool [B]."""
     return state.masked_fill(torch.as_tensor(starts, device=state.device)[:, None], 0.0)

@@ -141,8 +141,8 @@ def _normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 def _median_and_deviation(obs: Tensor) -> tuple[Tensor, Tensor]:
     """What outliers do not move: the median of observations [N, *shape] and their deviation, [1, *shape] each.
 
-    The deviation is that of a normal distribution with the same median distance from the median, and 1e-2 more, as in
-    the net's input; 0 where more than half of the values are equal.
+    The deviation is that of a normal distribution with the same median distance from the median, plus 1e-2, as in the
+    net's input; 0 where more than half of the values are equal.
     """
     middle = slice((len(obs) - 1) // 2, (len(obs) + 1) // 2)
     median = obs.sort(dim=0).values[middle]  # `Tensor.median` is not deterministic on a GPU

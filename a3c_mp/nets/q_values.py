@@ -62,12 +62,12 @@ class DuelingQ(nn.Module):
 class DDPGNet(nn.Module):
     """DDPG's actor mu(s) in [-1, 1]^D and critic Q(s, a), for vector observations (Lillicrap et al. 2016, section 7).
 
-    Observations and actions are flattened, actions to D numbers; each net has two layers of `hidden` units.
+    Observations and actions are flattened, actions to D numbers.
     """
 
-    def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...], hidden: int = 256):
+    def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...]):
         super().__init__()
-        self.action_shape = action_shape
+        self.action_shape, hidden = action_shape, 256
         inputs, outputs = torch.Size(obs_shape).numel(), torch.Size(action_shape).numel()
         self.norm = ObsNorm(obs_shape, image=False)
         self.actor = nn.Sequential(*mlp([inputs, hidden, hidden, outputs], nn.ReLU), nn.Tanh())

@@ -52,15 +52,10 @@ class Batch(NamedTuple):
 
 
 def importance_weights(probability: Tensor, importance_exponent: float, smallest: Tensor | None = None) -> Tensor:
-    """Importance-sampling weights: (N P(i))^-beta over the largest of the batch (Schaul et al. 2016, section 3.4).
+    """Importance-sampling weights (N P(i))^-beta over the largest of the batch (Schaul et al. 2016, section 3.4).
 
-    Args:
-        probability: [N] float64, P(i).
-        importance_exponent: beta; 1 corrects in full.
-        smallest: [] float64, the smallest P(i) of the whole batch, if these are only a part of it.
-
-    Returns:
-        [N] float32 in (0, 1]; the replay's size cancels.
+    They are [N] float32 in (0, 1]; the replay's size cancels, and beta = 1 corrects in full. `smallest` [] is the
+    smallest P(i) of the whole batch, if `probability` [N] float64 is only a part of it.
     """
     return (probability / (probability.min() if smallest is None else smallest)).pow(-importance_exponent).float()
 
@@ -70,10 +65,7 @@ class Replay:
 
     Every method may be called while writers write, and while another thread of this process is in `sample`.
 
-    Args:
-        shards: the memory, shared with the writers.
-        priority_exponent: alpha; 0 samples uniformly.
-        seed: of sampling.
+    With a `priority_exponent` (alpha) of 0 it samples uniformly.
     """
 
     def __init__(self, shards: Shards, priority_exponent: float, seed: int):
@@ -219,9 +211,9 @@ class Replay:
         return self.tree.leaves.reshape(self.shards.num_lanes, self.shards.rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`; call it before the writers start. Raises ValueError for other sizes.
+        """Continue from a `state_dict`, before the writers start; priorities get the exponent of this replay.
 
-        Priorities get the exponent of this replay; those of a uniform one are all 1.
+        Raises ValueError for other sizes.
         """
         if state["sizes"] != self._sizes():
             sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
@@ -246,11 +238,8 @@ class Replay:
 class Prefetch:
     """Samples batches ahead on a thread; use it in a `with` block.
 
-    Args:
-        replay: the replay to sample.
-        batch_size: N.
-        ahead: batches sampled ahead; 0 samples on demand, without a thread (deterministic runs).
-        pin: page-lock the batches' memory, for copies to a GPU.
+    With `ahead` 0 it samples on demand, without a thread (deterministic runs); `pin` page-locks the batches' memory,
+    for copies to a GPU.
     """
 
     def __init__(self, replay: Replay, batch_size: int, ahead: int, pin: bool = False):

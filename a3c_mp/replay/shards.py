@@ -40,8 +40,7 @@ class Shards:
         stack: observations [stack, ...] are the last `stack` frames of the episode, oldest first, zeros before its
             first, and only the newest is stored. With 1 the whole observation is stored as it is.
 
-    Raises:
-        MemoryError: too little memory is free; the message has both sizes.
+    Raises MemoryError, with both sizes, if too little memory is free.
     """
 
     # What rows hold, as numpy views of shared memory, [lanes, rows, ...]:
@@ -90,10 +89,7 @@ class Shards:
         return {name: field for name, field in self.slots[0].items() if name not in COUNTERS}
 
     def at(self, rows: np.ndarray) -> Shards:
-        """Return the same memory with counters of its own: `rows` [lanes] are filled in each lane, and complete.
-
-        What other processes write from now on stays unseen; who writes where is for the caller to arrange.
-        """
+        """The same memory with counters of its own: `rows` [lanes] are filled and complete, later ones stay unseen."""
         view = copy.copy(self)
         view.written, view.committed = rows.copy(), rows.copy()
         view.writable_until = np.maximum(rows, self.rows)

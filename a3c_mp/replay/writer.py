@@ -34,10 +34,9 @@ class EnvStep(NamedTuple):
 
 def writer_state_spec(num_envs: int, n_step: int) -> Spec:
     """Shapes and dtypes of `Writer.fields`."""
-    numbers = ((n_step, num_envs), torch.float64)
     return {
-        "nstep_returns": numbers,
-        "nstep_q": numbers,
+        "nstep_returns": ((n_step, num_envs), torch.float64),
+        "nstep_q": ((n_step, num_envs), torch.float64),
         "nstep_pending": ((n_step, num_envs), torch.bool),
         "nstep_time": ((1,), torch.int64),
         "writer_t": ((num_envs,), torch.int64),
@@ -58,10 +57,7 @@ class Writer:
     of the shard continues behind it. Environments must be at an episode's start when a writer is made, or be rebuilt
     to where `restored` was taken.
 
-    Args:
-        shards, shard: the memory, and the number of the actor's shard.
-        n_step, gamma: rewards in a return (n), and discount factor.
-        restored: `fields()` of a predecessor whose incomplete transitions this writer completes; else they are dropped.
+    Incomplete transitions of a predecessor are completed if `restored` has its `fields()`, else dropped.
     """
 
     def __init__(
@@ -89,9 +85,8 @@ class Writer:
 
     def fields(self) -> dict[str, np.ndarray]:
         """State that a successor needs to continue from here, besides the contents of the shard."""
-        time = np.array([self.time % self.n])
         numbers = {"nstep_returns": self.returns, "nstep_q": self.q, "nstep_pending": self.pending}
-        return {**numbers, "nstep_time": time, "writer_t": self.t}
+        return {**numbers, "nstep_time": np.array([self.time % self.n]), "writer_t": self.t}
 
     def step(self, step: EnvStep) -> None:
         """Append one step of every environment.
