@@ -114,7 +114,7 @@ def _make_own_net(
     name: str, obs_space: gymnasium.Space, action_space: gymnasium.Space, head: ActionHead
 ) -> ActorCritic:
     """Make the net of `--net module:function`. Raises ConfigError if there is none, or it breaks the contract."""
-    function, shape = find_net_function(name), obs_space.shape or ()
+    function, shape = _find_function(name), obs_space.shape or ()
     try:
         body = function(obs_space, action_space)
         if not isinstance(body, nn.Module):
@@ -130,19 +130,16 @@ def _make_own_net(
     return net
 
 
-def find_net_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
+def _find_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
     """The function `module:function`; the current folder is searched last. Raises ConfigError."""
     module, _, function = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
-        found = getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), function)
     except Exception as error:
         fix = "must be module:function, in the current folder or installed"
         raise ConfigError("net", name, one_line(error), fix) from error
-    if not callable(found):
-        raise ConfigError("net", name, f"{function} is a {type(found).__name__}, must be a function")
-    return found
 
 
 @torch.no_grad()
