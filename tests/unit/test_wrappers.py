@@ -175,15 +175,12 @@ def test_ram_observations_are_vectors(register):
     assert obs.dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [("Crash", "step() of {}, seed 7, after 49 steps"), ("Broken", "reset() of {}, seed 7, after 0 steps")],
-)
-def test_what_an_environment_raises_says_where(name, where):
-    env_id = f"envs:{name}-v0"
-    with pytest.raises(ArithmeticError) as caught:
-        play(make_vec_env(env_id, 2, seed=7), 50)
-    assert caught.value.__notes__ == [f"(raised by {where.format(env_id)})"]
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_what_an_environment_raises_says_where(register, method):
+    env = make_vec_env(register(changes={method: lambda *_, **__: 1 / 0}), 2, seed=7)
+    with pytest.raises(ZeroDivisionError) as caught:
+        play(env, 1)
+    assert caught.value.__notes__ == [f"(raised by {method}() of Custom-v0, seed 7, after 0 steps)"]
 
 
 def play(env, steps):
