@@ -1,8 +1,4 @@
-"""Environments: one interface for Atari and for any other gymnasium environment.
-
-Actors step `make_vec_env`; `make_env` is the same as a single environment, for checks and video.
-This package imports nothing from `a3c_mp`.
-"""
+"""Environments: one interface for Atari and for any other gymnasium environment. It imports nothing from `a3c_mp`."""
 
 from wrappers.actions import MaskedDiscrete, action_mask, mask_in
 from wrappers.atari import FRAME_SKIP, is_atari

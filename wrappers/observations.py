@@ -1,7 +1,4 @@
-"""Observations as nets take them: images with their channels first, and anything else as a float32 array.
-
-Observations with parts (Dict, Tuple, ...) and single numbers are flattened to one vector.
-"""
+"""Observations as nets take them: images with their channels first, anything else as a float32 array or vector."""
 
 from __future__ import annotations
 

@@ -45,10 +45,7 @@ def seeding_of(env_id: str) -> Seeding:
 
 
 class GameLog:
-    """What rebuilds the games of N environments: how often each was seeded, games since, and the actions to repeat.
-
-    An actor only counts (`step`); the learner also keeps the actions (`extend`).
-    """
+    """What rebuilds the games of N environments: actors only count (`step`), the learner keeps actions (`extend`)."""
 
     def __init__(self, num_envs: int, seeding: Seeding):
         self.seeding = seeding

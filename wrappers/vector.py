@@ -1,8 +1,7 @@
-"""`make_vec_env`, which actors step, and `make_env`, the same as a single environment.
+"""`make_vec_env`, which actors step, and `make_env`, the same as a single environment, for checks and video.
 
 Atari games run on ALE's C++ vector environment, all others on gymnasium's `SyncVectorEnv`. Both autoreset in the step
-that ends an episode (`SAME_STEP`): the returned observation is the first of the next episode, and `infos["final_obs"]`
-has the last one of the ended episode.
+that ends an episode (`SAME_STEP`): the observation is the next episode's first, `infos["final_obs"]` has the last one.
 """
 
 from __future__ import annotations
@@ -44,11 +43,7 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
     """One environment with the same observations and raw rewards as `make_vec_env`; for ids see `wrappers.ids`.
 
     Observations of Atari are uint8 [4, 84, 84], other images uint8 [C, H, W], anything else float32, structures one
-    vector.
-
-    Raises:
-        gymnasium.error.Error: unknown id, with a suggestion.
-        ValueError: observations that `as_array` refuses, or a setting that `atari_settings` refuses.
+    vector. Raises gymnasium's errors for unknown ids, ValueError for what `as_array` or `atari_settings` refuses.
     """
     render: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}  # not every one takes it
     return make_atari_env(env_id, **render) if is_atari(env_id) else as_array(make_registered(env_id, **render), env_id)

@@ -1,7 +1,4 @@
-"""Transition collection for replay (chapter 3): a block of steps, appended to the actor's shard as transitions.
-
-A slot in shared memory holds the block's episode statistics.
-"""
+"""Transition collection for replay (chapter 3): transitions go to the actor's shard, episode statistics to a slot."""
 
 from __future__ import annotations
 
@@ -26,12 +23,7 @@ from wrappers import action_mask
 class TransitionCollector:
     """Transition collector: steps B environments for a block at a time and writes transitions to the replay.
 
-    Args:
-        args: `ReplayArgs` of the chapter, with the n of n-step transitions.
-        env: from `make_envs`.
-        net: of the policy; the newest weights are loaded into it.
-        make_policy: `dqn.Policy` or `ddpg.Policy`, the exploration policy.
-        channel: to the learner, with the memory that both share.
+    `env` is from `make_envs`, `make_policy` makes the exploration policy: `dqn.Policy` or `ddpg.Policy`.
     """
 
     def __init__(

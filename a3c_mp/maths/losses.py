@@ -35,10 +35,8 @@ def clipped_policy_loss(
     At ratio 1 its gradient is that of A2C, -A grad log pi(a|s). The ratio to the policy that chose the action corrects
     for the updates in between. A sample gives no gradient once its advantage has moved the ratio out of the clip range.
 
-    Args:
-        log_probs, behaviour_log_probs: [B], log pi(a|s) of the learner's policy, log mu(a|s) of the policy that acted.
-        advantages: [B], constants.
-        clip_ratio: epsilon; `inf` for the unclipped importance-weighted gradient.
+    `log_probs`, `behaviour_log_probs` [B]: log pi(a|s) of the learner's policy, log mu(a|s) of the policy that acted;
+    `clip_ratio`: epsilon, `inf` for the unclipped importance-weighted gradient.
     """
     assert log_probs.shape == behaviour_log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
     ratio = (log_probs - behaviour_log_probs).exp()

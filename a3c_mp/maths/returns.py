@@ -63,19 +63,16 @@ def vtrace(
     log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor,
     clip_rho: float = 1.0, clip_c: float = 1.0, clip_pg_rho: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute V-trace's value targets, and advantages with their weights (Espeholt et al. 2018, eq. 1, section 4.2).
+    """V-trace's value targets, and advantages with their weights (Espeholt et al. 2018, eq. 1, section 4.2).
 
-    The policy gradient is the mean of weight * advantage * grad log pi. A zero discount ends return and trace: later
-    steps have no effect on earlier ones.
+    Returns (vs, advantages, weights), all [T, B], without gradient. The policy gradient is the mean of
+    weight * advantage * grad log pi. A zero discount ends return and trace.
 
     Args:
         log_rhos: [T, B], log pi(a_t|s_t) - log mu(a_t|s_t), log importance weights: learner's over behaviour policy.
         clip_rho: rho-bar, max importance weight of a TD error; it sets which policy's value function is learned.
         clip_c: c-bar, max importance weight of the trace; it trades speed of convergence for variance.
         clip_pg_rho: max importance weight of an advantage.
-
-    Returns:
-        (vs, advantages, weights), all [T, B], without gradient.
     """
     assert log_rhos.shape == discounts.shape == rewards.shape == values.shape, (log_rhos.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)

@@ -41,10 +41,7 @@ class ActorCritic(nn.Module):
     def unroll(self, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute (policy logits [T, B, P], values [T, B], next state [B, S]) at every step of an unroll.
 
-        Args:
-            obs: [T, B, ...].
-            state: [B, S], the LSTM's before obs[0].
-            starts: bool [T, B], whether obs[t] is an episode's first.
+        `state` [B, S] is the LSTM's before obs[0]; `starts`, bool [T, B], says whether obs[t] is an episode's first.
         """
         logits, values = self(obs.flatten(0, 1))
         return logits.unflatten(0, starts.shape), values.unflatten(0, starts.shape), state
@@ -89,10 +86,7 @@ class LayeredActorCritic(ActorCritic):
 
 
 def init_orthogonal(net: LayeredActorCritic) -> None:
-    """Initialise with orthogonal weights of gain sqrt(2), zero biases, and a nearly uniform policy.
-
-    Engstrom et al. 2020 ("Implementation matters") found both to help policy gradients.
-    """
+    """Orthogonal weights, zero biases, a nearly uniform policy (Engstrom et al. 2020, "Implementation matters")."""
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(module.weight, gain=2**0.5)

@@ -53,10 +53,7 @@ def make_actor_critic(
     Policy and value have hidden layers of their own: on images behind the convolutions of Mnih et al. 2015 (after
     Lapan, "Deep Reinforcement Learning Hands-On", chapter 13), on vectors from the input on. They share all but the
     last layer in the nets of A3C and IMPALA (Mnih et al. 2016, section 5.1; Espeholt et al. 2018, figure 3), and with
-    an LSTM.
-
-    Raises:
-        ConfigError: there is no such net, or it does not fit the observations or the other settings.
+    an LSTM. Raises ConfigError if there is no such net, or it does not fit the observations or the other settings.
     """
     shape, image, head = obs_space.shape, is_image(obs_space), ActionHead(action_space, spec.log_std_init)
     assert shape is not None

@@ -39,9 +39,7 @@ class ObsNorm(nn.Module):
     """Observation normalization: subtract the running mean, divide by the standard deviation, clip to +-`CLIP`.
 
     Burda et al. 2018 ("Exploration by random network distillation"), section 2.4. In Pong all but a few pixels are the
-    same in every frame; normalization leaves the ball and the paddles.
-
-    `shape` is that of one observation. Images are uint8; before the first update they are divided by 255.
+    same in every frame; normalization leaves the ball and the paddles. Images are uint8, divided by 255 at first.
     """
 
     count: Tensor

@@ -20,11 +20,8 @@ class DuelingQ(nn.Module):
     Images go through the convolutions of Mnih et al. 2015, vectors through one hidden layer; value and advantage then
     have hidden layers of their own. On images the two have 512 units together, as many as the net of Mnih et al.
 
-    Args:
-        obs_shape, num_actions, image: of one observation, of the action set (A), whether observations are images.
-        hidden: units of the hidden layers; by default (256,) for images and (128, 128) for vectors. For vectors, value
-            and advantage share the first one; all others exist twice.
-        activation: one of `ACTIVATIONS`, after each hidden layer; convolutions always have ReLU.
+    `hidden` are the units of the hidden layers, by default (256,) for images and (128, 128) for vectors. For vectors,
+    value and advantage share the first one; all others exist twice. Each has an `activation` of `ACTIVATIONS`.
     """
 
     def __init__(

@@ -63,9 +63,8 @@ def importance_weights(probability: Tensor, importance_exponent: float, smallest
 class Replay:
     """Prioritized experience replay over all shards. Actors write first priorities; the learner owns them from then on.
 
-    Every method may be called while writers write, and while another thread of this process is in `sample`.
-
-    With a `priority_exponent` (alpha) of 0 it samples uniformly.
+    Every method may be called while writers write, and while another thread of this process is in `sample`. With a
+    `priority_exponent` (alpha) of 0 it samples uniformly.
     """
 
     def __init__(self, shards: Shards, priority_exponent: float, seed: int):
@@ -211,10 +210,7 @@ class Replay:
         return self.tree.leaves.reshape(self.shards.num_lanes, self.shards.rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, before the writers start; priorities get the exponent of this replay.
-
-        Raises ValueError for other sizes.
-        """
+        """Continue from a `state_dict` of equal sizes, else ValueError; priorities get the exponent of this replay."""
         if state["sizes"] != self._sizes():
             sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
             raise ValueError(f"the saved replay has {sizes}; --no-save-replay resumes with an empty one")

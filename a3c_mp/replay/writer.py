@@ -54,10 +54,8 @@ class Writer:
     lost life) cuts the bootstrap, a truncation bootstraps from the final observation.
 
     A writer never waits and can be killed at any instant: the learner reads only what is committed, and the next writer
-    of the shard continues behind it. Environments must be at an episode's start when a writer is made, or be rebuilt
-    to where `restored` was taken.
-
-    Incomplete transitions of a predecessor are completed if `restored` has its `fields()`, else dropped.
+    of the shard continues behind it. Incomplete transitions of a predecessor are dropped, unless `restored` has its
+    `fields()`: then the environments have to be rebuilt to where these were taken.
     """
 
     def __init__(
