@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from envs import CountEnv, Env
 from inline import collect, unconnected_collector
 
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
@@ -73,7 +74,16 @@ def test_a_rollout_holds_the_policies_that_acted():
     assert log_probs[~bursting].max() < -0.1
 
 
-def test_exploration_begins_after_steps_without_a_reward_in_the_other_environments():
+@pytest.mark.parametrize("entry_point", [Env, CountEnv])
+def test_exploration_begins_after_steps_without_a_reward(register, entry_point):
+    env_id = register(entry_point=entry_point)
+    args = RolloutArgs(env_id=env_id, num_envs=4, unroll_length=100, explore_envs=0.5, explore_after=300)
+    rollouts = collect(unconnected_collector(args), 4)  # of 200 steps in the environments that do not explore
+    certain = [bool((Categorical(rollout.behaviour_logits).entropy() < 1e-6).any()) for rollout in rollouts]
+    assert certain == [False, False, entry_point is Env, entry_point is Env]
+
+
+def test_rewards_of_environments_that_explore_do_not_end_it():
     bursts = Bursts(num_envs=3, explorers=1, longest=5, after=20, sizes=[3])
     assert bursts.wanted(np.array([0, 10, 400]))
     assert not bursts.wanted(np.array([0, 9, 400])), "20 steps ago one of them had a reward"

@@ -87,12 +87,6 @@ def test_an_environment_that_has_taken_no_step_is_rebuilt_by_a_reset():
     assert (again.start_new_games() != obs).any(), "other games have other seeds"
 
 
-def test_the_first_games_are_those_of_an_environment_that_is_not_rebuildable():
-    one = make_vec_env("CartPole-v1", N, seed=2**31 - 1, rebuildable=True).reset()[0]
-    other = make_vec_env("CartPole-v1", 1, seed=0).reset()[0]
-    assert (one[1] == other[0]).all(), "seeds wrap around"
-
-
 def test_a_log_of_another_number_of_environments_is_refused():
     with pytest.raises(ValueError, match="it has 3 environments, not 4"):
         GameLog(4, seeding_of("CartPole-v1")).load_state_dict(GameLog(3, seeding_of("CartPole-v1")).state_dict())
