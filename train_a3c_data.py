@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from a3c_mp.algorithms.actor_critic import A3CSetup, Samples, advantages_and_targets, anneal_entropy_coef
 from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS, PPOArgs
 from a3c_mp.chapter import Chapter
+from a3c_mp.data.actor import make_envs
 from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import Rollout, minibatches
 from a3c_mp.maths.losses import clipped_policy_loss, normalize, value_loss
 from a3c_mp.nets.precision import autocast

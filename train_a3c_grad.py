@@ -21,8 +21,8 @@ from a3c_mp.algorithms.actor_critic_settings import PRESETS, ActorCriticArgs
 from a3c_mp.algorithms.gradients import GradientSetup, MeanGradient, Outbox
 from a3c_mp.chapter import Chapter
 from a3c_mp.config import Between, Count
+from a3c_mp.data.actor import make_envs
 from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.games import make_envs
 from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.run.learner import Learner

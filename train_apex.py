@@ -24,7 +24,7 @@ from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.algorithms.apex import Algorithm, ApexSetup, move_target
 from a3c_mp.algorithms.apex_settings import PRESETS, Args
 from a3c_mp.chapter import Chapter
-from a3c_mp.data.games import make_envs
+from a3c_mp.data.actor import make_envs
 from a3c_mp.data.transitions import TransitionCollector
 from a3c_mp.maths.losses import huber
 from a3c_mp.maths.schedules import linear

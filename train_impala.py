@@ -26,7 +26,6 @@ from a3c_mp.chapter import Chapter
 from a3c_mp.data.rollout import Rollout, episode_starts
 from a3c_mp.maths.losses import normalize, policy_gradient_loss, rho_metrics, value_loss
 from a3c_mp.maths.returns import vtrace
-from a3c_mp.nets.actor_critic import unroll
 from a3c_mp.run.learner import Learner
 from train_a3c_data import actor, gradient_step
 
@@ -34,7 +33,7 @@ from train_a3c_data import actor, gradient_step
 def loss(args: Args, net: Any, unrolls: Rollout, learner: Learner) -> tuple[Tensor, dict[str, Any]]:
     """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
     rewards, discounts = rewards_and_discounts(args, unrolls)
-    logits, values = unroll(net, unrolls.obs, unrolls.lstm_state[0], episode_starts(unrolls))
+    logits, values, _ = net.unroll(unrolls.obs, unrolls.lstm_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1], values[:-1], values[-1]
     policy, behaviour = net.distributions(logits, unrolls.behaviour_logits)
     log_probs = policy.log_prob(unrolls.action)

@@ -15,8 +15,6 @@
 | Count | the observation is (episode, step), the reward is the step; every third episode is truncated |
 | Angle | Count whose infos have the angle 10 * episode + step, also at a reset, but not in an episode's first step |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
-| Crash | Count that raises in its 50th step |
-| Broken | Count that can be made, but not reset |
 
 `Env` keeps gymnasium's contract; the fixture `register` registers a class with some attributes changed as `Custom-v0`.
 """
@@ -27,6 +25,7 @@ import signal
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -65,14 +64,14 @@ def send_and_end(channel, slot, payload):
     """Instead of `NodeChannel.send`: the message may be sent, in part or not at all."""
     note("killed while sending")
     channel.node.send(FILLED, slot, payload, None)
-    os.kill(os.getpid(), signal.SIGKILL)
+    signal.raise_signal(signal.SIGKILL)
 
 
 def send_half(channel, slot, payload):
     """Instead of `WorkerChannel.send`: the length of a message and half of it, then the end."""
     note("killed while sending")
     os.write(channel._results.fileno(), b"\0\0\0\x30" + 20 * b"x")
-    os.kill(os.getpid(), signal.SIGKILL)
+    signal.raise_signal(signal.SIGKILL)
 
 
 class MishapEnv(CartPoleEnv):
@@ -87,34 +86,33 @@ class MishapEnv(CartPoleEnv):
             MishapEnv.mishap = next_mishap()
             if MishapEnv.mishap == "killed at start":
                 note(MishapEnv.mishap)
-                os.kill(os.getpid(), signal.SIGKILL)
+                signal.raise_signal(signal.SIGKILL)
             if MishapEnv.mishap == "killed while sending":
                 WorkerChannel.send, NodeChannel.send = send_half, send_and_end
 
     def step(self, action):
         MishapEnv.steps += 1
-        if in_actor_0() and MishapEnv.steps >= STEPS:
-            self.meet(MishapEnv.mishap)
+        if in_actor_0() and MishapEnv.steps >= STEPS and MishapEnv.mishap in IN_A_STEP:
+            note(MishapEnv.mishap)
+            IN_A_STEP[MishapEnv.mishap]()
         return super().step(action)
 
-    def meet(self, mishap):
-        if mishap in ("killed in a step", "killed at last"):
-            note(mishap)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if mishap == "raised":
-            note(mishap)
-            raise ArithmeticError("the pole caught fire")
-        if mishap == "hung":
-            note(mishap)
-            time.sleep(3600)
-        if mishap == "stopped":
-            note(mishap)
-            os.kill(os.getpid(), signal.SIGSTOP)
+
+def catch_fire():
+    raise ArithmeticError("the pole caught fire")
+
+
+IN_A_STEP = {
+    "killed in a step": partial(signal.raise_signal, signal.SIGKILL),
+    "killed at last": partial(signal.raise_signal, signal.SIGKILL),
+    "raised": catch_fire,
+    "hung": partial(time.sleep, 3600),
+    "stopped": partial(signal.raise_signal, signal.SIGSTOP),
+}
+"""mishap -> what happens in the step of the environment"""
 
 
 class UnmakeableEnv(CartPoleEnv):
-    """Can be made by the trainer, which looks at its spaces, and by no actor."""
-
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         if multiprocessing.current_process().name != "MainProcess":
@@ -124,8 +122,6 @@ class UnmakeableEnv(CartPoleEnv):
 
 
 class UnplayableEnv(CartPoleEnv):
-    """Can be stepped by the trainer and by actors, and raises in the evaluator's first step."""
-
     def step(self, action):
         if multiprocessing.current_process().name == "evaluator":
             raise ArithmeticError("no coin for another player")
@@ -166,8 +162,6 @@ class HelperEnv(MishapEnv):
 
 
 class NotFiniteEnv(CartPoleEnv):
-    """Rewards or observations that are not finite, or huge: once, in the step `at`, or from there on."""
-
     def __init__(self, reward=0.0, obs=0.0, always=False, at=150, **kwargs):
         super().__init__(**kwargs)
         self.bad_reward, self.bad_obs, self.always, self.at, self.total = reward, obs, always, at, 0
@@ -181,16 +175,12 @@ class NotFiniteEnv(CartPoleEnv):
 
 
 class UnrepeatableEnv(CartPoleEnv):
-    """Its observations depend on more than its seed and its actions: on the process that it lives in."""
-
     def step(self, action):
         obs, *rest = super().step(action)
         return obs + np.float32(os.getpid() * 1e-6), *rest
 
 
 class ThreadEnv(CartPoleEnv):
-    """Leaves a thread behind wherever it is made, and has SIGTERM ignored."""
-
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -198,8 +188,6 @@ class ThreadEnv(CartPoleEnv):
 
 
 class ChattyEnv(CartPoleEnv):
-    """Prints in every step; actor 0 crashes in native code in its 400th."""
-
     steps = 0
 
     def step(self, action):
@@ -212,8 +200,6 @@ class ChattyEnv(CartPoleEnv):
 
 
 class SurrogateEnv(CartPoleEnv):
-    """Raises with a text that no encoding can write, in the trainer's first actor."""
-
     def step(self, action):
         if in_actor_0():
             raise ArithmeticError("a broken name: \udcff")
@@ -225,8 +211,6 @@ EPISODE_LENGTH = 7
 
 
 class CountEnv(gymnasium.Env):
-    """The observation is (episode, step); the reward of step t is t; every third episode is truncated."""
-
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
     action_space = Discrete(3)
 
@@ -252,8 +236,6 @@ class CountEnv(gymnasium.Env):
 
 
 class AngleEnv(CountEnv):
-    """Its infos have the angle 10 * episode + step, also at a reset, but not in the first step of an episode."""
-
     @property
     def info(self):
         return {} if self.t == 1 else {"angle": np.float32(10 * self.episode + self.t)}
@@ -299,25 +281,6 @@ class MaskedEnv(gymnasium.Env):
         return obs, reward, bool(ended), self.t == self.length, info
 
 
-class CrashEnv(CountEnv):
-    """Raises in its 50th step."""
-
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 50:
-            raise ArithmeticError("the emulator caught fire")
-        return super().step(action)
-
-
-class BrokenEnv(CountEnv):
-    """Can be made, but not reset."""
-
-    def reset(self, *, seed=None, options=None):
-        raise ArithmeticError("no coin in the slot")
-
-
 class Env(gymnasium.Env):
     """Keeps the contract; subclasses, or classes with other attributes, break it in one way."""
 
@@ -346,5 +309,5 @@ for name, numbers in NOT_FINITE.items():
     gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
 for env in (MishapEnv, HelperEnv, UnmakeableEnv, UnplayableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
-for env in (CountEnv, AngleEnv, CrashEnv, BrokenEnv, MaskedEnv):
+for env in (CountEnv, AngleEnv, MaskedEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

@@ -15,8 +15,8 @@ from gymnasium.spaces import Box, Discrete
 from harness import CHAPTERS, Chapter, Finished
 
 from a3c_mp.algorithms.actor_critic import spec_of_rollouts
+from a3c_mp.data.actor import make_envs
 from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.games import make_envs
 from a3c_mp.data.rollout import empty_rollout, rollout_spec
 from a3c_mp.errors import NothingToDo
 from a3c_mp.processes.console import console

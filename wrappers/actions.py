@@ -76,7 +76,7 @@ def allows(space: gymnasium.Space, mask: np.ndarray, actions: np.ndarray) -> np.
     return np.asarray(np.take_along_axis(mask, chosen.astype(np.int64), axis=1).all(axis=1))
 
 
-def allowed_action(space: gymnasium.Space, mask: np.ndarray, choose: Callable[[np.ndarray], Any] = min) -> Any:
+def allowed_action(space: gymnasium.Space, mask: np.ndarray, choose: Callable[[np.ndarray], Any]) -> Any:
     """An action that a mask [choices] allows; `choose` picks each part of it from the allowed choices."""
     parts = np.split(mask, num_choices(space).cumsum()[:-1])
     chosen = [choose(np.flatnonzero(part)) for part in parts]
@@ -94,34 +94,30 @@ class GuardedEnvs(VectorWrapper):
     """Seeds the first games, refuses actions outside the action space, on which ALE would hang, and masked ones.
 
     Discrete actions arrive as int64 [N], others in the dtype of their space [N, *shape]. Where episodes ended,
-    `infos["final_mask"]` has the masks of their final observations, and elsewhere what allows all.
-
-    Args:
-        env: with one of `ACTIONS`.
-        seed: of the first `reset()`, which seeds environment i with (seed + i) % 2^31; None: random.
+    `infos["final_mask"]` has the masks of their final observations, and elsewhere what allows all. The first `reset()`
+    seeds environment i with (seed + i) % 2^31.
     """
 
     mask: np.ndarray | None = None  # of the newest observations: bool [N, choices]; None: environments without masks
 
-    def __init__(self, env: VectorEnv, seed: int | None):
+    def __init__(self, env: VectorEnv, seed: int):
         super().__init__(env)
-        self.seed = seed
+        self.seed, self.is_new = seed, True
         self.space = env.single_action_space  # cached: gymnasium's property goes through all wrappers
         self.low, self.high = bounds(self.space)
         self.shape = env.num_envs, *self.low.shape  # of actions
 
     def reset(self, *, seed=None, options=None):
         """Start new games: the first time with the seed, later with the environments' own random numbers."""
-        if seed is None:
-            seed, self.seed = self.seed, None
-        if seed is None:
-            return self._kept(*self.env.reset(options=options))
-        every = np.ones(self.num_envs, np.bool_)
-        return self.reset_some(every, [env_seed(seed, env) for env in range(self.num_envs)])
+        assert seed is None, "the constructor has the seed"
+        if self.is_new:
+            self.is_new, every = False, np.ones(self.num_envs, np.bool_)
+            return self.reset_some(every, [env_seed(self.seed, env) for env in range(self.num_envs)])
+        return self._kept(*self.env.reset(options=options))
 
     def reset_some(self, which: np.ndarray, seeds: list[int] | None) -> tuple[np.ndarray, dict[str, Any]]:
         """Reset the environments in `which`, bool [N], with a seed for each of all N, or without seeds."""
-        own: Any = seeds  # SyncVectorEnv takes a seed for each environment, ALE's for each that is reset
+        own: Any = seeds  # SyncVectorEnv takes one for each environment, ALE's for each that is reset
         if seeds is not None and isinstance(self.unwrapped, AtariVectorEnv):
             own = np.array(seeds)[which]
         return self._kept(*self.env.reset(seed=own, options=None if which.all() else {"reset_mask": which}))
@@ -154,5 +150,5 @@ class GuardedEnvs(VectorWrapper):
 
 
 def action_mask(env: VectorEnv) -> np.ndarray | None:
-    """The choices that the environments of `make_vec_env` allow now: bool [N, choices]; None without masks."""
+    """The choices that the environments allow now: bool [N, choices]; None without masks."""
     return env.mask if isinstance(env, GuardedEnvs) else None

@@ -1,8 +1,4 @@
-"""Atari games, as a single environment and as ALE's C++ vector environment, which give the same frames.
-
-Actors and evaluation step the vector environment; videos are recorded in the single one, which can render.
-`tests/unit/test_wrappers.py` compares the two byte by byte.
-"""
+"""Atari games, as ALE's C++ vector environment and as a single one, for videos, which gives the same frames."""
 
 from __future__ import annotations
 
@@ -54,10 +50,7 @@ class FireReset(gymnasium.Wrapper):
 
 
 class LostLives(VectorWrapper):
-    """Adds `infos["life_lost"]`, bool [N]: a life was lost and the game goes on. It does not end the episode.
-
-    The learner chooses whether a lost life cuts the return; the episode return stays that of the whole game.
-    """
+    """Adds `infos["life_lost"]`, bool [N]: a life was lost and the game goes on. The learner may cut returns there."""
 
     lives: np.ndarray  # [N]
 
@@ -82,9 +75,7 @@ def is_atari(env_id: str) -> bool:
 def atari_settings(env_id: str) -> dict[str, Any]:
     """Game, sticky-action probability and action set from the id's spec.
 
-    Raises:
-        ValueError: the id skips a random number of frames, as `Pong-v4` does, or has another setting that is not
-            supported here.
+    Raises ValueError if the id skips a random number of frames, as `Pong-v4` does, or has another unsupported setting.
     """
     kwargs = find_spec(env_id).kwargs
     if not isinstance(kwargs.get("frameskip", FRAME_SKIP), int):

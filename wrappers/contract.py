@@ -29,9 +29,6 @@ class CheckedEnv(gymnasium.Wrapper):
     Without the check, a wrong shape or type raises an error in the vector environment that names none of them. NaN and
     infinity pass. Final observations are copied: the environment may write to its own arrays later. Masks become
     boolean arrays.
-
-    Raises:
-        BrokenContract: a result has other parts, or one of another shape or type.
     """
 
     def __init__(self, env: gymnasium.Env, env_id: str = "", seed: int | None = None):
@@ -70,7 +67,7 @@ class CheckedEnv(gymnasium.Wrapper):
         return *result[:-1], info if mask is None else {**info, "action_mask": mask}
 
     def _mask(self, call: str, info: dict[str, Any], ended: bool) -> np.ndarray | None:
-        """The mask of actions in an info: there is one in all of them or in none, but for the end of an episode."""
+        """The mask of actions in an info: all have one, or none has, but for the end of an episode."""
         try:
             mask = mask_in(info, self.actions, ended=ended)
         except ValueError as error:
@@ -86,14 +83,10 @@ class CheckedEnv(gymnasium.Wrapper):
 
 
 def check_contract(env: gymnasium.Env) -> None:
-    """Try an environment: reset it and step it with the lowest and with the highest action that it allows.
+    """Reset an environment and step it with the lowest and with the highest action that it allows.
 
-    It is checked with the wrappers of its own, but without those that gymnasium and `make_env` have added: their errors
-    would not name its fault.
-
-    Raises:
-        BrokenContract: how it violates gymnasium's API.
-        Exception: whatever the environment raises.
+    It keeps the wrappers of its own, but not those that gymnasium and `make_env` have added: their errors would not
+    name its fault. Raises BrokenContract, or what the environment raises.
     """
     env = unprepared(env)
     while isinstance(env, OrderEnforcing | TimeLimit):

@@ -1,7 +1,4 @@
-"""Observations as nets take them: images with their channels first, and anything else as a float32 array.
-
-Observations with parts (Dict, Tuple, ...) and single numbers are flattened to one vector.
-"""
+"""Observations as nets take them: images with their channels first, anything else as a float32 array or vector."""
 
 from __future__ import annotations
 
@@ -26,9 +23,7 @@ class Prepared(TransformObservation):
 def as_array(env: gymnasium.Env, env_id: str) -> gymnasium.Env:
     """An environment with observations that nets take.
 
-    Raises:
-        ValueError: a part without a fixed size, an image beside other parts, or an image whose channel axis is
-            ambiguous.
+    Raises ValueError for a part without a fixed size, an image beside other parts, or an ambiguous channel axis.
     """
     space = env.observation_space
     if not (isinstance(space, Box) and space.shape):
@@ -77,13 +72,8 @@ def _channel_axis(shape: tuple[int, ...]) -> int:
 def leaves(space: Space, obs: Any = None, path: str = "") -> Iterator[tuple[str, Space, Any]]:
     """(path, space, value) of each part of a structured observation, in the order in which gymnasium flattens them.
 
-    Args:
-        space: of the observation.
-        obs: the observation; None for the spaces alone.
-        path: of the space in a larger one.
-
-    Raises:
-        ValueError: `obs` has other parts than its space.
+    Without an observation, the values are None. `path` is that of the space in a larger one. Raises ValueError if `obs`
+    has other parts than its space.
     """
     keys: list[Any]
     if isinstance(space, Dict):

@@ -24,10 +24,7 @@ COUNTERS = "seedings", "games", "seeded", "start"
 
 
 class Seeding(NamedTuple):
-    """Rule for seeding an environment again: at the end of a game, after at least this many games and steps.
-
-    Rare seeding makes rebuilding slow; frequent seeding costs time: on Atari each loads the ROM again, about 0.1 s.
-    """
+    """Rule for seeding an environment again: at the end of a game, after at least this many games and steps."""
 
     games: int
     steps: int
@@ -37,7 +34,8 @@ class Seeding(NamedTuple):
 def seeding_of(env_id: str) -> Seeding:
     """The `Seeding` of an environment: gymnasium's are seeded for each game, Atari's C++ ones after some games.
 
-    With sticky actions a game depends on all random numbers drawn since the seed, so all actions are repeated.
+    Each seeding loads the ROM again (0.1 s); rare ones make rebuilding slow. With sticky actions a game depends on all
+    random numbers drawn since the seed, so all actions are repeated.
     """
     if not is_atari(env_id):
         return Seeding(games=1, steps=0, skip_games=True)
@@ -47,10 +45,7 @@ def seeding_of(env_id: str) -> Seeding:
 
 
 class GameLog:
-    """State of N environments for rebuilding: how often each was seeded, games since, and the actions to repeat.
-
-    An actor only counts (`step`); the learner also keeps the actions (`extend`).
-    """
+    """What rebuilds the games of N environments: actors only count (`step`), the learner keeps actions (`extend`)."""
 
     def __init__(self, num_envs: int, seeding: Seeding):
         self.seeding = seeding
@@ -79,7 +74,6 @@ class GameLog:
 
     def extend(self, actions: np.ndarray, done: np.ndarray) -> None:
         """Add actions [T, N, ...] and `done` [T, N]; drop actions that rebuilding no longer needs."""
-        assert actions.shape[:2] == done.shape, (actions.shape, done.shape)
         for ended in done:
             self.step(ended)
         self.actions.append(actions)
@@ -88,27 +82,27 @@ class GameLog:
             kept -= len(self.actions.pop(0))
 
     def start_new_games(self) -> None:
-        """Count a new seeding of every environment; games in progress are abandoned."""
+        """Abandon the games in progress: every environment is seeded again."""
         self._seed(np.ones(len(self.games), np.bool_))
         self.actions.clear()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Counters [N], and `actions` [S, N, ...] up to step `now`, or None."""
-        kept = np.concatenate(self.actions) if self.actions else None
-        return {"now": self.now, **{name: getattr(self, name).copy() for name in COUNTERS}, "actions": kept}
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """`now`, counters [N], and if there are any `actions` [S, N, ...] up to step `now`."""
+        kept = {"actions": np.concatenate(self.actions)} if self.actions else {}
+        return {"now": np.array(self.now), **{name: getattr(self, name).copy() for name in COUNTERS}, **kept}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Continue from a `state_dict`. Raises ValueError for another number of environments."""
+        if state["games"].shape != self.games.shape:
+            raise ValueError(f"it has {len(state['games'])} environments, not {len(self.games)}")
         for name in COUNTERS:
-            if state[name].shape != self.games.shape:
-                raise ValueError(f"it has {len(state[name])} environments, not {len(self.games)}")
-            setattr(self, name, np.array(state[name]))
+            setattr(self, name, state[name].copy())
         self.now = int(state["now"])
-        self.actions = [] if state["actions"] is None else [np.array(state["actions"])]
+        self.actions = [state["actions"].copy()] if "actions" in state else []
 
 
 def obs_hashes(obs: np.ndarray) -> np.ndarray:
-    """CRC-32 of each observation [N, ...]: int64 [N]."""
+    """CRC-32 of observations [N, ...]: int64 [N]."""
     return np.array([zlib.crc32(row.tobytes()) for row in obs], np.int64)
 
 
@@ -118,14 +112,11 @@ class Rebuildable(GuardedEnvs):
     It must be deterministic, given seeds and actions. Environment i starts with `seed + i`.
     """
 
-    seed: int
-
     def __init__(self, env: VectorEnv, seed: int, seeding: Seeding):
         super().__init__(env, seed)
         self.log = GameLog(env.num_envs, seeding)
 
     def reset(self, *, seed=None, options=None):
-        assert seed is None, "seeds come from the rule"
         return self._reset(np.ones(self.num_envs, np.bool_))
 
     def step(self, actions):
@@ -140,15 +131,15 @@ class Rebuildable(GuardedEnvs):
         self.log.start_new_games()
         return self.reset()[0]
 
-    def rebuild(self, state: dict[str, Any], beat: Callable[[], None] = lambda: None) -> np.ndarray:
-        """Rebuild the games of a `GameLog.state_dict`; returns the current observations [N, ...].
+    def rebuild(self, log: GameLog, beat: Callable[[], None]) -> np.ndarray:
+        """Rebuild the games of a log, which is the environment's from now on; returns the observations [N, ...].
 
         All environments step together up to the same step: one with fewer steps to repeat takes idle actions until its
         seeded reset, which undoes them. `beat` is called at each step.
         """
-        log, actions = self.log, state["actions"]
-        log.load_state_dict({**state, "actions": None})
-        first = log.now - (0 if actions is None else len(actions))
+        self.log, actions = log, np.concatenate(log.actions or [np.empty(0)])
+        log.actions.clear()
+        first = log.now - len(actions)
         obs, _ = self.reset()
         first_start = int(log.start.min())
         for now in range(first_start, log.now + 1):
@@ -167,9 +158,9 @@ class Rebuildable(GuardedEnvs):
         return obs
 
     def _idle_actions(self) -> np.ndarray:
-        """Valid actions [N, ...] for steps whose result is discarded."""
+        """Valid actions [N, ...] for steps whose results are discarded."""
         if self.mask is not None:
-            return np.stack([allowed_action(self.space, mask) for mask in self.mask])
+            return np.stack([allowed_action(self.space, mask, min) for mask in self.mask])
         idle = np.zeros(()).clip(self.low, self.high) if isinstance(self.space, Box) else self.low
         return np.broadcast_to(idle, self.shape).astype(self.space.dtype)
 

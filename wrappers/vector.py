@@ -1,8 +1,7 @@
-"""`make_vec_env`, which actors step, and `make_env`, the same as a single environment.
+"""`make_vec_env`, which actors step, and `make_env`, the same as a single environment, for checks and video.
 
 Atari games run on ALE's C++ vector environment, all others on gymnasium's `SyncVectorEnv`. Both autoreset in the step
-that ends an episode (`SAME_STEP`): the returned observation is the first of the next episode, and `infos["final_obs"]`
-has the last one of the ended episode.
+that ends an episode (`SAME_STEP`): the observation is the next episode's first, `infos["final_obs"]` has the last one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from wrappers.actions import ACTIONS, GuardedEnvs, env_seed
+from wrappers.actions import GuardedEnvs, env_seed
 from wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
 from wrappers.contract import CheckedEnv
 from wrappers.ids import make_registered
@@ -25,59 +24,33 @@ from wrappers.rebuild import Rebuildable, seeding_of
 LOG = logging.getLogger(__name__)
 
 
-def make_vec_env(env_id: str, num_envs: int, *, seed: int | None = None, rebuildable: bool = False) -> VectorEnv:
+def make_vec_env(env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False) -> VectorEnv:
     """Vector of `num_envs` (N) environments with one of `ACTIONS`, in `SAME_STEP` autoreset mode.
 
     Observations are as in `make_env`, stacked [N, ...]; rewards [N] are **raw**. `infos["final_obs"]` [N, ...] is there
-    if an environment is done, and valid in the rows of those that are. Atari has `infos["life_lost"]`, bool [N]. Masks
-    are as in `GuardedEnvs`.
-
-    Args:
-        env_id, num_envs: gymnasium id, as for `make_env`, and N.
-        seed: of 31 bits; the first `reset()` seeds environment i with (seed + i) % 2^31.
-        rebuildable: return a `Rebuildable`, which also derives the seeds of later games from `seed`.
-
-    Raises:
-        gymnasium.error.Error: unknown id, with a suggestion.
-        ValueError: as `make_env`; another kind of action, `num_envs` < 1.
+    if an environment is done, and valid in the rows of those that are. Atari has `infos["life_lost"]`, bool [N]. Seeds,
+    of 31 bits, and masks are as in `GuardedEnvs`; a `Rebuildable` also derives the seeds of later games from `seed`.
+    Raises as `make_env`.
     """
-    if num_envs < 1:
-        raise ValueError(f"num_envs must be 1 or more, not {num_envs}")
     if is_atari(env_id):
         env = make_atari_vec_env(env_id, num_envs)
     else:
-        env = SameStepEnvs(env_id, [None if seed is None else env_seed(seed, i) for i in range(num_envs)])
-    if not isinstance(env.single_action_space, ACTIONS):
-        kind = type(env.single_action_space).__name__
-        raise ValueError(
-            f"{env_id} has actions of type {kind}; only Discrete, Box, MultiDiscrete and MultiBinary are supported"
-        )
-    if rebuildable:
-        assert seed is not None, "rebuilding needs a seed"
-        return Rebuildable(env, seed, seeding_of(env_id))
-    return GuardedEnvs(env, seed)
+        env = SameStepEnvs(env_id, [env_seed(seed, i) for i in range(num_envs)])
+    return Rebuildable(env, seed, seeding_of(env_id)) if rebuildable else GuardedEnvs(env, seed)
 
 
 def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
-    """One environment with the same observations and raw rewards as `make_vec_env`.
+    """One environment with the same observations and raw rewards as `make_vec_env`; for ids see `wrappers.ids`.
 
-    Args:
-        env_id: any gymnasium id with observations of fixed size; see `wrappers.ids`.
-        render_mode: as in `gymnasium.make`; "rgb_array" for video.
-
-    Returns:
-        Atari: observations uint8 [4, 84, 84]; images uint8 [C, H, W]; anything else float32, structures as one vector.
-
-    Raises:
-        gymnasium.error.Error: unknown id, with a suggestion.
-        ValueError: observations that `as_array` refuses, or an Atari id with a setting that `atari_settings` refuses.
+    Observations of Atari are uint8 [4, 84, 84], other images uint8 [C, H, W], anything else float32, structures one
+    vector. Raises gymnasium's errors for unknown ids, ValueError for what `as_array` or `atari_settings` refuses.
     """
     render: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}  # not every one takes it
     return make_atari_env(env_id, **render) if is_atari(env_id) else as_array(make_registered(env_id, **render), env_id)
 
 
 def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
-    """The spaces of (observations, actions) of an environment, which is made for it and closed."""
+    """(Observation space, action space) of an environment, which is made for it and closed."""
     env = make_env(env_id)
     env.close()
     return env.observation_space, env.action_space
@@ -91,7 +64,7 @@ class SameStepEnvs(SyncVectorEnv):
     or infinity in rewards and observations is logged, with the environment's seed and step; it is not learned from.
     """
 
-    def __init__(self, env_id: str, seeds: list[int | None]):
+    def __init__(self, env_id: str, seeds: list[int]):
         self.warned = False
         makers = [partial(_make_checked_env, env_id, seed) for seed in seeds]
         super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -124,7 +97,7 @@ class SameStepEnvs(SyncVectorEnv):
         LOG.warning(f"{name}{index or ''} is {values[env, *index]} in {place}; further ones are not shown")
 
 
-def _make_checked_env(env_id: str, seed: int | None) -> gymnasium.Env:
+def _make_checked_env(env_id: str, seed: int) -> gymnasium.Env:
     try:
         return CheckedEnv(make_env(env_id), env_id, seed)
     except Exception as error:

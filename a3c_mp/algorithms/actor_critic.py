@@ -68,7 +68,7 @@ def rollouts(learner: Learner, filled: list) -> Iterator[Rollout]:
 
 def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:
     """Return what is counted of a rollout."""
-    return MessageStats(rollout.num_steps, finished_episodes(rollout), policy_lag, is_finite(rollout))
+    return MessageStats(rollout.reward.numel(), finished_episodes(rollout), policy_lag, is_finite(rollout))
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:

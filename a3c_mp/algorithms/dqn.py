@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.nets.layers import is_image
+from a3c_mp.nets.precision import acting_forward
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch

@@ -1,4 +1,4 @@
-"""The process of an actor: what it shares with its learner, and its loop."""
+"""The process of an actor: what it shares with its learner, its environments and the games in them, and its loop."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from a3c_mp.processes.pool import Token
+from a3c_mp.config import CommonArgs
+from a3c_mp.data.episodes import EpisodeStats
+from a3c_mp.data.resume_states import ActorState
+from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.workers import WorkerChannel
+from a3c_mp.seeds import derive_seeds
+from wrappers import make_vec_env, obs_hashes
 
 Fill = Callable[[Token], Any]
-"""fills the slot of a token with what an actor sends; returns a few figures to send with it, such as the version of the
-weights that it acted with"""
+"""fills the slot of a token; returns a few figures to send with it, such as the version of the weights that acted"""
 
 
 @dataclass
@@ -72,3 +77,33 @@ def run_actor(channel: WorkerChannel, make_actor: Callable[..., Fill], args: Any
     fill = make_actor(channel, args)
     for token in channel.tokens():
         channel.send(token.slot, fill(token))
+
+
+def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
+    """Make an actor's vector environment, seeded for this actor, and closed however the process ends."""
+    env_seed, _ = derive_seeds(args.seed, *channel.seed_key)
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
+    return channel.closing(env)
+
+
+class Games:
+    """Games in progress in an actor's environments: new ones, or rebuilt to where a predecessor stopped."""
+
+    def __init__(self, env: Any, channel: ActorChannel):
+        self.stats = EpisodeStats(env.num_envs)
+        state: ActorState = channel.restored or ActorState()
+        self.rollouts, self.messages, self.successor_state = state.rollouts, state.messages, state.successor_state
+        self.obs: np.ndarray = env.rebuild(state.games, channel.beat) if state.games else env.reset()[0]
+        if not self.successor_state:
+            return
+        differing = np.flatnonzero(obs_hashes(self.obs) != self.successor_state["obs_hash"])
+        if len(differing):
+            self.obs, self.successor_state, self.messages = env.start_new_games(), {}, 0
+            why = "is not deterministic: the same seed and actions gave other observations"
+            channel.not_restored(f"environment {differing[0]} {why}; it starts new games")
+        else:
+            self.stats.restore(self.successor_state)
+
+    def state_fields(self, action: Tensor, done: Tensor, obs: Tensor) -> dict[str, Any]:
+        """The state fields that all chapters share, of steps [T, B] and the observations [B, ...] after them."""
+        return {"action": action, "done": done, "obs_hash": obs_hashes(obs.numpy()), **self.stats.fields()}

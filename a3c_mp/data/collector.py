@@ -10,14 +10,13 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
+from a3c_mp.data.actor import Games
 from a3c_mp.data.exploration import Bursts
-from a3c_mp.data.games import Games
 from a3c_mp.data.rollout import Rollout, write_step
-from a3c_mp.nets.actor_critic import initial_state
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.cuda_graph import acting_forward
 from a3c_mp.nets.distributions import category_sizes, mask_logits, num_params, to_env
 from a3c_mp.nets.layers import reset_state
+from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
@@ -25,7 +24,7 @@ from wrappers import action_mask
 
 
 def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: int = 0) -> Spec:
-    """Return shapes and dtypes of the state of a `RolloutCollector`, besides its games."""
+    """Shapes and dtypes of the state of a `RolloutCollector`, besides its games."""
     state = ((num_envs, lstm_size), torch.float32)
     return {
         "logits": ((num_envs, num_params(action_space)), torch.float32),  # of the next action
@@ -36,13 +35,7 @@ def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: i
 
 
 class RolloutCollector:
-    """Rollout collector: steps B environments with a copy of the policy net, T steps for each rollout.
-
-    Args:
-        args: `RolloutArgs` of the chapter.
-        env: from `make_envs`.
-        channel: to the learner, with the memory that both share.
-    """
+    """Rollout collector: steps B environments, from `make_envs`, with a copy of the net, T steps for each rollout."""
 
     def __init__(self, args: Any, env: VectorEnv, channel: ActorChannel):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
@@ -58,7 +51,7 @@ class RolloutCollector:
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
-        self.lstm_state_before = initial_state(net, env.num_envs)  # the LSTM's state before self.obs
+        self.lstm_state_before = net.initial_state(env.num_envs)  # the LSTM's state before self.obs
         self.forward = acting_forward(net, self.obs, *self.lstm_state_before, deterministic=args.deterministic)
         self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to
         if saved := {name: torch.from_numpy(part) for name, part in self.games.successor_state.items()}:
@@ -79,7 +72,7 @@ class RolloutCollector:
 
     @torch.inference_mode()
     def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Run the net on observations on the CPU: (logits [B, P] float32, value [B] float32, next LSTM state)."""
+        """Run the net on observations on the CPU: (logits [B, P] and value [B], float32; next LSTM state)."""
         logits, value, *state = self.forward(obs, *state)
         return logits, value, state
 
@@ -100,12 +93,11 @@ class RolloutCollector:
         rollout.truncation_value.zero_()
         bursts = self.bursts if self.bursts and self.bursts.wanted(self.stats.steps_since_reward) else None
         if bursts is not None:
-            bursts.draw(self.bursts_seed, self.rollouts, len(rollout.action))
+            bursts.draw(lambda stretch: self._seeds(stretch, BURSTS)[0], self.rollouts, len(rollout.action))
         for t in range(len(rollout.action)):
             if self.args.noise_steps > 1:  # so many steps draw the same random numbers, also across rollouts
-                self.rng.manual_seed(
-                    self.noise_seed((self.rollouts * len(rollout.action) + t) // self.args.noise_steps)
-                )
+                hold = (self.rollouts * len(rollout.action) + t) // self.args.noise_steps
+                self.rng.manual_seed(self._seeds(hold, NOISE)[1])
             logits = self.logits if bursts is None else bursts.acting_logits(t, self.logits)
             action = self.net.distribution(logits).sample(self.rng).cpu()
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
@@ -129,26 +121,21 @@ class RolloutCollector:
         self.rollouts += 1
 
     def _starts(self, state: Tensor) -> Tensor:
-        """Return which environments get an empty LSTM state, bool [B]: those in which an episode starts.
+        """Which environments get an empty LSTM state, bool [B]: those in which an episode starts.
 
         Also those whose state [B, S] has NaN or inf in it after a bad observation: it would stay to the episode's end.
         """
         return torch.as_tensor(self.stats.done, device=state.device) | ~state.isfinite().all(dim=1)
 
     def rollout_seeds(self) -> tuple[int, int]:
-        """Return two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
-        return derive_seeds(self.args.seed, *self.channel.seed_key, self.rollouts)
+        """Two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
+        return self._seeds(self.rollouts)
 
-    def noise_seed(self, hold: int) -> int:
-        """Return the seed of noise that is held for `--noise-steps` steps, by its number."""
-        return derive_seeds(self.args.seed, *self.channel.seed_key, hold, NOISE)[1]
-
-    def bursts_seed(self, stretch: int) -> int:
-        """Return the seed of the bursts in a stretch of rollouts."""
-        return derive_seeds(self.args.seed, *self.channel.seed_key, stretch, BURSTS)[0]
+    def _seeds(self, *numbers: int) -> tuple[int, int]:
+        return derive_seeds(self.args.seed, *self.channel.seed_key, *numbers)
 
     def state_fields(self, rollout: Rollout) -> dict[str, Any]:
-        """Return the state after a rollout, for `ResumeStates.write`."""
+        """The state after a rollout, for `ResumeStates.write`."""
         empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
         done = rollout.terminated | rollout.truncated
         action = torch.from_numpy(to_env(self.action_space, rollout.action.numpy()))

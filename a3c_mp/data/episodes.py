@@ -19,7 +19,7 @@ class Episode(NamedTuple):
 
 
 def episodes_at(done: Tensor, episode_return: Tensor, episode_length: Tensor) -> list[Episode]:
-    """Return the episodes that ended where `done`, in order of time; all arguments are [T, B]."""
+    """The episodes that ended where `done`, in order of time; all arguments are [T, B]."""
     t, b = torch.nonzero(done, as_tuple=True)
     fields = (episode_return[t, b].tolist(), episode_length[t, b].tolist(), b.tolist())
     return [Episode(*values) for values in zip(*fields, strict=True)]
@@ -47,7 +47,7 @@ class EpisodeStats:
         self.steps_since_reward = np.where(reward == 0, self.steps_since_reward + 1, 0).astype(np.int32)
 
     def fields(self) -> dict[str, np.ndarray]:
-        """Return all arrays, [N] each, by name, for `restore`."""
+        """All arrays, [N] each, for `restore`."""
         return {
             "episode_return": self.returns,
             "episode_length": self.lengths,
@@ -56,7 +56,4 @@ class EpisodeStats:
         }
 
     def restore(self, fields: Mapping[str, np.ndarray]) -> None:
-        """Load the arrays that `fields` returned; older checkpoints have no `steps_since_reward`."""
-        names = ("episode_return", "episode_length", "episode_done")
-        self.returns, self.lengths, self.done = (fields[name].copy() for name in names)
-        self.steps_since_reward = fields.get("steps_since_reward", self.steps_since_reward).copy()
+        self.returns, self.lengths, self.done, self.steps_since_reward = (fields[name].copy() for name in self.fields())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from a3c_mp.nets.distributions import MASKED, is_masked
+from a3c_mp.nets.distributions import MASKED
 
 STRETCH = 1_000
 """steps for which bursts are drawn at once, at least"""
@@ -30,10 +30,8 @@ class Bursts:
     So PPO's ratio and V-trace's rho are pi(a|s) there: such a sample counts for less than one of the policy's own.
 
     Args:
-        num_envs: environments (B).
-        explorers: how many of them have bursts: the first ones.
-        longest: steps of a burst, from 1 to this, uniformly. The end of a stretch ends it too, the end of a game does
-            not.
+        num_envs, explorers: environments (B), and how many of them, the first ones, have bursts.
+        longest: steps of a burst, from 1 to this, uniformly. The end of a stretch ends it too, that of a game does not.
         after: steps of the other environments together, since the last reward of any of them, from which on there are
             bursts; 0: there always are.
         sizes: number of choices in each of the D parts of an action.
@@ -47,27 +45,19 @@ class Bursts:
         self.repeated = torch.empty(0)  # int64 [T, B, D]: the action of each step, -1 where the policy acts
 
     def wanted(self, steps_since_reward: np.ndarray) -> bool:
-        """Whether there are bursts in the next rollout.
+        """Whether there are bursts in the next rollout, by the steps [B] since each environment's last reward.
 
         Without rewards, advantages are the value net's errors alone, and the policy takes a random walk: bursts are
-        worth their cost then. Where rewards come, the policy learns by itself.
-
-        Args:
-            steps_since_reward: int [B], steps of each environment since its last reward. The environments that
-                explore do not count: what a burst finds, the policy has not learned yet.
+        worth their cost then. Environments that explore do not count: what a burst finds, the policy has not learned.
         """
         others = steps_since_reward[self.explorers :]
         return len(others) * int(others.min(initial=self.after)) >= self.after
 
     def draw(self, seed_of: Callable[[int], int], rollout: int, unroll_length: int) -> None:
-        """Draw the bursts of a rollout.
+        """Draw the bursts of a rollout, given its number and its steps T.
 
-        They are drawn for a stretch of whole rollouts, `STRETCH` steps or more, and this rollout takes its part. So a
-        burst may outlast a rollout, and yet nothing has to be carried from one to the next.
-
-        Args:
-            seed_of: number of the stretch -> its seed.
-            rollout, unroll_length: number of the rollout, and its steps T.
+        They are drawn for a stretch of whole rollouts, `STRETCH` steps or more, with the seed `seed_of(stretch)`, and
+        this rollout takes its part. So a burst may outlast a rollout, and nothing is carried from one to the next.
         """
         num_rollouts = math.ceil(STRETCH / unroll_length)
         stretch, place = divmod(rollout, num_rollouts)
@@ -82,18 +72,13 @@ class Bursts:
         self.repeated = torch.from_numpy(repeated[place * unroll_length :][:unroll_length])
 
     def acting_logits(self, t: int, logits: Tensor) -> Tensor:
-        """Return the logits [B, P] of the policy that acts in step t; an action that is masked is not repeated.
-
-        Args:
-            t: step of the rollout.
-            logits: [B, P], of the policy; a mask's `MASKED` among them.
-        """
+        """The logits [B, P] of the policy that acts in step t of the rollout; a masked action is not repeated."""
         repeated = self.repeated[t]
         bursting = repeated[:, 0] >= 0
         if not bursting.any():
             return logits
         chosen = (repeated.clamp(min=0) + self.first_logits).to(logits.device)
-        masked = is_masked(logits)
+        masked = logits == MASKED
         certain = torch.full_like(logits, IMPOSSIBLE).scatter(1, chosen, 0.0).masked_fill(masked, MASKED)
         possible = bursting.to(logits.device) & ~masked.gather(1, chosen).any(dim=1)
         return torch.where(possible[:, None], certain, logits)

@@ -39,21 +39,15 @@ class Rollout(NamedTuple):
 
     @classmethod
     def of(cls, fields: Mapping[str, Tensor]) -> Rollout:
-        """Return the rollout whose fields a slot has."""
+        """The rollout whose fields a slot has."""
         own = {name: fields[name] for name in cls._fields if name != "extra"}
         return cls(**own, extra={name: field for name, field in fields.items() if name not in own})
 
-    @property
-    def num_steps(self) -> int:
-        """Number of agent steps, T * B."""
-        return self.reward.numel()
-
     def fields(self) -> dict[str, Tensor]:
-        """Return all fields by name."""
         return {name: getattr(self, name) for name in self._fields if name != "extra"} | dict(self.extra)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
-        """Return a rollout with `function` applied to every field."""
+        """A rollout with `function` applied to every field."""
         return Rollout.of({name: function(field) for name, field in self.fields().items()})
 
     def to(self, device: torch.device) -> Rollout:
@@ -71,7 +65,7 @@ class InfoField(NamedTuple):
     dtype: torch.dtype = torch.float32
 
     def read(self, infos: Mapping[str, Any], name: str, num_envs: int) -> np.ndarray:
-        """Return the values [B, *shape] of one step of a vector environment."""
+        """The values [B, *shape] of one step of a vector environment."""
         values = np.zeros((num_envs, *self.shape), torch.empty(0, dtype=self.dtype).numpy().dtype)
         ended = infos.get("_final_info", np.zeros(num_envs, np.bool_))
         for source, theirs in ((infos, ~ended), (infos.get("final_info", {}), ended)):  # the former: after a reset
@@ -85,18 +79,16 @@ def rollout_spec(
     unroll_length: int, num_envs: int, obs_space: gymnasium.Space, action_space: gymnasium.Space, lstm_size: int = 0,
     extra: Mapping[str, InfoField] = {},
 ) -> Spec:  # fmt: skip
-    """Return shapes and dtypes of a `Rollout`, for `Slots`: T = unroll_length, B = num_envs."""
+    """Shapes and dtypes of a `Rollout`: T = unroll_length, B = num_envs."""
     assert isinstance(obs_space, Box), obs_space
     assert not extra.keys() & set(Rollout._fields), "a field of a rollout has this name already"
     steps = (unroll_length, num_envs)
     states = (unroll_length + 1, num_envs)
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
+    action_dtype = torch.float32 if isinstance(action_space, Box) else torch.int64
     return {
         "obs": ((*states, *obs_space.shape), obs_dtype),
-        "action": (
-            (*steps, *(action_space.shape or ())),
-            torch.float32 if isinstance(action_space, Box) else torch.int64,
-        ),
+        "action": ((*steps, *(action_space.shape or ())), action_dtype),
         "reward": (steps, torch.float32),
         "terminated": (steps, torch.bool),
         "truncated": (steps, torch.bool),
@@ -112,7 +104,7 @@ def rollout_spec(
 
 
 def empty_rollout(spec: Spec, pin: bool = False) -> Rollout:
-    """Allocate a rollout of zeros in the memory of this process; `pin` page-locks it, for copies to the GPU."""
+    """A rollout of zeros in the memory of this process; `pin` page-locks it, for copies to the GPU."""
     return Rollout.of({name: torch.zeros(shape, dtype=dtype, pin_memory=pin) for name, (shape, dtype) in spec.items()})
 
 
@@ -132,10 +124,7 @@ def join(rollouts: Sequence[Rollout]) -> Rollout:
 
 
 def episode_starts(rollout: Rollout) -> Tensor:
-    """Return bool [T+1, B]: whether obs[t] is an episode's first, so that the LSTM's state is reset before it.
-
-    False at t = 0, because `lstm_state` is already reset there.
-    """
+    """Whether obs[t] is an episode's first, bool [T+1, B]; false at t = 0, where `lstm_state` is reset already."""
     ended = rollout.terminated | rollout.truncated
     return torch.cat([torch.zeros_like(ended[:1]), ended])
 
@@ -148,7 +137,7 @@ def is_finite(rollout: Rollout) -> bool:
 
 
 def minibatches(num_samples: int, batch_size: int, rng: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    """Return the indices int64 [M] of shuffled minibatches in which every sample is once.
+    """The indices int64 [M] of shuffled minibatches in which every sample is once.
 
     They are of nearly one size, `batch_size` at most: a small last one would weigh as much as the others.
     """
@@ -158,6 +147,6 @@ def minibatches(num_samples: int, batch_size: int, rng: torch.Generator, device:
 
 
 def finished_episodes(rollout: Rollout) -> list[Episode]:
-    """Return the episodes that ended inside a rollout, in order of time."""
+    """The episodes that ended inside a rollout, in order of time."""
     done = rollout.terminated | rollout.truncated
     return episodes_at(done, rollout.episode_return, rollout.episode_length)

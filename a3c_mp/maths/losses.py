@@ -16,13 +16,13 @@ LARGEST_LOG_RATIO = 20.0
 
 
 def value_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Return the value loss: mean squared error of V(s) [B] to its targets [B], halved: the gradient is the error."""
+    """Mean squared error of V(s) [B] to its targets [B], halved: the gradient is the error."""
     assert values.shape == targets.shape, (values.shape, targets.shape)
     return 0.5 * F.mse_loss(values, targets)
 
 
 def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
-    """Return the policy gradient loss -E[A log pi(a|s)] (REINFORCE, Williams 1992); both are [...], A is constant."""
+    """Policy gradient loss -E[A log pi(a|s)] (REINFORCE, Williams 1992); both are [...], A is constant."""
     assert log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
     return -(log_probs * advantages.detach()).mean()
 
@@ -30,15 +30,13 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
 def clipped_policy_loss(
     log_probs: Tensor, behaviour_log_probs: Tensor, advantages: Tensor, clip_ratio: float
 ) -> Tensor:
-    """Return PPO's clipped surrogate policy loss (Schulman et al. 2017, equation 7).
+    """PPO's clipped surrogate policy loss (Schulman et al. 2017, equation 7).
 
     At ratio 1 its gradient is that of A2C, -A grad log pi(a|s). The ratio to the policy that chose the action corrects
     for the updates in between. A sample gives no gradient once its advantage has moved the ratio out of the clip range.
 
-    Args:
-        log_probs, behaviour_log_probs: [B], log pi(a|s) of the learner's policy, log mu(a|s) of the policy that acted.
-        advantages: [B], constants.
-        clip_ratio: epsilon; `inf` for the unclipped importance-weighted gradient.
+    `log_probs`, `behaviour_log_probs` [B]: log pi(a|s) of the learner's policy, log mu(a|s) of the policy that acted;
+    `clip_ratio`: epsilon, `inf` for the unclipped importance-weighted gradient.
     """
     assert log_probs.shape == behaviour_log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
     ratio = (log_probs - behaviour_log_probs).exp()
@@ -57,9 +55,7 @@ def normalize(
     w (A - b) grad log pi little, and nothing of samples whose weight is 0. The mean of w A, subtracted from w A, would
     push the policy towards or away from all old actions, those of weight 0 included.
 
-    Args:
-        advantages, weights: of one shape; weights are not negative, None: all 1.
-        all_reduce_mean: replaces tensors by their means over all learners.
+    Weights are not negative; None: all 1. `all_reduce_mean` replaces tensors by their means over all learners.
     """
     if advantages.numel() == 1:
         return advantages  # minus its mean, nothing would be left
@@ -74,7 +70,7 @@ def normalize(
 
 
 def huber(errors: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted Huber loss: mean of w e^2 / 2 where |e| <= 1, of w (|e| - 1/2) elsewhere; e and w are [B].
+    """Weighted Huber loss: mean of w e^2 / 2 where |e| <= 1, of w (|e| - 1/2) elsewhere; e and w are [B].
 
     It clips the gradient of an error to [-1, 1] (Mnih et al. 2015, methods). w are the importance weights of
     prioritized replay (Schaul et al. 2016, section 3.4).
@@ -85,7 +81,7 @@ def huber(errors: Tensor, weights: Tensor) -> Tensor:
 
 @torch.no_grad()
 def approx_kl(log_ratios: Tensor) -> Tensor:
-    """Return the approximate KL divergence E_mu[log mu - log pi] from the policy that acted, sample by sample, [...].
+    """Approximate KL divergence E_mu[log mu - log pi] from the policy that acted, sample by sample, [...].
 
     This estimator has less variance than the mean of log mu - log pi, and is never negative (Schulman 2020,
     "Approximating KL divergence"); `log_ratios` [...] are log pi(a|s) - log mu(a|s).
@@ -96,14 +92,14 @@ def approx_kl(log_ratios: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ratio_metrics(log_ratios: Tensor, clip_ratio: float) -> Metrics:
-    """Return PPO's approximate KL divergence from the policy that acted, and its share of clipped samples."""
+    """PPO's approximate KL divergence from the policy that acted, and its share of clipped samples."""
     clipped = (log_ratios.expm1().abs() > clip_ratio).float()
     return {"policy/approx_kl": approx_kl(log_ratios), "policy/clip_fraction": clipped}
 
 
 @torch.no_grad()
 def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
-    """Return V-trace's ratios rho, the share that `clip_rho` truncates, and the approximate KL divergence."""
+    """V-trace's ratios rho, the share that `clip_rho` truncates, and the approximate KL divergence."""
     rhos = log_rhos.exp()
     clipped = (rhos > clip_rho).float()
     return {"values/rho": rhos, "values/rho_clipped": clipped, "policy/approx_kl": approx_kl(log_rhos)}
@@ -111,7 +107,7 @@ def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
 
 @torch.no_grad()
 def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
-    """Return the metrics of a loss and those derived from them, which only updates that are recorded need.
+    """The metrics of a loss and those derived from them, which only updates that are recorded need.
 
     They are the entropy, the explained variance 1 - Var(target - V) / Var(target), and `ratio_metrics` in place of
     policy/log_ratio and policy/clip_ratio.

@@ -18,12 +18,7 @@ def cut_truncated(rewards: Tensor, discounts: Tensor, truncated: Tensor, final_v
     Partial-episode bootstrapping (Pardo et al. 2018, "Time limits in reinforcement learning"): the target of a
     truncated step is r + gamma V(s_final), never r + gamma V(s_reset).
 
-    Args:
-        truncated: [T, B] bool.
-        final_values: [T, B], V(s_final) at truncated steps, ignored elsewhere.
-
-    Returns:
-        (rewards, discounts), both [T, B], with `discounts` zero at truncated steps.
+    `final_values` [T, B] are V(s_final) at truncated steps, ignored elsewhere. Returns (rewards, discounts).
     """
     assert rewards.shape == discounts.shape == truncated.shape == final_values.shape, (rewards.shape, truncated.shape)
     bootstrap = discounts * final_values
@@ -47,12 +42,10 @@ def n_step_returns(rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap
 def gae(
     rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap_value: Tensor, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute advantages by generalized advantage estimation, GAE(lambda) (Schulman et al. 2016, equation 16).
+    """Compute (advantages, returns) by generalized advantage estimation (Schulman et al. 2016, equation 16).
 
-    `lam` is lambda, 0 (one-step TD errors) to 1 (Monte Carlo up to the bootstrap).
-
-    Returns:
-        (advantages, returns), both [T, B]; returns = advantages + values are the value targets (TD(lambda) returns).
+    `lam` is lambda, 0 (one-step TD errors) to 1 (Monte Carlo up to the bootstrap). Returns = advantages + values are
+    the value targets (TD(lambda) returns).
     """
     assert rewards.shape == discounts.shape == values.shape, (rewards.shape, discounts.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)
@@ -70,19 +63,16 @@ def vtrace(
     log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor,
     clip_rho: float = 1.0, clip_c: float = 1.0, clip_pg_rho: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute V-trace's value targets, and advantages with their weights (Espeholt et al. 2018, eq. 1, section 4.2).
+    """V-trace's value targets, and advantages with their weights (Espeholt et al. 2018, eq. 1, section 4.2).
 
-    The policy gradient is the mean of weight * advantage * grad log pi. A zero discount ends return and trace: later
-    steps have no effect on earlier ones.
+    Returns (vs, advantages, weights), all [T, B], without gradient. The policy gradient is the mean of
+    weight * advantage * grad log pi. A zero discount ends return and trace.
 
     Args:
         log_rhos: [T, B], log pi(a_t|s_t) - log mu(a_t|s_t), log importance weights: learner's over behaviour policy.
         clip_rho: rho-bar, max importance weight of a TD error; it sets which policy's value function is learned.
         clip_c: c-bar, max importance weight of the trace; it trades speed of convergence for variance.
         clip_pg_rho: max importance weight of an advantage.
-
-    Returns:
-        (vs, advantages, weights), all [T, B], without gradient.
     """
     assert log_rhos.shape == discounts.shape == rewards.shape == values.shape, (log_rhos.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)

@@ -24,26 +24,34 @@ class ActorCritic(nn.Module):
         self.norm, self.head = norm, head
 
     def distribution(self, logits: Tensor) -> Distribution:
-        """Return the distribution of actions with logits [..., P]."""
         return self.head.distribution(logits)
 
     def distributions(self, logits: Tensor, behaviour_logits: Tensor) -> tuple[Distribution, Distribution]:
-        """Return (policy, behaviour policy) of the same states: distributions with logits [..., P].
+        """(Policy, behaviour policy) of the same states, with logits [..., P].
 
         An action that was not allowed when the behaviour policy acted has probability 0 and no gradient in both.
         """
         masked = self.head.masked_as(logits, behaviour_logits)
         return self.head.distribution(masked), self.head.distribution(behaviour_logits)
 
+    def initial_state(self, num_envs: int) -> list[Tensor]:
+        """The LSTM state at the start of B episodes, [zeros [B, S] float32]; [] without an LSTM."""
+        return [torch.zeros(num_envs, self.lstm_size, device=self.norm.shift.device)] if self.lstm_size else []
+
+    def unroll(self, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute (policy logits [T, B, P], values [T, B], next state [B, S]) at every step of an unroll.
+
+        `state` [B, S] is the LSTM's before obs[0]; `starts`, bool [T, B], says whether obs[t] is an episode's first.
+        """
+        logits, values = self(obs.flatten(0, 1))
+        return logits.unflatten(0, starts.shape), values.unflatten(0, starts.shape), state
+
 
 class LayeredActorCritic(ActorCritic):
     """Actor-critic of a torso, an optional LSTM, and a head each for policy and value.
 
-    Args:
-        norm, head: of an `ActorCritic`.
-        torso: normalized observations [N, *obs_shape] -> features [N, F].
-        core: an LSTM on the features.
-        policy, value: features -> `head.num_outputs` outputs, and -> one.
+    `torso`: normalized observations [N, *obs_shape] -> features [N, F]; `core`: an LSTM on the features; `policy`:
+    features -> `head.num_outputs` outputs; `value`: features -> one.
     """
 
     def __init__(
@@ -66,8 +74,8 @@ class LayeredActorCritic(ActorCritic):
         return logits[0], values[0], state
 
     def unroll(self, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """obs [T, B, ...], state [B, S] before obs[0], episode starts bool [T, B] -> (logits, values, next state)."""
-        assert self.core is not None
+        if self.core is None:
+            return super().unroll(obs, state, starts)
         features = self.torso(self.norm.convert(obs.flatten(0, 1))).unflatten(0, starts.shape)
         outputs, state = self.core(features, state, starts)
         logits, values = self._heads(outputs)
@@ -78,10 +86,7 @@ class LayeredActorCritic(ActorCritic):
 
 
 def init_orthogonal(net: LayeredActorCritic) -> None:
-    """Initialise with orthogonal weights of gain sqrt(2), zero biases, and a nearly uniform policy.
-
-    Engstrom et al. 2020 ("Implementation matters") found both to help policy gradients.
-    """
+    """Orthogonal weights, zero biases, a nearly uniform policy (Engstrom et al. 2020, "Implementation matters")."""
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(module.weight, gain=2**0.5)
@@ -92,23 +97,3 @@ def init_orthogonal(net: LayeredActorCritic) -> None:
     for module in net.modules():
         if isinstance(module, ResidualBlock):
             nn.init.zeros_(module.second.weight)  # starts as the identity: activations keep their scale
-
-
-def initial_state(net: ActorCritic, num_envs: int) -> list[Tensor]:
-    """Return the LSTM state at the start of B episodes, [zeros [B, S] float32]; [] for nets without an LSTM."""
-    return [torch.zeros(num_envs, net.lstm_size, device=net.norm.shift.device)] if net.lstm_size else []
-
-
-def unroll(net: ActorCritic, obs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute (policy logits [T, B, P], values [T, B]) at every step of an unroll.
-
-    Args:
-        obs: [T, B, ...].
-        state: [B, S], the LSTM's before obs[0].
-        starts: bool [T, B], whether obs[t] is an episode's first.
-    """
-    if isinstance(net, LayeredActorCritic) and net.core is not None:
-        logits, values, _ = net.unroll(obs, state, starts)
-        return logits, values
-    logits, values = net(obs.flatten(0, 1))
-    return logits.unflatten(0, starts.shape), values.unflatten(0, starts.shape)

@@ -1,4 +1,4 @@
-"""Which net a run has: the one place that builds actor-critic nets from flags or from the settings of a saved run."""
+"""Builds actor-critic nets, from flags or from the settings of a saved run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARED_UNITS, OWN_UNITS = 256, 512
 
 
 class NetSpec(NamedTuple):
-    """Which net, as the flags of these names say."""
+    """The flags that choose a net."""
 
     net: str = "nature"
     lstm: bool = False
@@ -37,7 +37,7 @@ class NetSpec(NamedTuple):
 
     @classmethod
     def of_run(cls, saved: Mapping[str, Any]) -> NetSpec:
-        """Read the settings in a run's config.json."""
+        """From the settings in a run's config.json."""
         found = cls(**{name: saved[name] for name in cls._fields if name in saved})
         return found._replace(hidden=tuple(found.hidden))
 
@@ -53,10 +53,7 @@ def make_actor_critic(
     Policy and value have hidden layers of their own: on images behind the convolutions of Mnih et al. 2015 (after
     Lapan, "Deep Reinforcement Learning Hands-On", chapter 13), on vectors from the input on. They share all but the
     last layer in the nets of A3C and IMPALA (Mnih et al. 2016, section 5.1; Espeholt et al. 2018, figure 3), and with
-    an LSTM.
-
-    Raises:
-        ConfigError: there is no such net, or it does not fit the observations or the other settings.
+    an LSTM. Raises ConfigError if there is no such net, or it does not fit the observations or the other settings.
     """
     shape, image, head = obs_space.shape, is_image(obs_space), ActionHead(action_space, spec.log_std_init)
     assert shape is not None
@@ -96,9 +93,9 @@ def _check(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
 
 
 class OwnActorCritic(ActorCritic):
-    """Actor-critic around a module of the user's own, which gets normalized observations and returns plain outputs.
+    """Actor-critic around a module of the user's own.
 
-    The body: float observations [B, *obs_shape] -> (policy outputs [B, `head.num_outputs`], values [B]).
+    `body`: normalized observations [B, *obs_shape] -> (policy outputs [B, `head.num_outputs`], values [B]).
     """
 
     def __init__(self, norm: ObsNorm, head: ActionHead, body: nn.Module):
@@ -106,7 +103,6 @@ class OwnActorCritic(ActorCritic):
         self.body = body
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """obs [B, ...] -> (logits [B, P], value [B])."""
         outputs, values = self.body(self.norm.convert(obs))
         return self.head(outputs).float(), values.float()
 
@@ -115,7 +111,7 @@ def _make_own_net(
     name: str, obs_space: gymnasium.Space, action_space: gymnasium.Space, head: ActionHead
 ) -> ActorCritic:
     """Make the net of `--net module:function`. Raises ConfigError if there is none, or it breaks the contract."""
-    function, shape = find_net_function(name), obs_space.shape or ()
+    function, shape = _find_function(name), obs_space.shape or ()
     try:
         body = function(obs_space, action_space)
         if not isinstance(body, nn.Module):
@@ -131,24 +127,21 @@ def _make_own_net(
     return net
 
 
-def find_net_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
-    """Return the function `module:function`; the current folder is searched last. Raises ConfigError."""
+def _find_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
+    """The function `module:function`; the current folder is searched last. Raises ConfigError."""
     module, _, function = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
-        found = getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), function)
     except Exception as error:
         fix = "must be module:function, in the current folder or installed"
         raise ConfigError("net", name, one_line(error), fix) from error
-    if not callable(found):
-        raise ConfigError("net", name, f"{function} is a {type(found).__name__}, must be a function")
-    return found
 
 
 @torch.no_grad()
 def _check_own_net(net: OwnActorCritic, shape: tuple[int, ...]) -> None:
-    """Raise an error unless a net can be trained and returns outputs and values of the right shapes."""
+    """Raise an error unless the net can be shared with actors and returns outputs and values of the right shapes."""
     for name, layer in net.body.named_modules():
         if (isinstance(layer, _DropoutNd) and layer.training and layer.p > 0) or isinstance(layer, _BatchNorm):
             what = f"{name or 'the net'} is {type(layer).__name__}"

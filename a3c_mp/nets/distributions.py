@@ -6,7 +6,6 @@ A rollout stores the parameters, [..., P], of the policy that acted: logits, or 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,50 +26,36 @@ LOWEST_ALLOWED = -1e29
 
 
 def mask_logits(logits: Tensor, mask: np.ndarray | None) -> Tensor:
-    """Return logits [B, P] with `MASKED` where a mask, bool [B, P], is false; None masks nothing."""
+    """Logits [B, P], `MASKED` where a mask, bool [B, P], is false; None masks nothing."""
     if mask is None:
         return logits
     return logits.clamp(min=LOWEST_ALLOWED).masked_fill(~torch.from_numpy(mask).to(logits.device), MASKED)
 
 
-def is_masked(logits: Tensor) -> Tensor:
-    """Return which logits [..., P] belong to actions that are not allowed, bool."""
-    return logits == MASKED
-
-
 @dataclass(frozen=True, eq=False)
 class Categorical:
-    """Softmax policy over A actions: logits [..., A], actions int64 [...].
-
-    The log-probabilities are kept: those of a first call under `no_grad` have no gradient later either.
-    """
+    """Softmax policy over A actions: logits [..., A]; actions int64, log pi(a|s) and entropy (nats) are [...]."""
 
     logits: Tensor
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """Log pi(.|s) [..., A], which a loss needs twice."""
+        """Log pi(.|s) [..., A], which a loss needs twice; without gradient if first computed under `no_grad`."""
         return F.log_softmax(self.logits, dim=-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Return log pi(a|s) [...]."""
         assert action.shape == self.logits.shape[:-1], (action.shape, self.logits.shape)
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Return the entropy [...] (nats)."""
         return -(self.log_probs.exp() * self.log_probs).sum(dim=-1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
-        """Sample actions for logits [B, A]; NaN or inf in them give arbitrary allowed actions.
-
-        Such a rollout is not learned from (see `is_finite`).
-        """
+        """Sample actions for logits [B, A]; NaN or inf give arbitrary allowed ones, not learned from (`is_finite`)."""
         probabilities = self.logits.nan_to_num().softmax(dim=-1)  # NaN counts as 0, infinities as the largest numbers
         return torch.multinomial(probabilities, 1, generator=rng).squeeze(-1)
 
     def mode(self) -> Tensor:
-        """Return the most probable actions [...]."""
         return self.logits.argmax(dim=-1)
 
 
@@ -82,11 +67,11 @@ class MultiCategorical(NamedTuple):
 
     logits: Tensor
     shape: tuple[int, ...]
-    sizes: Sequence[int]
+    sizes: list[int]
 
     @property
     def parts(self) -> list[Categorical]:
-        return [Categorical(logits) for logits in self.logits.split(list(self.sizes), dim=-1)]
+        return [Categorical(logits) for logits in self.logits.split(self.sizes, dim=-1)]
 
     def log_prob(self, action: Tensor) -> Tensor:
         chosen = action.reshape(*self.logits.shape[:-1], -1).unbind(dim=-1)
@@ -108,7 +93,8 @@ class MultiCategorical(NamedTuple):
 class DiagonalGaussian(NamedTuple):
     """Gaussian policy with independent dimensions: params [..., 2 * D] (means, log deviations), actions [..., *shape].
 
-    Actions are unbounded: they are clipped to the space for the environment only (`to_env`).
+    Actions are unbounded: they are clipped to the space for the environment only (`to_env`). `log_prob` is that of the
+    density, and the differential entropy can be negative.
     """
 
     params: Tensor
@@ -123,12 +109,10 @@ class DiagonalGaussian(NamedTuple):
         return self.params.chunk(2, dim=-1)[1]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Return the log density log pi(a|s) [...]."""
         distance = (action.reshape(self.mean.shape) - self.mean) / self.log_std.exp()
         return -(0.5 * distance.square() + self.log_std + 0.5 * math.log(2 * math.pi)).sum(dim=-1)
 
     def entropy(self) -> Tensor:
-        """Return the differential entropy [...] (nats), which can be negative."""
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
 
     def sample(self, rng: torch.Generator) -> Tensor:
@@ -137,7 +121,6 @@ class DiagonalGaussian(NamedTuple):
         return self._shaped(self.mean + self.log_std.exp() * noise)
 
     def mode(self) -> Tensor:
-        """Return the means."""
         return self._shaped(self.mean)
 
     def _shaped(self, flat: Tensor) -> Tensor:
@@ -148,7 +131,7 @@ Distribution = Categorical | MultiCategorical | DiagonalGaussian
 
 
 def category_sizes(space: gymnasium.Space) -> list[int]:
-    """Return the number of choices in each part of an action; an empty list for continuous actions."""
+    """Number of choices in each part of an action; none for continuous actions."""
     if isinstance(space, Discrete):
         return [int(space.n)]
     if isinstance(space, MultiDiscrete):
@@ -157,25 +140,24 @@ def category_sizes(space: gymnasium.Space) -> list[int]:
 
 
 def num_outputs(space: gymnasium.Space) -> int:
-    """Return how many outputs a policy needs: a logit for each choice, or the mean of each dimension."""
+    """How many outputs a policy needs: a logit for each choice, or the mean of each dimension."""
     return sum(category_sizes(space)) or int(np.prod(space.shape or ()))
 
 
 def num_params(space: gymnasium.Space) -> int:
-    """Return the number of parameters of a distribution (P): the outputs, and a log deviation for each mean."""
+    """Number of parameters of a distribution (P): the outputs, and a log deviation for each mean."""
     return num_outputs(space) * (2 if isinstance(space, Box) else 1)
 
 
 def is_valid(space: gymnasium.Space, actions: Tensor) -> bool:
     """Whether actions [..., *shape] are among the choices of a space; continuous ones may lie outside, but not NaN."""
-    sizes = category_sizes(space)
-    if not sizes:
+    if not (sizes := category_sizes(space)):
         return bool(actions.isfinite().all())
     return bool(((actions >= 0) & (actions < torch.tensor(sizes).view(space.shape or ()))).all())
 
 
 def to_env(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
-    """Return actions [..., *shape] as environments take them: in the dtype of the space, clipped to a Box's bounds."""
+    """Actions [..., *shape] as environments take them: in the dtype of the space, clipped to a Box's bounds."""
     if isinstance(space, Discrete):
         return actions
     actions = actions.astype(space.dtype)
@@ -185,11 +167,8 @@ def to_env(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
 class ActionHead(nn.Module):
     """Head of a policy: outputs of its last layer -> parameters of the distribution over actions of a space.
 
-    For continuous actions it has a log deviation for each dimension, which does not depend on the observation.
-
-    Args:
-        space: of actions, one of `ACTIONS` with choices from 0 on; else ValueError.
-        log_std_init: the log deviations at the start.
+    For continuous actions it has a log deviation for each dimension, which does not depend on the observation and is
+    `log_std_init` at first. Raises ValueError for a space that is not one of `ACTIONS`, with choices from 0 on.
     """
 
     def __init__(self, space: gymnasium.Space, log_std_init: float = 0.0):
@@ -207,11 +186,11 @@ class ActionHead(nn.Module):
         return torch.cat([outputs, self.log_std.to(outputs.dtype).expand_as(outputs)], dim=-1)
 
     def masked_as(self, params: Tensor, others: Tensor) -> Tensor:
-        """Return parameters [..., P] with those logits masked that are masked in `others`, [..., P]."""
-        return params if isinstance(self.space, Box) else params.masked_fill(is_masked(others), MASKED)
+        """Parameters [..., P] with those logits masked that are masked in `others`, [..., P]."""
+        return params if isinstance(self.space, Box) else params.masked_fill(others == MASKED, MASKED)
 
     def distribution(self, params: Tensor) -> Distribution:
-        """Return the distribution with parameters [..., P]; its actions have the shape [..., *space.shape]."""
+        """The distribution with parameters [..., P]; its actions have the shape [..., *space.shape]."""
         if isinstance(self.space, Discrete):
             return Categorical(params)
         shape = self.space.shape or ()

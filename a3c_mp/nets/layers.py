@@ -25,10 +25,9 @@ def is_image(space: gymnasium.Space) -> bool:
 
 
 def convolutions(name: str, channels: int) -> nn.Sequential:
-    """Make the convolutions "a3c", "nature" or "deep": [N, channels, H, W] -> [N, features].
+    """The convolutions "a3c", "nature" or "deep": [N, channels, H, W] -> [N, features].
 
     "deep" has 3 sections of convolution, max-pooling and two residual blocks (Espeholt et al. 2018, figure 3, right).
-
     The last ReLU comes after Flatten: before it, its gradient would mix two memory formats, that of channels_last
     activations and that of flat features, and take over ten times as long.
     """
@@ -48,7 +47,6 @@ def convolutions(name: str, channels: int) -> nn.Sequential:
 
 @torch.no_grad()
 def num_features(module: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Return the number of features that a module outputs for one input."""
     return module(torch.zeros(1, *input_shape)).shape[1]
 
 
@@ -65,13 +63,8 @@ class ResidualBlock(nn.Module):
 
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
-    """Make linear layers [N, sizes[0]] -> [N, sizes[-1]], with an activation between each two."""
-    return chain([nn.Linear(inputs, outputs) for inputs, outputs in pairwise(sizes)], activation)
-
-
-def chain(layers: Sequence[nn.Linear], activation: type[nn.Module]) -> nn.Sequential:
-    """Put an activation between each two of the layers."""
-    return nn.Sequential(*[module for layer in layers for module in (layer, activation())][:-1])
+    """Linear layers [N, sizes[0]] -> [N, sizes[-1]], with an activation between each two."""
+    return nn.Sequential(*[part for size in pairwise(sizes) for part in (nn.Linear(*size), activation())][:-1])
 
 
 class LSTMCore(nn.Module):
@@ -101,5 +94,5 @@ class LSTMCore(nn.Module):
 
 
 def reset_state(state: Tensor, starts: Tensor | np.ndarray) -> Tensor:
-    """Reset the LSTM state [B, S] to zeros where an episode starts, bool [B]."""
+    """The LSTM state [B, S], zeros where an episode starts, bool [B]."""
     return state.masked_fill(torch.as_tensor(starts, device=state.device)[:, None], 0.0)

@@ -19,7 +19,7 @@ LARGEST = 1e15
 
 
 class Moments(NamedTuple):
-    """Count, mean and variance of a set of observations."""
+    """Moments of a set of observations."""
 
     num: Tensor  # [] float32, how many
     mean: Tensor  # [1, *obs_shape] float32
@@ -28,7 +28,7 @@ class Moments(NamedTuple):
     @classmethod
     @torch.no_grad()
     def of(cls, obs: Tensor) -> Moments:
-        """Compute the moments of observations [N, *obs_shape] of any dtype."""
+        """The moments of observations [N, *obs_shape] of any dtype."""
         obs = obs.to(torch.float32, copy=True)
         mean = obs.mean(dim=0, keepdim=True)
         variance = obs.sub_(mean).square_().mean(dim=0, keepdim=True)  # a fifth of the time of `Tensor.var`
@@ -39,11 +39,7 @@ class ObsNorm(nn.Module):
     """Observation normalization: subtract the running mean, divide by the standard deviation, clip to +-`CLIP`.
 
     Burda et al. 2018 ("Exploration by random network distillation"), section 2.4. In Pong all but a few pixels are the
-    same in every frame; normalization leaves the ball and the paddles.
-
-    Args:
-        shape: of one observation.
-        image: the inputs are uint8; before the first update they are divided by 255.
+    same in every frame; normalization leaves the ball and the paddles. Images are uint8, divided by 255 at first.
     """
 
     count: Tensor
@@ -70,9 +66,9 @@ class ObsNorm(nn.Module):
     def clipped_moments(self, obs: Tensor) -> tuple[Moments, int]:
         """Compute moments of observations [N, *shape] with outliers clipped; return (moments, values clipped).
 
-        Values of vectors farther than `OUTLIER` deviations from the mean count as `CLIP` deviations, as in the net's
-        input: a single sentinel, such as FLT_MAX of a sensor without a reading, would dominate the variance for good.
-        Clipped to `OUTLIER` deviations, one in ten thousand (1 / OUTLIER^2) would let it grow without bound.
+        A single sentinel, such as FLT_MAX of a sensor without a reading, would dominate the variance for good. Outliers
+        are clipped to `CLIP` deviations, as in the net's input: clipped to `OUTLIER` deviations, one in ten thousand
+        (1 / OUTLIER^2) would let the variance grow without bound.
 
         The first observations are compared with their median. Where more than half of them are equal, which does not
         tell how far the others may lie, only values farther than `LARGEST` are outliers, and count as the median.
@@ -94,10 +90,7 @@ class ObsNorm(nn.Module):
 
     @torch.no_grad()
     def merge(self, moments: Moments) -> bool:
-        """Merge moments of 1 or more observations into the running mean and variance (Chan, Golub & LeVeque 1979).
-
-        Returns whether the result is finite; if not, nothing changes.
-        """
+        """Merge moments into the running ones (Chan, Golub & LeVeque 1979); False, and no change, if not finite."""
         count, mean, variance = moments
         total = self.count + count
         delta = mean - self.mean
@@ -144,10 +137,10 @@ def _normalize(obs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def _median_and_deviation(obs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what outliers do not move: the median of observations [N, *shape] and their deviation, [1, *shape] each.
+    """What outliers do not move: the median of observations [N, *shape] and their deviation, [1, *shape] each.
 
-    The deviation is that of a normal distribution with the same median distance from the median, and 1e-2 more, as in
-    the net's input; 0 where more than half of the values are equal.
+    The deviation is that of a normal distribution with the same median distance from the median, plus 1e-2, as in the
+    net's input; 0 where more than half of the values are equal.
     """
     middle = slice((len(obs) - 1) // 2, (len(obs) + 1) // 2)
     median = obs.sort(dim=0).values[middle]  # `Tensor.median` is not deterministic on a GPU
@@ -156,7 +149,7 @@ def _median_and_deviation(obs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Return uint8 images [N, C, H, W] on the CPU in channels_last memory format, the fastest one for convolutions."""
+    """Images uint8 [N, C, H, W] on the CPU in channels_last memory format, the fastest one for convolutions."""
     num, channels, height, width = images.shape
     planes = images.reshape(num, channels, height * width).numpy()
     merged = cv2.merge([planes[:, c] for c in range(channels)])  # a sixth of the time of `contiguous`
@@ -164,7 +157,7 @@ def channels_last(images: Tensor) -> Tensor:
 
 
 def note_on_inputs(net: nn.Module) -> str:
-    """Return a log line if observations with 2 or more axes are treated as vectors; an empty string otherwise."""
+    """A log line if observations with 2 or more axes are treated as vectors, else an empty string."""
     norm = getattr(net, "norm", None)
     if not isinstance(norm, ObsNorm) or norm.image or norm.mean.dim() < 3:
         return ""

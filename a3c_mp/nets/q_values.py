@@ -20,13 +20,8 @@ class DuelingQ(nn.Module):
     Images go through the convolutions of Mnih et al. 2015, vectors through one hidden layer; value and advantage then
     have hidden layers of their own. On images the two have 512 units together, as many as the net of Mnih et al.
 
-    Args:
-        obs_shape: of one observation; images uint8 [C, H, W], at least 36 x 36.
-        num_actions: size of the discrete action set (A).
-        image: whether observations are images.
-        hidden: units of the hidden layers; by default (256,) for images and (128, 128) for vectors. For vectors, value
-            and advantage share the first one; all others exist twice.
-        activation: one of `ACTIVATIONS`, after each hidden layer; convolutions always have ReLU.
+    `hidden` are the units of the hidden layers, by default (256,) for images and (128, 128) for vectors. For vectors,
+    value and advantage share the first one; all others exist twice. Each has an `activation` of `ACTIVATIONS`.
     """
 
     def __init__(
@@ -55,10 +50,7 @@ class DuelingQ(nn.Module):
         return (self.value(features) + advantage - advantage.mean(dim=1, keepdim=True),)
 
     def layers(self) -> list[list[nn.Linear]]:
-        """Return the linear layers from input to output; side by side those of the same depth, as [value, advantage].
-
-        Item i computes hidden layer i, the last item the outputs.
-        """
+        """The linear layers from input to output, those of the same depth as one item: [value, advantage]."""
         shared = [[layer] for layer in self.torso if isinstance(layer, nn.Linear)]
         heads = [[layer for layer in head if isinstance(layer, nn.Linear)] for head in (self.value, self.advantage)]
         return shared + [list(pair) for pair in zip(*heads, strict=True)]
@@ -67,15 +59,12 @@ class DuelingQ(nn.Module):
 class DDPGNet(nn.Module):
     """DDPG's actor mu(s) in [-1, 1]^D and critic Q(s, a), for vector observations (Lillicrap et al. 2016, section 7).
 
-    Args:
-        obs_shape: of one observation, flattened.
-        action_shape: of one action, flattened to D numbers.
-        hidden: units of each of the two hidden layers, in actor and critic.
+    Observations and actions are flattened, actions to D numbers.
     """
 
-    def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...], hidden: int = 256):
+    def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...]):
         super().__init__()
-        self.action_shape = action_shape
+        self.action_shape, hidden = action_shape, 256
         inputs, outputs = torch.Size(obs_shape).numel(), torch.Size(action_shape).numel()
         self.norm = ObsNorm(obs_shape, image=False)
         self.actor = nn.Sequential(*mlp([inputs, hidden, hidden, outputs], nn.ReLU), nn.Tanh())
@@ -93,6 +82,3 @@ class DDPGNet(nn.Module):
         flat_obs = self.norm.convert(obs).flatten(1)
         inputs = torch.cat([flat_obs, action.reshape(len(action), -1).to(flat_obs.dtype)], dim=1)
         return self.critic(inputs).squeeze(-1)
-
-
-ReplayNet = DuelingQ | DDPGNet

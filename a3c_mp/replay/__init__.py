@@ -1,14 +1,6 @@
-"""Prioritized experience replay in shards: each actor writes to its own, the learner samples from all of them as one.
+"""Prioritized experience replay: each actor writes to a shard of its own, the learner samples from all as one."""
 
-memory = Shards(num_actors, num_envs, rows, obs_space, action_space, stack)  # parent, before the actors start
-writer = Writer(memory, channel.worker, n_step, gamma)                       # actor
-replay = Replay(memory, priority_exponent, seed)                             # learner
-with Prefetch(replay, batch_size) as batches:
-    batch = batches.next()
-"""
-
-from a3c_mp.replay.prefetch import Prefetch
-from a3c_mp.replay.replay import Batch, Replay, importance_weights
+from a3c_mp.replay.replay import Batch, Prefetch, Replay, importance_weights
 from a3c_mp.replay.shards import Shards
 from a3c_mp.replay.writer import EnvStep, Writer, writer_state_spec
 

@@ -1,15 +1,17 @@
-"""The learner's end of the replay: prioritized sampling from all shards at once."""
+"""The learner's end of the replay: prioritized sampling from all shards at once, and ahead of time on a thread."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from a3c_mp.replay.shards import Shards
+from a3c_mp.replay.shards import Shards, spread
 from a3c_mp.replay.sum_tree import SumTree
 from a3c_mp.replay.writer import MIN_PRIORITY
 
@@ -30,21 +32,18 @@ class Batch(NamedTuple):
     def empty(cls, shards: Shards, batch_size: int, pin: bool = False) -> Batch:
         """Allocate a batch for `Replay.sample` to fill, page-locked if `pin`."""
         frame, action, mask = (shards.fields()[name][0, 0] for name in ("frame", "action", "mask"))
-        obs_shape = (*([shards.stack] if shards.stack > 1 else []), *frame.shape)
-
-        def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(batch_size, *shape, dtype=dtype, pin_memory=pin)
-
-        return cls(
-            obs=tensor(*obs_shape, dtype=frame.dtype),
-            action=tensor(*action.shape, dtype=action.dtype),
-            reward=tensor(),
-            discount=tensor(),
-            next_obs=tensor(*obs_shape, dtype=frame.dtype),
-            next_mask=tensor(*mask.shape, dtype=torch.bool),
-            probability=tensor(dtype=torch.float64),
-            ids=tensor(dtype=torch.int64),
-        )
+        obs_shape = (shards.stack, *frame.shape) if shards.stack > 1 else frame.shape
+        shapes = {
+            "obs": (obs_shape, frame.dtype),
+            "action": (action.shape, action.dtype),
+            "reward": ((), torch.float32),
+            "discount": ((), torch.float32),
+            "next_obs": (obs_shape, frame.dtype),
+            "next_mask": (mask.shape, torch.bool),
+            "probability": ((), torch.float64),
+            "ids": ((), torch.int64),
+        }
+        return cls(**{name: torch.empty(batch_size, *s, dtype=d, pin_memory=pin) for name, (s, d) in shapes.items()})
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device, its ids on the CPU; from pinned memory to a GPU nothing waits for the copies."""
@@ -53,15 +52,10 @@ class Batch(NamedTuple):
 
 
 def importance_weights(probability: Tensor, importance_exponent: float, smallest: Tensor | None = None) -> Tensor:
-    """Importance-sampling weights: (N P(i))^-beta over the largest of the batch (Schaul et al. 2016, section 3.4).
+    """Importance-sampling weights (N P(i))^-beta over the largest of the batch (Schaul et al. 2016, section 3.4).
 
-    Args:
-        probability: [N] float64, P(i).
-        importance_exponent: beta; 1 corrects in full.
-        smallest: [] float64, the smallest P(i) of the whole batch, if these are only a part of it.
-
-    Returns:
-        [N] float32 in (0, 1]; the replay's size cancels.
+    They are [N] float32 in (0, 1]; the replay's size cancels, and beta = 1 corrects in full. `smallest` [] is the
+    smallest P(i) of the whole batch, if `probability` [N] float64 is only a part of it.
     """
     return (probability / (probability.min() if smallest is None else smallest)).pow(-importance_exponent).float()
 
@@ -69,17 +63,9 @@ def importance_weights(probability: Tensor, importance_exponent: float, smallest
 class Replay:
     """Prioritized experience replay over all shards. Actors write first priorities; the learner owns them from then on.
 
-    Every method may be called while writers write, and while another thread of this process is in `sample`.
-
-    Args:
-        shards: the memory, shared with the writers.
-        priority_exponent: alpha; 0 samples uniformly.
-        seed: of sampling.
+    Every method may be called while writers write, and while another thread of this process is in `sample`. With a
+    `priority_exponent` (alpha) of 0 it samples uniformly.
     """
-
-    size: int  # transitions that can be drawn
-    dropped: int  # priority updates for transitions already retired, since the start
-    rejected: int  # transitions left out in this process: their first priority was not finite
 
     def __init__(self, shards: Shards, priority_exponent: float, seed: int):
         self.shards, self.priority_exponent = shards, priority_exponent
@@ -89,7 +75,9 @@ class Replay:
         self.tree = SumTree(shards.num_lanes * shards.rows)
         self.seen, self.written = np.zeros((2, shards.num_lanes), np.int64)  # `committed`, `written` at last `ingest`
         self.tail = np.zeros(shards.num_lanes, np.int64)  # rows below it are retired
-        self.size = self.dropped = self.rejected = 0
+        self.size = 0  # transitions that can be drawn
+        self.dropped = 0  # priority updates for transitions already retired, since the start
+        self.rejected = 0  # transitions left out in this process: their first priority was not finite
         self._lock = threading.Lock()  # guards the tree and the counters; gathering needs no lock
 
     def ingest(self, shard: int) -> int:
@@ -101,7 +89,7 @@ class Replay:
         with self._lock:
             committed = self.shards.committed[lanes].copy()  # read before the rows below it
             self.written[lanes] = self.shards.written[lanes]
-            lane, row = _spread(lanes, np.maximum(self.seen[lanes], self.tail[lanes]), committed)
+            lane, row = spread(np.maximum(self.seen[lanes], self.tail[lanes]), committed, lanes.start)
             self.seen[lanes] = committed
             priority = self.shards.priority[lane, row % self.shards.rows]
             usable = (priority >= 0) & (priority < np.inf)  # false for NaN too
@@ -117,15 +105,14 @@ class Replay:
 
         A step of the environments appends one row, or two if it truncates: `rows` must be 2 K for each block of K steps
         that the writer has tokens for. Call it before each token, and again before a writer is replaced: rows that
-        the dead writer left come on top. Raises ValueError if lanes are too short for so much room.
+        the dead writer left come on top.
         """
         shards, lanes = self.shards, self.shards.lanes(shard)
-        if rows + shards.stack >= shards.rows:
-            raise ValueError(f"lanes of {shards.rows} rows are too short: {rows} free rows and a stack do not fit")
+        assert rows + shards.stack < shards.rows, f"no {rows} free rows in lanes of {shards.rows}"
         with self._lock:
             free_from = shards.written[lanes] + rows - shards.rows  # rows below it may be overwritten
             tail = np.maximum(self.tail[lanes], free_from + shards.stack - 1)  # also the stacks that include them
-            lane, row = _spread(lanes, self.tail[lanes], np.minimum(tail, self.seen[lanes]))
+            lane, row = spread(self.tail[lanes], np.minimum(tail, self.seen[lanes]), lanes.start)
             self.size -= int(np.count_nonzero(self.tree[self._leaf(lane, row)]))
             self._set(lane, row, np.zeros(len(row)))
             self.tail[lanes] = tail
@@ -159,8 +146,6 @@ class Replay:
         """Find and gather the transitions at these fractions of the priority sum; returns (lane, row), both [N]."""
         rows = self.shards.rows
         with self._lock:
-            if self.size == 0:
-                raise ValueError("the replay is empty: nothing can be drawn")
             total = self.tree.total
             leaf = self.tree.find(fractions * total)
             out.probability.copy_(torch.from_numpy(self.tree[leaf] / total))
@@ -179,14 +164,12 @@ class Replay:
         return lane, row
 
     def update(self, ids: Tensor, priorities: Tensor | np.ndarray) -> None:
-        """Set the priorities of sampled transitions: absolute TD errors, without exponent.
+        """Set the priorities of sampled transitions: absolute TD errors [N], finite, without exponent.
 
         Transitions that were retired meanwhile are skipped, and counted in `dropped`: newer ones may have their rows.
-        Raises ValueError if a priority is negative or not finite.
         """
         values = torch.as_tensor(priorities).detach().double().cpu().numpy()
-        if not ((values >= 0) & (values < np.inf)).all():  # false for NaN too
-            raise ValueError("priorities must be finite numbers of 0 or more")
+        assert ((values >= 0) & (values < np.inf)).all(), values
         row, lane = np.divmod(ids.numpy(), self.shards.num_lanes)
         with self._lock:
             alive = row >= self.tail[lane]
@@ -227,10 +210,7 @@ class Replay:
         return self.tree.leaves.reshape(self.shards.num_lanes, self.shards.rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`; call it before the writers start. Raises ValueError for other sizes.
-
-        Priorities get the exponent of this replay; those of a uniform one are all 1.
-        """
+        """Continue from a `state_dict` of equal sizes, else ValueError; priorities get the exponent of this replay."""
         if state["sizes"] != self._sizes():
             sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
             raise ValueError(f"the saved replay has {sizes}; --no-save-replay resumes with an empty one")
@@ -251,9 +231,31 @@ class Replay:
         self.dropped = state["dropped"]
 
 
-def _spread(lanes: slice, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lane, row) of every row from start[b] to stop[b] of the b-th of `lanes`, both [M]."""
-    counts = np.maximum(stop - start, 0)
-    lane = np.repeat(np.arange(lanes.start, lanes.stop), counts)
-    first = np.cumsum(counts) - counts  # place in the result where each lane begins
-    return lane, np.arange(len(lane)) + np.repeat(start - first, counts)
+class Prefetch:
+    """Samples batches ahead on a thread; use it in a `with` block.
+
+    With `ahead` 0 it samples on demand, without a thread (deterministic runs); `pin` page-locks the batches' memory,
+    for copies to a GPU.
+    """
+
+    def __init__(self, replay: Replay, batch_size: int, ahead: int, pin: bool = False):
+        self.replay, self.batch_size, self.ahead = replay, batch_size, ahead
+        self._held, *self._free = (Batch.empty(replay.shards, batch_size, pin) for _ in range(ahead + 1))
+        self._thread = ThreadPoolExecutor(1, "prefetch")  # it starts with the first batch
+        self._batches: deque[Future[Batch]] = deque()
+
+    def __enter__(self) -> Prefetch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def next(self) -> Batch:
+        """The next batch; its memory is reused after the next call. Raises whatever `Replay.sample` raised."""
+        if self.ahead == 0:
+            return self.replay.sample(self.batch_size, self._held)
+        for batch in (*self._free, self._held):
+            self._batches.append(self._thread.submit(self.replay.sample, self.batch_size, batch))
+        self._free.clear()
+        self._held = self._batches.popleft().result()
+        return self._held

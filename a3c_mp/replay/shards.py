@@ -33,16 +33,13 @@ class Shards:
         writable_until  rows below it may be written; the rows they overwrite are no longer sampled
 
     Args:
-        num_shards: actors.
-        num_envs: environments of each actor (B).
+        num_shards, num_envs: actors, and environments of each (B).
         rows: length of each lane; the replay holds slightly less than `num_shards * num_envs * rows` transitions.
-        obs_space: Box.
-        action_space: Discrete, MaskedDiscrete or Box.
+        obs_space, action_space: a Box, and a Discrete, MaskedDiscrete or Box.
         stack: observations [stack, ...] are the last `stack` frames of the episode, oldest first, zeros before its
             first, and only the newest is stored. With 1 the whole observation is stored as it is.
 
-    Raises:
-        MemoryError: too little memory is free; the message has both sizes.
+    Raises MemoryError, with both sizes, if too little memory is free.
     """
 
     # What rows hold, as numpy views of shared memory, [lanes, rows, ...]:
@@ -63,8 +60,6 @@ class Shards:
         self, num_shards: int, num_envs: int, rows: int, obs_space: gymnasium.Space, action_space: gymnasium.Space,
         stack: int = 1,
     ):  # fmt: skip
-        if rows <= stack:
-            raise ValueError(f"rows must be more than the {stack} frames of one observation, not {rows}")
         self.num_shards, self.num_envs, self.rows, self.stack = num_shards, num_envs, rows, stack
         self.num_lanes = num_shards * num_envs
         self.slots = Slots(_spec(num_shards, num_envs, rows, obs_space, action_space, stack), 1)
@@ -73,7 +68,7 @@ class Shards:
 
     @staticmethod
     def bytes_needed(*sizes: Any) -> int:
-        """Shared memory that `Shards` with these arguments take (bytes)."""
+        """Shared memory of `Shards` with these arguments (bytes)."""
         return layout(_spec(*sizes))[1]
 
     @property
@@ -82,9 +77,6 @@ class Shards:
         return self.slots.slot_bytes
 
     def lanes(self, shard: int) -> slice:
-        """The lanes of one shard."""
-        if not 0 <= shard < self.num_shards:
-            raise IndexError(f"shard {shard} of {self.num_shards}")
         return slice(shard * self.num_envs, (shard + 1) * self.num_envs)
 
     def arrays(self, shard: int) -> dict[str, np.ndarray]:
@@ -96,10 +88,7 @@ class Shards:
         return {name: field for name, field in self.slots[0].items() if name not in COUNTERS}
 
     def at(self, rows: np.ndarray) -> Shards:
-        """Return the same memory with counters of its own: `rows` [lanes] are filled in each lane, and complete.
-
-        What other processes write from now on stays unseen; who writes where is for the caller to arrange.
-        """
+        """The same memory with counters of its own: `rows` [lanes] are filled and complete, later ones stay unseen."""
         view = copy.copy(self)
         view.written, view.committed = rows.copy(), rows.copy()
         view.writable_until = np.maximum(rows, self.rows)
@@ -107,9 +96,8 @@ class Shards:
 
     def gather(self, lane: np.ndarray, place: np.ndarray, out: Tensor) -> None:
         """Gather the observations at places [N] of their lanes, each stacked from its last frames."""
-        places = (
-            place[:, None] - np.arange(self.stack)[::-1]
-        )  # the oldest frame comes first; beyond either end it wraps
+        # The oldest frame comes first; beyond either end it wraps.
+        places = place[:, None] - np.arange(self.stack)[::-1]
         at = lane[:, None] * self.rows + places + self.rows * (places < 0) - self.rows * (places >= self.rows)
         frames = out.flatten(0, 1) if self.stack > 1 else out
         torch.index_select(self.frames, 0, torch.from_numpy(at.ravel()), out=frames)
@@ -138,8 +126,7 @@ def _spec(
     """Shapes and dtypes of the fields of all lanes."""
     assert isinstance(obs_space, Box), obs_space
     assert isinstance(action_space, Discrete | Box), action_space
-    if stack > 1 and obs_space.shape[0] != stack:
-        raise ValueError(f"observations of shape {obs_space.shape} are not stacks of {stack} frames")
+    assert stack in (1, obs_space.shape[0]), obs_space
     ring = (num_shards * num_envs, rows)
     frame_shape = obs_space.shape[1:] if stack > 1 else obs_space.shape
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
@@ -156,3 +143,11 @@ def _spec(
         "priority": (ring, torch.float32),
         **dict.fromkeys(COUNTERS, (ring[:1], torch.int64)),
     }
+
+
+def spread(start: np.ndarray, stop: np.ndarray, first_lane: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(lane, row) of every row from start[b] to stop[b] of lane `first_lane` + b, both [M]."""
+    counts = np.maximum(stop - start, 0)
+    lane = np.repeat(np.arange(first_lane, first_lane + len(counts)), counts)
+    first = np.cumsum(counts) - counts  # place in the result where each lane begins
+    return lane, np.arange(len(lane)) + np.repeat(start - first, counts)

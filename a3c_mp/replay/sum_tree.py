@@ -13,10 +13,7 @@ TOP = 4096
 class SumTree:
     """Sum tree over `capacity` non-negative numbers: set leaves and find them by running sum in O(log capacity).
 
-    Each update sums the children of a changed node again, so rounding errors do not accumulate.
-
-    Args:
-        capacity: number of leaves, all 0 at first.
+    All are 0 at first. Each update sums the children of a changed node again, so rounding errors do not accumulate.
     """
 
     def __init__(self, capacity: int):
@@ -27,7 +24,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all leaves."""
         return float(self.levels[-1].sum())
 
     @property
@@ -71,5 +67,4 @@ class SumTree:
 
 
 def _round_up(count: int) -> int:
-    """`count` rounded up to a multiple of FANOUT."""
     return -(-count // FANOUT) * FANOUT

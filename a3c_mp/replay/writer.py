@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from a3c_mp.processes.slots import Spec
-from a3c_mp.replay.shards import Shards
+from a3c_mp.replay.shards import Shards, spread
 
 MIN_PRIORITY = 1e-6
 """added to every |TD error|, so that each transition can be drawn (Schaul et al. 2016, section 3.3)"""
 
 
 class EnvStep(NamedTuple):
-    """One step of B environments, for `Writer.step`; `q` and `value` come from the actor's net."""
+    """One step of B environments; `q` and `value` come from the actor's net."""
 
     obs: np.ndarray  # [B, *obs_shape], which `action` was chosen at
     action: np.ndarray  # int64 [B], or float32 [B, A]
@@ -34,10 +34,9 @@ class EnvStep(NamedTuple):
 
 def writer_state_spec(num_envs: int, n_step: int) -> Spec:
     """Shapes and dtypes of `Writer.fields`."""
-    numbers = ((n_step, num_envs), torch.float64)
     return {
-        "nstep_returns": numbers,
-        "nstep_q": numbers,
+        "nstep_returns": ((n_step, num_envs), torch.float64),
+        "nstep_q": ((n_step, num_envs), torch.float64),
         "nstep_pending": ((n_step, num_envs), torch.bool),
         "nstep_time": ((1,), torch.int64),
         "writer_t": ((num_envs,), torch.int64),
@@ -45,7 +44,7 @@ def writer_state_spec(num_envs: int, n_step: int) -> Spec:
 
 
 class Writer:
-    """The actor's end of the replay.
+    """Appends transitions to a shard, each with its first priority.
 
     A transition that begins at step t is complete with the value of step t + n, or earlier if the return ends:
 
@@ -55,22 +54,13 @@ class Writer:
     lost life) cuts the bootstrap, a truncation bootstraps from the final observation.
 
     A writer never waits and can be killed at any instant: the learner reads only what is committed, and the next writer
-    of the shard continues behind it. Environments must be at an episode's start when a writer is made, or be rebuilt
-    to where `restored` was taken.
-
-    Args:
-        shards: the memory.
-        shard: number of the actor's shard.
-        n_step: rewards in a return (n).
-        gamma: discount factor.
-        restored: `fields()` of a predecessor whose incomplete transitions this writer completes; else they are dropped.
+    of the shard continues behind it. Incomplete transitions of a predecessor are dropped, unless `restored` has its
+    `fields()`: then the environments have to be rebuilt to where these were taken.
     """
 
     def __init__(
         self, shards: Shards, shard: int, n_step: int, gamma: float, restored: Mapping[str, np.ndarray] | None = None
     ):
-        if n_step < 1:
-            raise ValueError(f"n_step must be 1 or more, not {n_step}")
         self.rows, self.stack, self.n = shards.rows, shards.stack, n_step
         self.arrays = shards.arrays(shard)  # rows and counters of the shard's lanes, by name
         self.env = np.arange(shards.num_envs)
@@ -86,34 +76,30 @@ class Writer:
         self.returns, self.q = np.zeros((2, n_step, shards.num_envs))  # discounted sums of the rewards so far, Q(s, a)
         self.pending = np.zeros((n_step, shards.num_envs), np.bool_)  # whether a transition is incomplete
         self.t = np.zeros_like(self.row)  # [B] steps since the episode's start
-        for env in self.env:  # transitions that a killed writer left incomplete
-            incomplete = np.arange(self.arrays["committed"][env], self.arrays["written"][env]) % self.rows
-            self.arrays["priority"][env, incomplete] = 0.0
+        lane, row = spread(
+            self.arrays["committed"], self.arrays["written"]
+        )  # incomplete when the last writer was killed
+        self.arrays["priority"][lane, row % self.rows] = 0.0
 
     def fields(self) -> dict[str, np.ndarray]:
         """State that a successor needs to continue from here, besides the contents of the shard."""
-        time = np.array([self.time % self.n])
         numbers = {"nstep_returns": self.returns, "nstep_q": self.q, "nstep_pending": self.pending}
-        return {**numbers, "nstep_time": time, "writer_t": self.t}
+        return {**numbers, "nstep_time": np.array([self.time % self.n]), "writer_t": self.t}
 
     def step(self, step: EnvStep) -> None:
         """Append one step of every environment.
 
-        Call it once after each step of the vector environment. A transition's n-step return bootstraps from the `value`
-        of a later call, so it is committed n calls later, or when its episode ends.
-
-        Raises:
-            RuntimeError: no room: the learner has not retired the rows that would be overwritten.
-            ValueError: an episode's first observation is not a stack padded with zeros.
+        A transition's n-step return bootstraps from the `value` of a later call, so it is committed n calls later, or
+        when its episode ends. Raises RuntimeError if the learner has not made room.
         """
         cut = step.terminated if step.life_lost is None else step.terminated | step.life_lost
         truncated = step.truncated & ~step.terminated
-        self._check(step.obs, truncated)
-        row = self.row.copy()
+        row, writable_until = self.row.copy(), self.arrays["writable_until"]
+        if (row + 1 + truncated > writable_until).any():
+            raise RuntimeError(f"no room in the replay: rows {row}, writable until {writable_until}; call make_room")
         self._append(self.env, step.obs, step.action, step.mask)
         if truncated.any():
-            assert step.final_obs is not None, "an episode was truncated: its final observation is missing"
-            assert step.final_value is not None, "an episode was truncated: its final observation's value is missing"
+            assert step.final_obs is not None
             ended = np.flatnonzero(truncated)
             final_mask = None if step.final_mask is None else step.final_mask[ended]
             self._append(ended, step.final_obs[ended], None, final_mask)
@@ -156,17 +142,8 @@ class Writer:
         self.arrays["bootstrap_offset"][at] = offset
         self.arrays["priority"][at] = np.abs(td_error) + MIN_PRIORITY
 
-    def _check(self, obs: np.ndarray, truncated: np.ndarray) -> None:
-        writable_until = self.arrays["writable_until"]
-        if (self.row + 1 + truncated > writable_until).any():
-            raise RuntimeError(
-                f"no room in the replay: rows {self.row}, writable until {writable_until}; call make_room"
-            )
-        if self.stack > 1 and not self.t.all() and obs[self.t == 0, :-1].any():
-            raise ValueError(f"an episode must begin with {self.stack - 1} frames of zeros before its first")
-
     def _append(self, env: np.ndarray, obs: np.ndarray, action: np.ndarray | None, mask: np.ndarray | None) -> None:
-        """One row to the lanes of `env`; without an action it is a final observation, where no transition begins."""
+        """Append one row to the lanes of `env`; without an action it is a final observation: no transition begins."""
         at = env, self.row[env] % self.rows
         self.arrays["frame"][at] = obs[:, -1] if self.stack > 1 else obs
         self.arrays["step"][at] = self.t[env]

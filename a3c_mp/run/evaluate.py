@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.data.episodes import Episode, EpisodeStats
-from a3c_mp.nets.actor_critic import ActorCritic, initial_state
+from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import mask_logits, to_env
 from a3c_mp.nets.layers import reset_state
 from wrappers import action_mask, make_vec_env
@@ -35,7 +35,7 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
     @torch.inference_mode()
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         nonlocal state
-        state = initial_state(net, len(obs)) if starts.all() else [reset_state(part, starts) for part in state]
+        state = net.initial_state(len(obs)) if starts.all() else [reset_state(part, starts) for part in state]
         logits, _, *state = net(torch.from_numpy(obs), *state)
         policy = net.distribution(mask_logits(logits.float(), mask))
         return to_env(action_space, (policy.mode() if greedy else policy.sample(rng)).numpy())

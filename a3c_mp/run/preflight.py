@@ -22,8 +22,8 @@ from torch import nn
 import wrappers
 from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import ConfigError, Stopped
-from a3c_mp.nets.cuda_graph import make_deterministic
 from a3c_mp.nets.distributions import ACTIONS
+from a3c_mp.nets.precision import make_deterministic
 from a3c_mp.processes.free_memory import GIB, MIB, free_memory
 from a3c_mp.processes.slots import check_shared_memory
 

@@ -13,7 +13,6 @@ from a3c_mp.algorithms.impala import Args as ImpalaArgs
 from a3c_mp.data.actor import Memory, run_actor
 from a3c_mp.data.resume_states import ActorLayout, ResumeStates
 from a3c_mp.data.rollout import Rollout, episode_starts, finished_episodes, is_finite, rollout_spec
-from a3c_mp.nets.actor_critic import initial_state, unroll
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
@@ -104,8 +103,8 @@ def test_an_unroll_of_the_learner_is_what_the_actor_computed_step_by_step(collec
     assert sum(rollout.terminated[:-1].any() for rollout in rollouts) > 1, "episodes end inside unrolls"
     for rollout in rollouts:
         with torch.no_grad():
-            logits, values = unroll(net, rollout.obs, rollout.lstm_state[0], episode_starts(rollout))
-            without, _ = unroll(net, rollout.obs, torch.zeros_like(rollout.lstm_state[0]), episode_starts(rollout))
+            logits, values, _ = net.unroll(rollout.obs, rollout.lstm_state[0], episode_starts(rollout))
+            without, *_ = net.unroll(rollout.obs, torch.zeros_like(rollout.lstm_state[0]), episode_starts(rollout))
         torch.testing.assert_close(logits[:-1], rollout.behaviour_logits)
         torch.testing.assert_close(values, rollout.value)
         if rollout.lstm_state.any():
@@ -120,7 +119,7 @@ def test_the_memory_reaches_back_to_the_start_of_the_episode_and_no_further(coll
     )
     assert truncated.any()
     for start in range(0, len(obs) - EPISODE_LENGTH, EPISODE_LENGTH):
-        state = initial_state(net, B)
+        state = net.initial_state(B)
         for t in range(start, start + EPISODE_LENGTH):
             with torch.no_grad():
                 expected, _, *state = net(obs[t], *state)

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from harness import EVERY_CHAPTER
 
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.cuda_graph import acting_forward
+from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.weights import Weights
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -71,24 +71,20 @@ def check(batch):
     return life
 
 
-def make_shards():
-    return Shards(2, B, ROWS, Box(-np.inf, np.inf, (STACK, WIDTH), np.float32), Discrete(20), STACK)
-
-
 @pytest.mark.usefixtures("forked")
 def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
     """Forty lives of an actor or more, all ended by SIGKILL in the middle of writing; another actor writes on."""
     context = mp.get_context("forkserver")  # no time for forty imports of torch; its parent has no threads to lose
-    shards = make_shards()
+    shards = Shards(2, B, ROWS, Box(-np.inf, np.inf, (STACK, WIDTH), np.float32), Discrete(20), STACK)
     replay, rng = Replay(shards, 0.6, 0), np.random.default_rng(0)
-    room = 2 * STEPS * 2  # two blocks may be in flight
+    room, processes = 2 * STEPS * 2, []  # two blocks may be in flight
 
     def start(shard, life):
         replay.make_room(shard, room)
         leave, done = context.Semaphore(2), context.Semaphore(0)
-        process = context.Process(target=write, args=(shards, shard, life, leave, done), daemon=True)
-        process.start()
-        return process, leave, done
+        processes.append(context.Process(target=write, args=(shards, shard, life, leave, done), daemon=True))
+        processes[-1].start()
+        return shard, leave, done
 
     def serve(shard, leave, done):
         """Give leave for another block for each that is done."""
@@ -97,29 +93,26 @@ def test_a_writer_killed_at_random_instants_leaves_its_shard_usable():
             leave.release()
         replay.ingest(shard)
 
-    steady = start(1, 0)
-    lives, processes = set(), [steady[0]]
+    steady, lives, life = start(1, 0), set(), 0
     try:
-        with Prefetch(replay, 64) as batches:
-            life = 0
+        with Prefetch(replay, 64, 2) as batches:
             while life < 40 or (shards.written[:B] <= 2 * ROWS).any():  # until the lanes have wrapped around
                 life += 1
                 assert life < 200, "the lanes do not wrap around"
-                process, *permit = start(0, life)
-                processes.append(process)
+                mortal = start(0, life)
                 born, seen = time.monotonic(), int(shards.committed[:B].min())
                 ends = born + rng.uniform(0.0, 0.1)
                 # every other life may end with its first rows, the rest once something of theirs has been drawn
                 while time.monotonic() < ends or shards.committed[:B].min() == seen or (life % 2 and life not in lives):
                     assert time.monotonic() < born + 30, "the successor does not get on"
-                    serve(0, *permit)
-                    serve(1, *steady[1:])
+                    serve(*mortal)
+                    serve(*steady)
                     if replay.size:
                         lives |= set(check(batches.next()))
-                os.kill(process.pid, signal.SIGKILL)
-                process.join()
-                assert process.exitcode == -signal.SIGKILL, "it has not failed by itself"
-        assert steady[0].is_alive()
+                os.kill(processes[-1].pid, signal.SIGKILL)
+                processes[-1].join()
+                assert processes[-1].exitcode == -signal.SIGKILL, "it has not failed by itself"
+        assert processes[0].is_alive()
         replay.ingest(0)
         for _ in range(50):
             lives |= set(check(replay.sample(64)))

@@ -9,7 +9,6 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.algorithms.ddpg import stretch
-from a3c_mp.nets.actor_critic import initial_state
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import to_env
 from a3c_mp.run.export import write_onnx, write_safetensors
@@ -60,7 +59,7 @@ def test_onnxruntime_chooses_the_same_actions(make_net, obs_space, action_space,
         write_onnx(tmp_path / "p.onnx", net, (obs_space, action_space), {"steps": 7})
     session = onnxruntime.InferenceSession(tmp_path / "p.onnx")
     assert session.get_modelmeta().custom_metadata_map["steps"] == "7"
-    state = initial_state(net, NUMBER) if hasattr(net, "lstm_size") else []
+    state = net.initial_state(NUMBER) if hasattr(net, "lstm_size") else []
     for _ in range(1 + len(state)):  # from the state at the start, and from another
         obs = np.stack([obs_space.sample() for _ in range(NUMBER)])
         inputs = dict(zip(("obs", "state"), (obs, *(part.numpy() for part in state)), strict=False))

@@ -13,7 +13,6 @@ from a3c_mp.algorithms.impala import PRESETS, Args, UnrollReplay, batches, rollo
 from a3c_mp.data.rollout import episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import returns
-from a3c_mp.nets.actor_critic import unroll
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import Categorical
 from a3c_mp.processes.learner_group import LearnerGroup
@@ -104,7 +103,7 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
     gradient = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
 
-    logits, values = unroll(net, batch.obs, batch.lstm_state[0], episode_starts(batch))
+    logits, values, _ = net.unroll(batch.obs, batch.lstm_state[0], episode_starts(batch))
     log_pi = logits[:-1].log_softmax(-1).gather(-1, batch.action[..., None])[..., 0]
     log_mu = batch.behaviour_logits.log_softmax(-1).gather(-1, batch.action[..., None])[..., 0]
     discounts = ARGS.gamma * (~batch.terminated).float()

@@ -23,13 +23,6 @@ class Structured(Env):
     """Its observation has parts."""
 
     observation_space, obs = SPACE, OBS
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return self.obs, {}
-
-    def step(self, action):
-        return self.obs, 0.0, False, False, {}
 
 
 def test_a_structure_becomes_one_vector_whose_layout_is_named(register):
@@ -44,29 +37,22 @@ def test_a_structure_becomes_one_vector_whose_layout_is_named(register):
     assert probe_env(env_id, Discrete)[0].shape == (9,)
 
 
-def test_a_single_number_becomes_a_vector_of_one(register):
+def test_a_single_number_becomes_a_vector_of_one_and_a_state_number_is_one_hot(register):
     number = {"observation_space": Box(-1, 1, (), np.float32), "obs": np.float32(0.5)}
     env = make_env(register(changes=number))
     assert env.observation_space.shape == (1,)
     assert env.reset()[0].tolist() == [0.5]
     assert wrappers.layout(env) == ""
+    obs, _ = make_vec_env("FrozenLake-v1", 2, seed=0).reset()
+    np.testing.assert_array_equal(obs, np.eye(16, dtype=np.float32)[[0, 0]])
 
 
 def test_what_an_environment_calls_a_lost_life_is_its_own_affair(register):
-    class Lives(Env):
-        def step(self, action):
-            return self.obs, 0.0, False, False, {"life_lost": 3, "lives": 2}
-
-    env = make_vec_env(register(entry_point=Lives), 2, seed=0)
+    env = make_vec_env(register(changes={"rest": (0.0, False, False, {"life_lost": 3, "lives": 2})}), 2, seed=0)
     env.reset()
     *_, infos = env.step(np.zeros(2, int))
     assert "life_lost" not in infos
     assert infos["lives"].tolist() == [2, 2]
-
-
-def test_a_state_number_becomes_a_one_hot_vector():
-    obs, _ = make_vec_env("FrozenLake-v1", 2, seed=0).reset()
-    np.testing.assert_array_equal(obs, np.eye(16, dtype=np.float32)[[0, 0]])
 
 
 NO_SIZE = {

@@ -1,9 +1,10 @@
 """The replay against a literal one: lists of episodes, n-step returns by a loop, stacks by a deque."""
 
 import io
-import sys
+import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,8 +21,7 @@ ROOM = 8
 """rows of room that a block of ROOM // 2 steps needs"""
 
 
-@dataclass
-class Step:
+class Step(NamedTuple):
     stack: np.ndarray
     number: int  # unique; also the action
     reward: float
@@ -63,7 +63,6 @@ class Stream:
     def __init__(self, shards, shard, n, rng, mean_length=6):
         self.shards, self.shard, self.n, self.rng, self.mean_length = shards, shard, n, rng, mean_length
         self.number = shard * 10**6
-        self.lost: set[int] = set()  # numbers of transitions that a dead actor had completed, but not announced
         self.lanes: list[list[Episode]] = [[] for _ in range(shards.num_envs)]
         self.restart()
 
@@ -106,28 +105,34 @@ class Stream:
 
     def transitions(self):
         """For each lane, (number, stack, reward, discount, next stack, priority) of what is complete, in order."""
-        found = [[] for _ in self.lanes]
-        for lane, episodes in zip(found, self.lanes, strict=True):
-            for episode in episodes:
-                for t, step in enumerate(episode.steps):
-                    rest = episode.transition(t, self.n)
-                    if rest is not None and step.number not in self.lost:
-                        lane.append((step.number, step.stack, *rest))
-        return found
-
-    def numbers_complete(self):
-        return {transition[0] for lane in self.transitions() for transition in lane}
-
-
-def plain_step(obs, action=None):
-    """A step of two environments in which nothing happens."""
-    action = np.zeros(2) if action is None else action
-    return EnvStep(obs, action, np.zeros(2), *np.zeros((2, 2), bool), *np.zeros((2, 2)))
+        return [
+            [
+                (step.number, step.stack, *rest)
+                for episode in episodes
+                for t, step in enumerate(episode.steps)
+                if (rest := episode.transition(t, self.n)) is not None
+            ]
+            for episodes in self.lanes
+        ]
 
 
 def make_shards(num_shards=2, num_envs=2, rows=40, stack=3):
     obs_space = Box(-np.inf, np.inf, (stack, 2) if stack > 1 else (2,), np.float32)
     return Shards(num_shards, num_envs, rows, obs_space, Discrete(10), stack)
+
+
+def make(alpha=0.0, num_shards=2, mean_length=6, **sizes):
+    """(Replay, its memory, a stream for each shard)."""
+    shards = make_shards(num_shards, **sizes)
+    rngs = map(np.random.default_rng, range(num_shards))
+    streams = [Stream(shards, shard, 3, rng, mean_length) for shard, rng in enumerate(rngs)]
+    return Replay(shards, alpha, 0), shards, streams
+
+
+def filled_replay():
+    replay, _, streams = make(0.6)
+    run(streams, replay, 10)
+    return replay
 
 
 def run(streams, replay, blocks, restarts=0.0):
@@ -148,11 +153,17 @@ def draw_all(replay):
     return replay.sample(2 * replay.size)
 
 
+def leaves_of(replay, ids):
+    row, lane = np.divmod(np.asarray(ids), replay.shards.num_lanes)
+    return lane * replay.shards.rows + row % replay.shards.rows
+
+
 def check_literally(replay, streams):
     """What can be drawn is the newest of what is complete, and every field of it is right."""
     batch = draw_all(replay)
     drawn = {int(number): i for i, number in enumerate(batch.action)}
     assert len(drawn) == replay.size
+    priorities = replay.shards.priority.ravel()[leaves_of(replay, batch.ids)]
     for stream in streams:
         for episodes in stream.transitions():
             live = [transition for transition in episodes if transition[0] in drawn]
@@ -163,14 +174,8 @@ def check_literally(replay, streams):
                 np.testing.assert_array_equal(batch.next_obs[i].reshape(stack.shape), next_stack)
                 assert float(batch.reward[i]) == pytest.approx(reward, abs=1e-5)
                 assert float(batch.discount[i]) == pytest.approx(discount, rel=1e-6)
-                assert place_of(replay, batch.ids[i])["priority"] == pytest.approx(priority + MIN_PRIORITY, abs=1e-5)
+                assert priorities[i] == pytest.approx(priority + MIN_PRIORITY, abs=1e-5)
     assert not drawn, "nothing else can be drawn"
-
-
-def place_of(replay, number):
-    row, lane = divmod(int(number), replay.shards.num_lanes)
-    at = lane, row % replay.shards.rows
-    return {"priority": replay.shards.priority[at], "leaf": lane * replay.shards.rows + at[1]}
 
 
 @settings(deadline=None, max_examples=25)
@@ -189,9 +194,7 @@ def test_every_transition_agrees_with_the_literal_one(n, stack, num_envs, mean_l
 
 
 def test_lanes_keep_as_much_as_they_can():
-    shards = make_shards(rows=200)
-    replay = Replay(shards, 0.0, 0)
-    streams = [Stream(shards, shard, 3, np.random.default_rng(shard), 1e9) for shard in range(2)]
+    replay, shards, streams = make(rows=200, mean_length=1e9)
     run(streams, replay, blocks=150)
     assert (shards.written > 250).all(), "the lanes have wrapped around"
     most = shards.rows * shards.num_lanes
@@ -199,67 +202,49 @@ def test_lanes_keep_as_much_as_they_can():
     assert most - shards.num_lanes * lost <= replay.size < most
 
 
-def chi_square(counts, probability):
+def chi_square(counts, weights):
     """Statistic of observed counts, in standard deviations from its mean: about N(0, 1), stratified draws give less."""
-    used = probability > 0
+    used = weights > 0
     assert counts[~used].sum() == 0
-    expected = counts.sum() * probability[used]
+    expected = counts.sum() * weights[used] / weights.sum()
     freedom = used.sum() - 1
     return (((counts[used] - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
 
-def leaf_counts(replay, num_batches, batch_size):
-    counts = np.zeros(replay.tree.capacity)
-    rows, lanes = replay.shards.rows, replay.shards.num_lanes
-    for _ in range(num_batches):
-        row, lane = np.divmod(replay.sample(batch_size).ids.numpy(), lanes)
-        np.add.at(counts, lane * rows + row % rows, 1)
-    return counts
-
-
 @pytest.mark.parametrize("batch_size", [16, 256])
 def test_frequencies_match_priorities_over_all_shards(batch_size):
-    alpha, shards = 0.6, make_shards(num_shards=3)
-    replay = Replay(shards, alpha, 0)
-    streams = [Stream(shards, shard, 3, np.random.default_rng(shard)) for shard in range(3)]
+    alpha = 0.6
+    replay, shards, streams = make(alpha, num_shards=3)
     run(streams[:1], replay, 20)  # shards of different fullness and sums, all wrapped around
     run(streams, replay, 30)
     assert (shards.written > shards.rows).all()
-    rng = np.random.default_rng(0)
-    priority = {}  # leaf -> priority, kept literally
-    numbers = {}
     uniform = Replay(shards, 0.0, 0)
     uniform.tail[:] = replay.tail
     for shard in range(3):
         uniform.ingest(shard)
     assert uniform.size == replay.size
     ids = torch.unique(draw_all(uniform).ids)
-    for number in ids:
-        place = place_of(replay, number)
-        priority[place["leaf"]], numbers[place["leaf"]] = float(place["priority"]), int(number)
-
+    priority, leaves = np.zeros(replay.tree.capacity), leaves_of(replay, ids)
+    priority[leaves] = shards.priority.ravel()[leaves]
+    rng = np.random.default_rng(0)
     for update in (False, True):
         if update:
             chosen = rng.choice(ids, len(ids) // 2, replace=False)
             new = rng.exponential(size=len(chosen)) ** 3
             replay.update(torch.from_numpy(chosen), new)
-            for number, value in zip(chosen, new, strict=True):
-                priority[place_of(replay, number)["leaf"]] = value + MIN_PRIORITY
-        p = np.zeros(replay.tree.capacity)
-        for leaf, value in priority.items():
-            p[leaf] = value
-        counts = leaf_counts(replay, 16_000 // batch_size, batch_size)
-        assert chi_square(counts, p**alpha / (p**alpha).sum()) < 4
-        assert chi_square(counts, p ** (alpha**2) / (p ** (alpha**2)).sum()) > 8, "the exponent is applied once"
+            priority[leaves_of(replay, chosen)] = new + MIN_PRIORITY
+        drawn = [leaves_of(replay, replay.sample(batch_size).ids) for _ in range(16_000 // batch_size)]
+        counts = np.bincount(np.concatenate(drawn), minlength=len(priority))
+        assert chi_square(counts, priority**alpha) < 4
+        assert chi_square(counts, priority ** (alpha**2)) > 8, "the exponent is applied once"
 
 
 def test_probabilities_and_weights_are_those_of_the_paper():
-    shards = make_shards()
-    replay = Replay(shards, 0.7, 0)
-    run([Stream(shards, shard, 3, np.random.default_rng(shard)) for shard in range(2)], replay, 10)
+    replay, _, streams = make(0.7)
+    run(streams, replay, 10)
     batch = replay.sample(32)
     leaves = replay.tree.leaves
-    expected = np.array([leaves[place_of(replay, number)["leaf"]] / leaves.sum() for number in batch.ids])
+    expected = leaves[leaves_of(replay, batch.ids)] / leaves.sum()
     np.testing.assert_allclose(batch.probability, expected)
     literal = (replay.size * expected) ** -0.4
     np.testing.assert_allclose(importance_weights(batch.probability, 0.4), literal / literal.max(), rtol=1e-6)
@@ -267,29 +252,23 @@ def test_probabilities_and_weights_are_those_of_the_paper():
 
 
 def test_a_stale_priority_is_dropped_and_counted():
-    shards = make_shards(num_shards=1, num_envs=1, rows=30)
-    replay = Replay(shards, 1.0, 0)
-    stream = Stream(shards, 0, 3, np.random.default_rng(0))
-    run([stream], replay, 8)
+    replay, shards, streams = make(1.0, num_shards=1, num_envs=1, rows=30)
+    run(streams, replay, 8)
     old = torch.unique(replay.sample(200).ids)
     while (replay.tail <= int(old[0])).any():  # with one lane an id is a row
-        run([stream], replay, 1)
+        run(streams, replay, 1)
     retired = int((old < int(replay.tail[0])).sum())
     assert 0 < retired < len(old)
     before = replay.tree.leaves.copy()
     replay.update(old, torch.full((len(old),), 7.0))
     assert replay.dropped == retired
-    changed = np.flatnonzero(replay.tree.leaves != before)
-    alive = old[retired:].numpy() % shards.rows
-    assert set(changed) == set(alive)
-    assert replay.tree[alive] == pytest.approx(7.0, rel=1e-5)
+    before[old[retired:].numpy() % shards.rows] = 7.0
+    np.testing.assert_allclose(replay.tree.leaves, before, rtol=1e-5)
 
 
 def test_rows_retired_while_they_are_gathered_are_replaced(monkeypatch):
-    shards = make_shards(num_shards=1, num_envs=1, rows=60)
-    replay = Replay(shards, 0.0, 0)
-    stream = Stream(shards, 0, 3, np.random.default_rng(0))
-    run([stream], replay, 40)
+    replay, shards, streams = make(num_shards=1, num_envs=1, rows=60)
+    run(streams, replay, 40)
     gather, before = shards.gather, replay.size
 
     def gather_slowly(*args):
@@ -305,13 +284,11 @@ def test_rows_retired_while_they_are_gathered_are_replaced(monkeypatch):
     assert (batch.obs >= 0).all()
     assert (batch.next_obs >= 0).all()
     monkeypatch.undo()
-    check_literally(replay, [stream])
+    check_literally(replay, streams)
 
 
 def test_a_writer_without_room_says_so_and_spoils_nothing():
-    shards = make_shards(num_shards=1, rows=20)
-    replay = Replay(shards, 0.0, 0)
-    stream = Stream(shards, 0, 2, np.random.default_rng(0), 1e9)
+    replay, shards, (stream,) = make(num_shards=1, rows=20, mean_length=1e9)
     for _ in range(20):
         stream.step()
     before = {name: array.clone() for name, array in shards.fields().items()}
@@ -319,145 +296,59 @@ def test_a_writer_without_room_says_so_and_spoils_nothing():
         stream.step()
     assert all(torch.equal(before[name], array) for name, array in shards.fields().items())
     replay.ingest(0)
-    assert replay.size == 2 * 18
+    assert replay.size == 2 * 17
     replay.make_room(0, 3)
-    assert replay.size == 2 * (18 - 5), "without three rows, and the two whose stacks reach into them"
+    assert replay.size == 2 * (17 - 5), "without three rows, and the two whose stacks reach into them"
     for _ in range(3):
-        stream.writer.step(plain_step(np.zeros((2, 3, 2))))
-    with pytest.raises(RuntimeError, match="make_room"):
-        stream.writer.step(plain_step(np.zeros((2, 3, 2))))
-
-
-def crash_at(line_number, stream):
-    """One step of a stream, with an exception at the n-th line inside the library; False if there are fewer."""
-    lines = 0
-
-    def trace(frame, event, arg):
-        nonlocal lines
-        if "a3c_mp/replay" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            lines += 1
-            if lines == line_number:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
         stream.step()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
+    with pytest.raises(RuntimeError, match="make_room"):
+        stream.step()
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_writer_that_ends_at_any_line_leaves_the_shard_usable(seed):
-    """All that was ready can be drawn, of what the last step completed all or nothing, and a successor goes on."""
-    line, crashed = 0, True
-    while crashed:
-        line += 1
-        shards = make_shards(num_shards=1, rows=30)
-        replay = Replay(shards, 0.0, 0)
-        stream = Stream(shards, 0, 3, np.random.default_rng(seed), 3)
-        run([stream], replay, 30)
-        assert (shards.written > shards.rows).all(), "what is written now lies over old rows with priorities"
-        replay.make_room(0, ROOM)
-        stream.mean_length = 1.0  # the step that is cut short is likely to end episodes
-        drawn, before = numbers_drawn(replay), stream.numbers_complete()
-        crashed = crash_at(line, stream)
-        replay.ingest(0)
-        still_drawn = numbers_drawn(replay)
-        assert drawn <= still_drawn
-        stream.lost = stream.numbers_complete() - before - still_drawn
-        assert crashed or not stream.lost
-        check_literally(replay, [stream])
-        replay.make_room(0, ROOM)
+@pytest.mark.parametrize("blocks", [5, 60], ids=["before lanes wrap around", "after"])
+def test_what_is_saved_goes_on(blocks):
+    replay, _, streams = make(0.6, rows=50)
+    run(streams, replay, blocks)
+    replay.update(replay.sample(50).ids, torch.rand(50))
+    file = io.BytesIO()
+    torch.save(replay.state_dict(), file)
+    file.seek(0)
+    again, again_shards, _ = make(0.6, rows=50)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert again.size == replay.size
+    for one, other in zip(replay.sample(64), again.sample(64), strict=True):
+        assert torch.equal(one, other)
+    again.priority_exponent = 0.0  # for draw_all, of what is announced from here on
+    again.tree[np.flatnonzero(again.tree.leaves)] = 1.0
+    for stream in streams:
+        stream.shards = again_shards
         stream.restart()
-        run([stream], replay, 3)
-        check_literally(replay, [stream])
-        run([stream], replay, 8)
-        check_literally(replay, [stream])
-    assert line > 30, "there are so many lines at least"
-
-
-def numbers_drawn(replay):
-    return {int(number) for number in draw_all(replay).action}
-
-
-def test_what_is_saved_goes_on(tmp_path):
-    def fresh():
-        shards = make_shards(rows=50)
-        return shards, Replay(shards, 0.6, 3)
-
-    for blocks in (5, 60):  # before and after the lanes wrap around
-        shards, replay = fresh()
-        streams = [Stream(shards, shard, 3, np.random.default_rng(shard)) for shard in range(2)]
-        run(streams, replay, blocks)
-        ids = replay.sample(50).ids
-        replay.update(ids, torch.rand(50))
-        file = io.BytesIO()
-        torch.save(replay.state_dict(), file)
-        file.seek(0)
-        again_shards, again = fresh()
-        again.load_state_dict(torch.load(file, weights_only=True))
-        assert again.size == replay.size
-        for one, other in zip(replay.sample(64), again.sample(64), strict=True):
-            assert torch.equal(one, other)
-        again.priority_exponent = 0.0  # for draw_all, of what is announced from here on
-        again.tree[np.flatnonzero(again.tree.leaves)] = 1.0
-        for stream in streams:
-            stream.shards = again_shards
-            stream.restart()
-        run(streams, again, 40)
-        check_literally(again, streams)
+    run(streams, again, 40)
+    check_literally(again, streams)
 
 
 def test_priorities_of_a_saved_replay_get_the_exponent_of_now():
     state = filled_replay().state_dict()
-    again = Replay(make_shards(), 0.3, 3)
+    again, _, _ = make(0.3)
     again.load_state_dict(state)
     np.testing.assert_allclose(again.state_dict()["leaves"] ** 2, state["leaves"], rtol=1e-6)
-    uniform = Replay(make_shards(), 0.0, 3)
+    uniform, _, _ = make(0.0)
     uniform.load_state_dict(state)
     assert set(uniform.tree.leaves) <= {0.0, 1.0}
     assert uniform.size == again.size
     again.load_state_dict(uniform.state_dict())
     assert set(again.tree.leaves) == {0.0, 1.0}, "it had no priorities"
+    with pytest.raises(ValueError, match="51"):
+        make(rows=51)[0].load_state_dict(state)
 
 
-def test_a_replay_of_other_sizes_is_refused():
-    state = Replay(make_shards(rows=50), 0.6, 3).state_dict()
-    with pytest.raises(ValueError, match="50"):
-        Replay(make_shards(rows=51), 0.6, 3).load_state_dict(state)
-
-
-def test_bad_values_are_refused():
-    shards = make_shards(num_shards=1, rows=40)
-    replay = Replay(shards, 0.6, 0)
-    with pytest.raises(ValueError, match="empty"):
-        replay.sample(4)
-    stream = Stream(shards, 0, 2, np.random.default_rng(0))
-    run([stream], replay, 4)
-    ids = replay.sample(3).ids
-    for bad in (float("nan"), float("inf"), -1.0):
-        with pytest.raises(ValueError, match="finite"):
-            replay.update(ids, torch.tensor([1.0, bad, 1.0]))
+def test_transitions_without_a_finite_priority_are_left_out_and_counted():
+    replay, shards, streams = make(num_shards=1)
+    run(streams, replay, 4)
     shards.priority[:] = np.nan
     replay.seen[:] = replay.tail[:] = 0
     size = replay.size
     assert (replay.ingest(0), replay.size, replay.rejected) == (0, size, int(shards.committed.sum()))
-    with pytest.raises(ValueError, match="too short"):
-        replay.make_room(0, 38)
-    with pytest.raises(ValueError, match="frames of zeros"):
-        Writer(shards, 0, 2, GAMMA).step(plain_step(np.ones((2, 3, 2))))
-    with pytest.raises(ValueError, match="n_step"):
-        Writer(shards, 0, 0, GAMMA)
-    with pytest.raises(IndexError, match="shard 1 of 1"):
-        Writer(shards, 1, 2, GAMMA)
-    with pytest.raises(ValueError, match="rows"):
-        make_shards(rows=3)
 
 
 def test_the_memory_is_what_was_computed():
@@ -471,8 +362,8 @@ def test_continuous_actions():
     shards = Shards(1, 2, 20, Box(-1, 1, (3,), np.float32), Box(-1, 1, (2,), np.float32))
     writer, replay = Writer(shards, 0, 1, GAMMA), Replay(shards, 0.0, 0)
     for t in range(5):
-        action = np.full((2, 2), t / 10, np.float32)
-        writer.step(plain_step(np.full((2, 3), t), action))
+        action, nothing_ends = np.full((2, 2), t / 10, np.float32), np.zeros((2, 2), bool)
+        writer.step(EnvStep(np.full((2, 3), t), action, np.zeros(2), *nothing_ends, *np.zeros((2, 2))))
     assert replay.ingest(0) == 8
     batch = draw_all(replay)
     assert (batch.action.shape, batch.action.dtype) == ((16, 2), torch.float32)
@@ -480,47 +371,21 @@ def test_continuous_actions():
     torch.testing.assert_close(batch.next_obs, batch.obs + 1)
 
 
-# ---- sampling ahead
-
-
-def filled_replay(seed=0):
-    shards = make_shards()
-    replay = Replay(shards, 0.6, seed)
-    run([Stream(shards, shard, 3, np.random.default_rng(shard)) for shard in range(2)], replay, 10)
-    return replay
-
-
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_ahead_or_not_the_batches_are_the_same(ahead):
-    expected, replay = filled_replay(), filled_replay()
-    with Prefetch(replay, 16, ahead) as batches:
+def test_batches_sampled_ahead_are_the_same_and_the_callers_until_the_next_one(ahead):
+    expected = filled_replay()
+    with Prefetch(filled_replay(), 16, ahead) as batches:
         for _ in range(20):
-            for one, other in zip(batches.next(), expected.sample(16), strict=True):
-                assert torch.equal(one, other)
-
-
-def test_a_batch_is_the_callers_until_the_next_one():
-    with Prefetch(filled_replay(), 16, 2) as batches:
-        for _ in range(5):
             batch = batches.next()
-            before = [field.clone() for field in batch]
-            while batches._ready.qsize() < 2:
-                pass  # the thread has filled all it may
-            assert all(torch.equal(*pair) for pair in zip(before, batch, strict=True))
+            for waiting in batches._batches:  # the thread has filled all it may
+                waiting.result()
+            assert all(torch.equal(*pair) for pair in zip(batch, expected.sample(16), strict=True))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")], "it has ended"
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_errors_come_through_every_time(ahead):
-    with Prefetch(Replay(make_shards(), 0.6, 0), 16, ahead) as batches:
+    with Prefetch(make(0.6)[0], 16, ahead) as batches:
         for _ in range(3):
-            with pytest.raises(ValueError, match="empty"):
+            with pytest.raises(ValueError, match="all leaves are 0"):
                 batches.next()
-
-
-def test_the_thread_ends_with_the_block():
-    with Prefetch(filled_replay(), 16) as batches:
-        batches.next()
-        assert batches._thread.is_alive()
-    assert not batches._thread.is_alive()
-    with Prefetch(filled_replay(), 16):
-        pass  # never started

@@ -8,21 +8,16 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3c_mp.data.rollout import InfoField, Rollout, minibatches, rollout_spec, write_step
-from a3c_mp.processes.slots import Slots
+from a3c_mp.data.rollout import InfoField, Rollout, empty_rollout, minibatches, rollout_spec, write_step
 from wrappers import make_vec_env
 
 IMAGES = Box(0, 255, (4, 84, 84), np.uint8)
 VECTORS = Box(-1.0, 1.0, (3,), np.float32)
 
 
-def a_rollout(unroll_length, num_envs, **extra):
-    return Rollout.of(Slots(rollout_spec(unroll_length, num_envs, VECTORS, Discrete(2), extra=extra), 1)[0])
-
-
-def test_a_slot_made_from_the_spec_is_a_rollout():
+def test_a_rollout_made_from_the_spec_has_its_fields():
     spec = rollout_spec(5, 3, IMAGES, Discrete(6), extra={"angle": InfoField((2,), torch.float64)})
-    rollout = Rollout.of(Slots(spec, 1)[0])
+    rollout = empty_rollout(spec)
     assert list(rollout.fields()) == list(spec) == [*Rollout._fields[:-1], "angle"]
     for name, field in rollout.fields().items():
         steps = {"obs": 6, "value": 6, "lstm_state": 1}.get(name, 5)
@@ -51,19 +46,15 @@ def test_fields_have_the_shape_and_dtype_of_their_space(space, shape, dtype, par
 
 def test_write_step_fills_its_step_and_no_other():
     """Where an environment knows no lives, `False` stands for the whole batch."""
-    rollout = a_rollout(4, 2, angle=InfoField())
+    rollout = empty_rollout(rollout_spec(4, 2, VECTORS, Discrete(2), extra={"angle": InfoField()}))
     rollout.life_lost.fill_(True)
     written = {"reward": np.array([1.5, -1.5]), "angle": np.array([0.5, 0.25]), "life_lost": False}
-    before = rollout.map(torch.clone).fields()
+    expected = rollout.map(torch.clone).fields()
     write_step(rollout, 1, **written)
+    for name, value in written.items():
+        expected[name][1] = torch.as_tensor(value)
     for name, field in rollout.fields().items():
-        expected = before[name]
-        if name in written:
-            expected[1] = torch.as_tensor(written[name])
-        assert torch.equal(field, expected), name
-
-
-# ---- fields that a chapter adds
+        assert torch.equal(field, expected[name]), name
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
@@ -80,16 +71,10 @@ def test_an_added_field_is_what_the_infos_of_its_step_say_also_where_all_episode
 
 
 def test_of_an_episode_that_ended_without_the_field_nothing_is_read_from_the_next_ones_reset():
-    infos = {"angle": np.array([7.0, 3.0]), "_angle": np.array([True, True])}
-    final = {
-        "_final_info": np.array([True, False]),
-        "final_info": {"score": np.zeros(2), "_score": np.array([True, False])},
-    }
-    assert InfoField().read(infos | final, "angle", 2).tolist() == [0.0, 3.0]
-    assert InfoField().read({"angle": np.array([7.0, 3.0])}, "angle", 2).tolist() == [7.0, 3.0]  # as Atari's infos are
-
-
-# ---- minibatches
+    infos, first = {"angle": np.array([7.0, 3.0])}, np.array([True, False])
+    assert InfoField().read(infos, "angle", 2).tolist() == [7.0, 3.0]  # as Atari's infos are
+    infos |= {"_angle": np.array([True, True]), "_final_info": first, "final_info": {"score": first, "_score": first}}
+    assert InfoField().read(infos, "angle", 2).tolist() == [0.0, 3.0]
 
 
 @settings(deadline=None)
