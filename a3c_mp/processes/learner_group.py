@@ -44,12 +44,9 @@ class LearnerGroup:
         self.rank, self.size, self._cuda = rank, size, False
 
     def connect(self, path: str, cuda: bool, seconds: float) -> None:
-        """Connect to the others, over the loopback interface only.
+        """Connect to the others through a file that all can open, over the loopback interface only.
 
-        Args:
-            path: of a file that all can open.
-            cuda: gradients lie on GPUs, one for each learner.
-            seconds: timeout of a collective operation.
+        With `cuda`, gradients lie on GPUs, one for each learner. `seconds` is the timeout of a collective operation.
         """
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
         os.environ |= NCCL_SETTINGS

@@ -1,12 +1,11 @@
 """Supervised processes: started, watched, restarted within a budget, named in errors, and stopped with their parent.
 
-A supervised process has a name ("actor 3", "evaluator") and a pipe for messages, tuples that start with their kind:
-`ERROR`, `DONE` and `STARTING` of `supervised.py` are for the supervisor, all others for its owner.
+A supervised process has a pipe for messages, tuples that start with their kind: `ERROR`, `DONE` and `STARTING` are for
+the supervisor, all others for its owner.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import signal
@@ -18,36 +17,32 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from a3c_mp.errors import WorkerError
-from a3c_mp.processes.supervised import DONE, ERROR, STARTING
+from a3c_mp.processes.spawn import DONE, ERROR, STARTING
 
-START_SECONDS = 120.0
-"""longest time from the start of a process to its first sign of life, where it has a core to itself"""
-WAIT_SECONDS = 0.1
-"""longest wait for messages and deaths before the parent looks whether it should stop"""
+START_SECONDS = 120.0  # longest time from the start of a process to its first heartbeat, where it has a core to itself
+WAIT_SECONDS = 0.1  # longest wait for messages and deaths before the parent looks whether it should stop
 SENTINEL_SECONDS, QUIET_SECONDS = 0.05, 1.0
 """longest wait for the end of processes, and silence of one, before a look at exit codes: a fork of a process may hold
 its sentinel open
 """
 PAUSE_SECONDS = 5.0
 """most that counts as silence between two looks: the parent may have been stopped, and its processes with it"""
-CLOSE_SECONDS = 2.0
-"""longest time from SIGTERM or an exception to the end of a process, before it is killed"""
+CLOSE_SECONDS = 2.0  # longest time from SIGTERM or an exception to the end of a process, before it is killed
 
 
 @dataclass
 class Child:
     """A role that one process at a time fills: its name, its current process, its heartbeats."""
 
-    name: str  # role and number, as messages and errors give them
+    name: str  # role and number, in messages and errors
     launch: Callable[[], tuple[Any, connection.Connection]]
     """starts a process; returns it and the pipe that its messages come through"""
     flag: str  # the setting that says how many such processes there are; they share a restart budget
     on_lost: Callable[[WorkerError], None] | None = None
-    """called once the child is given up, and the others go on; without it, that error is raised"""
+    """called once the child is given up, and the others go on; None: that error is raised"""
     needs_result: bool = True
     """an exception before the first result (`record_result`) is final: a restart would not help"""
     process: Any = None
@@ -93,28 +88,19 @@ class Supervisor:
     """Starts, watches, restarts and stops the processes of its children.
 
     Args:
-        beats: int64 [children] in shared memory, heartbeats; each process counts up its own. None: there are none.
+        beats: int64 [children] in shared memory, heartbeats; each process counts up its own.
         max_restarts: budget for all children of the same flag together.
         hang_seconds: a process whose heartbeats stop for so long is killed and restarted.
-        on_message: called with (number of the child, message).
-        on_restart: called with (number of the child, text) before a new process is started.
+        on_message, on_restart: called with (number of the child, message), and with (number, text) before a restart.
     """
 
     def __init__(
-        self,
-        children: Sequence[Child],
-        beats: Tensor | None = None,
-        *,
-        max_restarts: int = 0,
-        hang_seconds: float = math.inf,
-        on_message: Callable[[int, tuple], None] = lambda number, message: None,
-        on_restart: Callable[[int, str], None] = lambda number, text: None,
-    ):
-        self.children, self.max_restarts, self.hang_seconds = children, max_restarts, hang_seconds
+        self, children: Sequence[Child], beats: Tensor, *, max_restarts: int, hang_seconds: float,
+        on_message: Callable[[int, tuple], None], on_restart: Callable[[int, str], None],
+    ):  # fmt: skip
+        self.children, self._beats, self.max_restarts, self.hang_seconds = children, beats, max_restarts, hang_seconds
         self.on_message, self.on_restart = on_message, on_restart
         self._restarts: Counter[str] = Counter()  # by flag
-        self.start_seconds = start_seconds(len(children))
-        self._beats = torch.zeros(len(children), dtype=torch.int64) if beats is None else beats
         self._checked = time.monotonic()  # when heartbeats were last looked at
 
     @property
@@ -124,12 +110,8 @@ class Supervisor:
 
     @property
     def processes(self) -> list[Any]:
-        """The current process of each child that has had one, running or not."""
+        """The newest process of each child that has had one, running or not."""
         return [child.process for child in self.children if child.process is not None]
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self.processes]
 
     def start(self) -> None:
         """Start a process for each child. Raises WorkerError if one cannot be started, after the others have ended."""
@@ -160,11 +142,11 @@ class Supervisor:
                 self._check_end(sentinels[event])
         self._check_heartbeats()
 
-    def stop(self, seconds: float = CLOSE_SECONDS) -> None:
-        """End all processes: SIGTERM, then SIGKILL for those that take longer than `seconds`."""
+    def stop(self) -> None:
+        """End all processes: SIGTERM, then SIGKILL for those that take longer than `CLOSE_SECONDS`."""
         for process in self.processes:
             process.terminate()
-        await_end(self.processes, seconds)
+        await_end(self.processes, CLOSE_SECONDS)
 
     def await_own_end(self, seconds: float) -> None:
         """Wait until all processes have ended by themselves, or for `seconds`."""
@@ -183,7 +165,7 @@ class Supervisor:
         """Allow a child the time of a start until its next heartbeat."""
         child = self.children[number]
         child.beats, child.silence = int(self._beats[number]), 0.0
-        child.max_silence = max(self.start_seconds, self.hang_seconds)
+        child.max_silence = max(start_seconds(len(self.children)), self.hang_seconds)
 
     def _receive(self, number: int) -> None:
         child = self.children[number]
