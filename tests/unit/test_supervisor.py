@@ -41,9 +41,13 @@ class Scene:
             self.now += passed
             self.supervisor._check_heartbeats()
 
+    def fail(self, number):
+        self.supervisor._fail(self.supervisor.children[number], "Traceback")
+
     def end(self, number, code=-signal.SIGKILL):
-        self.supervisor.children[number].process.exitcode = code
-        self.supervisor._check_end(number)
+        child = self.supervisor.children[number]
+        child.process.exitcode = code
+        self.supervisor._check_end(child)
 
 
 def test_each_flag_has_a_restart_budget_and_a_child_that_may_be_lost_is_given_up(monkeypatch):
@@ -61,27 +65,36 @@ def test_each_flag_has_a_restart_budget_and_a_child_that_may_be_lost_is_given_up
 
 def test_an_exception_before_the_first_result_is_final_unless_none_is_needed(monkeypatch):
     final, repeated = Scene(monkeypatch, 4, needs_result=True), Scene(monkeypatch, 4, needs_result=False)
-    final.supervisor._fail(3, "Traceback")
+    final.fail(3)
+    repeated.fail(3)
     assert [str(error) for error in final.lost] == ["evaluator (pid 7) failed before its first result:\nTraceback"]
-    repeated.supervisor._fail(3, "Traceback")
     assert repeated.tape == ["evaluator (pid 7) raised an exception; restart 1 of 5\nTraceback", "start"]
-    assert not repeated.lost
-    final.supervisor.children[0].record_result()
-    final.supervisor._fail(0, "Traceback")
-    final.end(0, code=3)
-    assert final.tape[::2] == [
-        "actor 0 (pid 7) raised an exception; restart 1 of 5\nTraceback",
-        "actor 0 (pid 7) ended with exit code 3 before its first result; restart 2 of 5",
-    ]
     with pytest.raises(WorkerError, match=r"^actor 1 \(pid 7\) failed before its first result"):
-        final.supervisor._fail(1, "Traceback")
+        final.fail(1)
+
+
+def test_a_successor_that_fails_at_start_uses_up_the_budget_and_says_so(monkeypatch):
+    """The first process did not fail at start, so the cause may pass."""
+    scene = Scene(monkeypatch, 1, max_restarts=3)
+    scene.supervisor.children[0].record_result()
+    scene.fail(0)
+    scene.fail(0)
+    scene.end(0, code=3)
+    assert scene.tape[::2] == [
+        "actor 0 (pid 7) raised an exception; restart 1 of 3\nTraceback",
+        "actor 0 (pid 7) raised an exception before its first result; restart 2 of 3\nTraceback",
+        "actor 0 (pid 7) ended with exit code 3 before its first result; restart 3 of 3",
+    ]
+    with pytest.raises(WorkerError, match="raised an exception before its first result; restart budget of 3 spent\n"):
+        scene.fail(0)
 
 
 def test_a_process_that_makes_environments_later_has_the_time_of_a_start_until_its_next_heartbeat(monkeypatch):
     scene = Scene(monkeypatch, 1)
     scene.beats[0] += 1  # not looked at before the message arrives
-    scene.supervisor.children[0].pipe = SimpleNamespace(poll=iter([True, False]).__next__, recv=lambda: (STARTING,))
-    scene.supervisor._receive(0)
+    [child] = scene.supervisor.children
+    child.pipe = SimpleNamespace(poll=iter([True, False]).__next__, recv=lambda: (STARTING,))
+    scene.supervisor._receive(child)
     scene.look(*[PAUSE_SECONDS] * int(START_SECONDS / PAUSE_SECONDS))
     assert scene.tape == []
     scene.beats[0] += 1
@@ -103,21 +116,10 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_no_process(
 
 
 def test_many_processes_on_few_cores_may_take_long_to_start(monkeypatch):
-    scene = Scene(monkeypatch, 8, max_restarts=7)
-    limit = START_SECONDS * 8 / 2
+    scene, limit = Scene(monkeypatch, 8, max_restarts=7), START_SECONDS * 8 / 2
     text = f"actor 7 (pid 7) took longer than {limit:.0f} s to start and was killed (lower --num-actors)"
     scene.look(*[PAUSE_SECONDS] * int(limit / PAUSE_SECONDS))
     assert scene.tape == []
     with pytest.raises(WorkerError) as error:  # none of them has had a heartbeat
         scene.look(PAUSE_SECONDS)
     assert str(error.value) == f"{text}; restart budget of 7 spent"
-
-
-def test_a_child_that_cannot_be_started_is_named():
-    def refuse():
-        raise RuntimeError("can't start new thread")
-
-    with pytest.raises(
-        WorkerError, match="evaluator cannot be started: can't start new thread; lower --eval-every, or"
-    ):
-        Child("evaluator", refuse, "--eval-every").start()
