@@ -36,8 +36,8 @@ class Stateful(Protocol):
 class LearnerGroup:
     """This learner's rank among `size` of them, and their collective operations: all call each, in the same order.
 
-    With one learner there is no communication, and means and lists are of its own values. All collective operations
-    raise PeerLost if another learner has died, or gave no answer in time.
+    One learner alone has its own values back. All operations raise PeerLost if another learner has died, or gave no
+    answer in time.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):

@@ -34,10 +34,8 @@ class Learners:
     """Learners 1, 2, ... of a run, which continue from its progress: `target(group, args, steps, updates, *parts)`.
 
     To be used in a `with` block of learner 0, which gives its group. At the end `run.finish` saves what is to be saved,
-    before the others are ended. `target` is a module-level function, and `parts` are pickled.
-
-    Raises:
-        PeerLost: another learner has died or gives no answer; says which, and why.
+    before the others are ended. `target` is a module-level function, `parts` are pickled. PeerLost is raised where
+    another learner has died or gives no answer, and says which, and why.
     """
 
     def __init__(self, run: Any, target: Callable[..., None], *parts: Any):
@@ -139,7 +137,7 @@ class Learners:
         return PeerLost("; ".join(reasons) + "; the run ends, because learners take every step together")
 
     def _stop(self) -> None:
-        """End the other learners, and with them their actors; those that do not end are killed."""
+        """End the other learners, and with them their actors."""
         for process in self.processes:
             process.terminate()
         self.group.leave()  # with gloo, the closed connections end what others wait for

@@ -77,8 +77,7 @@ class Prints:
     def open_pipe(self) -> connection.Connection | None:
         """The end of a pipe for a child to print into; None in a child, as its own children inherit its pipe.
 
-        Raises:
-            OSError, RuntimeError: the machine, or a limit of the user's, allows no further pipe or thread.
+        Raises OSError or RuntimeError where the machine, or a limit of the user's, allows no further pipe or thread.
         """
         if parent_process() is not None:
             return None

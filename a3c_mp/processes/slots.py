@@ -28,12 +28,11 @@ Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 class Slots:
     """`num_slots` dictionaries of tensors of fixed shapes, the same memory in every process they are passed to.
 
+    Raises MemoryError as `shared_bytes` does.
+
     Args:
         pin: page-lock the memory, in every process that holds it: copies to the GPU are faster and can be queued.
         device: cpu, or a CUDA device for shared GPU memory.
-
-    Raises:
-        MemoryError: see `shared_bytes`.
     """
 
     def __init__(self, spec: Spec, num_slots: int, pin: bool = False, device: torch.device | str = "cpu"):

@@ -76,8 +76,6 @@ def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], a
     """Entry point of every child process."""
     if group:
         os.setpgid(0, 0)
-        for signum in (signal.SIGTTOU, signal.SIGTTIN):  # a background group that uses the terminal would be stopped
-            signal.signal(signum, signal.SIG_IGN)
     end_with_parent(parent_pid)
     if pipe is not None:
         print_into(pipe)

@@ -54,10 +54,9 @@ class Weights:
         return version
 
     def load(self, net: nn.Module, version: int | None = None) -> int:
-        """Copy the newest version, or a given one, into `net`, and return it.
+        """Copy the newest version, or a given one, into `net`, and return its number.
 
-        Raises:
-            LookupError: `version` is not among the two newest.
+        Raises LookupError if `version` is not among the two newest.
         """
         while True:
             found = self.version if version is None else version

@@ -29,53 +29,46 @@ def make_learners(size, target, *parts, num_actors=2):
     return Learners(run, target, *parts)
 
 
-def some_samples():
-    """Observations and weights for both learners, the same in every process."""
-    rng = torch.Generator().manual_seed(0)
-    return torch.randn(24, 3, generator=rng), torch.rand(24, generator=rng)
-
-
 def make_net(seed):
     torch.manual_seed(seed)
     net = make_actor_critic(Box(-1.0, 1.0, (3,)), Discrete(2))
     return net, torch.optim.Adam(net.parameters(), lr=0.01)
 
 
-def gradient(net, obs, weights, group):
-    """Of a loss whose advantages are normalized over the batches of all learners; the last element is the loss."""
+def step(net, optimizer, group):
+    """A step on this learner's share of the same samples; the gradients, and as the last element the loss.
+
+    Advantages are normalized over the batches of all learners.
+    """
+    rng = torch.Generator().manual_seed(0)
+    samples = torch.randn(24, 3, generator=rng), torch.rand(24, generator=rng)
+    obs, weights = (part.chunk(group.size)[group.rank] for part in samples)
+    net.norm.update(group.all_gather(obs))
     net.zero_grad()
     logits, values = net(obs)
     advantages = normalize(values.detach() - logits.detach()[:, 0], weights, group.all_reduce_mean)
     loss = (weights * advantages * logits.square().sum(1)).mean() + values.square().mean()
     loss.backward()
-    return [*(parameter.grad for parameter in net.parameters()), loss]
-
-
-def listening():
-    return [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+    group.all_reduce_gradients(net, loss)
+    optimizer.step()
+    return [*(parameter.grad.clone() for parameter in net.parameters()), loss]
 
 
 def learn_together(group, *progress):
-    """Two steps on this learner's half of the samples; the net after it, the last gradients, what all learners have."""
+    """Two steps; the net after them, the last gradients, and the weights and addresses of all learners."""
     net, optimizer = make_net(seed=group.rank)  # the others' weights are not the first one's until they synchronize
     group.broadcast_state(net, optimizer)
-    obs, weights = (part.chunk(2)[group.rank] for part in some_samples())
-    for _ in range(2):
-        net.norm.update(group.all_gather(obs))
-        *grads, loss = gradient(net, obs, weights, group)
-        group.all_reduce_gradients(net, loss)
-        optimizer.step()
+    step(net, optimizer, group)
+    grads = step(net, optimizer, group)
     weights = [parameter.detach() for parameter in net.parameters()]
-    return net, [*grads, loss], group.all_gather_object(weights), group.all_gather_object(listening())
+    listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+    return net, grads, group.all_gather_object(weights), group.all_gather_object(listening)
 
 
 def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
     net, optimizer = make_net(seed=0)
-    obs, weights = some_samples()
-    for _ in range(2):
-        net.norm.update(obs)
-        expected = gradient(net, obs, weights, LearnerGroup())
-        optimizer.step()
+    step(net, optimizer, LearnerGroup())
+    expected = step(net, optimizer, LearnerGroup())
     with make_learners(2, learn_together) as group:
         together, found, (first, second), addresses = learn_together(group)
     for x, y in zip(found, expected, strict=True):
@@ -116,9 +109,23 @@ def exchange_until_lost(learners, act=lambda pids: None):
             group.all_gather_object(os.getpid())
 
 
-def test_a_learner_that_raises_says_why():
-    with pytest.raises(PeerLost, match="the gradient caught fire"):
-        exchange_until_lost(make_learners(2, fail_in_the_third))
+class Unloadable:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self):
+        return (int, ("no number",))
+
+
+@pytest.mark.parametrize(
+    ("target", "parts", "reason"),
+    [
+        (fail_in_the_third, (), "the gradient caught fire"),
+        (exchange_for_ever, (Unloadable(),), r"learner 1 .* ended with exit code 1"),  # before it can meet the others
+    ],
+)
+def test_a_learner_that_fails_is_named_with_the_reason(target, parts, reason):
+    with pytest.raises(PeerLost, match=reason):
+        exchange_until_lost(make_learners(2, target, *parts))
 
 
 def test_a_frozen_learner_is_given_up_after_a_time():
@@ -138,38 +145,18 @@ def test_learners_wait_for_each_other_as_long_as_a_new_actor_may_take(monkeypatc
 
 def test_a_signal_ends_the_wait_for_a_frozen_learner():
     """Python runs no signal handler while torch waits, here for two minutes."""
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(time.monotonic()))
+    heard, started = [], time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(True))
 
     def freeze_and_ask(pids):
         os.kill(pids[0], signal.SIGSTOP)
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
-    try:
-        started = time.monotonic()
-        with pytest.raises(PeerLost):
-            exchange_until_lost(make_learners(2, exchange_for_ever), freeze_and_ask)
-        assert heard, "the signal comes through in the end"
-        assert time.monotonic() - started < 60
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(PeerLost):
+        exchange_until_lost(make_learners(2, exchange_for_ever), freeze_and_ask)
+    assert heard, "the signal comes through in the end"
+    assert time.monotonic() - started < 60
     assert signal.set_wakeup_fd(-1) == -1, "nothing is left of it"
-
-
-class Unloadable:
-    """Can be pickled, and not unpickled."""
-
-    def __reduce__(self):
-        return (int, ("no number",))
-
-
-def test_a_learner_that_cannot_even_start_is_an_error_at_once():
-    """Without that the others would wait for it."""
-    with (
-        pytest.raises(PeerLost, match=r"learner 1 .* ended with exit code 1"),
-        make_learners(2, exchange_for_ever, Unloadable()),
-    ):
-        pass
 
 
 def test_a_learner_killed_while_the_first_one_waits_is_noticed_in_seconds_and_the_run_is_saved_before_others_end():

@@ -1,13 +1,9 @@
 """Child processes: their group, their signals, and what is cleared away once their parent is gone."""
 
 import errno
-import multiprocessing.resource_tracker
-import multiprocessing.util
 import os
-import pty
 import signal
 import subprocess
-import termios
 import time
 from multiprocessing import Pipe
 
@@ -19,35 +15,6 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervisor import Child, Supervisor, await_end
 from a3c_mp.processes.watchdog import Watchdog
-
-
-def write_to_the_terminal():
-    with open("/dev/tty", "w") as terminal:
-        terminal.write("written")
-
-
-def test_a_child_may_write_to_a_terminal_that_stops_background_groups():
-    """`stty tostop`: the terminal's foreground group is the parent's, not the child's."""
-    pid, terminal = pty.fork()
-    if pid == 0:  # a session of its own, with this terminal
-        mode = termios.tcgetattr(0)
-        mode[3] |= termios.TOSTOP
-        termios.tcsetattr(0, termios.TCSANOW, mode)
-        child = start_child(write_to_the_terminal, (), name="writer", daemon=True, group=True)
-        child.join(20)
-        code = child.exitcode
-        child.kill()
-        child.join()
-        os._exit(9 if code is None else code)
-    text = b""
-    try:
-        while chunk := os.read(terminal, 1024):
-            text += chunk
-    except OSError:  # the other end is closed
-        pass
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, text
-    assert b"written" in text
 
 
 def ignores(pid, signum, field="SigIgn"):
@@ -109,22 +76,14 @@ def test_no_worker_hears_ctrl_c():
     await_end([process], 0)
 
 
-def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started(monkeypatch):
-    spawn, pids = multiprocessing.util.spawnv_passfds, []
+def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started():
+    def refuse():
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    def refuse_the_second(*args):
-        if pids:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        pids.append(spawn(*args))
-        return pids[-1]
-
-    multiprocessing.resource_tracker.ensure_running()
-    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse_the_second)
-    children = [Child(f"actor {i}", launch, "--num-actors") for i in range(2)]
-    beats, options = torch.zeros(2), {"max_restarts": 5, "hang_seconds": 60, "on_message": None, "on_restart": None}
+    children = [Child("actor 0", launch, "--num-actors"), Child("actor 1", refuse, "--num-actors")]
+    options = {"max_restarts": 5, "hang_seconds": 60, "on_message": None, "on_restart": None}
     with pytest.raises(WorkerError) as refused:
-        Supervisor(children, beats, **options).start()
+        Supervisor(children, torch.zeros(2, dtype=torch.int64), **options).start()
     assert str(refused.value).startswith("actor 1 cannot be started: Resource temporarily unavailable; lower --num-act")
     assert "ulimit -u" in str(refused.value)
-    assert len(pids) == 1
-    assert not psutil.pid_exists(pids[0])
+    assert not psutil.pid_exists(children[0].process.pid)

@@ -34,24 +34,18 @@ class Stream(io.StringIO):
         return super().write(text)
 
 
-@pytest.fixture
-def stream():
+def stopped_reading(**options):
+    """A console, and its stream, for whose reader it waits from the first line on."""
     stream = Stream()
-    yield stream
-    stream.reading.set()
-
-
-def stopped_reading(stream, **options):
-    """A console whose thread waits for its reader from the first line on."""
     console = ConsoleThread(Console(file=stream, width=100, highlight=False, soft_wrap=True, **options))
     stream.reading.clear()
     console.print(Text("first"))
     assert stream.stuck.wait(10)
-    return console
+    return console, stream
 
 
-def test_a_reader_that_stops_costs_lines_and_they_are_counted(stream):
-    console, started = stopped_reading(stream), time.perf_counter()
+def test_a_reader_that_stops_costs_lines_and_they_are_counted():
+    (console, stream), started = stopped_reading(), time.perf_counter()
     for i in range(3 * QUEUE_LINES):
         console.print(Text(f"line {i}"))
     assert not console.drain(0.2)
@@ -89,9 +83,9 @@ def test_an_error_of_the_terminal_costs_output_only(error, monkeypatch):
     assert "lost" not in stream.getvalue()
 
 
-def test_log_lines_stand_above_the_bar_and_leave_it_whole(stream):
+def test_log_lines_stand_above_the_bar_and_leave_it_whole():
     """However many states of the bar there are: they do not wait in the queue."""
-    console = stopped_reading(stream, force_terminal=True)
+    console, stream = stopped_reading(force_terminal=True)
     console.show(0, 10_000, "starting actors", "-")
     for i in range(3 * QUEUE_LINES):
         console.show(i, 10_000, f"return {i}", "0:01:00")

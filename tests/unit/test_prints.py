@@ -3,11 +3,9 @@
 import os
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a3c_mp.processes import prints as module
 from a3c_mp.processes.prints import FEW_LINES, KEPT_LINES, LINE_BYTES, LINES_PER_SECOND, Prints, Tail
 
 
@@ -19,16 +17,6 @@ class Shown(list):
         while not any(text in line for line in self):
             assert time.monotonic() < deadline, list(self)
             time.sleep(0.005)
-
-
-@pytest.fixture
-def shown():
-    return Shown()
-
-
-@pytest.fixture
-def prints(shown):
-    return Prints(shown.append)
 
 
 def numbered(count, text="line"):
@@ -60,7 +48,8 @@ def test_a_line_without_end_is_cut():
     assert [len(line) for line in tail.lines] == [LINE_BYTES] * 5 + [8]
 
 
-def test_of_many_lines_the_newest_are_shown_and_the_others_counted(prints, shown):
+def test_of_many_lines_the_newest_are_shown_and_the_others_counted():
+    prints = Prints((shown := Shown()).append)
     few = numbered(LINES_PER_SECOND, "few")
     pipe, started = prints.open_pipe(), time.monotonic()
     write(pipe, few)
@@ -78,18 +67,6 @@ def test_of_many_lines_the_newest_are_shown_and_the_others_counted(prints, shown
     assert sum(counts) + number == len(few) + 50 * LINES_PER_SECOND * 10 + 1
 
 
-def test_a_crash_is_shown_whole_however_much_was_printed_before(prints, shown):
-    chatty, crashing = prints.open_pipe(), prints.open_pipe()
-    crash = ["Traceback (most recent call last):", *numbered(LINES_PER_SECOND * 2, "frame")]
-    for _ in range(3):
-        write(chatty, numbered(1000))
-        write(crashing, numbered(1000))
-    write(crashing, crash)
-    crashing.close()
-    shown.until(crash[-1])
-    assert [line for line in shown if line in crash] == crash
-
-
 def test_a_crash_of_which_only_the_start_has_come_is_shown_whole():
     crash = ["Fatal Python error: Aborted", *numbered(LINES_PER_SECOND * 2, "frame")]
     tail, shown = Tail(), []
@@ -100,7 +77,8 @@ def test_a_crash_of_which_only_the_start_has_come_is_shown_whole():
     assert tail.hidden == 30 - FEW_LINES
 
 
-def test_a_child_that_ends_among_many_lines_shows_few(prints, shown):
+def test_a_child_that_ends_among_many_lines_shows_few():
+    prints = Prints((shown := Shown()).append)
     first, second = prints.open_pipe(), prints.open_pipe()
     for pipe in (first, second):
         write(pipe, numbered(10 * LINES_PER_SECOND))
@@ -109,17 +87,3 @@ def test_a_child_that_ends_among_many_lines_shows_few(prints, shown):
     second.close()
     shown.until("the end")
     assert len([line for line in shown if line.startswith("more")]) == FEW_LINES - 1
-
-
-def test_settling_shows_what_was_printed_before(prints, shown):
-    prints.settle()  # nothing is open
-    pipe = prints.open_pipe()
-    for lines in (numbered(10 * LINES_PER_SECOND), ["the last"]):
-        write(pipe, lines)
-        prints.settle(10)
-    assert shown[-1] == "the last"
-
-
-def test_a_child_of_a_child_inherits_its_pipe(prints, monkeypatch):
-    monkeypatch.setattr(module, "parent_process", object)
-    assert prints.open_pipe() is None
