@@ -50,7 +50,7 @@ class Chapter:
             return nullcontext(LearnerGroup())
         from a3c_mp.processes.learners import Learners
 
-        return Learners.of(run, peer, self.actor, self.train, self.setup)
+        return Learners(run, peer, self.actor, self.train, self.setup)
 
     def run_as_script(self) -> None:
         """Run the chapter and end the process with its exit code."""

@@ -10,17 +10,7 @@ from multiprocessing.context import ForkServerProcess
 
 from a3c_mp.processes import spawn
 
-IMPORTS = [
-    "a3c_mp",
-    "train_a3c_data",
-    "train_a3c_grad",
-    "train_apex",
-    "train_impala",
-    "train_task",
-    "envs",
-    "harness",
-    "nodes",
-]
+IMPORTS = ["train_a3c_grad", "train_apex", "train_impala", "train_population", "train_task", "envs", "harness", "nodes"]
 PATHS = [os.path.join(os.path.dirname(__file__), folder) for folder in ("..", "", "process")]
 
 

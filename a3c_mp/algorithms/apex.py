@@ -19,9 +19,8 @@ from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.precision import acting_dtype
-from a3c_mp.processes.free_memory import GIB, free_memory
 from a3c_mp.processes.pool import Filled, WorkerEvent
-from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.processes.slots import GIB, Slots, Spec, free_memory
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
 from a3c_mp.run import evaluate
 from a3c_mp.run.guard import BAD_IN_A_ROW

@@ -13,28 +13,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-QUEUE_LINES = 1000
-"""lines that may wait to be written; further ones are dropped"""
-DRAIN_SECONDS = 1.0
-"""longest wait at the end of a run until the queue is empty"""
-GONE = {errno.EPIPE, errno.EIO, errno.EBADF}
-"""errors that mean a closed pipe or terminal"""
-
-
-class Status(NamedTuple):
-    """State of the progress bar."""
-
-    steps: int
-    total_steps: int
-    line: str
-    eta: str
-    final: bool = False  # the bar stays as it is
+QUEUE_LINES = 1000  # that may wait to be written; further ones are dropped
+DRAIN_SECONDS = 1.0  # longest wait at the end of a run until the queue is empty
+GONE = {errno.EPIPE, errno.EIO, errno.EBADF}  # a closed pipe or terminal
 
 
 class Stdout:
@@ -78,14 +65,17 @@ class ConsoleThread:
         self._report_dropped()
         self._put(lambda: self.output.print(line))
 
-    def show(self, status: Status) -> None:
+    def show(self, steps: int, total_steps: int, line: str, eta: str) -> None:
         """Set the state of the progress bar, which a thread of rich's draws four times a second."""
         if self._bar is None:
             self._bar = progress_bar(self.output)
-            self._bar.add_task("", total=status.total_steps, line="", eta="-")
+            self._bar.add_task("", total=total_steps, line="", eta="-")
             self._put(self._bar.start)
-        self._bar.update(self._bar.task_ids[0], completed=status.steps, line=status.line, eta=status.eta)
-        if status.final:
+        self._bar.update(self._bar.task_ids[0], completed=steps, line=line, eta=eta)
+
+    def close_bar(self) -> None:
+        """Draw the bar for the last time; later lines are printed below it."""
+        if self._bar is not None:
             self._put(self._bar.stop)
             self._bar = None
 

@@ -36,20 +36,17 @@ class Stateful(Protocol):
 class LearnerGroup:
     """This learner's rank among `size` of them, and their collective operations: all call each, in the same order.
 
-    With one learner there is no communication, and means and lists are of its own values. All collective operations
-    raise PeerLost if another learner has died, or gave no answer in time.
+    One learner alone has its own values back. All operations raise PeerLost if another learner has died, or gave no
+    answer in time.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size, self._cuda = rank, size, False
 
     def connect(self, path: str, cuda: bool, seconds: float) -> None:
-        """Connect to the others, over the loopback interface only.
+        """Connect to the others through a file that all can open, over the loopback interface only.
 
-        Args:
-            path: of a file that all can open.
-            cuda: gradients lie on GPUs, one for each learner.
-            seconds: timeout of a collective operation.
+        With `cuda`, gradients lie on GPUs, one for each learner. `seconds` is the timeout of a collective operation.
         """
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
         os.environ |= NCCL_SETTINGS

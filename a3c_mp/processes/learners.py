@@ -19,87 +19,42 @@ import torch.multiprocessing as mp
 
 from a3c_mp.errors import PeerLost
 from a3c_mp.processes.learner_group import LearnerGroup
-from a3c_mp.processes.spawn import SIGNALS, start_child
-from a3c_mp.processes.supervised import ERROR, run_supervised
+from a3c_mp.processes.spawn import ERROR, SIGNALS, run_supervised, start_child
 from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, await_end, how_ended, start_seconds
 
-GLOO_SECONDS = 0.5
-"""from the end of a learner to the end of the wait for it, where no closed connection ends that"""
-DEATH_SECONDS = 2.0
-"""from a broken connection to the end of the process behind it"""
-SIGNAL_SECONDS = 4.0
-"""from a signal to the end of the wait for another learner"""
-LEARNER_CLOSE_SECONDS = 3.0
-"""longest time in which the other learners end their actors, before they are killed"""
-LOST_PEER = 3
-"""exit code of a learner that ends because another one has"""
-READY = "ready"
-"""kind of the message `(READY,)`, the first one of a learner"""
+GLOO_SECONDS = 0.5  # from the end of a learner to the end of the wait for it, where no closed connection ends that
+DEATH_SECONDS = 2.0  # from a broken connection to the end of the process behind it
+SIGNAL_SECONDS = 4.0  # from a signal to the end of the wait for another learner
+LEARNER_CLOSE_SECONDS = 3.0  # longest time in which the other learners end their actors, before they are killed
+LOST_PEER = 3  # exit code of a learner that ends because another one has
+READY = "ready"  # kind of the message `(READY,)`, the first one of a learner
 
 
 class Learners:
-    """The learners besides this one, each running `target(group, *args)`; to be used in a `with` block.
+    """Learners 1, 2, ... of a run, which continue from its progress: `target(group, args, steps, updates, *parts)`.
 
-    Args:
-        num_learners: how many there are with this one; with 1 no process is started.
-        target: a module-level function.
-        args: passed on, pickled.
-        cuda: whether gradients lie on GPUs, one for each learner.
-        peer_seconds: a learner that keeps the others waiting for longer ends the run.
-        should_stop: asked while the others start.
-        finish: called at the end with the error, if any, before the others are ended: saves what is to be saved.
-
-    Raises:
-        PeerLost: another learner has died or gives no answer; says which, and why.
+    To be used in a `with` block of learner 0, which gives its group. At the end `run.finish` saves what is to be saved,
+    before the others are ended. `target` is a module-level function, `parts` are pickled. PeerLost is raised where
+    another learner has died or gives no answer, and says which, and why.
     """
 
-    def __init__(
-        self,
-        num_learners: int,
-        target: Callable[..., None],
-        args: tuple = (),
-        *,
-        cuda: bool = False,
-        peer_seconds: float = START_SECONDS,
-        should_stop: Callable[[], bool] = lambda: False,
-        finish: Callable[[BaseException | None], None] = lambda error: None,
-    ):
-        self.group = LearnerGroup(0, num_learners)
-        self.target, self.args, self.cuda, self.peer_seconds = target, args, cuda, peer_seconds
-        self.should_stop, self.finish = should_stop, finish
-        self._others = [
-            Child(f"learner {rank}", partial(self._launch, rank), "--num-learners") for rank in range(1, num_learners)
-        ]
-        self._signals: int | None = None  # file descriptor to which Python writes the numbers of signals
+    def __init__(self, run: Any, target: Callable[..., None], *parts: Any):
+        self.run, self.target, self.parts = run, target, parts
+        args, size = run.args, run.args.num_learners
+        self.group = LearnerGroup(0, size)
+        self.peer_seconds = args.hang_seconds + start_seconds(args.num_actors // size)
+        """a learner that keeps the others waiting for longer ends the run: an actor may hang, its successor starts"""
+        ranks = range(1, size)
+        self._others = [Child(f"learner {rank}", partial(self._launch, rank), "--num-learners") for rank in ranks]
         self._leaving = threading.Event()
 
-    @classmethod
-    def of(cls, run: Any, target: Callable[..., None], *more: Any) -> Learners:
-        """Learners that continue a run from its progress so far: `target(group, args, steps, updates, *more)`."""
-        args, num_learners = run.args, getattr(run.args, "num_learners", 1)
-        return cls(
-            num_learners,
-            target,
-            (args, run.steps, run.updates, *more),
-            cuda=args.cuda,
-            # An actor may hang, and its successor takes time to start.
-            peer_seconds=args.hang_seconds + start_seconds(args.num_actors // num_learners),
-            should_stop=run.should_stop,
-            finish=run.finish,
-        )
-
     @property
-    def pids(self) -> list[int]:
-        """Of learners 1, 2, ..."""
-        return [process.pid for process in self._processes]
-
-    @property
-    def _processes(self) -> list[Any]:
+    def processes(self) -> list[Any]:
+        """Of learners 1, 2, ..., as far as they have been started."""
         return [child.process for child in self._others if child.process is not None]
 
     def __enter__(self) -> LearnerGroup:
-        if self.group.size == 1:
-            return self.group
+        # Python writes the numbers of signals into this pipe, also while torch waits.
         reader, self._signals = os.pipe2(os.O_NONBLOCK)
         os.set_blocking(reader, True)
         signal.set_wakeup_fd(self._signals)
@@ -107,11 +62,11 @@ class Learners:
         try:
             # Nothing is left of this file when the process ends. Open until then: torch's destructors use the path.
             path = f"/proc/{os.getpid()}/fd/{os.memfd_create('a3c_mp-learners')}"
-            self._rendezvous = (path, self.cuda, self.peer_seconds)
+            self._rendezvous = (path, self.run.args.cuda, self.peer_seconds)
             for child in self._others:
                 child.start()
             self._wait_until_ready()
-            threading.Thread(target=self._abort_after_death, args=(self.group.abort,), daemon=True).start()
+            threading.Thread(target=self._abort_after_death, daemon=True).start()
             self.group.connect(*self._rendezvous)
             return self.group
         except BaseException as error:
@@ -123,16 +78,20 @@ class Learners:
 
     def _launch(self, rank: int) -> tuple[Any, Any]:
         pipe, child_end = mp.Pipe(duplex=False)
-        args = (self.target, LearnerGroup(rank, self.group.size), self.args, child_end, self._rendezvous)
+        group, args = (
+            LearnerGroup(rank, self.group.size),
+            (self.run.args, self.run.steps, self.run.updates, *self.parts),
+        )
         with child_end:
-            return start_child(run_learner, args, name=f"learner-{rank}", daemon=False), pipe
+            main_args = (self.target, group, args, child_end, self._rendezvous)
+            return start_child(run_learner, main_args, name=f"learner-{rank}", daemon=False), pipe
 
     def _wait_until_ready(self) -> None:
         """Wait for the first message of every learner; the pipe of one that dies before is closed."""
         deadline = time.monotonic() + START_SECONDS
         for child in self._others:
             while not child.pipe.poll(WAIT_SECONDS):
-                if self.should_stop():
+                if self.run.should_stop():
                     raise PeerLost("asked to stop before all learners had started")
                 if time.monotonic() > deadline:
                     raise PeerLost(f"not all learners have started within {START_SECONDS:.0f} s")
@@ -148,8 +107,7 @@ class Learners:
                 self.group.abort()  # what waits on the GPU for a lost learner would hold up the saving
                 self._await_deaths()
                 lost = self._explain(error)
-            if self.group.size > 1:
-                self.finish(lost or error)
+            self.run.finish(lost or error)
         finally:
             self._stop()
         if lost is not None:
@@ -157,8 +115,8 @@ class Learners:
 
     def _await_deaths(self) -> None:
         """Wait for the processes that are about to die, until one is found that did not just follow another."""
-        deadline, alive = time.monotonic() + DEATH_SECONDS, self._processes
-        while alive and not self.should_stop() and (left := deadline - time.monotonic()) > 0:
+        deadline, alive = time.monotonic() + DEATH_SECONDS, self.processes
+        while alive and not self.run.should_stop() and (left := deadline - time.monotonic()) > 0:
             connection.wait([process.sentinel for process in alive], left)
             if any(process.exitcode not in (None, LOST_PEER) for process in alive):
                 return
@@ -179,31 +137,29 @@ class Learners:
         return PeerLost("; ".join(reasons) + "; the run ends, because learners take every step together")
 
     def _stop(self) -> None:
-        """End the other learners, and with them their actors; those that do not end are killed."""
-        for process in self._processes:
+        """End the other learners, and with them their actors."""
+        for process in self.processes:
             process.terminate()
         self.group.leave()  # with gloo, the closed connections end what others wait for
-        await_end(self._processes, LEARNER_CLOSE_SECONDS)
-        if self._signals is not None:
-            signal.set_wakeup_fd(-1)
-            os.close(self._signals)  # and with it the thread ends
-            self._signals = None
+        await_end(self.processes, LEARNER_CLOSE_SECONDS)
+        signal.set_wakeup_fd(-1)
+        os.close(self._signals)  # and with it the thread ends
 
     # ---- threads: Python runs no signal handler, and notices no death, while torch waits for another learner
 
-    def _abort_after_death(self, abort: Callable[[], None]) -> None:
+    def _abort_after_death(self) -> None:
         """Abort the wait for a learner that has died; with gloo, a closed connection has done that before."""
-        sentinels = [process.sentinel for process in self._processes]
+        sentinels = [process.sentinel for process in self.processes]
         while not self._leaving.is_set() and not connection.wait(sentinels, WAIT_SECONDS):
             pass
         if not self._leaving.wait(GLOO_SECONDS):
-            abort()
+            self.group.abort()
 
     def _kill_after_signal(self, signals: int) -> None:
         """Kill the others once a signal has come and this process still waits for them."""
         while number := os.read(signals, 1):  # until `_stop` closes the other end
             if number[0] in SIGNALS and not self._leaving.wait(SIGNAL_SECONDS):
-                for process in self._processes:
+                for process in self.processes:
                     process.kill()
         os.close(signals)
 

@@ -17,29 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 NICENESS = 5
 """where cores are short the learner goes first: it trains on fresh rollouts, instead of letting them queue"""
 
 
-class HasClose(Protocol):
-    def close(self) -> Any: ...
-
-
-Closable = TypeVar("Closable", bound=HasClose)
-
-
-class Upkeep(Protocol):
-    """What environments need of the process that they live in."""
-
-    @property
-    def beat(self) -> Callable[[], None]: ...
-    @property
-    def closing(self) -> Callable[[Any], Any]: ...
-
-
-class ActorChannel(Upkeep, Protocol):
+class ActorChannel(Protocol):
     """What a collector of data needs of its connection to the learner; see `WorkerChannel`."""
 
     worker: int
@@ -48,6 +32,10 @@ class ActorChannel(Upkeep, Protocol):
     restored: Any
     memory: Any
 
+    @property
+    def beat(self) -> Callable[[], None]: ...
+    @property
+    def closing(self) -> Callable[[Any], Any]: ...
     def not_restored(self, reason: str) -> None: ...
 
 
@@ -77,7 +65,7 @@ class WorkerEvent(NamedTuple):
 
 
 class StateSource(Protocol):
-    """Gives the state that an actor is rebuilt from when it is started; see `resume_states.ResumeStates`."""
+    """Gives the state that an actor is rebuilt from when it is started; see `ResumeStates`."""
 
     start: int  # seeds of workers follow from it
 
@@ -89,30 +77,22 @@ class StateSource(Protocol):
 class WorkerOptions:
     """How workers get their slots, and how they are supervised."""
 
-    role: str = "worker"
-    """what workers are called in messages and errors, before their number"""
-    flag: str = "--num-actors"
-    """the setting that says how many there are"""
-    slots_per_worker: int = 2
-    """worker i fills slots i * slots_per_worker and on, and no others"""
-    max_restarts: int = 5
-    """restart budget of all workers together"""
-    hang_seconds: float = 60.0
-    """a worker whose heartbeats stop for so long is killed and restarted"""
+    role: str = "worker"  # what workers are called in messages and errors, before their number
+    flag: str = "--num-actors"  # the setting that says how many there are
+    slots_per_worker: int = 2  # worker i fills slots i * slots_per_worker and on, and no others
+    max_restarts: int = 5  # restart budget of all workers together
+    hang_seconds: float = 60.0  # a worker whose heartbeats stop for so long is killed and restarted
     in_order: bool = False
     """a round has one slot of each of workers 0, 1, ...; otherwise slots come in the order in which they were filled"""
     versions: Sequence[int] = ()
     """weights versions for the first `slots_per_worker` slots of each worker; empty: version 0 for all"""
-    first_actor: int = 0
-    """number of worker 0 among the actors of the whole run"""
-    name: str | None = None
-    """of the process and in messages, for a single worker that is no actor"""
-    niceness: int = NICENESS
-    """of the processes: added to that of their parent"""
+    first_actor: int = 0  # number of worker 0 among the actors of the whole run
+    name: str | None = None  # of the process and in messages, for a single worker that is no actor
+    niceness: int = NICENESS  # of the processes: added to that of their parent
 
 
 class WorkerPool(Protocol):
-    """What a learner needs of its workers: `Workers`, or others that give rounds of filled slots."""
+    """What a learner needs of its workers; see `Workers`."""
 
     def __enter__(self) -> Any: ...
     def __exit__(self, *exc: object) -> None: ...
@@ -121,12 +101,7 @@ class WorkerPool(Protocol):
 
 
 class SlotLedger:
-    """Which slots each worker has to fill, which it has filled, and which come next.
-
-    Args:
-        num_workers: number of workers.
-        options: see `WorkerOptions`.
-    """
+    """Which slots each worker has to fill, which it has filled, and which come next."""
 
     def __init__(self, num_workers: int, options: WorkerOptions):
         self.options, size = options, options.slots_per_worker
@@ -158,7 +133,7 @@ class SlotLedger:
         return token
 
     def due(self, number: int) -> int | None:
-        """The slot that a worker fills next; None if it has filled all that it was given."""
+        """The slot that a worker fills next; None if it has filled all of its slots."""
         filled = len(self.ready[number])
         return self.given[number][filled].slot if filled < len(self.given[number]) else None
 
@@ -172,15 +147,15 @@ class Closing:
     """Closes the environments of a process, however it ends."""
 
     def __init__(self) -> None:
-        self._open: list[HasClose] = []
+        self._open: list[Any] = []
 
-    def closing(self, resource: Closable) -> Closable:
+    def closing(self, resource: Any) -> Any:
         """Have the argument, such as a vector environment, closed however the process ends; returns it."""
         self._open.append(resource)
         return resource
 
     def close(self) -> None:
-        """Close what `closing` was given, the latest first. An error in one does not keep the others open."""
+        """Close them, the latest first. An error in one does not keep the others open."""
         while self._open:
             with suppress(BaseException):
                 self._open.pop().close()

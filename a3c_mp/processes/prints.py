@@ -22,28 +22,23 @@ from rich.text import Text
 from a3c_mp.processes.console import QUEUE_LINES, console
 
 LINES_PER_SECOND = 20
-FEW_LINES = 2
-"""lines shown of a child that ends while the limit is reached"""
-KEPT_LINES = 100
-"""newest lines of a child that are kept until they can be shown"""
+FEW_LINES = 2  # shown of a child that ends while the limit is reached
+KEPT_LINES = 100  # newest lines of a child that are kept until they can be shown
 CRASHES = (b"Fatal Python error", b"Traceback (most recent call last)")
 """how the output of a crash starts; up to `KEPT_LINES` from there on are shown together"""
 PIPE_BYTES, LINE_BYTES = 2**20, 2**12
 """capacity of a child's pipe, if the system allows it; longest line, the rest is cut off"""
 PAUSE_SECONDS, IDLE_SECONDS = 0.02, 0.1
-"""between two reads of pipes that are in use; longest wait for something to read. Each time the thread wakes up, it
-takes Python's lock from the learner
-"""
-SETTLE_SECONDS = 0.3
-"""longest wait for the lines that children have printed last"""
+"""between two reads, each of which takes Python's lock from the learner; longest wait for something to read"""
+SETTLE_SECONDS = 0.3  # longest wait for the lines that children have printed last
 
 
 class Tail:
-    """The newest lines of a child that are not shown yet; `lost` counts those that will not be."""
+    """The newest lines of a child that are not shown yet; `hidden` counts all that are not."""
 
     def __init__(self) -> None:
         self.lines: deque[bytes] = deque(maxlen=KEPT_LINES)
-        self.lost = 0
+        self.hidden = 0
         self._rest = b""  # a line that has not ended
         self._has_crashed = False  # all further lines belong to a crash
 
@@ -52,37 +47,28 @@ class Tail:
         *lines, self._rest = (self._rest + data).rsplit(b"\n", KEPT_LINES)
         if self._rest and (not data or len(self._rest) > LINE_BYTES):
             lines, self._rest = [*lines, self._rest], b""
-        number = len(self.lines) + len(lines)
         if lines:
-            self.lost += lines[0].count(b"\n")  # rsplit leaves earlier lines in one piece
+            self.hidden += len(lines) + lines[0].count(b"\n")  # rsplit leaves earlier lines in one piece
             lines[0] = lines[0].rsplit(b"\n", 1)[-1]
-        self.lost += max(0, number - KEPT_LINES)
         self.lines.extend(line[:LINE_BYTES] for line in lines)
 
     def take(self, number: int) -> list[str]:
-        """Remove all lines; return the newest `number`, or as many before a crash and all from its start on."""
+        """Remove all lines; return the newest `number`, or as many before a crash and all of it."""
         crash = next((i for i, line in enumerate(self.lines) if line.startswith(CRASHES)), len(self.lines))
         first = 0 if self._has_crashed else max(0, crash - number)
         self._has_crashed |= crash < len(self.lines)
-        self.lost += first
         lines = [line.decode(errors="backslashreplace").rstrip("\r") for line in [*self.lines][first:]]
+        self.hidden -= len(lines)
         self.lines.clear()
         return lines
 
 
 class Prints:
-    """Reads the output of children on a thread, and shows it at a limited rate.
-
-    Args:
-        show: called with each line, from a thread.
-
-    Attributes:
-        also: called with the same lines after that; None: nothing is.
-    """
+    """Reads the output of children on a thread, which calls `show`, and then `also`, with the lines that are shown."""
 
     def __init__(self, show: Callable[[str], None]):
-        self._show = show
-        self.also: Callable[[str], None] | None = None
+        self.show = show
+        self.also: Callable[[str], None] = lambda line: None
         self._tails: dict[connection.Connection, Tail] = {}
         self._thread: threading.Thread | None = None
         self._due = 0.0  # when more lines may be shown
@@ -91,8 +77,7 @@ class Prints:
     def open_pipe(self) -> connection.Connection | None:
         """The end of a pipe for a child to print into; None in a child, as its own children inherit its pipe.
 
-        Raises:
-            OSError, RuntimeError: the machine, or a limit of the user's, allows no further pipe or thread.
+        Raises OSError or RuntimeError where the machine, or a limit of the user's, allows no further pipe or thread.
         """
         if parent_process() is not None:
             return None
@@ -102,7 +87,7 @@ class Prints:
         self._tails[reader] = Tail()
         if self._thread is None:
             thread = threading.Thread(target=self._read_all, name="prints", daemon=True)
-            thread.start()
+            thread.start()  # if this fails, the next child tries again
             self._thread = thread
         return writer
 
@@ -141,14 +126,13 @@ class Prints:
     def _emit(self, tails: Collection[Tail], number: int) -> None:
         """Show the newest `number` lines of each child."""
         lines = [line for tail in tails for line in tail.take(number)]
-        if lost := sum(tail.lost for tail in tails):
-            lines.insert(0, f"{lost:,} printed lines dropped")
+        if dropped := sum(tail.hidden for tail in tails):
+            lines.insert(0, f"{dropped:,} printed lines dropped")
         for tail in tails:
-            tail.lost = 0
+            tail.hidden = 0
         for line in lines:
-            self._show(line)
-            if (also := self.also) is not None:
-                also(line)
+            self.show(line)
+            self.also(line)
         self._due = max(self._due, time.monotonic()) + len(lines) / LINES_PER_SECOND
 
 

@@ -11,15 +11,15 @@ import math
 import os
 import warnings
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from a3c_mp.processes.free_memory import MIB, free_memory
-
-ALIGNMENT = 64
-"""bytes; fields start on a cache line"""
+MIB, GIB = 2**20, 2**30
+MEMINFO, CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+ALIGNMENT = 64  # bytes; fields start on a cache line
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """name of a field -> (shape, dtype)"""
@@ -28,21 +28,15 @@ Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 class Slots:
     """`num_slots` dictionaries of tensors of fixed shapes, the same memory in every process they are passed to.
 
+    Raises MemoryError as `shared_bytes` does.
+
     Args:
-        spec: shape and dtype of each field of a slot.
-        num_slots: how many to allocate.
         pin: page-lock the memory, in every process that holds it: copies to the GPU are faster and can be queued.
         device: cpu, or a CUDA device for shared GPU memory.
-
-    Raises:
-        MemoryError: too little memory is free, or a limit of this process forbids it; says what is needed.
     """
 
     def __init__(self, spec: Spec, num_slots: int, pin: bool = False, device: torch.device | str = "cpu"):
-        if num_slots < 1:
-            raise ValueError(f"num_slots must be 1 or more, not {num_slots}")
         self.spec = spec
-        self.num_slots = num_slots
         self.offsets, self.slot_bytes = layout(spec)
         num_bytes = self.slot_bytes * num_slots
         if torch.device(device).type == "cpu":
@@ -52,19 +46,13 @@ class Slots:
         self.pinned_by = torch.cuda.current_device() if pin else None  # the GPU, the same one in every process
         self._pin()
 
-    def __len__(self) -> int:
-        return self.num_slots
-
     def __getitem__(self, slot: int) -> dict[str, Tensor]:
         """The fields of one slot, as views of shared memory."""
-        if not 0 <= slot < self.num_slots:
-            raise IndexError(f"slot {slot} of {self.num_slots}")
-        return {name: self._view(slot, name) for name in self.spec}
-
-    def _view(self, slot: int, name: str) -> Tensor:
-        shape, dtype = self.spec[name]
-        start = self.offsets[name]
-        return self.arena[slot, start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        memory, fields = self.arena[slot], {}
+        for name, (shape, dtype) in self.spec.items():
+            start = self.offsets[name]
+            fields[name] = memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        return fields
 
     def _pin(self) -> None:
         """Register the memory with CUDA, so that copies from it need no staging; without that they are slower."""
@@ -98,26 +86,22 @@ def shared_bytes(size: int) -> Tensor:
     All its blocks are allocated here: where memory is missing, the first write would kill a process with SIGBUS.
 
     Raises:
-        MemoryError: too little memory is free, or a limit of this process forbids it; says what is needed.
+        MemoryError: too little memory is free, or a limit of this process forbids it; says how much is needed.
     """
     check_shared_memory(size)
-    descriptor = None
     try:
-        descriptor = os.memfd_create("a3c_mp")
-        os.posix_fallocate(descriptor, 0, size)
-        storage = torch.UntypedStorage._new_shared_fd_cpu(descriptor, size)  # type: ignore[attr-defined]
+        with open(os.memfd_create("a3c_mp"), "rb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            storage = torch.UntypedStorage._new_shared_fd_cpu(file.fileno(), size)  # type: ignore[attr-defined]
     except (OSError, RuntimeError) as error:  # torch has no narrower class for a mapping that fails
         why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
         hint = "; ulimit -f counts for shared memory, too" if getattr(error, "errno", None) == errno.EFBIG else ""
         raise MemoryError(f"{_mib(size)} of shared memory cannot be allocated ({why}{hint})") from error
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def shared_counters(count: int) -> Tensor:
-    """Allocate counters in shared memory: zeros, int64 [count]. Raises MemoryError as `shared_bytes` does."""
+    """Allocate counters in shared memory, as `shared_bytes` does: zeros, int64 [count]."""
     return shared_bytes(count * torch.int64.itemsize).view(torch.int64)
 
 
@@ -125,6 +109,19 @@ def check_shared_memory(needed: int) -> None:
     """Raise MemoryError if fewer than `needed` bytes of memory are free; it says how many are needed and free."""
     if needed > (free := free_memory()):
         raise MemoryError(f"{_mib(needed)} of shared memory is needed, {free // MIB:,} MiB of memory is free")
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free, in the machine and in its container; caches of files count as free."""
+    free = [2**63]
+    with suppress(OSError, KeyError, ValueError):  # not Linux
+        fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        free.append(1024 * int(fields["MemAvailable"].split()[0]))
+    with suppress(OSError, KeyError, ValueError):  # no container, or one without a limit
+        limit, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
+        parts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
+        free.append(max(0, limit - used + int(parts["inactive_file"])))
+    return min(free)
 
 
 def _mib(size: int) -> str:

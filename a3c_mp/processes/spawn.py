@@ -1,8 +1,9 @@
-"""Spawned child processes that leave Ctrl-C to their parent and do not outlive it.
+"""Spawned child processes: how they start, how they end, and what their parent hears of that.
 
-A worker leads a process group. Whatever an environment has started in it (a simulator, a browser) is killed when the
-worker ends: by the parent, before it collects the worker's exit code, or by the watchdog when the parent itself is
-gone. What an environment puts into a group or session of its own is left to its `close()`.
+They leave Ctrl-C to their parent and do not outlive it. A worker leads a process group. Whatever an environment has
+started in it (a simulator, a browser) is killed when the worker ends: by the parent, before it collects the worker's
+exit code, or by the watchdog when the parent itself is gone. What an environment puts into a group or session of its
+own is left to its `close()`.
 """
 
 from __future__ import annotations
@@ -12,20 +13,30 @@ import os
 import secrets
 import shutil
 import signal
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import current_process, popen_spawn_posix, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from a3c_mp._bootstrap import PARENT_VARIABLE, end_with_parent
+from a3c_mp.errors import Terminated
 from a3c_mp.processes.prints import print_into, prints
 from a3c_mp.processes.watchdog import Watchdog
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """signals by which a user, a shell or a machine that shuts down ends a script"""
+MAX_MESSAGE = 4096 - 4
+"""bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
+ERROR, DONE, STARTING = "error", "done", "starting"
+"""kinds of messages to a supervisor: `(ERROR, traceback)`, the last one; `(DONE,)` of a process that is not to be
+replaced; `(STARTING,)`: what takes as long as a start, such as making environments, follows
+"""
 _watchdog = Watchdog()
 
 
@@ -35,7 +46,6 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
     Args:
         main: a module-level function.
         args: pickled; shared tensors stay shared.
-        name: of the process.
         daemon: it is ended when this process exits, and may start no processes with `multiprocessing` itself.
         group: it leads a process group, which is killed with it.
 
@@ -66,15 +76,13 @@ def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], a
     """Entry point of every child process."""
     if group:
         os.setpgid(0, 0)
-        for signum in (signal.SIGTTOU, signal.SIGTTIN):  # a background group that uses the terminal would be stopped
-            signal.signal(signum, signal.SIG_IGN)
     end_with_parent(parent_pid)
     if pipe is not None:
         print_into(pipe)
     faulthandler.enable()  # a crash in native code names the Python line that led to it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C does
     with suppress(OSError):  # no /proc
-        Path("/proc/self/comm").write_text(current_process().name[:15])  # `top` shows "actor 3" instead of "python"
+        Path("/proc/self/comm").write_text(current_process().name[:15])  # `top` shows "worker-3" instead of "python"
     main(*args)
 
 
@@ -98,9 +106,49 @@ class _Popen(popen_spawn_posix.Popen):
 class GroupLeader(SpawnProcess):
     """A spawned process that leads a process group."""
 
-    @staticmethod
-    def _Popen(process_obj: Any) -> _Popen:
-        return _Popen(process_obj)
+    _Popen = staticmethod(_Popen)
+
+
+def run_supervised(
+    main: Callable[[], None], pipe: Connection, *, on_sigterm: Callable[[int, FrameType | None], None] | None = None,
+    close: Callable[[], None] = lambda: None, leave: Callable[[int], Any] = sys.exit,
+) -> None:  # fmt: skip
+    """Run `main()` in a child process, then `close()`, however it ends; send an exception's traceback to the parent.
+
+    Args:
+        main: SIGTERM raises `Terminated` in it.
+        pipe: to the parent.
+        on_sigterm: handler of SIGTERM instead of `raise_terminated`.
+        close: closes what is open; a SIGTERM meanwhile changes nothing.
+        leave: called with exit code 1 after an exception.
+    """
+    signal.signal(signal.SIGTERM, on_sigterm or raise_terminated)
+    failed = terminated = False
+    try:
+        try:
+            main()
+        except Terminated:
+            raise
+        except BaseException:  # an environment's SystemExit too
+            failed = True
+            text = traceback.format_exc().encode(errors="backslashreplace")[-3 * MAX_MESSAGE // 4 :]
+            with suppress(OSError):  # the parent is gone
+                pipe.send((ERROR, text.decode(errors="replace")))
+    except Terminated:  # also while the traceback is sent
+        terminated = True
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if terminated:  # to the parent, and to the sender, it ends as any other program does
+        os.kill(os.getpid(), signal.SIGTERM)
+    if failed:
+        leave(1)
+
+
+def raise_terminated(signum: int, frame: FrameType | None) -> None:
+    """Signal handler that unwinds the process; a second signal does not interrupt what is closed on the way."""
+    signal.signal(signum, signal.SIG_IGN)
+    raise Terminated
 
 
 @contextmanager

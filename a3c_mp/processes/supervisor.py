@@ -1,12 +1,11 @@
 """Supervised processes: started, watched, restarted within a budget, named in errors, and stopped with their parent.
 
-A supervised process has a name ("actor 3", "evaluator") and a pipe for messages, tuples that start with their kind:
-`ERROR`, `DONE` and `STARTING` of `supervised.py` are for the supervisor, all others for its owner.
+A supervised process has a pipe for messages, tuples that start with their kind: `ERROR`, `DONE` and `STARTING` are for
+the supervisor, all others for its owner.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import signal
@@ -18,38 +17,35 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from a3c_mp.errors import WorkerError
-from a3c_mp.processes.supervised import DONE, ERROR, STARTING
+from a3c_mp.processes.spawn import DONE, ERROR, STARTING
 
-START_SECONDS = 120.0
-"""longest time from the start of a process to its first sign of life, where it has a core to itself"""
-WAIT_SECONDS = 0.1
-"""longest wait for messages and deaths before the parent looks whether it should stop"""
+START_SECONDS = 120.0  # longest time from the start of a process to its first heartbeat, where it has a core to itself
+WAIT_SECONDS = 0.1  # longest wait for messages and deaths before the parent looks whether it should stop
 SENTINEL_SECONDS, QUIET_SECONDS = 0.05, 1.0
 """longest wait for the end of processes, and silence of one, before a look at exit codes: a fork of a process may hold
 its sentinel open
 """
 PAUSE_SECONDS = 5.0
 """most that counts as silence between two looks: the parent may have been stopped, and its processes with it"""
-CLOSE_SECONDS = 2.0
-"""longest time from SIGTERM or an exception to the end of a process, before it is killed"""
+CLOSE_SECONDS = 2.0  # longest time from SIGTERM or an exception to the end of a process, before it is killed
 
 
 @dataclass
 class Child:
     """A role that one process at a time fills: its name, its current process, its heartbeats."""
 
-    name: str  # role and number, as messages and errors give them
+    name: str  # role and number, in messages and errors
     launch: Callable[[], tuple[Any, connection.Connection]]
     """starts a process; returns it and the pipe that its messages come through"""
     flag: str  # the setting that says how many such processes there are; they share a restart budget
     on_lost: Callable[[WorkerError], None] | None = None
-    """called once the child is given up, and the others go on; without it, that error is raised"""
+    """called once the child is given up, and the others go on; None: that error is raised"""
     needs_result: bool = True
     """an exception before the first result (`record_result`) is final: a restart would not help"""
+    number: int = 0  # among the children of its supervisor
     process: Any = None
     pipe: Any = None
     beats: int = 0  # heartbeats, when last looked at
@@ -93,28 +89,21 @@ class Supervisor:
     """Starts, watches, restarts and stops the processes of its children.
 
     Args:
-        beats: int64 [children] in shared memory, heartbeats; each process counts up its own. None: there are none.
+        beats: int64 [children] in shared memory, heartbeats; each process counts up its own.
         max_restarts: budget for all children of the same flag together.
         hang_seconds: a process whose heartbeats stop for so long is killed and restarted.
-        on_message: called with (number of the child, message).
-        on_restart: called with (number of the child, text) before a new process is started.
+        on_message, on_restart: called with (number of the child, message), and with (number, text) before a restart.
     """
 
     def __init__(
-        self,
-        children: Sequence[Child],
-        beats: Tensor | None = None,
-        *,
-        max_restarts: int = 0,
-        hang_seconds: float = math.inf,
-        on_message: Callable[[int, tuple], None] = lambda number, message: None,
-        on_restart: Callable[[int, str], None] = lambda number, text: None,
-    ):
-        self.children, self.max_restarts, self.hang_seconds = children, max_restarts, hang_seconds
+        self, children: Sequence[Child], beats: Tensor, *, max_restarts: int, hang_seconds: float,
+        on_message: Callable[[int, tuple], None], on_restart: Callable[[int, str], None],
+    ):  # fmt: skip
+        for number, child in enumerate(children):
+            child.number = number
+        self.children, self._beats, self.max_restarts, self.hang_seconds = children, beats, max_restarts, hang_seconds
         self.on_message, self.on_restart = on_message, on_restart
         self._restarts: Counter[str] = Counter()  # by flag
-        self.start_seconds = start_seconds(len(children))
-        self._beats = torch.zeros(len(children), dtype=torch.int64) if beats is None else beats
         self._checked = time.monotonic()  # when heartbeats were last looked at
 
     @property
@@ -124,18 +113,14 @@ class Supervisor:
 
     @property
     def processes(self) -> list[Any]:
-        """The current process of each child that has had one, running or not."""
+        """The newest process of each child that has had one, running or not."""
         return [child.process for child in self.children if child.process is not None]
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self.processes]
 
     def start(self) -> None:
         """Start a process for each child. Raises WorkerError if one cannot be started, after the others have ended."""
         try:
-            for number in range(len(self.children)):
-                self._start(number)
+            for child in self.children:
+                self._start(child)
         except BaseException:
             self.stop()
             raise
@@ -146,9 +131,9 @@ class Supervisor:
         Raises:
             WorkerError: a child without `on_lost` failed before any result, or its restart budget is spent.
         """
-        working = {number: child for number, child in enumerate(self.children) if not child.is_done}
-        pipes = {child.pipe: number for number, child in working.items()}
-        sentinels = {child.process.sentinel: number for number, child in working.items()}
+        working = [child for child in self.children if not child.is_done]
+        pipes = {child.pipe: child for child in working}
+        sentinels = {child.process.sentinel: child for child in working}
         events = connection.wait([*pipes, *sentinels, *also], seconds)
         if should_stop():  # a signal to all processes has ended the children too; they are not to be replaced
             return
@@ -160,60 +145,56 @@ class Supervisor:
                 self._check_end(sentinels[event])
         self._check_heartbeats()
 
-    def stop(self, seconds: float = CLOSE_SECONDS) -> None:
-        """End all processes: SIGTERM, then SIGKILL for those that take longer than `seconds`."""
+    def stop(self) -> None:
+        """End all processes: SIGTERM, then SIGKILL for those that take longer than `CLOSE_SECONDS`."""
         for process in self.processes:
             process.terminate()
-        await_end(self.processes, seconds)
+        await_end(self.processes, CLOSE_SECONDS)
 
     def await_own_end(self, seconds: float) -> None:
         """Wait until all processes have ended by themselves, or for `seconds`."""
         await_end(self.processes, seconds, kill=False)
 
-    def _start(self, number: int) -> None:
-        child = self.children[number]
+    def _start(self, child: Child) -> None:
         try:
             child.start()
         except WorkerError as error:
             self._give_up(child, error)
         else:
-            self._await_first_beat(number)
+            self._await_first_beat(child)
 
-    def _await_first_beat(self, number: int) -> None:
+    def _await_first_beat(self, child: Child) -> None:
         """Allow a child the time of a start until its next heartbeat."""
-        child = self.children[number]
-        child.beats, child.silence = int(self._beats[number]), 0.0
-        child.max_silence = max(self.start_seconds, self.hang_seconds)
+        child.beats, child.silence = int(self._beats[child.number]), 0.0
+        child.max_silence = max(start_seconds(len(self.children)), self.hang_seconds)
 
-    def _receive(self, number: int) -> None:
-        child = self.children[number]
+    def _receive(self, child: Child) -> None:
         for message in child.messages():
             if message[0] == ERROR:
-                self._fail(number, message[1])
+                self._fail(child, message[1])
                 return
             if message[0] == DONE:
                 child.is_done = True
                 return
             if message[0] == STARTING:
-                self._await_first_beat(number)
+                self._await_first_beat(child)
             else:
-                self.on_message(number, message)
+                self.on_message(child.number, message)
 
-    def _fail(self, number: int, text: str) -> None:
+    def _fail(self, child: Child, text: str) -> None:
         """Replace a process that sent an exception, once it has closed what it holds."""
-        child = self.children[number]
         await_end([child.process], CLOSE_SECONDS)
         if child.had_result:
-            self._restart(number, f"raised an exception{'' if child.has_result else ' before its first result'}", text)
+            self._restart(child, f"raised an exception{'' if child.has_result else ' before its first result'}", text)
         else:
             self._give_up(child, WorkerError(f"{child} failed before its first result:\n{text}"))
 
-    def _check_end(self, number: int) -> None:
+    def _check_end(self, child: Child) -> None:
         """Replace a process if it has ended."""
-        child, process = self.children[number], self.children[number].process
+        process = child.process
         if process.exitcode is None:
             return  # replaced already
-        self._receive(number)  # what it still managed to send
+        self._receive(child)  # what it still managed to send
         if child.process is not process or child.is_done:
             return
         how = how_ended(process.exitcode)
@@ -222,41 +203,40 @@ class Supervisor:
             if not child.had_result:  # it could not send why, but may have printed it
                 self._give_up(child, WorkerError(f"{child} {how}; what it printed before is above"))
                 return
-        self._restart(number, how)
+        self._restart(child, how)
 
     def _check_heartbeats(self) -> None:
         now = time.monotonic()
         passed, self._checked = min(now - self._checked, PAUSE_SECONDS), now
-        for number, (child, beats) in enumerate(zip(self.children, self._beats.tolist(), strict=True)):
+        for child, beats in zip(self.children, self._beats.tolist(), strict=True):
             if child.is_done:
                 continue
             if beats != child.beats:
                 child.beats, child.silence, child.max_silence = beats, 0.0, self.hang_seconds
             elif child.silence >= QUIET_SECONDS and child.process.exitcode is not None:
-                self._check_end(number)
+                self._check_end(child)
             elif child.silence + passed <= child.max_silence:
                 child.silence += passed
             else:
-                self._replace_hanging(number)
+                self._replace_hanging(child)
 
-    def _replace_hanging(self, number: int) -> None:
-        child = self.children[number]
+    def _replace_hanging(self, child: Child) -> None:
         child.process.kill()
         child.process.join()
         how = f"sent no heartbeat for {child.max_silence:.0f} s and was killed (--hang-seconds)"
         if child.max_silence > self.hang_seconds:  # it has not had a heartbeat yet
             how = f"took longer than {child.max_silence:.0f} s to start and was killed (lower {child.flag})"
-        self._restart(number, how)
+        self._restart(child, how)
 
-    def _restart(self, number: int, how: str, details: str = "") -> None:
-        child = self.children[number]
+    def _restart(self, child: Child, how: str, details: str = "") -> None:
         message, details = f"{child} {how}", f"\n{details.rstrip()}" if details else ""
         if self._restarts[child.flag] >= self.max_restarts:
             self._give_up(child, WorkerError(f"{message}; restart budget of {self.max_restarts} spent{details}"))
             return
         self._restarts[child.flag] += 1
-        self.on_restart(number, f"{message}; restart {self._restarts[child.flag]} of {self.max_restarts}{details}")
-        self._start(number)
+        how_often = f"restart {self._restarts[child.flag]} of {self.max_restarts}"
+        self.on_restart(child.number, f"{message}; {how_often}{details}")
+        self._start(child)
 
     def _give_up(self, child: Child, error: WorkerError) -> None:
         if child.on_lost is None:

@@ -1,9 +1,8 @@
-"""A small process that clears away what its parent leaves once the parent is gone, however that ended.
+"""A small process that kills process groups and removes folders of its parent, once that is gone, however it ended.
 
-That is process groups, which it kills, and temporary folders, which it removes. It runs this file as a script, without
-torch: `python -I -S watchdog.py PARENT_PID`. Standard input is a pipe; a line `+PGID` or `+/FOLDER` adds one, a line
-with `-` takes it off. The parent is gone at end of file, or when this process has another parent: a fork of the parent
-may still hold the pipe.
+It runs this file as a script, without torch: `python -I -S watchdog.py PARENT_PID`. Standard input is a pipe; a line
+`+PGID` or `+/FOLDER` adds one, a line with `-` takes it off. The parent is gone at end of file, or when this process
+has another parent: a fork of the parent may still hold the pipe.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-LOOK_SECONDS = 0.5
-"""between two looks at the parent's id, in case the end of file does not come"""
+LOOK_SECONDS = 0.5  # between two looks at the parent's id, in case the end of file does not come
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """signals that may go to all processes of a run; its parent decides what they do"""
 
@@ -56,7 +54,7 @@ class Watchdog:
     def _send(self, sign: str, charge: int | Path) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with suppress(OSError):  # it has been killed; the next one gets all charges
+        with suppress(OSError):  # it was killed; the next one gets all charges
             self._process.stdin.write(os.fsencode(f"{sign}{charge}\n"))
 
 

@@ -30,15 +30,12 @@ class Weights:
         self.untrained = untrained
         tensors = _tensors(net)
         assert all(t.is_floating_point() for t in tensors), "weights hold floating-point tensors only"
-        self.shapes = [t.shape for t in tensors]
-        self.sizes = [t.numel() for t in tensors]
-        device = tensors[0].device
-        num = sum(self.sizes)
-        if device.type == "cpu":
+        self.shapes, self.sizes = [t.shape for t in tensors], [t.numel() for t in tensors]
+        self.device, num = tensors[0].device, sum(self.sizes)
+        if self.device.type == "cpu":
             self.buffers = shared_bytes(2 * num * dtype.itemsize).view(dtype).view(2, num)
         else:
-            self.buffers = torch.zeros(2, num, dtype=dtype, device=device)
-        self.device = device
+            self.buffers = torch.zeros(2, num, dtype=dtype, device=self.device)
         self.versions = shared_counters(2).fill_(-1)
         self.publish(net)
 
@@ -48,7 +45,7 @@ class Weights:
         return int(self.versions[PUBLISHED])
 
     def publish(self, net: nn.Module) -> int:
-        """Write the values of `net` as the next version, and return it; only the learner calls this."""
+        """Write the values of `net` as the next version, and return its number; only the learner calls this."""
         version = self.version + 1
         self.versions[WRITING] = version
         torch._foreach_copy_(self._views(version), _tensors(net))
@@ -57,10 +54,9 @@ class Weights:
         return version
 
     def load(self, net: nn.Module, version: int | None = None) -> int:
-        """Copy the newest version, or a given one, into `net`, and return it.
+        """Copy the newest version, or a given one, into `net`, and return its number.
 
-        Raises:
-            LookupError: `version` is not among the two newest.
+        Raises LookupError if `version` is not among the two newest.
         """
         while True:
             found = self.version if version is None else version

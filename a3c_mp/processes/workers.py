@@ -11,26 +11,25 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.multiprocessing as mp
 
 from a3c_mp.errors import Terminated
-from a3c_mp.processes.pool import NICENESS, Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
+from a3c_mp.processes.pool import Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import shared_counters
-from a3c_mp.processes.spawn import start_child
-from a3c_mp.processes.supervised import MAX_MESSAGE, STARTING, raise_terminated, run_supervised
+from a3c_mp.processes.spawn import MAX_MESSAGE, STARTING, raise_terminated, run_supervised, start_child
 from a3c_mp.processes.supervisor import Child, Supervisor
 
 FILLED, NOT_RESTORED = "filled", "not restored"
 """kinds of messages: `(FILLED, slot, payload)` and `(NOT_RESTORED, reason)`"""
-BEAT_SECONDS = 0.25
-"""between two heartbeats of a worker that waits for a token"""
+BEAT_SECONDS = 0.25  # between two heartbeats of a worker that waits for a token
 
 
 class Workers:
@@ -38,68 +37,41 @@ class Workers:
 
     Args:
         target: a module-level function.
-        args: passed on, pickled; shared tensors stay shared.
+        args: pickled; shared tensors stay shared.
         states: gives what workers are rebuilt from, and the agent steps that their seeds follow from.
-        options: see `WorkerOptions`.
         on_restart: called each time a worker is replaced, or cannot be rebuilt.
     """
 
     def __init__(
-        self,
-        target: Callable[..., None],
-        num_workers: int,
-        args: tuple = (),
-        *,
-        states: StateSource | None = None,
-        options: WorkerOptions | None = None,
-        on_restart: Callable[[WorkerEvent], None] = print,
-    ):
-        self.options = options = options or WorkerOptions()
+        self, target: Callable[..., None], num_workers: int, args: tuple, *, states: StateSource | None = None,
+        options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
+    ):  # fmt: skip
         self.target, self.args, self.states, self.on_restart = target, args, states, on_restart
-        self._ledger = SlotLedger(num_workers, options)
+        self.options, self._ledger = options, SlotLedger(num_workers, options)
         self._token_pipes: list[Any] = [None] * num_workers
         self._beats = shared_counters(num_workers)
-        self._supervisor = Supervisor(
-            [
-                Child(
-                    options.name or f"{options.role} {options.first_actor + number}",
-                    partial(self._launch, number),
-                    options.flag,
-                )
-                for number in range(num_workers)
-            ],
-            self._beats,
-            max_restarts=options.max_restarts,
-            hang_seconds=options.hang_seconds,
-            on_message=self._receive,
-            on_restart=self._forget,
-        )
+        children = [
+            Child(options.name or f"{options.role} {self._actor(worker)}", partial(self._launch, worker), options.flag)
+            for worker in range(num_workers)
+        ]
+        self.supervisor = Supervisor(
+            children, self._beats, max_restarts=options.max_restarts, hang_seconds=options.hang_seconds,
+            on_message=self._receive, on_restart=self._forget,
+        )  # fmt: skip
 
     def __enter__(self) -> Workers:
-        self._supervisor.start()
+        self.supervisor.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         """End every worker: they close their environments, and those that take too long are killed."""
-        self._supervisor.stop()
-
-    @property
-    def pids(self) -> list[int]:
-        return self._supervisor.pids
-
-    @property
-    def restarts(self) -> int:
-        """How many workers have been replaced."""
-        return self._supervisor.restarts
+        self.supervisor.stop()
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots: `size` in order of arrival, or `in_order` one of each worker.
 
-        They are the caller's until it releases them. A worker that dies before the last slot of a round has arrived
-        is replaced, and fills its own slots again.
-
-        Returns:
-            the round; empty once `should_stop()`.
+        They are the caller's until it releases them; there are none once `should_stop()`. A worker that dies before the
+        last slot of a round has arrived is replaced, and fills its own slots again.
 
         Raises:
             WorkerError: a worker failed before its first filled slot, or the restart budget is spent.
@@ -107,16 +79,12 @@ class Workers:
         while not should_stop():
             if found := self._ledger.take(size):
                 return found
-            self._supervisor.watch(should_stop)
+            self.supervisor.watch(should_stop)
         return []
 
     def poll(self, should_stop: Callable[[], bool]) -> list[Filled]:
-        """Return a round of one filled slot, or an empty list: this looks after the workers, but does not wait.
-
-        Raises:
-            WorkerError: as `take` does.
-        """
-        self._supervisor.watch(should_stop, seconds=0.0)
+        """As `take`, but return an empty list instead of waiting for a slot."""
+        self.supervisor.watch(should_stop, seconds=0.0)
         return self._ledger.take(1)
 
     def release(self, filled: Iterable[Filled], version: int) -> None:
@@ -124,79 +92,67 @@ class Workers:
         for message in filled:
             self._send(message.worker, self._ledger.give(message, version))
 
-    def _launch(self, number: int) -> tuple[Any, Any]:
+    def _actor(self, worker: int) -> int:
+        return self.options.first_actor + worker
+
+    def _launch(self, worker: int) -> tuple[Any, Any]:
         """Start the process of a worker and give it its tokens; returns it and the pipe of its messages."""
-        actor = self.options.first_actor + number
-        with ExitStack() as child_ends:  # the child has copies; with these closed, its death reads as an end of file
-            take_end, self._token_pipes[number] = mp.Pipe(duplex=False)
-            child_ends.enter_context(take_end)
-            results, send_end = mp.Pipe(duplex=False)
-            child_ends.enter_context(send_end)
-            restored = None if self.states is None else self.states.record_start(actor)
-            restarts = 0 if restored is not None else self.restarts
-            seed_key = (0 if self.states is None else self.states.start, actor, restarts)
-            pipes = Pipes(take_end, send_end, self._beats)
-            channel = WorkerChannel(number, actor, pipes, seed_key=seed_key, restored=restored)
+        actor, start, restored = self._actor(worker), 0, None
+        if self.states is not None:
+            start, restored = self.states.start, self.states.record_start(actor)
+        seed_key = (start, actor, self.supervisor.restarts if restored is None else 0)
+        tokens, self._token_pipes[worker] = mp.Pipe(duplex=False)
+        messages, results = mp.Pipe(duplex=False)
+        with tokens, results:  # the child has copies; with these closed, its death reads as an end of file
+            channel = WorkerChannel(worker, actor, seed_key, restored, tokens, results, self._beats)
             args = (self.target, channel, self.args, self.options.niceness)
-            name = self.options.name or f"worker-{number}"
+            name = self.options.name or f"worker-{worker}"
             process = start_child(run_worker, args, name=name, daemon=True, group=True)
-        for token in self._ledger.given[number]:
-            self._send(number, token)
-        return process, results
+        for token in self._ledger.given[worker]:
+            self._send(worker, token)
+        return process, messages
 
-    def _receive(self, number: int, message: tuple) -> None:
+    def _receive(self, worker: int, message: tuple) -> None:
         kind, *content = message
-        if kind == NOT_RESTORED:
-            self._forget_state(number, *content)
-            return
-        self._ledger.fill(number, *content)
-        self._supervisor.children[number].record_result()
+        child, actor = self.supervisor.children[worker], self._actor(worker)
+        if kind == FILLED:
+            self._ledger.fill(worker, *content)
+            child.record_result()
+        elif self.states is not None:
+            self.states.forget(actor)
+            self.on_restart(WorkerEvent(actor, f"{child} cannot be rebuilt: {content[0]}", replaced=False))
 
-    def _forget(self, number: int, text: str) -> None:
-        self.on_restart(WorkerEvent(self.options.first_actor + number, text))
-        self._ledger.forget(number)
+    def _forget(self, worker: int, text: str) -> None:
+        self.on_restart(WorkerEvent(self._actor(worker), text))
+        self._ledger.forget(worker)
 
-    def _forget_state(self, number: int, reason: str) -> None:
-        assert self.states is not None
-        actor = self.options.first_actor + number
-        self.states.forget(actor)
-        text = f"{self._supervisor.children[number]} cannot be rebuilt: {reason}"
-        self.on_restart(WorkerEvent(actor, text, replaced=False))
-
-    def _send(self, number: int, token: Token) -> None:
+    def _send(self, worker: int, token: Token) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died; its successor gets the token again
-            self._token_pipes[number].send(token)
+            self._token_pipes[worker].send(token)
 
 
 # ---- at a worker
 
 
-class Pipes(NamedTuple):
-    """What connects a worker to its parent."""
-
-    tokens: connection.Connection  # to receive tokens from
-    results: connection.Connection  # to send filled slots to
-    beats: torch.Tensor  # int64 [workers] in shared memory: heartbeats
-
-
+@dataclass(eq=False)
 class WorkerChannel(Closing):
-    """A worker's connection to its parent: tokens in, filled slots out. Made by `Workers`, passed to the target.
+    """A worker's connection to its parent: tokens in, filled slots out. Made by `Workers`, passed to the target."""
 
-    Args:
-        worker: its number among the workers of this learner.
-        actor: its number among the actors of the whole run.
-        pipes: to its parent.
-        seed_key: numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts
-            so far. Where nothing can be restored, the last one keeps a successor from playing the same games again.
-        restored: the state to continue from, what `StateSource.record_start` returned; None for a fresh start.
+    worker: int  # its number among the workers of this learner
+    actor: int  # its number among the actors of the whole run
+    seed_key: tuple[int, ...]
+    """numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts so far.
+    Where nothing can be restored, the last one keeps a successor from playing the same games again
     """
+    restored: Any  # what `StateSource.record_start` returned: the state to continue from, or None
+    token_pipe: connection.Connection
+    result_pipe: connection.Connection
+    beats: torch.Tensor  # int64 [workers] in shared memory: heartbeats
+    memory: Any = None
+    _terminated: bool = False
 
-    def __init__(self, worker: int, actor: int, pipes: Pipes, *, seed_key: tuple[int, ...], restored: Any = None):
-        self.worker, self.actor, self.seed_key, self.restored = worker, actor, seed_key, restored
-        self._tokens, self._results, self._beats = pipes
+    def __post_init__(self) -> None:
         super().__init__()
-        self._terminated = False
-        self.memory: Any = None
 
     def tokens(self) -> Iterator[Token]:
         """The slots to fill, one after the other, without end: `for slot, version in channel.tokens()`."""
@@ -207,9 +163,9 @@ class WorkerChannel(Closing):
         """Wait for a token to fill a slot; ends the process when the parent is gone."""
         self.beat()
         try:
-            while not self._tokens.poll(BEAT_SECONDS):
+            while not self.token_pipe.poll(BEAT_SECONDS):
                 self.beat()
-            return self._tokens.recv()
+            return self.token_pipe.recv()
         except (EOFError, ConnectionResetError):
             raise Terminated from None
 
@@ -217,33 +173,30 @@ class WorkerChannel(Closing):
         """Hand a filled slot to the parent, with statistics of a few hundred bytes."""
         message = pickle.dumps((FILLED, slot, payload))
         assert len(message) <= MAX_MESSAGE, "the statistics of one slot must fit into 4 KiB"
-        self._results.send_bytes(message)
+        self.result_pipe.send_bytes(message)
 
     def not_restored(self, reason: str) -> None:
         """Report that the worker cannot continue from `restored`, and what it does instead."""
-        self._results.send((NOT_RESTORED, reason))
+        self.result_pipe.send((NOT_RESTORED, reason))
 
     def beat(self) -> None:
         """Count a heartbeat; called at least once for each environment step."""
         if self._terminated:  # again: an environment may have caught the first one
             raise Terminated
-        self._beats[self.worker] += 1
+        self.beats[self.worker] += 1
 
     def starting(self) -> None:
         """Say that environments are made: until the next heartbeat there is as much time as a process has to start."""
-        self._results.send((STARTING,))
+        self.result_pipe.send((STARTING,))
 
-    def run(self, target: Callable[..., None], args: tuple) -> None:
-        """Run `target(channel, *args)` and close its environments; the parent gets the traceback of an exception."""
-        run_supervised(lambda: target(self, *args), self._results, on_sigterm=self._raise_terminated, close=self.close)
-
-    def _raise_terminated(self, signum: int, frame: FrameType | None) -> None:
+    def on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._terminated = True
         raise_terminated(signum, frame)
 
 
-def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple, niceness: int = NICENESS) -> None:
+def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple, niceness: int) -> None:
     """Entry point of a worker process."""
     torch.set_num_threads(1)
     os.nice(niceness)
-    channel.run(target, args)
+    body = partial(target, channel, *args)
+    run_supervised(body, channel.result_pipe, on_sigterm=channel.on_sigterm, close=channel.close)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from a3c_mp.processes.console import Status, console
+from a3c_mp.processes.console import console
 from a3c_mp.processes.prints import prints
 
 PRINTED_LINES = 1_000
@@ -29,30 +29,25 @@ class Display:
     """
 
     def __init__(self, total_steps: int, log: logging.Logger, steps: int = 0):
-        self.log = log
+        self.log, self.total_steps = log, total_steps
         logging.getLogger("py.warnings").handlers = log.handlers
         logging.captureWarnings(True)
         self.last_line = time.monotonic()
-        self.status: Status | None = None
-        if sys.stdout.isatty():
-            self.status = Status(steps, total_steps, "starting actors", "-")
-            console.show(self.status)
+        self.has_bar = sys.stdout.isatty()
+        if self.has_bar:
+            console.show(steps, total_steps, "starting actors", "-")
 
     def show(self, steps: int, line: str, seconds_left: float) -> None:
         """Show the steps, a line of figures, and the time until the budget is spent (s; inf if unknown)."""
         eta = str(timedelta(seconds=max(int(seconds_left), 0))) if math.isfinite(seconds_left) else "-"
-        if self.status is not None:
-            self.status = self.status._replace(steps=steps, line=line, eta=eta)
-            console.show(self.status)
+        if self.has_bar:
+            console.show(steps, self.total_steps, line, eta)
         elif time.monotonic() - self.last_line >= LINE_SECONDS:
             self.last_line = time.monotonic()
             self.log.info(f"{steps:,} steps  {line}  ETA {eta}")
 
     def close(self) -> None:
-        """Draw the bar for the last time; later lines are printed below it."""
-        if self.status is not None:
-            console.show(self.status._replace(final=True))
-            self.status = None
+        console.close_bar()
         logging.captureWarnings(False)
 
 

@@ -24,8 +24,7 @@ from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.precision import make_deterministic
-from a3c_mp.processes.free_memory import GIB, MIB, free_memory
-from a3c_mp.processes.slots import check_shared_memory
+from a3c_mp.processes.slots import GIB, MIB, check_shared_memory, free_memory
 
 FILES, FILES_PER_ACTOR = 64, 4
 """upper bound on the open files of a trainer without actors, which has about 15; three pipes and a sentinel"""

@@ -12,7 +12,7 @@ from typing import Any
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.pool import Closing
-from a3c_mp.processes.supervised import STARTING
+from a3c_mp.processes.spawn import STARTING
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Supervisor
 from a3c_mp.task.endpoint import check_tcp, number_of
 from a3c_mp.task.router import Router

@@ -31,8 +31,7 @@ from torch import Tensor
 
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.slots import shared_counters
-from a3c_mp.processes.spawn import start_child
-from a3c_mp.processes.supervised import DONE, run_supervised
+from a3c_mp.processes.spawn import DONE, run_supervised, start_child
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
 from a3c_mp.task.node import REPORT_NAME, REPORT_REFUSAL, REPORT_RESULT, FirstNode, JoinedNode, Node

@@ -14,6 +14,7 @@ from a3c_mp.data.actor import Memory, run_actor
 from a3c_mp.data.resume_states import ActorLayout, ResumeStates
 from a3c_mp.data.rollout import Rollout, episode_starts, finished_episodes, is_finite, rollout_spec
 from a3c_mp.nets.build import make_actor_critic
+from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
@@ -36,7 +37,7 @@ def rollouts():
     seen: dict[int, list[Rollout]] = {worker: [] for worker in range(ACTORS)}
     with pytest.MonkeyPatch.context() as patch:
         fork_children(patch)
-        with Workers(run_actor, ACTORS, (actor, args, memory)) as workers:
+        with Workers(run_actor, ACTORS, (actor, args, memory), options=WorkerOptions(), on_restart=print) as workers:
             for filled in rounds(workers, lambda: all(len(found) >= 8 for found in seen.values())):
                 for worker, slot, _ in filled:
                     seen[worker].append(Rollout.of(memory.slots[slot]).map(torch.clone))

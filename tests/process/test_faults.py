@@ -20,7 +20,7 @@ from harness import (
     POPULATION,
     SPAWNING,
     TASK,
-    actors_of,
+    Scripts,
     family_of,
     row_id,
     scalars,
@@ -31,11 +31,7 @@ from a3c_mp.run.checkpoint import list_checkpoints
 
 HANG_SECONDS = 6
 SLOW = pytest.mark.slow
-ONE_IN_CI = pytest.mark.parametrize(
-    "chapter", [A3C_DATA, *(pytest.param(c, marks=SLOW) for c in (*SPAWNING[1:], POPULATION))], ids=row_id
-)
-
-
+ONE_IN_CI = [A3C_DATA, *(pytest.param(chapter, marks=SLOW) for chapter in (*SPAWNING[1:], POPULATION))]
 WAYS = {
     "killed at start": "was killed by SIGKILL",
     "killed in a step": "was killed by SIGKILL",  # a step is written to the slot as soon as it is taken
@@ -66,9 +62,8 @@ def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(
     restarts = len(mishaps)
     flags = ["--max-restarts", str(restarts), "--hang-seconds", str(HANG_SECONDS)]
     done = run_inline.train(chapter, "--env-id", "envs:Mishap-v0", *flags, workers=None)
-    log = done.log
-    restart_messages = [line for line in log.splitlines() if re.search(r"; restart \d", line)]
-    for number, (line, mishap) in enumerate(zip(restart_messages, mishaps, strict=True), start=1):
+    messages = [line for line in done.log.splitlines() if re.search(r"; restart \d", line)]
+    for number, (line, mishap) in enumerate(zip(messages, mishaps, strict=True), start=1):
         end = rf"restart {number} of {restarts}(; rebuilt to where it was)?$"  # which a population always is
         assert re.search(rf"{chapter.actor} 0 \(pid \d+\) {WAYS[mishap]}; {end}", line)
         happened = (run_inline.runs_dir / mishap).stat().st_mtime
@@ -80,8 +75,8 @@ def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(
         else:
             assert logged - happened < BUSY_SECONDS
     if "raised" in mishaps:
-        assert log.count("ArithmeticError: the pole caught fire") == 1
-        assert re.search(r"\(raised by step\(\) of envs:Mishap-v0, seed \d+, after \d+ steps\)", log)
+        assert done.log.count("ArithmeticError: the pole caught fire") == 1
+        assert re.search(r"\(raised by step\(\) of envs:Mishap-v0, seed \d+, after \d+ steps\)", done.log)
     assert done.code == 1
     assert f"was killed by SIGKILL; restart budget of {restarts} spent" in done.out
     assert done.summary["worker_restarts"] == restarts
@@ -89,7 +84,7 @@ def test_an_actor_that_is_lost_is_named_and_replaced_until_the_budget_is_spent(
     assert "Traceback" not in done.err
 
 
-@ONE_IN_CI
+@pytest.mark.parametrize("chapter", ONE_IN_CI, ids=row_id)
 def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_traceback(run_inline, chapter):
     done = run_inline.train(chapter, "--env-id", "envs:Unmakeable-v0", workers=None)
     since = (run_inline.runs_dir / "failed").stat().st_mtime
@@ -104,12 +99,10 @@ def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_tracebac
 
 def work_of(chapter):
     """Flags by which as few processes as there can be work; IMPALA has two learners, for the faults that need them."""
-    few = {IMPALA: chapter.two_learners, POPULATION: []}
-    return few.get(chapter, ["--num-actors", "1"])
+    return {IMPALA: chapter.two_learners, POPULATION: []}.get(chapter, ["--num-actors", "1"])
 
 
-def under_way(scripts, trainer):
-    scripts.wait_for_game(trainer)
+under_way = Scripts.wait_for_game
 
 
 def starting_up(scripts, trainer):
@@ -199,19 +192,6 @@ def ended_by(scripts, process, signum, target="parent", times=1):
     assert done.code == 128 + signum, done.out + done.err
     assert "play.py" in process.args[1] or done.summary["exit_reason"] == signum.name
     return done
-
-
-@SLOW
-@pytest.mark.parametrize(("chapter", "signum"), [(APEX_DQN, INT), (IMPALA, TERM)], ids=row_id)
-def test_signals_end_a_run_that_waits_for_a_frozen_learner(scripts, chapter, signum):
-    trainer = scripts.train(chapter, *chapter.two_learners)
-    scripts.wait_for_game(trainer)
-    family = family_of(trainer.pid)
-    learner = next(process for process in actors_of(trainer.pid) if actors_of(process.pid))
-    learner.suspend()
-    time.sleep(1)
-    assert ended_by(scripts, trainer, signum).checkpoints
-    assert not still_alive(family)
 
 
 @SLOW

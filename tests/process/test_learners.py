@@ -22,10 +22,11 @@ from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS
 pytestmark = pytest.mark.usefixtures("forked")
 
 
-def some_samples():
-    """Observations and weights for both learners, the same in every process."""
-    rng = torch.Generator().manual_seed(0)
-    return torch.randn(24, 3, generator=rng), torch.rand(24, generator=rng)
+def make_learners(size, target, *parts, num_actors=2):
+    """Learners of a run that has not begun."""
+    args = SimpleNamespace(num_learners=size, num_actors=num_actors, cuda=False, hang_seconds=60.0)
+    run = SimpleNamespace(args=args, steps=0, updates=0, should_stop=lambda: False, finish=lambda error: None)
+    return Learners(run, target, *parts)
 
 
 def make_net(seed):
@@ -34,42 +35,41 @@ def make_net(seed):
     return net, torch.optim.Adam(net.parameters(), lr=0.01)
 
 
-def gradient(net, obs, weights, group):
-    """Of a loss whose advantages are normalized over the batches of all learners; the last element is the loss."""
+def step(net, optimizer, group):
+    """A step on this learner's share of the same samples; the gradients, and as the last element the loss.
+
+    Advantages are normalized over the batches of all learners.
+    """
+    rng = torch.Generator().manual_seed(0)
+    samples = torch.randn(24, 3, generator=rng), torch.rand(24, generator=rng)
+    obs, weights = (part.chunk(group.size)[group.rank] for part in samples)
+    net.norm.update(group.all_gather(obs))
     net.zero_grad()
     logits, values = net(obs)
     advantages = normalize(values.detach() - logits.detach()[:, 0], weights, group.all_reduce_mean)
     loss = (weights * advantages * logits.square().sum(1)).mean() + values.square().mean()
     loss.backward()
-    return [*(parameter.grad for parameter in net.parameters()), loss]
+    group.all_reduce_gradients(net, loss)
+    optimizer.step()
+    return [*(parameter.grad.clone() for parameter in net.parameters()), loss]
 
 
-def listening():
-    return [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
-
-
-def learn_together(group):
-    """Two steps on this learner's half of the samples; the net after it, the last gradients, what all learners have."""
+def learn_together(group, *progress):
+    """Two steps; the net after them, the last gradients, and the weights and addresses of all learners."""
     net, optimizer = make_net(seed=group.rank)  # the others' weights are not the first one's until they synchronize
     group.broadcast_state(net, optimizer)
-    obs, weights = (part.chunk(2)[group.rank] for part in some_samples())
-    for _ in range(2):
-        net.norm.update(group.all_gather(obs))
-        *grads, loss = gradient(net, obs, weights, group)
-        group.all_reduce_gradients(net, loss)
-        optimizer.step()
+    step(net, optimizer, group)
+    grads = step(net, optimizer, group)
     weights = [parameter.detach() for parameter in net.parameters()]
-    return net, [*grads, loss], group.all_gather_object(weights), group.all_gather_object(listening())
+    listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+    return net, grads, group.all_gather_object(weights), group.all_gather_object(listening)
 
 
 def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
     net, optimizer = make_net(seed=0)
-    obs, weights = some_samples()
-    for _ in range(2):
-        net.norm.update(obs)
-        expected = gradient(net, obs, weights, LearnerGroup())
-        optimizer.step()
-    with Learners(2, learn_together, ()) as group:
+    step(net, optimizer, LearnerGroup())
+    expected = step(net, optimizer, LearnerGroup())
+    with make_learners(2, learn_together) as group:
         together, found, (first, second), addresses = learn_together(group)
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
@@ -79,95 +79,34 @@ def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
     assert {address for each in addresses for address in each} == {"127.0.0.1"}, "other machines cannot reach them"
 
 
-def count_for_ever(group):
+def exchange_for_ever(group, *progress):
     while True:
         group.all_gather_object(os.getpid())
 
 
-def fail_in_the_third(group):
+def fail_in_the_third(group, *progress):
     for _ in range(2):
         group.all_gather_object(os.getpid())
     raise ArithmeticError("the gradient caught fire")
 
 
-def sleep_for_ever(group):
+def sleep_for_ever(group, *progress):
     group.all_gather_object(os.getpid())
     time.sleep(600)
 
 
+def pids(learners):
+    return [process.pid for process in learners.processes]
+
+
 def exchange_until_lost(learners, act=lambda pids: None):
-    """Exchange messages, `act` on the others once they run; seconds from there to the error."""
+    """Exchange messages; `act` on the pids of the others once they run."""
     with learners as group:
         group.all_gather_object(os.getpid())
-        act(learners.pids)
+        act(pids(learners))
         since = time.monotonic()
         while time.monotonic() - since < 60:
-            try:
-                group.all_gather_object(os.getpid())
-            finally:
-                waited = time.monotonic() - since
-    return waited
-
-
-def test_a_killed_learner_is_named_at_once_and_takes_the_others_with_it():
-    learners = Learners(2, count_for_ever, ())
-    started = time.monotonic()
-    with pytest.raises(PeerLost) as lost:
-        exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGKILL))
-    assert time.monotonic() - started < 60
-    assert f"learner 1 (pid {learners.pids[0]}) was killed by SIGKILL" in str(lost.value)
-    assert not any(psutil.pid_exists(pid) for pid in learners.pids)
-    assert not torch.distributed.is_initialized()
-
-
-def test_a_learner_that_raises_says_why():
-    with pytest.raises(PeerLost, match="the gradient caught fire"):
-        exchange_until_lost(Learners(2, fail_in_the_third, ()))
-
-
-def test_a_frozen_learner_is_given_up_after_a_time():
-    learners = Learners(2, count_for_ever, (), peer_seconds=1)
-    with pytest.raises(PeerLost, match=r"no answer from learner 1 \(pid"):
-        exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGSTOP))
-    assert not any(psutil.pid_exists(pid) for pid in learners.pids)
-
-
-def test_learners_wait_for_each_other_as_long_as_a_new_actor_may_take(monkeypatch):
-    """Where actors are more than cores, one that is replaced may take longer to its first step."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    for num_actors, seconds in ((2, START_SECONDS), (16, 4 * START_SECONDS)):
-        args = SimpleNamespace(num_learners=2, num_actors=num_actors, cuda=False, hang_seconds=60.0)
-        run = SimpleNamespace(args=args, steps=0, updates=0, should_stop=None, finish=None)
-        assert Learners.of(run, count_for_ever).peer_seconds == 60 + seconds
-
-
-def test_a_signal_ends_the_wait_for_a_frozen_learner():
-    """Python runs no signal handler while torch waits, here for two minutes."""
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(time.monotonic()))
-
-    def freeze_and_ask(pids):
-        os.kill(pids[0], signal.SIGSTOP)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-
-    try:
-        started = time.monotonic()
-        with pytest.raises(PeerLost):
-            exchange_until_lost(Learners(2, count_for_ever, ()), freeze_and_ask)
-        assert heard, "the signal comes through in the end"
-        assert time.monotonic() - started < 60
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert signal.set_wakeup_fd(-1) == -1, "nothing is left of it"
-
-
-def test_a_learner_that_cannot_even_start_is_an_error_at_once():
-    """Without that the others would wait for it."""
-    with (
-        pytest.raises(PeerLost, match=r"learner 1 .* ended with exit code 1"),
-        Learners(2, count_for_ever, (Unloadable(),)),
-    ):
-        pass
+            group.all_gather_object(os.getpid())
 
 
 class Unloadable:
@@ -177,43 +116,76 @@ class Unloadable:
         return (int, ("no number",))
 
 
-def test_one_learner_needs_no_other_process():
-    with Learners(1, count_for_ever, ()) as group:
-        tensor = torch.ones(2)
-        group.all_reduce_mean([tensor])
-        assert group.all_gather_object("alone") == ["alone"]
-        assert group.all_gather_bytes(b"alone") == [b"alone"]
-        assert group.broadcast_bytes(b"alone") == b"alone"
-        assert torch.equal(group.all_gather(tensor), tensor)
-        assert not torch.distributed.is_initialized()
+@pytest.mark.parametrize(
+    ("target", "parts", "reason"),
+    [
+        (fail_in_the_third, (), "the gradient caught fire"),
+        (exchange_for_ever, (Unloadable(),), r"learner 1 .* ended with exit code 1"),  # before it can meet the others
+    ],
+)
+def test_a_learner_that_fails_is_named_with_the_reason(target, parts, reason):
+    with pytest.raises(PeerLost, match=reason):
+        exchange_until_lost(make_learners(2, target, *parts))
+
+
+def test_a_frozen_learner_is_given_up_after_a_time():
+    learners = make_learners(2, exchange_for_ever)
+    learners.peer_seconds = 1
+    with pytest.raises(PeerLost, match=r"no answer from learner 1 \(pid"):
+        exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGSTOP))
+    assert not any(psutil.pid_exists(pid) for pid in pids(learners))
+
+
+def test_learners_wait_for_each_other_as_long_as_a_new_actor_may_take(monkeypatch):
+    """Where actors are more than cores, one that is replaced may take longer to its first step."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    for num_actors, seconds in ((2, START_SECONDS), (16, 4 * START_SECONDS)):
+        assert make_learners(2, exchange_for_ever, num_actors=num_actors).peer_seconds == 60 + seconds
+
+
+def test_a_signal_ends_the_wait_for_a_frozen_learner():
+    """Python runs no signal handler while torch waits, here for two minutes."""
+    heard, started = [], time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(True))
+
+    def freeze_and_ask(pids):
+        os.kill(pids[0], signal.SIGSTOP)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    with pytest.raises(PeerLost):
+        exchange_until_lost(make_learners(2, exchange_for_ever), freeze_and_ask)
+    assert heard, "the signal comes through in the end"
+    assert time.monotonic() - started < 60
+    assert signal.set_wakeup_fd(-1) == -1, "nothing is left of it"
 
 
 def test_a_learner_killed_while_the_first_one_waits_is_noticed_in_seconds_and_the_run_is_saved_before_others_end():
     killed_at, finished = [], []
-    learners = Learners(3, sleep_for_ever, ())
-    learners.finish = lambda error: finished.append((str(error), psutil.Process(learners.pids[1]).status()))
+    learners = make_learners(3, sleep_for_ever)
+    learners.run.finish = lambda error: finished.append((str(error), psutil.Process(pids(learners)[1]).status()))
 
     def kill():
         killed_at.append(time.monotonic())
-        os.kill(learners.pids[0], signal.SIGKILL)
+        os.kill(pids(learners)[0], signal.SIGKILL)
 
     with pytest.raises(PeerLost) as lost:
         exchange_until_lost(learners, lambda pids: threading.Timer(1.0, kill).start())
     assert time.monotonic() - killed_at[0] < DEATH_SECONDS + LEARNER_CLOSE_SECONDS + BUSY_SECONDS
-    assert f"learner 1 (pid {learners.pids[0]}) was killed by SIGKILL" in str(lost.value)
+    assert f"learner 1 (pid {pids(learners)[0]}) was killed by SIGKILL" in str(lost.value)
     [(error, status)] = finished
     assert error == str(lost.value)
     assert status == psutil.STATUS_SLEEPING
-    assert not any(psutil.pid_exists(pid) for pid in learners.pids)
+    assert not any(psutil.pid_exists(pid) for pid in pids(learners))
+    assert not torch.distributed.is_initialized()
 
 
 def test_the_death_of_a_learner_aborts_what_nccl_would_wait_for(monkeypatch):
     """The thread alone, as gloo notices by itself. What the abort does with NCCL has not been run."""
     aborted = threading.Event()
-    learners = Learners(2, sleep_for_ever, ())
+    learners = make_learners(2, sleep_for_ever)
     monkeypatch.setattr(learners.group, "abort", aborted.set)
     with learners as group:
         group.all_gather_object(os.getpid())
         assert not aborted.wait(2 * WAIT_SECONDS)
-        os.kill(learners.pids[0], signal.SIGKILL)
+        os.kill(pids(learners)[0], signal.SIGKILL)
         assert aborted.wait(GLOO_SECONDS + BUSY_SECONDS)

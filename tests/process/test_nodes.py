@@ -216,7 +216,7 @@ def test_without_a_restart_budget_a_node_that_raises_ends_all_with_its_traceback
 def burn_hub(node):
     with task_of(node) as task:
         if node.name == "node.0":
-            raise ArithmeticError("the hub caught fire", node.supervisor.pids, time.monotonic())
+            raise ArithmeticError("the hub caught fire", [p.pid for p in node.supervisor.processes], time.monotonic())
         task.use(wait_for_the_end(node)).run()
 
 

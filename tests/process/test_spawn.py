@@ -1,54 +1,20 @@
-"""Child processes: those that lead a group, a terminal and a watchdog; those that a supervisor restarts and stops."""
+"""Child processes: their group, their signals, and what is cleared away once their parent is gone."""
 
 import errno
-import multiprocessing.resource_tracker
-import multiprocessing.util
 import os
-import pty
 import signal
 import subprocess
-import termios
 import time
-from functools import partial
 from multiprocessing import Pipe
 
 import psutil
 import pytest
+import torch
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.spawn import start_child
-from a3c_mp.processes.supervised import run_supervised
 from a3c_mp.processes.supervisor import Child, Supervisor, await_end
 from a3c_mp.processes.watchdog import Watchdog
-
-
-def write_to_the_terminal():
-    with open("/dev/tty", "w") as terminal:
-        terminal.write("written")
-
-
-def test_a_child_may_write_to_a_terminal_that_stops_background_groups():
-    """`stty tostop`: the terminal's foreground group is the parent's, not the child's."""
-    pid, terminal = pty.fork()
-    if pid == 0:  # a session of its own, with this terminal
-        mode = termios.tcgetattr(0)
-        mode[3] |= termios.TOSTOP
-        termios.tcsetattr(0, termios.TCSANOW, mode)
-        child = start_child(write_to_the_terminal, (), name="writer", daemon=True, group=True)
-        child.join(20)
-        code = child.exitcode
-        child.kill()
-        child.join()
-        os._exit(9 if code is None else code)
-    text = b""
-    try:
-        while chunk := os.read(terminal, 1024):
-            text += chunk
-    except OSError:  # the other end is closed
-        pass
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, text
-    assert b"written" in text
 
 
 def ignores(pid, signum, field="SigIgn"):
@@ -88,101 +54,36 @@ def test_the_watchdog_clears_registered_groups_and_folders_at_the_end_of_its_par
     kept.wait()
 
 
-def launch(main, *args, name="worker"):
-    """Start a process with a pipe, as `Child` does."""
-    pipe, child_end = Pipe(duplex=False)
-    with child_end:
-        return start_child(main, (child_end, *args), name=name, daemon=True, group=True), pipe
-
-
 def wait(pipe):
     pipe.send(os.getpid())
     time.sleep(600)
 
 
+def launch():
+    """Start a process with a pipe, as `Child` does."""
+    pipe, child_end = Pipe(duplex=False)
+    with child_end:
+        return start_child(wait, (child_end,), name="collector of games", daemon=True, group=True), pipe
+
+
 def test_no_worker_hears_ctrl_c():
     """Whatever is signalled to the terminal's process group, from the first instruction of a worker on."""
-    process, pipe = launch(wait)
+    process, pipe = launch()
     assert ignores(process.pid, signal.SIGINT, "SigBlk"), "blocked"
     pipe.recv()
     assert ignores(process.pid, signal.SIGINT)
+    assert psutil.Process(process.pid).name() == "collector of ga", "programs that list processes show 15 characters"
     await_end([process], 0)
 
 
-def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started(monkeypatch):
-    spawn, pids = multiprocessing.util.spawnv_passfds, []
+def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started():
+    def refuse():
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    def refuse_the_second(*args):
-        if pids:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        pids.append(spawn(*args))
-        return pids[-1]
-
-    multiprocessing.resource_tracker.ensure_running()
-    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse_the_second)
+    children = [Child("actor 0", launch, "--num-actors"), Child("actor 1", refuse, "--num-actors")]
+    options = {"max_restarts": 5, "hang_seconds": 60, "on_message": None, "on_restart": None}
     with pytest.raises(WorkerError) as refused:
-        Supervisor([Child(f"actor {i}", partial(launch, wait), "--num-actors") for i in range(2)]).start()
+        Supervisor(children, torch.zeros(2, dtype=torch.int64), **options).start()
     assert str(refused.value).startswith("actor 1 cannot be started: Resource temporarily unavailable; lower --num-act")
     assert "ulimit -u" in str(refused.value)
-    assert len(pids) == 1
-    assert not psutil.pid_exists(pids[0])
-
-
-def supervised(pipe, closed, fail):
-    """Send a message, then raise an exception or wait."""
-
-    def work():
-        pipe.send(("works", os.getpid()))
-        if fail:
-            raise ArithmeticError("the lamp went out")
-        time.sleep(600)
-
-    run_supervised(work, pipe, close=lambda: closed.send(os.getpid()))
-
-
-@pytest.mark.usefixtures("forked")
-def test_roles_are_restarted_by_name_and_closed_at_the_end():
-    """A collector and an evaluator: one is killed, the other raises an exception, each is replaced."""
-    closed, closed_end = Pipe(duplex=False)
-    works, restarts, names = [], [], []
-
-    def start(role):
-        return launch(supervised, closed_end, role == "evaluator" and not restarts, name=role)
-
-    def receive(number, message):
-        works.append((number, message[1]))
-        names.append(psutil.Process(message[1]).name())
-        supervisor.children[number].record_result()
-
-    supervisor = Supervisor(
-        [Child(role, partial(start, role), "--num-nodes") for role in ("collector of games", "evaluator")],
-        max_restarts=2,
-        on_message=receive,
-        on_restart=lambda number, text: restarts.append(text),
-    )
-
-    def watch(until):
-        while not until():
-            supervisor.watch(lambda: False)
-
-    supervisor.start()
-    try:
-        first = supervisor.pids
-        watch(lambda: len(works) == 3)
-        os.kill(first[0], signal.SIGKILL)
-        watch(lambda: len(works) == 4)
-        last = supervisor.pids
-        os.kill(last[1], signal.SIGKILL)
-        spent = rf"evaluator \(pid {last[1]}\) was killed by SIGKILL; restart budget of 2"
-        with pytest.raises(WorkerError, match=spent):
-            watch(lambda: False)
-    finally:
-        supervisor.stop()
-    raised, killed = restarts
-    assert raised.startswith(f"evaluator (pid {first[1]}) raised an exception; restart 1 of 2\nTraceback")
-    assert raised.endswith("ArithmeticError: the lamp went out")
-    assert killed == f"collector of games (pid {first[0]}) was killed by SIGKILL; restart 2 of 2"
-    assert works[3:] == [(0, last[0])]
-    assert set(names) == {"collector of ga", "evaluator"}, "programs that list processes show 15 characters"
-    assert [closed.recv() for _ in range(2)] == [first[1], last[0]], "those that raise, and those that are stopped"
-    assert not any(psutil.pid_exists(pid) for pid in last)
+    assert not psutil.pid_exists(children[0].process.pid)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes import free_memory
+from a3c_mp.processes import slots
 from a3c_mp.run import preflight as limits
 from a3c_mp.run.preflight import check_limits, check_open_files
 
@@ -18,8 +18,8 @@ NEEDED = limits.FILES + 20 * limits.FILES_PER_ACTOR
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine with 4 GiB available, in a container that may use 3 GiB and uses 2, one of them to cache files."""
-    monkeypatch.setattr(free_memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(slots, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(slots, "CONTAINER", tmp_path)
     (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {4 * 2**20} kB\nHugePages: 0\n")
     (tmp_path / "memory.max").write_text(f"{3 * GIB}\n")
     (tmp_path / "memory.current").write_text(f"{2 * GIB}\n")
@@ -28,12 +28,12 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_memory_that_caches_files_is_as_good_as_free_and_a_container_may_have_no_limit(machine):
-    assert free_memory.free_memory() == 2 * GIB
+    assert slots.free_memory() == 2 * GIB
     (machine / "memory.max").write_text("max\n")
-    assert free_memory.free_memory() == 4 * GIB
+    assert slots.free_memory() == 4 * GIB
     for path in machine.iterdir():
         path.unlink()
-    assert free_memory.free_memory() == 2**63, "where the kernel says nothing there is no limit"
+    assert slots.free_memory() == 2**63, "where the kernel says nothing there is no limit"
 
 
 @pytest.mark.parametrize(("soft", "hard"), [(1024, 4096), (100, NEEDED), (100, -1), (-1, -1), (100, NEEDED - 1)])

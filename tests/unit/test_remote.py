@@ -53,7 +53,8 @@ def nodes(net):
     with ipc_folder() as folder, net.stack:
         ends = local_endpoints(folder, [("learner",), ("collector",), ("collector",)], None)
         routers = [net.enter(end) for end in ends]
-        supervisor = Supervisor([SimpleNamespace(is_done=True)])
+        options = {"max_restarts": 0, "hang_seconds": 60.0, "on_message": None, "on_restart": None}
+        supervisor = Supervisor([SimpleNamespace(is_done=True)], torch.zeros(1), **options)
         learner = FirstNode(routers[0], supervisor, is_interrupted=lambda: False, known_labels=())
         yield learner, *map(Node, routers[1:])
 

@@ -1,7 +1,5 @@
 """Heartbeats, hangs and the restart budget, with a clock and processes that the test makes up."""
 
-import errno
-import os
 import signal
 from types import SimpleNamespace
 
@@ -10,8 +8,8 @@ import torch
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes import supervisor
-from a3c_mp.processes.supervised import STARTING
-from a3c_mp.processes.supervisor import PAUSE_SECONDS, START_SECONDS, Child, Supervisor, how_ended
+from a3c_mp.processes.spawn import STARTING
+from a3c_mp.processes.supervisor import PAUSE_SECONDS, START_SECONDS, Child, Supervisor
 
 HANG_SECONDS = 12.0
 
@@ -26,12 +24,9 @@ class Scene:
         children = [Child(f"actor {i}", self.launch, "--num-actors") for i in range(number - bool(evaluator))]
         children += [Child("evaluator", self.launch, "--eval-every", self.lost.append, **evaluator)] * bool(evaluator)
         self.supervisor = Supervisor(
-            children,
-            self.beats,
-            max_restarts=max_restarts,
-            hang_seconds=HANG_SECONDS,
-            on_restart=lambda number, text: self.tape.append(text),
-        )
+            children, self.beats, max_restarts=max_restarts, hang_seconds=HANG_SECONDS,
+            on_message=None, on_restart=lambda number, text: self.tape.append(text),
+        )  # fmt: skip
         self.supervisor.start()
         self.tape.clear()
 
@@ -41,13 +36,18 @@ class Scene:
         process.kill = lambda: self.tape.append("kill")
         return process, SimpleNamespace(poll=lambda: False)
 
-    def look(self, seconds):
-        self.now += seconds
-        self.supervisor._check_heartbeats()
+    def look(self, *seconds):
+        for passed in seconds:
+            self.now += passed
+            self.supervisor._check_heartbeats()
+
+    def fail(self, number):
+        self.supervisor._fail(self.supervisor.children[number], "Traceback")
 
     def end(self, number, code=-signal.SIGKILL):
-        self.supervisor.children[number].process.exitcode = code
-        self.supervisor._check_end(number)
+        child = self.supervisor.children[number]
+        child.process.exitcode = code
+        self.supervisor._check_end(child)
 
 
 def test_each_flag_has_a_restart_budget_and_a_child_that_may_be_lost_is_given_up(monkeypatch):
@@ -59,39 +59,46 @@ def test_each_flag_has_a_restart_budget_and_a_child_that_may_be_lost_is_given_up
     assert [str(error) for error in scene.lost] == [f"evaluator {text} budget of 1 spent"], "once"
     assert scene.supervisor.children[3].is_done
     assert scene.supervisor.restarts == 2
-    with pytest.raises(WorkerError, match=r"^actor 0 \(pid 7\) was killed by SIGKILL; restart budget of 1 spent$"):
-        scene.end(0)
+    with pytest.raises(WorkerError, match=r"^actor 0 \(pid 7\) was killed by signal 40; restart budget of 1 spent$"):
+        scene.end(0, code=-40)  # a signal without a name
 
 
 def test_an_exception_before_the_first_result_is_final_unless_none_is_needed(monkeypatch):
     final, repeated = Scene(monkeypatch, 4, needs_result=True), Scene(monkeypatch, 4, needs_result=False)
-    final.supervisor._fail(3, "Traceback")
+    final.fail(3)
+    repeated.fail(3)
     assert [str(error) for error in final.lost] == ["evaluator (pid 7) failed before its first result:\nTraceback"]
-    repeated.supervisor._fail(3, "Traceback")
     assert repeated.tape == ["evaluator (pid 7) raised an exception; restart 1 of 5\nTraceback", "start"]
-    assert not repeated.lost
-    final.supervisor.children[0].record_result()
-    final.supervisor._fail(0, "Traceback")
-    final.end(0, code=3)
-    assert final.tape[::2] == [
-        "actor 0 (pid 7) raised an exception; restart 1 of 5\nTraceback",
-        "actor 0 (pid 7) ended with exit code 3 before its first result; restart 2 of 5",
-    ]
     with pytest.raises(WorkerError, match=r"^actor 1 \(pid 7\) failed before its first result"):
-        final.supervisor._fail(1, "Traceback")
+        final.fail(1)
+
+
+def test_a_successor_that_fails_at_start_uses_up_the_budget_and_says_so(monkeypatch):
+    """The first process did not fail at start, so the cause may pass."""
+    scene = Scene(monkeypatch, 1, max_restarts=3)
+    scene.supervisor.children[0].record_result()
+    scene.fail(0)
+    scene.fail(0)
+    scene.end(0, code=3)
+    assert scene.tape[::2] == [
+        "actor 0 (pid 7) raised an exception; restart 1 of 3\nTraceback",
+        "actor 0 (pid 7) raised an exception before its first result; restart 2 of 3\nTraceback",
+        "actor 0 (pid 7) ended with exit code 3 before its first result; restart 3 of 3",
+    ]
+    with pytest.raises(WorkerError, match="raised an exception before its first result; restart budget of 3 spent\n"):
+        scene.fail(0)
 
 
 def test_a_process_that_makes_environments_later_has_the_time_of_a_start_until_its_next_heartbeat(monkeypatch):
     scene = Scene(monkeypatch, 1)
     scene.beats[0] += 1  # not looked at before the message arrives
-    scene.supervisor.children[0].pipe = SimpleNamespace(poll=iter([True, False]).__next__, recv=lambda: (STARTING,))
-    scene.supervisor._receive(0)
-    for _ in range(int(START_SECONDS / PAUSE_SECONDS)):
-        scene.look(PAUSE_SECONDS)
+    [child] = scene.supervisor.children
+    child.pipe = SimpleNamespace(poll=iter([True, False]).__next__, recv=lambda: (STARTING,))
+    scene.supervisor._receive(child)
+    scene.look(*[PAUSE_SECONDS] * int(START_SECONDS / PAUSE_SECONDS))
     assert scene.tape == []
     scene.beats[0] += 1
-    for _ in range(4):
-        scene.look(PAUSE_SECONDS)
+    scene.look(*[PAUSE_SECONDS] * 4)
     assert scene.tape[0] == "kill", "12 s without a heartbeat"
 
 
@@ -99,12 +106,9 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_no_process(
     """Looks that are 6 s apart count as 5 s of silence each; an hour during which the parent was stopped as 5 s too."""
     scene = Scene(monkeypatch, 1)
     scene.beats[0] += 1
-    scene.look(1)
-    for seconds in (3600, 6):
-        scene.look(seconds)
+    scene.look(1, 3600, 6)
     scene.beats[0] += 1
-    for _ in range(3):
-        scene.look(6)
+    scene.look(6, 6, 6)
     assert scene.tape == [], "it has had a heartbeat meanwhile"
     scene.look(6)
     text = "actor 0 (pid 7) sent no heartbeat for 12 s and was killed (--hang-seconds); restart 1 of 5"
@@ -112,33 +116,10 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_no_process(
 
 
 def test_many_processes_on_few_cores_may_take_long_to_start(monkeypatch):
-    scene = Scene(monkeypatch, 8, max_restarts=7)
-    limit = START_SECONDS * 8 / 2
+    scene, limit = Scene(monkeypatch, 8, max_restarts=7), START_SECONDS * 8 / 2
     text = f"actor 7 (pid 7) took longer than {limit:.0f} s to start and was killed (lower --num-actors)"
-    for _ in range(int(limit / PAUSE_SECONDS)):
-        scene.look(PAUSE_SECONDS)
+    scene.look(*[PAUSE_SECONDS] * int(limit / PAUSE_SECONDS))
     assert scene.tape == []
     with pytest.raises(WorkerError) as error:  # none of them has had a heartbeat
         scene.look(PAUSE_SECONDS)
     assert str(error.value) == f"{text}; restart budget of 7 spent"
-
-
-def test_a_child_that_cannot_be_started_is_named_and_has_nothing_to_stop():
-    for error in (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), RuntimeError("can't start new thread")):
-
-        def refuse(error=error):
-            raise error
-
-        supervisor = Supervisor([Child("evaluator", refuse, "--eval-every")])
-        reason = getattr(error, "strerror", str(error))
-        with pytest.raises(WorkerError, match=f"evaluator cannot be started: {reason}; lower --eval-every, or"):
-            supervisor.start()
-        supervisor.stop()
-        assert supervisor.pids == []
-
-
-@pytest.mark.parametrize(
-    ("code", "text"), [(0, "ended with exit code 0"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")]
-)
-def test_exit_codes_in_words(code, text):
-    assert how_ended(code) == text

@@ -7,7 +7,6 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 
-import a3c_mp.processes.weights
 from a3c_mp.processes.weights import Weights
 
 
@@ -30,86 +29,38 @@ class Constant(nn.Module):
         return torch.cat([tensor.unique() for tensor in self.state_dict().values()]).unique().tolist()
 
 
-def test_the_first_version_is_the_net_that_weights_are_made_from():
-    weights, net = Weights(Constant(3.0)), Constant()
-    assert weights.version == 0
-    assert weights.load(net) == 0
-    assert net.values() == [3.0]
-
-
-def test_load_brings_the_newest_version_and_its_number():
-    learner, actor = Constant(), Constant()
+def test_the_newest_two_versions_and_no_others_are_loaded_by_number():
+    """They are copies, which do not follow the net."""
+    learner, actor = Constant(3.0), Constant()
     weights = Weights(learner)
+    assert weights.load(actor) == weights.version == 0
+    assert actor.values() == [3.0]
     for version in range(1, 6):
         learner.fill(version)
         assert weights.publish(learner) == version == weights.version
-        assert weights.load(actor) == version
-        assert actor.values() == [version]
+        learner.fill(-1.0)
+        for asked, loaded in ((version, version), (version - 1, version - 1), (None, version)):
+            assert weights.load(actor, asked) == loaded
+            assert actor.values() == [loaded or 3.0]
+        for missing in {-1, version - 2, version + 1}:
+            with pytest.raises(LookupError, match=f"version {missing} .*{version} is the newest"):
+                weights.load(actor, missing)
+            assert actor.values() == [version], "nothing was copied"
 
 
-def test_every_parameter_and_buffer_arrives_where_it_belongs():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_parameter_and_buffer_arrives_where_it_belongs_rounded_to_the_type_of_the_weights(dtype):
     torch.manual_seed(0)
-    learner, actor = Constant(), Constant()
+    learner, actor, wide_actor = Constant(), Constant().to(dtype), Constant()
     for tensor in learner.state_dict().values():
         tensor.normal_()
-    Weights(learner).load(actor)
-    for (name, sent), (_, received) in zip(learner.state_dict().items(), actor.state_dict().items(), strict=True):
-        assert torch.equal(sent, received), name
-
-
-def test_a_published_version_does_not_follow_the_net_it_was_copied_from():
-    learner, actor = Constant(1.0), Constant()
-    weights = Weights(learner)
-    learner.fill(2.0)
-    weights.load(actor)
-    assert actor.values() == [1.0]
-
-
-def test_the_newest_two_versions_can_be_asked_for_by_number():
-    learner, actor = Constant(), Constant()
-    weights = Weights(learner)
-    for version in range(1, 4):
-        learner.fill(version)
-        weights.publish(learner)
-        for asked in (version - 1, version):
-            assert weights.load(actor, asked) == asked
-            assert actor.values() == [asked]
-
-
-@pytest.mark.parametrize(("published", "asked"), [(0, 1), (0, -1), (1, 2), (1, -1), (5, 3), (5, 6), (5, 0), (5, -1)])
-def test_a_version_that_is_not_there_is_a_lookup_error(published, asked):
-    learner, actor = Constant(7.0), Constant(9.0)
-    weights = Weights(learner)
-    for _ in range(published):
-        weights.publish(learner)
-    with pytest.raises(LookupError, match=f"version {asked} .*{published} is the newest"):
-        weights.load(actor, asked)
-    assert actor.values() == [9.0], "nothing was copied"
-
-
-def test_bfloat16_snapshots_are_the_rounded_weights():
-    torch.manual_seed(0)
-    learner, actor, wide_actor = nn.Linear(50, 50), nn.Linear(50, 50).bfloat16(), nn.Linear(50, 50)
-    weights = Weights(learner, torch.bfloat16)
+    weights = Weights(learner, dtype)
     weights.load(actor)
     weights.load(wide_actor)
-    assert torch.equal(actor.weight, learner.weight.bfloat16())
-    assert torch.equal(wide_actor.weight, learner.weight.bfloat16().float())
-    assert weights.buffers.nbytes == 2 * 2 * sum(p.numel() for p in learner.parameters())
-
-
-def test_nets_with_counters_are_refused_rather_than_rounded():
-    with pytest.raises(AssertionError, match="floating-point"):
-        Weights(nn.BatchNorm1d(3))
-
-
-def test_shared_memory_is_checked_before_it_is_taken(monkeypatch):
-    """Two float32 snapshots of a net of 1 + 1 parameters are 16 bytes; two in bfloat16 are 8; two counters 16."""
-    asked = []
-    monkeypatch.setattr(a3c_mp.processes.slots, "check_shared_memory", asked.append)
-    Weights(nn.Linear(1, 1))
-    Weights(nn.Linear(1, 1), torch.bfloat16)
-    assert asked == [16, 16, 8, 16]
+    for name, sent in learner.state_dict().items():
+        assert torch.equal(actor.state_dict()[name], sent.to(dtype)), name
+        assert torch.equal(wide_actor.state_dict()[name], sent.to(dtype).float()), name
+    assert weights.buffers.nbytes == 2 * dtype.itemsize * sum(t.numel() for t in learner.state_dict().values())
 
 
 class Overtaken:
@@ -138,37 +89,9 @@ def test_a_reader_that_is_overtaken_starts_again(publications, loaded, monkeypat
     monkeypatch.setattr(torch, "_foreach_copy_", Overtaken(weights, learner, publications))
     assert weights.load(actor) == loaded
     assert actor.values() == [loaded]
-
-
-def test_a_certain_version_that_is_overwritten_while_it_is_read_is_a_lookup_error(monkeypatch):
-    learner, actor = Constant(), Constant()
-    weights = Weights(learner)
     monkeypatch.setattr(torch, "_foreach_copy_", Overtaken(weights, learner, 2))
-    with pytest.raises(LookupError, match="version 0"):
-        weights.load(actor, 0)
-
-
-def test_the_newest_version_is_there_even_if_it_grows_old_before_it_is_read():
-    """The learner publishes twice between a reader's look at the version and its copy."""
-
-    class Racing(Weights):
-        racing = False
-
-        @property
-        def version(self):
-            found = super().version
-            if self.racing:
-                self.racing = False
-                for value in (1, 2):
-                    learner.fill(value)
-                    self.publish(learner)
-            return found
-
-    learner, actor = Constant(), Constant()
-    weights = Racing(learner)
-    weights.racing = True
-    assert weights.load(actor) == 2
-    assert actor.values() == [2]
+    with pytest.raises(LookupError, match=f"version {weights.version}"):
+        weights.load(actor, weights.version)
 
 
 def load_until(weights, stop, results):
