@@ -24,10 +24,9 @@ from a3c_mp.cli import parse_args
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.script import exit_with
 from a3c_mp.task.context import Context
-from a3c_mp.task.middleware import Middleware
+from a3c_mp.task.middleware import Middleware, StepTimer
 from a3c_mp.task.node import Node
 from a3c_mp.task.task import Task
-from a3c_mp.task.timing import StepTimer
 from train_a3c_data import actor
 from train_a3c_data import learn as learn_from
 
@@ -87,7 +86,7 @@ def evaluate(evaluator: Any) -> Middleware:
 
 def pipeline(node: Node, args: Args, memory: Any, learner: Learner | None = None) -> None:
     """Run the task of one node: its labels, and whether it is the learner, select the middleware that it uses."""
-    with Task(router=node, labels=node.labels, known_labels=node.known_labels, async_mode=args.async_mode) as task:
+    with Task(router=node, async_mode=args.async_mode) as task:
         if collectors := collectors_of(node, args, memory, learner, actor):
             task.use(collect(collectors), filter_labels=["standalone", "collector"])
         if learner is not None:

@@ -15,6 +15,7 @@ from envs import Env
 from forked import fork_children
 from harness import Scripts
 from inline import Inline
+from nodes import Net
 
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.supervisor import Supervisor
@@ -50,6 +51,14 @@ def log(tape):
     log = logging.Logger("test")
     log.addHandler(tape)
     return log
+
+
+@pytest.fixture
+def net(log):
+    """Routers of this process; see nodes.py."""
+    net = Net(log)
+    with net.stack:
+        yield net
 
 
 @pytest.fixture

@@ -70,13 +70,8 @@ def send_and_end(channel, slot, payload):
 def send_half(channel, slot, payload):
     """Instead of `WorkerChannel.send`: the length of a message and half of it, then the end."""
     note("killed while sending")
-<<<<<<< HEAD
-    os.write(channel._results.fileno(), b"\0\0\0\x30" + 20 * b"x")
-    signal.raise_signal(signal.SIGKILL)
-=======
     os.write(channel.result_pipe.fileno(), b"\0\0\0\x30" + 20 * b"x")
-    os.kill(os.getpid(), signal.SIGKILL)
->>>>>>> proc
+    signal.raise_signal(signal.SIGKILL)
 
 
 class MishapEnv(CartPoleEnv):

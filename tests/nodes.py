@@ -1,10 +1,7 @@
 """Routers for tests: several of one process that look in turns, and nodes in processes of their own."""
 
 import contextlib
-import ctypes
 import logging
-import os
-import signal
 import socket
 import threading
 import time
@@ -13,15 +10,13 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from a3c_mp.errors import A3CError
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.router import Router
+from a3c_mp.task.router import Hub, Router, Spoke
 from a3c_mp.task.wire import JOINED, LEFT, Message
 
 WAIT_SECONDS = 60
 """longest wait for a node's answer; spawned processes import torch first"""
-CLONE_NEWNET = 0x40000000  # of setns(2)
 
 
 class Net:
@@ -33,7 +28,7 @@ class Net:
 
     def enter(self, endpoint: Endpoint) -> Router:
         """Enter a router, until the stack is closed, while the others look."""
-        router, results = Router(endpoint, self.log), []
+        router, results = (Spoke if endpoint.dials else Hub)(endpoint, self.log), []
 
         def enter() -> None:
             try:
@@ -78,77 +73,43 @@ class Net:
 
 
 class Node:
-    """A spawned process with a router: `node(function, *args)` runs `function(net, router, *args)` there.
+    """A process with a router: `node(function, *args)` returns what `function(net, router, *args)` does there.
 
-    Args:
-        endpoint: of the router.
-        net: of this process; its routers look while this one waits for the node.
-        namespace: network namespace to run in; empty for that of the test.
+    The routers of `net`, of this process, look at their messages meanwhile.
     """
 
-    def __init__(self, endpoint: Endpoint, net: Net, namespace: str = ""):
+    def __init__(self, endpoint: Endpoint, net: Net):
         self.net = net
         self._pipe, child_end = mp.Pipe()
         with child_end:
-            self.process = start_child(_run, (child_end, endpoint, namespace), name="node", daemon=True)
+            self.process = start_child(_run, (child_end, endpoint), name="node", daemon=True)
 
     def begin(self, function: Callable[..., Any], *args: Any) -> None:
         self._pipe.send((function, args))
 
-    def end(self, timeout: float = WAIT_SECONDS) -> Any:
-        """The result of what was started; raises what it raised."""
-        self.net.wait_until(self._pipe.poll, timeout)
-        succeeded, result = self._pipe.recv()
-        if not succeeded:
-            raise result
-        return result
+    def end(self) -> Any:
+        """The result of what was started; at first, None once its router has been entered."""
+        self.net.wait_until(self._pipe.poll, 2 * WAIT_SECONDS)
+        return self._pipe.recv()
 
-    def __call__(self, function: Callable[..., Any], *args: Any, timeout: float = WAIT_SECONDS) -> Any:
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         self.begin(function, *args)
-        return self.end(timeout)
-
-    def signal(self, signum: int) -> None:
-        os.kill(self.process.pid, signum)
-
-    def stop(self) -> None:
-        """Have it leave the `with` block of its router."""
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe.send(None)
-        self.process.join(WAIT_SECONDS)
+        return self.end()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.signal(signal.SIGKILL)
+        self.process.kill()
         self.process.join(WAIT_SECONDS)
 
 
-def _run(pipe: Any, endpoint: Endpoint, namespace: str) -> None:
-    """Enter the router at the first call, so that imports are over."""
-    if namespace:
-        with open(f"/run/netns/{namespace}") as file:
-            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
-    assert pipe.recv() == (enter, ())
+def _run(pipe: Any, endpoint: Endpoint) -> None:
     net = Net(logging.getLogger("node"))
     with net.stack, contextlib.suppress(EOFError):
-        try:
-            router = net.enter(endpoint)
-            pipe.send((True, router.links.name))
-        except A3CError as error:
-            pipe.send((False, error))
-            return
+        router = net.enter(endpoint)
+        pipe.send(None)
         while True:
             net.wait_until(pipe.poll, float("inf"))
-            if (task := pipe.recv()) is None:
-                return
-            function, args = task
-            try:
-                pipe.send((True, function(net, router, *args)))
-            except Exception as error:
-                pipe.send((False, error))
-
-
-def enter() -> None:
-    """First call of a node."""
+            function, args = pipe.recv()
+            pipe.send(function(net, router, *args))
 
 
 def free_port() -> int:

@@ -21,8 +21,8 @@ from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.node import REPORT_REFUSAL, Node
-from a3c_mp.task.parallel import JoinedNodes, Role
-from a3c_mp.task.router import Router
+from a3c_mp.task.parallel import Role, run_joined_nodes
+from a3c_mp.task.router import Spoke
 
 
 def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
@@ -43,14 +43,13 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
         check_open_files(args.num_actors)
         roles = [Role("collector", ("collector",), "--num-actors", NICENESS, on_restart=log.warning)] * args.num_actors
     try:
-        with Router(Endpoint(dials=args.attach_to, key_file=args.key_file), log) as router:
-            theirs = settings_of(args, router.links.greeting)
+        with Spoke(Endpoint(dials=args.attach_to, key_file=args.key_file), log) as router:
+            theirs = settings_of(args, router.greeting)
             probe_env(theirs.env_id)
             what = f"{len(roles)} {args.role}{'s' * (len(roles) > 1)}"
             log.info(f"{what} for the task on {theirs.env_id} at {args.attach_to}")
             supervision = args.max_restarts, args.hang_seconds
-            with JoinedNodes(run_node_of_task, (pipeline, theirs), roles, router, log, *supervision) as nodes:
-                nodes.wait()
+            run_joined_nodes(run_node_of_task, (pipeline, theirs), roles, router, log, *supervision)
             log.info("the task has ended")
     except WorkerError as error:
         log.error(f"error: {error}")

@@ -26,10 +26,9 @@ from a3c_mp.run.learner import Learner, Processes, Setup
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import is_tcp
-from a3c_mp.task.exchange import NodeChannel, NodePool
+from a3c_mp.task.exchange import LocalChannel, LocalPool, NodeChannel, NodePool
 from a3c_mp.task.node import Node
-from a3c_mp.task.one_process import LocalChannel, LocalPool
-from a3c_mp.task.parallel import Nodes, Role
+from a3c_mp.task.parallel import Role, start_nodes
 from a3c_mp.task.wire import WireError
 
 
@@ -108,10 +107,11 @@ class NodeGroup:
         if not args.standalone:
             self.evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
-        self.nodes = Nodes(
-            pipeline, (args, self.learner.memory), self._roles(), args.listen, args.key_file,
-            joining=("collector", "evaluator"), greeting={"args": settings, "run": secrets.token_hex(8)}, log=run.log,
-            max_restarts=args.max_restarts, hang_seconds=args.hang_seconds, is_interrupted=run.is_interrupted,
+        self.nodes = start_nodes(
+            pipeline, (args, self.learner.memory), self._roles(), max_restarts=args.max_restarts,
+            hang_seconds=args.hang_seconds, listen=args.listen, log=run.log, is_interrupted=run.is_interrupted,
+            joining=("collector", "evaluator"), key_file=args.key_file,
+            greeting={"args": settings, "run": secrets.token_hex(8)},
         )  # fmt: skip
 
     def __enter__(self) -> NodeGroup:

@@ -16,7 +16,7 @@ from a3c_mp.config import Between
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.slots import Spec
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.router import Router
+from a3c_mp.task.router import Hub
 from a3c_mp.task.wire import MAX_TENSOR
 
 
@@ -89,7 +89,7 @@ def check_roles(args: R) -> R:
     if args.deterministic and listens:
         refuse("listen", "who joins, and when, has no fixed order", "leave --deterministic out")
     if args.listen is not None:
-        with Router(Endpoint(binds=(args.listen,), key_file=args.key_file)):
+        with Hub(Endpoint(binds=(args.listen,), key_file=args.key_file)):
             pass  # before anything else is started: it can be bound
     if args.attach_to is not None:
         Endpoint(dials=args.attach_to, key_file=args.key_file).load_key()

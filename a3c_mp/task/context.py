@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-running: ContextVar[tuple[str, ...]] = ContextVar("running", default=())
-"""names of the middleware that run in this thread: the outermost first, nested ones after it"""
+running: ContextVar[tuple[str, ...]] = ContextVar("running", default=())  # names of nested middleware, outermost first
 
 
 class Context:
@@ -20,7 +19,7 @@ class Context:
     finish: bool  # whether this is the last iteration
     _kept: set[str]
     _setters: dict[str, str]  # attribute -> middleware that set it in this iteration
-    _lost: dict[str, tuple[str, int]]  # attribute -> middleware that set it, and when
+    _lost: dict[str, str]  # attribute that was not kept -> who set it, and when
 
     def __init__(self, total_step: int = 0) -> None:
         self.__dict__.update(total_step=total_step, finish=False, _kept=set(), _setters={}, _lost={})
@@ -31,20 +30,15 @@ class Context:
 
     def __getattr__(self, name: str) -> Any:
         """Called where there is no such attribute."""
-        if name in (lost := self.__dict__.get("_lost", {})):
-            setter, step = lost[name]
-            who = f"{setter} set it" if setter else "it was set"
-            why = f"ctx.{name} is not set in iteration {self.total_step}; {who} in iteration {step}"
+        if lost := self.__dict__.get("_lost", {}).get(name):
+            why = f"ctx.{name} is not set in iteration {self.total_step}; {lost}"
             raise AttributeError(f"{why} and did not keep it: call ctx.keep({name!r})")
-        raise AttributeError(
-            f"{name!r} is not set: no middleware of this iteration has set it, and no node has shared it"
-        )
+        raise AttributeError(f"{name!r} is not set: no middleware of this iteration has set it, nor another node")
 
     def __contains__(self, name: str) -> bool:
         return name in self.__dict__ and not name.startswith("_")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or the default if it is not set in this iteration."""
         return self.__dict__[name] if name in self else default
 
     def setdefault(self, name: str, default: Any) -> Any:
@@ -65,5 +59,5 @@ class Context:
             if name in self._kept:
                 new.__dict__[name], new._setters[name] = self.__dict__[name], setter
             else:
-                self._lost[name] = setter, self.total_step
+                self._lost[name] = f"{setter or 'other code'} set it in iteration {self.total_step}"
         return new

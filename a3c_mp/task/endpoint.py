@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +24,11 @@ from a3c_mp.processes.spawn import temporary_folder
 MAX_IPC_FOLDER = 77  # bytes; the path of a Unix socket can have 107
 TCP_ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 FLAG = "key-file"
-Z85_SIZE = 40  # characters of a key in Z85
 COPY_IT = "copy the file of the node that listens"
 
 
 class KeyPair(NamedTuple):
-    """A CURVE key pair, in Z85. All nodes of a task use the same one."""
+    """A CURVE key pair in Z85, the same one for all nodes of a task."""
 
     public: bytes
     secret: bytes
@@ -38,70 +39,51 @@ def node_name(number: int) -> str:
 
 
 def number_of(name: str) -> int:
-    """Number of a node, by its name."""
     return int(name.removeprefix("node."))
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions that all nodes must share. Builds of torch for CPU and CUDA count as the same."""
+    """Versions that all nodes must share; builds of torch for CPU and CUDA count as the same."""
     return {"a3c_mp": a3c_mp.__version__, "torch": str(torch.__version__).split("+")[0]}
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """How a node is reached, or whom it reaches; can be pickled, for nodes that are spawned.
+    """Where a node is reached (node 0), or whom it reaches (all others); a node without any address is alone."""
 
-    Node 0 binds addresses, and all other nodes connect to one of them. A node without any address is alone.
-    """
-
-    number: int = 0
-    """of this node, if it is node 0 or has been started by it; others get theirs when they join"""
-    binds: tuple[str, ...] = ()
-    """addresses at which other nodes reach node 0"""
-    dials: str = ""
-    """address of node 0, for another node"""
-    labels: tuple[str, ...] = ()
-    """of this node, besides its name"""
-    key_file: Path | None = None
-    """secret key for TCP; made by the node that listens, if missing"""
-    greeting: dict[str, Any] = field(default_factory=dict)
-    """JSON values that node 0 sends to each node that joins"""
-    versions: dict[str, str] = field(default_factory=installed_versions)
-    """a node with others is refused"""
-    num_nodes: int = 1
-    """nodes that are started together; those that join get numbers from here on"""
-
-    @property
-    def name(self) -> str:
-        return node_name(self.number)
+    number: int = 0  # of node 0 and those that it has started; others get theirs when they join
+    binds: tuple[str, ...] = ()  # addresses of node 0
+    dials: str = ""  # address of node 0, for another node
+    labels: tuple[str, ...] = ()  # of this node, besides its name
+    known_labels: tuple[str, ...] = ()  # of all nodes; empty if there may be any
+    key_file: Path | None = None  # secret key for TCP; made by the node that listens, if missing
+    greeting: dict[str, Any] = field(default_factory=dict)  # JSON values that node 0 sends to each node that joins
+    versions: dict[str, str] = field(default_factory=installed_versions)  # a node with others is refused
+    num_nodes: int = 1  # that are started together; those that join get numbers from here on
 
     def load_key(self) -> KeyPair | None:
-        """Check the addresses, and read the key where one is TCP; a node that listens creates it.
-
-        Raises:
-            ConfigError: an address or the key file is invalid.
-        """
+        """Check the addresses, and read the key if one is TCP; a node that listens creates it. Raises ConfigError."""
         flag, key = "attach-to" if self.dials else "listen", None
         for address in filter(is_tcp, (*self.binds, self.dials)):
             check_tcp(flag, address)
             if self.key_file is None:
-                fix = "add --key-file FILE, with the same file at every node"
-                raise ConfigError(flag, address, "TCP needs a key", fix)
+                raise ConfigError(flag, address, "TCP needs a key", "add --key-file FILE, the same one at every node")
             key = read_key(self.key_file) if self.dials else make_key(self.key_file)
         return key
 
 
-def local_endpoints(folder: Path, labels: list[tuple[str, ...]], listen: str | None, **settings: Any) -> list[Endpoint]:
+def local_endpoints(
+    folder: Path, labels: list[tuple[str, ...]], listen: str | None, joining: tuple[str, ...] = (), **settings: Any
+) -> list[Endpoint]:
     """Endpoints of nodes on one machine, which connect to node 0 through a Unix socket in a folder of `ipc_folder`.
 
-    Args:
-        labels: of each node; their count is the number of nodes.
-        listen: tcp:// address at which node 0 also lets other nodes join.
-        settings: other fields of `Endpoint`, for node 0.
+    Where node 0 listens, at tcp://HOST:PORT, nodes with the labels `joining` may join. `settings` are its other fields.
     """
-    address = f"ipc://{folder}/0"
-    hub = Endpoint(0, (address, *([listen] if listen else [])), labels=labels[0], num_nodes=len(labels), **settings)
-    return [hub, *(Endpoint(number, dials=address, labels=own) for number, own in enumerate(labels) if number > 0)]
+    address, names = f"ipc://{folder}/0", map(node_name, range(len(labels)))
+    known = tuple(sorted({"distributed", *names, *itertools.chain(*labels, joining)}))
+    binds = (address, *([listen] if listen else []))
+    hub = Endpoint(0, binds, labels=labels[0], known_labels=known, num_nodes=len(labels), **settings)
+    return [hub, *(Endpoint(n, dials=address, labels=labels[n], known_labels=known) for n in range(1, len(labels)))]
 
 
 @contextmanager
@@ -127,31 +109,26 @@ def check_tcp(flag: str, address: str) -> tuple[str, int]:
 def make_key(path: Path) -> KeyPair:
     """Read the key file; create it, with mode 0600, where there is none. Raises ConfigError."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(path, "xb", opener=partial(os.open, mode=0o600)) as file:
+            file.write(zmq.curve_keypair()[1] + b"\n")
     except FileExistsError:
-        return read_key(path)
+        pass
     except OSError as error:
         raise ConfigError(FLAG, path, f"cannot be created ({error.strerror})", "choose another file") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(zmq.curve_keypair()[1] + b"\n")
     return read_key(path)
 
 
 def read_key(path: Path) -> KeyPair:
     """Read the key pair of a key file. Raises ConfigError if it is missing, malformed or readable by other users."""
     try:
-        # A pipe without a writer would block the opening.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            text = file.read(2 * Z85_SIZE).strip() if stat.S_ISREG(mode) else b""
+        mode = path.stat().st_mode
+        text = path.read_bytes().strip() if stat.S_ISREG(mode) else b""  # a pipe without a writer would block
     except OSError as error:
         what = "there is no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise ConfigError(FLAG, path, what, COPY_IT) from error
     if stat.S_ISREG(mode) and mode & 0o077:
         raise ConfigError(FLAG, path, f"other users can access it (mode {stat.S_IMODE(mode):04o})", "chmod 600 it")
     try:
-        if len(text) != Z85_SIZE:
-            raise ValueError(f"{len(text)} characters")
         return KeyPair(zmq.curve_public(text), text)
     except (zmq.ZMQError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(FLAG, path, f"holds no CURVE key of {Z85_SIZE} characters", COPY_IT) from error
+        raise ConfigError(FLAG, path, "holds no CURVE key of 40 characters", COPY_IT) from error

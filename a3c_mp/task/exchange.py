@@ -1,4 +1,4 @@
-"""Slots between nodes: `NodePool` of the learner, and a `NodeChannel` of each collector.
+"""Slots between the learner (`NodePool`) and collectors that are nodes (`NodeChannel`), or run in its own process.
 
 On one machine, a message carries the number of a slot that both processes share. From another machine it carries the
 fields of the slot too, which the learner copies; with each token it sends its weights there.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 from torch import Tensor
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.pool import Filled, Token, WorkerEvent
+from a3c_mp.processes.pool import Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.task.endpoint import number_of
 from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
-from a3c_mp.task.one_process import Pool
 from a3c_mp.task.wire import JOINED, LEFT, WireError
 
 JOIN, FILLED, NOT_RESTORED = "slots.join", "slots.filled", "slots.not_restored"
@@ -28,16 +28,40 @@ SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 (number of places). A token is [slot, version], weights are [version, values], or None on the learner's machine"""
 
 
+class Pool:
+    """The learner's end of its collectors; arguments as of `Workers`."""
+
+    def __init__(
+        self, num_workers: int, *, states: StateSource, options: WorkerOptions,
+        on_restart: Callable[[WorkerEvent], None],
+    ):  # fmt: skip
+        self.ledger = SlotLedger(num_workers, options)
+        self.states, self.on_restart = states, on_restart
+        self.seed_keys: list[tuple[int, ...]] = [()] * num_workers  # of their channels
+        self.restarts = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def prepare(self, worker: int) -> Any:
+        """Called before a collector of this machine starts; returns the state that it continues from."""
+        restored = self.states.record_start(worker)
+        self.seed_keys[worker] = self.states.start, worker, 0 if restored is not None else self.restarts
+        return restored
+
+    def forget_state(self, worker: int, reason: str) -> None:
+        self.states.forget(worker)
+        self.on_restart(WorkerEvent(worker, f"collector {worker} cannot be rebuilt: {reason}", replaced=False))
+
+
 class NodeChannel:
     """A collector's end: tokens in, filled slots out.
 
-    Args:
-        node: of this process.
-        own: on another machine than the learner's, memory of its own: a slot that is sent, a copy of the weights.
-
-    Raises:
-        ConfigError: the learner has no place for another collector; also from later looks at messages, where another
-            one has taken its place while the connection was lost.
+    `own` is its memory on another machine than the learner's: a slot that is sent, a copy of the weights. ConfigError
+    is raised if the learner has no place for it, also later: another one may take it while the connection is lost.
     """
 
     worker = actor = 0  # until the learner sends them
@@ -71,14 +95,12 @@ class NodeChannel:
     def send(self, slot: int, payload: Any) -> None:
         """Hand a filled slot to the learner. One of an earlier session is lost: its token is given again."""
         if slot == self._slot:
-            fields = None if self.own is None else self.own.slots[slot]
-            self.node.send(FILLED, slot, payload, fields)
+            self.node.send(FILLED, slot, payload, None if self.own is None else self.own.slots[slot])
         if not self._has_sent:
             self._has_sent = True
             self.node.report(REPORT_RESULT)
 
     def not_restored(self, reason: str) -> None:
-        """Report that the collector cannot continue from `restored`, and what it does instead."""
         self.node.send(NOT_RESTORED, reason)
 
     def _on_joined(self, sender: str = "") -> None:
@@ -113,9 +135,10 @@ class NodePool(Pool):
         num_local: collectors of this machine.
         slots: of all collectors; data of those of other machines is copied into them.
         weights: sent to collectors of other machines.
-        check: raises WireError for what one of them has sent, (payload, fields), if its values cannot be used.
-        num_workers, others: as of `LocalPool`.
+        check: raises WireError if what one of them has sent, (payload, fields), cannot be used.
     """
+
+    node: FirstNode
 
     def __init__(
         self, num_local: int, slots: Slots, weights: Weights, check: Callable[[int, Mapping[str, Tensor]], None],
@@ -123,25 +146,17 @@ class NodePool(Pool):
     ):  # fmt: skip
         super().__init__(num_workers, **others)
         self.num_local, self.slots, self.weights, self.check = num_local, slots, weights, check
-        self.node: FirstNode | None = None
         self._names: list[str | None] = [None] * num_workers  # of the nodes that fill the slots now
         self._joins = 0  # of collectors of other machines, so far
 
     def connect(self, node: FirstNode) -> None:
-        """Take the messages of collectors from now on."""
         self.node = node
         node.handle(JOIN, self._on_join, [str])
         node.handle(FILLED, self._on_filled, [int, int, object])
         node.handle(NOT_RESTORED, self._on_not_restored, [str])
         node.handle(LEFT, self._on_left)
 
-    def prepare(self, worker: int, restarts: int = 0) -> Any:
-        """As `Pool.prepare`; called before each start of a node."""
-        return super().prepare(worker, 0 if self.node is None else self.node.supervisor.restarts)
-
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
-        """Wait for a round of filled slots, as `Workers.take` does."""
-        assert self.node is not None, "connect first"
         while not (should_stop() or self.node.finishing):
             if found := self.ledger.take(size):
                 return found
@@ -149,54 +164,50 @@ class NodePool(Pool):
         return []
 
     def release(self, filled: Iterable[Filled], version: int) -> None:
-        """Give slots back to their collectors, to be filled acting with weights `version` or newer."""
         for message in filled:
             self._send(message.worker, TOKEN, self.ledger.give(message, version))
 
     def on_lost(self, worker: int, text: str) -> None:
         """The process of a collector is lost: its successor fills the same slots again."""
+        self.restarts += 1
         self.on_restart(WorkerEvent(worker, text))
-        self._forget(worker)
+        self._set_name(worker, None)
 
-    def _forget(self, worker: int) -> None:
-        self._names[worker] = None
+    def _set_name(self, worker: int, name: str | None) -> None:
+        """Another node fills the slots of a collector from now on, or none."""
+        self._names[worker] = name
         self.ledger.forget(worker)
 
     def _send(self, worker: int, event: str, *args: Any) -> None:
         """Send an event to a collector, with the weights if it is on another machine."""
-        if self.node is not None and (name := self._names[worker]) is not None:
+        if (name := self._names[worker]) is not None:
             self.node.send(event, *args, self.weights.read() if worker >= self.num_local else None, to=name)
 
     def _on_join(self, sender: str, host: str) -> None:
         """A collector has started, or is connected again: it gets its tokens, if there is a place for it."""
-        assert self.node is not None
-        if (number := number_of(sender)) <= self.num_local:
-            self._join_local(number - 1, sender)
-            return
-        places = range(self.num_local, len(self._names))
-        worker = next((w for name in (sender, None) for w in places if self._names[w] == name), None)
-        if worker is None:
-            text = f"a collector was refused: all {len(places)} places are taken (--remote-actors)"
+        if (worker := self._find_place(sender)) is None:
+            places = len(self._names) - self.num_local
+            text = f"a collector was refused: all {places} places are taken (--remote-actors)"
             self.node.log.warning(text, f"from {host}")
-            self.node.send(NO_PLACE, len(places), to=sender)
+            self.node.send(NO_PLACE, places, to=sender)
             return
-        if self._names[worker] is None:
+        is_local, is_known = worker < self.num_local, self._names[worker] == sender
+        if is_local and is_known:
+            text = f"collector {worker} was cut off and is back; its rollout is lost"
+            self.on_restart(WorkerEvent(worker, text, replaced=False))
+        elif not is_local and not is_known:
             self._joins += 1
             self.seed_keys[worker] = self.states.start, worker, self._joins
             text = f"collector {worker} joined from {host!r:.80} ({sender})"
             self.on_restart(WorkerEvent(worker, text, replaced=False, joined=True))
-        self._set_up(worker, sender)
-
-    def _join_local(self, worker: int, sender: str) -> None:
-        if self._names[worker] == sender:
-            text = f"collector {worker} was cut off and is back; its rollout is lost"
-            self.on_restart(WorkerEvent(worker, text, replaced=False))
-        self._set_up(worker, sender)
-
-    def _set_up(self, worker: int, sender: str) -> None:
-        self._names[worker] = sender
-        self.ledger.forget(worker)
+        self._set_name(worker, sender)
         self._send(worker, SETUP, worker, self.seed_keys[worker], list(self.ledger.given[worker]))
+
+    def _find_place(self, sender: str) -> int | None:
+        if (number := number_of(sender)) <= self.num_local:
+            return number - 1
+        places = range(self.num_local, len(self._names))
+        return next((w for name in (sender, None) for w in places if self._names[w] == name), None)
 
     def _on_filled(self, sender: str, slot: int, payload: int, fields: Any) -> None:
         if sender not in self._names:
@@ -210,22 +221,63 @@ class NodePool(Pool):
         self.ledger.fill(worker, slot, payload)
 
     def _copy(self, slot: int, fields: Any) -> None:
-        """Copy what a collector of another machine has sent into a slot."""
-        if not isinstance(fields, Mapping) or fields.keys() != self.slots.spec.keys():
+        places = self.slots[slot]
+        if not isinstance(fields, dict) or fields.keys() != places.keys():
             raise WireError("its fields are not those of a slot")
-        for name, (shape, dtype) in self.slots.spec.items():
+        for name, place in places.items():
             field = fields[name]
-            if not isinstance(field, Tensor) or field.shape != shape or field.dtype != dtype:
-                raise WireError(f"field {name} is not {dtype} {list(shape)}")
-        for name, place in self.slots[slot].items():
-            place.copy_(fields[name])
+            if not isinstance(field, Tensor) or (field.shape, field.dtype) != (place.shape, place.dtype):
+                raise WireError(f"field {name} is not {place.dtype} {list(place.shape)}")
+            place.copy_(field)
 
     def _on_left(self, sender: str) -> None:
         if sender in self._names[self.num_local :]:
             worker = self._names.index(sender)
-            self._forget(worker)
+            self._set_name(worker, None)
             self.on_restart(WorkerEvent(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
 
     def _on_not_restored(self, sender: str, reason: str) -> None:
         if sender in self._names[: self.num_local]:
             self.forget_state(self._names.index(sender), reason)
+
+
+class LocalPool(Pool):
+    """Collectors and learner in one process: a round is complete once each collector has filled a slot."""
+
+    def __init__(self, num_workers: int, *, options: WorkerOptions, **others: Any):
+        super().__init__(num_workers, options=replace(options, in_order=True), **others)
+        self.channels = [LocalChannel(self, worker) for worker in range(num_workers)]
+
+    def __exit__(self, *exc: object) -> None:
+        for channel in self.channels:
+            channel.close()
+
+    def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
+        return [] if should_stop() else self.ledger.take(size)
+
+    def release(self, filled: Iterable[Filled], version: int) -> None:
+        for message in filled:
+            self.channels[message.worker].tokens.append(self.ledger.give(message, version))
+
+
+class LocalChannel(Closing):
+    """A collector's end in the process of the learner."""
+
+    def __init__(self, pool: LocalPool, worker: int):
+        super().__init__()
+        self.memory: Any = None
+        self.pool, self.worker, self.actor = pool, worker, worker
+        self.restored = pool.prepare(worker)
+        self.seed_key, self.tokens = pool.seed_keys[worker], list(pool.ledger.given[worker])
+
+    def take(self) -> Token | None:
+        return self.tokens.pop(0) if self.tokens else None
+
+    def send(self, slot: int, payload: Any) -> None:
+        self.pool.ledger.fill(self.worker, slot, payload)
+
+    def not_restored(self, reason: str) -> None:
+        self.pool.forget_state(self.worker, reason)
+
+    def beat(self) -> None:
+        pass

@@ -15,7 +15,7 @@ from a3c_mp.processes.pool import Closing
 from a3c_mp.processes.spawn import STARTING
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Supervisor
 from a3c_mp.task.endpoint import check_tcp, number_of
-from a3c_mp.task.router import Router
+from a3c_mp.task.router import Hub, Router, Spoke
 from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
 
 REPORT_NAME, REPORT_RESULT, REPORT_REFUSAL = "called", "result", "refused"
@@ -24,39 +24,38 @@ something; (what, value, why, fix) of a ConfigError"""
 PENDING = 1000  # most messages that wait for a handler
 GONE_SECONDS = 5.0  # a node that has joined ends when node 0's machine has refused connections for so long
 PROBE_SECONDS = 1.0  # between two attempts to find out why node 0 does not answer, and the longest of them
-LOST_SECONDS = 2.0  # time without a connection after which that is logged
 
 
 class Node(Closing):
     """One process of a task: its messages to the other nodes, and its labels; `Task(router=node)` uses it.
 
     Args:
-        known_labels: of all nodes, also of those that may join.
         setup: what node 0 has prepared for this node; see `Role.prepare`.
         beat: counts a heartbeat of this process; called with each look at messages.
-        report: sends a message, kind and contents, to the process that has started this one.
+        report: sends kind and contents of a report to the process that has started this one.
     """
 
     def __init__(
-        self, router: Router, *, known_labels: Sequence[str] = (), setup: Any = None,
-        beat: Callable[[], Any] = lambda: None, report: Callable[..., None] = lambda *message: None,
+        self, router: Router, setup: Any = None, beat: Callable[[], Any] = lambda: None,
+        report: Callable[..., None] = lambda *report: None,
     ):  # fmt: skip
-        self.router, self.known_labels, self.setup = router, known_labels, setup
-        self.beat, self.report, self.send, self.log = beat, report, router.send, router.log
-        self.is_active, self.labels = router.is_active, router.endpoint.labels
+        self.router, self.setup, self.beat, self.report = router, setup, beat, report
+        self.send, self.log, self.is_active = router.send, router.log, router.is_active
+        self.labels, self.known_labels = router.endpoint.labels, router.endpoint.known_labels
         self.finishing = False  # the task is asked to end, here or by another node
         self.was_ended = False  # by another node
         self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
         self._pending: deque[Message] = deque(maxlen=PENDING)  # messages without a handler
         self._lock = threading.RLock()
+        self.handle(FINISH, self._on_finish, [])
         super().__init__()
 
     @property
     def name(self) -> str:
-        return self.router.links.name
+        return self.router.name
 
     def starting(self) -> None:
-        """Report that environments are made: until the next heartbeat there is the time that a start may take."""
+        """Report that environments are made: the next heartbeat may take as long as a start."""
         self.report(STARTING)
 
     def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
@@ -72,67 +71,59 @@ class Node(Closing):
                 self._call_handlers(message)
 
     def look(self) -> bool:
-        """Read the messages that have arrived, and handle those that have a handler; returns whether there were any."""
+        """Read and handle the messages that have arrived; returns whether there were any."""
         self.beat()
         with self._lock:
             arrived = self.router.receive()
             for message in arrived:
-                if message.event == FINISH:
-                    self._on_finish(message.sender)
-                elif message.event in self._handlers:
+                if message.event in self._handlers:
                     self._call_handlers(message)
                 elif message.event not in (JOINED, LEFT):
                     self._pending.append(message)
         return bool(arrived)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
-        """Wait for a message or so long, whichever comes first, and look."""
+        """Wait for a message, for `seconds` at most, and look."""
         if not self.look():
             connection.wait(self.router.files, seconds)
             self.look()
 
     def _on_finish(self, sender: str) -> None:
-        if number_of(sender) < self.router.links.num_nodes:
+        if number_of(sender) < self.router.endpoint.num_nodes:  # those that have joined from elsewhere do not end it
             self.finishing = self.was_ended = True
-        else:
-            self.log.warning(f"end of the task by {sender} refused", "it has joined from elsewhere")
 
     def _call_handlers(self, message: Message) -> None:
-        args = message.args
+        sender, event, args = message
         try:
-            for handler, types in self._handlers[message.event]:
+            for handler, types in self._handlers[event]:
                 if types is not None and not (len(args) == len(types) and all(map(isinstance, args, types))):
                     raise WireError(f"not [{', '.join(kind.__name__ for kind in types)}]")
-                handler(message.sender, *args)
+                handler(sender, *args)
         except WireError as error:
-            self.log.warning(f"malformed message {message.event} from {message.sender} dropped", error)
+            self.log.warning(f"malformed message {event} from {sender} dropped", error)
 
 
 class FirstNode(Node):
     """Node 0, which looks after the processes of nodes 1, 2, ...
 
-    Args:
-        is_interrupted: whether a signal has arrived: it may have ended other nodes too, which are not to be replaced.
+    After a signal (`is_interrupted`), which may have ended these too, they are not replaced.
     """
 
-    def __init__(
-        self, router: Router, supervisor: Supervisor, is_interrupted: Callable[[], bool], known_labels: Sequence[str]
-    ):
-        super().__init__(router, known_labels=known_labels)
+    router: Hub
+
+    def __init__(self, router: Hub, supervisor: Supervisor, is_interrupted: Callable[[], bool]):
+        super().__init__(router)
         self.supervisor, self.is_interrupted = supervisor, is_interrupted
         self._watched = time.monotonic()
 
     def look(self) -> bool:
-        """As `Node.look`; now and then, it also replaces processes that have ended, and raises what `wait` does."""
+        """As `Node.look`; at times, also replace processes that have ended. Raises what `wait` does."""
         if time.monotonic() - self._watched > WAIT_SECONDS:
             self._watch(lambda: self.finishing, 0.0)
         return super().look()
 
     def wait(self, seconds: float = WAIT_SECONDS, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait for a message or the end of a process; replace a process that has ended.
-
-        Raises WorkerError if a node failed before its first result, or the restart budget is spent.
-        """
+        """Wait for a message or the end of a process, which is replaced. Raises WorkerError as `Supervisor.watch`."""
         self._watch(should_stop, 0.0 if self.look() else seconds)
         self.look()
 
@@ -150,23 +141,23 @@ class JoinedNode(Node):
     `log_line` is called when node 0 cannot be reached, and when it can again.
     """
 
-    def __init__(self, router: Router, log_line: Callable[[str], None]):
+    def __init__(self, router: Spoke, log_line: Callable[[str], None]):
         super().__init__(router)
-        self.address, self.log_line, self._greeting = router.endpoint.dials, log_line, router.links.greeting
-        self._seen = self._probed = time.monotonic()  # the connection; and why there is none
+        self.address, self.log_line, self._greeting = router.endpoint.dials, log_line, router.greeting
+        self._probed = time.monotonic()  # or connected
         self._refused_since: float | None = None
-        self._is_lost = False  # and that has been logged
+        self._is_lost = False  # which has been logged
 
     def look(self) -> bool:
         """As `Node.look`. Raises WorkerError when node 0 was killed, or is that of another task."""
         has_arrived = super().look()
         if self.router.peers:
-            if self.router.links.greeting != self._greeting:
+            if self.router.greeting != self._greeting:
                 raise WorkerError(f"another task listens at {self.address} now; attach to it again")
             if self._is_lost:
                 self.log_line(f"{self.address} answers again")
             self._is_lost, self._refused_since = False, None
-            self._seen = self._probed = time.monotonic()
+            self._probed = time.monotonic()
         elif not self.finishing and time.monotonic() - self._probed > PROBE_SECONDS:
             self._probe()
             self._probed = time.monotonic()
@@ -180,12 +171,12 @@ class JoinedNode(Node):
         except ConnectionRefusedError:
             self._refused_since = self._refused_since or time.monotonic()
             if time.monotonic() - self._refused_since > GONE_SECONDS:
-                what = f"{self.address} refuses connections"
-                raise WorkerError(f"{what}: the task there was killed, or its machine restarted") from None
+                why = "the task there was killed, or its machine restarted"
+                raise WorkerError(f"{self.address} refuses connections: {why}") from None
             return
         except OSError as error:
             why = error.strerror or str(error)
         self._refused_since = None
-        if not self._is_lost and time.monotonic() - self._seen > LOST_SECONDS:
+        if not self._is_lost:
             self.log_line(f"{self.address} does not answer ({why}); waiting until it does")
             self._is_lost = True

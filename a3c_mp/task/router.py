@@ -1,4 +1,4 @@
-"""The router of a node: sends events to other nodes and receives theirs.
+"""The routers of nodes, which send events to each other: the `Hub` of node 0, and a `Spoke` of each other node.
 
 The nodes of a task form a star: node 0 has a connection to each of the others. zmq's own thread moves the bytes,
 encrypts them and sends heartbeats; this code runs when the node sends, or looks at its messages.
@@ -6,20 +6,26 @@ encrypts them and sends heartbeats; this code runs when the node sends, or looks
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import threading
 import time
-from itertools import islice
+from collections import Counter
+from contextlib import suppress
 from multiprocessing import connection
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import zmq
 
-from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.task.endpoint import COPY_IT, FLAG, Endpoint, is_tcp
-from a3c_mp.task.links import DROPPED, HELLO, REFUSED, WELCOME, Link, Links, RateLimitedLog
+from a3c_mp.errors import ConfigError
+from a3c_mp.task.endpoint import COPY_IT, FLAG, Endpoint, KeyPair, is_tcp, node_name
 from a3c_mp.task.sockets import Dialer, Frames, Listener
-from a3c_mp.task.wire import JOINED, Message, WireError, decode, encode
+from a3c_mp.task.wire import JOINED, LEFT, Message, WireError, decode, encode
+
+HELLO, WELCOME, REFUSED = "node.hello", "node.welcome", "node.refused"
+"""to join: the node that dials says who it is, and is let in or not"""
+DROPPED = "node.dropped"  # to a node that did not read: it has to join again
 
 WELCOME_SECONDS = 10.0  # longest wait for node 0 over TCP, where authentication fails without a word
 LOCAL_WELCOME_SECONDS = 60.0  # the same on this machine, where it may be busy with its start
@@ -29,154 +35,260 @@ LINGER_MS = 1500  # longest wait at the end for what is on its way
 BAD_KEYS = 3  # handshakes that fail in a row, before the first success, until the key counts as wrong
 
 
+class RateLimitedLog:
+    """Logs warnings that other nodes can cause without end: the 1st, 2nd, 4th, 8th, ... time."""
+
+    def __init__(self, log: logging.Logger):
+        self._log = log
+        self._counts: Counter[str] = Counter()
+
+    def warning(self, text: str, detail: object = "") -> None:
+        """Count a warning; the detail may be in the words of another node, and is shortened to one line."""
+        self._counts[text] += 1
+        if (total := self._counts[text]).bit_count() == 1:
+            self._log.warning(f"{text} ({total} so far)" + (f": {str(detail)!r:.200}" if detail else ""))
+
+
+class Link(NamedTuple):
+    """A session with another node, from its welcome to its end."""
+
+    name: str
+    port: Any  # the Listener or Dialer
+    instance: str  # random id of the node's process, the same when it joins again
+
+
 class Router:
-    """Connects a node to node 0, or node 0 to the others; to be used in a `with` block.
+    """What both ends of a connection share; to be used in a `with` block. What others do wrong goes to `log`.
 
     Messages arrive in the order in which their sender sent them, each once, as long as the two stay connected. A node
-    that leaves and joins again begins a new session: what was under way is lost. What others do wrong goes to `log`.
+    that leaves and joins again begins a new session: what was under way is lost.
     """
 
     def __init__(self, endpoint: Endpoint, log: logging.Logger | None = None):
-        self.endpoint = endpoint
+        self.endpoint, self.name = endpoint, node_name(endpoint.number)
+        self.greeting = endpoint.greeting  # of node 0
         self.log = RateLimitedLog(log or logging.getLogger(__name__))
-        self.links = Links(endpoint, lambda name, event: self._received.append(Message(name, event, [])), self.log)
         self.is_active = bool(endpoint.binds or endpoint.dials)  # there are, or may be, other nodes
-        self._ports: list[Listener | Dialer] = []
+        self._ports: list[Any] = []
+        self._links: dict[bytes, Link] = {}  # token of the session -> link
         self._received: list[Message] = []
         self._lock = threading.RLock()
-        self._probed = 0.0
 
-    def __enter__(self) -> Router:
-        """Bind, or connect; returns once node 0 has let this node in.
-
-        Raises:
-            ConfigError: an address or the key is invalid, or node 0 refuses this node.
-            WorkerError: node 0 does not answer, on this machine.
-        """
-        if self.is_active:
-            key = self.endpoint.load_key()
-            self._context = zmq.Context()
-            try:
-                for address in self.endpoint.binds:
-                    self._ports.append(Listener(self._context, address, key))
-                if self.endpoint.dials:
-                    self._ports.append(dialer := Dialer(self._context, self.endpoint.dials, key))
-                    dialer.send(dialer.token, self.links.hello())
-                    self._wait_for_welcome(dialer)
-            except BaseException:
-                self.__exit__()
-                raise
+    def __enter__(self) -> Self:
+        """Bind, or join node 0. Raises ConfigError for an invalid address or key, or if node 0 refuses or is silent."""
+        key = self.endpoint.load_key()
+        self._context = zmq.Context()
+        try:
+            self._open(key)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Send what is under way, for a second or two at most."""
         with self._lock:
-            if self._ports:
-                for port in self._ports:
-                    port.close(LINGER_MS)
-                self._context.term()
+            for port in self._ports:
+                port.close(LINGER_MS)
+            self._context.term()
             self._ports.clear()
-            self.links.by_token.clear()
+            self._links.clear()
 
     @property
     def peers(self) -> list[str]:
         """Names of the nodes that are connected now: at node 0 all others, elsewhere node 0."""
-        return [link.name for link in self.links.by_token.values()]
-
-    @property
-    def addresses(self) -> list[str]:
-        """Bound addresses."""
-        return [port.address for port in self._ports if isinstance(port, Listener)]
+        return [link.name for link in self._links.values()]
 
     @property
     def files(self) -> list[Any]:
-        """What becomes readable when there may be something to receive, for a wait after `receive` found nothing."""
+        """Become readable when there may be something to receive; for a wait after `receive` found nothing."""
         with self._lock:
             return [port.socket.FD for port in self._ports]
 
     def send(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event, from any thread; values are copied.
+        """Send an event to the node of the name `to`, or to all that this one is connected to; from any thread.
 
-        Node 0 sends to all nodes whose name or label matches the pattern `to`, other nodes to node 0. Nodes that do not
-        read are dropped, so this never waits for them. Raises TypeError and ValueError as `encode` does.
+        Nodes that do not read are dropped, so this never waits for them. Raises TypeError and ValueError as `encode`.
         """
         with self._lock:
-            if links := [link for link in self.links.by_token.values() if self.endpoint.dials or link.matches(to)]:
+            if links := [(token, link) for token, link in self._links.items() if to in ("*", link.name)]:
                 frames = encode(event, args)
-                for link in links:
-                    self.links.send(link, frames)
+                for token, link in links:
+                    self._send(token, link, frames)
 
     def receive(self) -> list[Message]:
         """All messages that have arrived since the last call, in order of arrival."""
         with self._lock:
-            self._read()
+            if self._ports:
+                self._read()
             received, self._received = self._received, []
             return received
 
-    def _wait_for_welcome(self, dialer: Dialer) -> None:
-        local = not is_tcp(dialer.address)
+    def _open(self, key: KeyPair | None) -> None:
+        """Bind, or connect."""
+
+    def _send(self, token: bytes, link: Link, frames: Frames) -> None:
+        link.port.send(token, frames)
+
+    def _read(self) -> None:
+        """Read what has arrived; then end the sessions of nodes that are gone."""
+
+    def _read_port(self, port: Listener | Dialer) -> bool:
+        """Handle what has arrived at a port; returns whether that was all."""
+        arrived = list(itertools.islice(port.received(), BATCH))
+        for token, frames in arrived:
+            sender = self._links[token].name if token in self._links else None
+            try:
+                if any(map(len, frames)):  # an empty message finds out whether this node is there
+                    event, args = decode(frames)
+                    if event.startswith("node."):
+                        self._on_protocol(port, token, event, args)
+                    elif sender is not None:  # else it is of a session that has ended
+                        self._received.append(Message(sender, event, args))
+            except (WireError, ValueError, TypeError, zmq.Again) as error:
+                self.log.warning(f"message from {sender or 'a node that has not joined'} dropped", error)
+        return len(arrived) < BATCH
+
+    def _on_protocol(self, port: Any, token: bytes, event: str, args: list) -> None:
+        """Handle an event of the router at the other end."""
+
+    def _begin(self, token: bytes, link: Link) -> None:
+        self._links[token] = link
+        self._received.append(Message(link.name, JOINED, []))
+
+    def _end(self, token: bytes) -> None:
+        if (link := self._links.pop(token, None)) is not None:
+            self._received.append(Message(link.name, LEFT, []))
+
+
+class Hub(Router):
+    """The router of node 0: lets other nodes in, and names them."""
+
+    def __init__(self, endpoint: Endpoint, log: logging.Logger | None = None):
+        super().__init__(endpoint, log)
+        self._dropped: dict[bytes, Listener] = {}  # sessions of nodes that did not read
+        self._numbers = itertools.count(endpoint.num_nodes)  # of nodes that join
+        self._probed = 0.0
+
+    @property
+    def addresses(self) -> list[str]:
+        return [port.address for port in self._ports]
+
+    def _open(self, key: KeyPair | None) -> None:
+        for address in self.endpoint.binds:
+            self._ports.append(Listener(self._context, address, key))
+
+    def _send(self, token: bytes, link: Link, frames: Frames) -> None:
+        try:
+            link.port.send(token, frames)
+        except zmq.Again:
+            self.log.warning(f"{link.name} does not read; dropped with what waited for it")
+            self._end(token)
+            self._dropped[token] = link.port
+
+    def _read(self) -> None:
+        lost = []
+        if time.monotonic() - self._probed > PROBE_SECONDS:
+            self._probed = time.monotonic()
+            lost = self._find_lost()
+        for port in self._ports:
+            for _ in range(port.count_refused()):
+                self.log.warning("a connection was refused: another key, or no node")
+        have_read_all = [self._read_port(port) for port in self._ports]
+        if all(have_read_all):
+            for token in lost:
+                self._end(token)
+
+    def _find_lost(self) -> list[bytes]:
+        """Tokens of the sessions that have ended; what has arrived in them can still be read."""
+        lost = []
+        # zmq does not report the end of a session, but an empty message to a node that is gone fails.
+        for token, link in self._links.items():
+            with suppress(zmq.Again):  # it does not read, and is dropped with the next real message
+                if not link.port.send(token, [b""]):
+                    lost.append(token)
+        for token, port in list(self._dropped.items()):
+            with suppress(zmq.Again):
+                port.send(token, encode(DROPPED, []))
+                del self._dropped[token]
+        return lost
+
+    def _on_protocol(self, port: Listener, token: bytes, event: str, args: list) -> None:
+        """Let a node in, at its hello."""
+        if event != HELLO or token in self._links:
+            raise WireError(f"unexpected {event[:20]!r}")
+        number, theirs, instance = args
+        if not isinstance(theirs, dict):
+            raise WireError("its versions are malformed")
+        ours = self.endpoint.versions
+        names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+        if differs := ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in names):
+            self.log.warning("a node with other versions was refused", differs)
+            port.send(token, encode(REFUSED, [f"it has {differs}"]))
+            return
+        name = self._choose_name(port, number, instance)
+        for older, link in list(self._links.items()):  # of a process that was killed, or has lost its connection
+            if link.name == name:
+                self._end(older)
+        if port.send(token, encode(WELCOME, [name, self.greeting])):
+            self._begin(token, Link(name, port, instance))
+
+    def _choose_name(self, port: Listener, number: int, instance: str) -> str:
+        """Nodes that node 0 has started have a number; others get the next one, or theirs if they come back."""
+        if port.is_local:
+            if type(number) is not int or not 0 < number < self.endpoint.num_nodes:
+                raise ValueError("the number of the node is out of range")
+            return node_name(number)
+        for link in self._links.values():
+            if link.instance == instance and not link.port.is_local:
+                return link.name
+        return node_name(next(self._numbers))
+
+
+class Spoke(Router):
+    """The router of any other node: joins node 0, and joins again when the connection was lost."""
+
+    def _open(self, key: KeyPair | None) -> None:
+        self._key, self._instance, self._failures = key, os.urandom(8).hex(), 0
+        self._dial()
+        address, local = self.endpoint.dials, not is_tcp(self.endpoint.dials)
         seconds = LOCAL_WELCOME_SECONDS if local else WELCOME_SECONDS
         deadline = time.monotonic() + seconds
         while not self.peers:
             if time.monotonic() > deadline:
-                why = f"no node lets this one in within {seconds:g} s"
-                if local:
-                    raise WorkerError(f"{self.links.name}: {why}, at {dialer.address}")
-                fix = "start the node that listens there first, with the same key"
-                raise ConfigError("attach-to", dialer.address, why, fix)
-            if dialer.failures >= BAD_KEYS and not local:
-                why = f"the node at {dialer.address} has another one"
-                raise ConfigError(FLAG, self.endpoint.key_file, why, COPY_IT)
+                why, fix = f"no node lets this one in within {seconds:g} s", "start the node that listens there first"
+                raise ConfigError("attach-to", address, why, f"{fix}, with the same key")
+            if self._failures >= BAD_KEYS and not local:
+                raise ConfigError(FLAG, self.endpoint.key_file, f"the node at {address} has another one", COPY_IT)
             connection.wait(self.files, PROBE_SECONDS / 10)
             self._read()
         self._received = [message for message in self._received if message.event != JOINED]
 
-    # ---- reading
+    def _dial(self) -> None:
+        self._ports = [dialer := Dialer(self._context, self.endpoint.dials, self._key)]
+        dialer.send(dialer.token, encode(HELLO, [self.endpoint.number, self.endpoint.versions, self._instance]))
+
+    def _redial(self) -> None:
+        [dialer] = self._ports
+        self._end(dialer.token)
+        self._failures = self._failures + 1 if dialer.has_failed else 0
+        dialer.close(0)
+        self._dial()
 
     def _read(self) -> None:
-        """Read what has arrived; then end the sessions of nodes that are gone."""
-        lost: list[bytes] = []
-        if self.endpoint.binds and self._ports and time.monotonic() - self._probed > PROBE_SECONDS:
-            self._probed = time.monotonic()
-            lost = self.links.find_lost()
-        for port in self._ports:
-            for _ in range(port.count_refused() if isinstance(port, Listener) else 0):
-                self.log.warning("a connection was refused: another key, or no node")
-            if isinstance(port, Dialer) and port.is_to_renew():
-                lost = [port.token]
-            arrived = list(islice(port.received(), BATCH))
-            for token, frames in arrived:
-                self._handle(port, token, frames)
-            if len(arrived) == BATCH:  # more may wait
-                lost = []
-        for token in lost:
-            self._end(token)
+        for dialer in self._ports:
+            is_over = dialer.is_over()
+            if self._read_port(dialer) and is_over:
+                self._redial()
 
-    def _end(self, token: bytes) -> None:
-        """End a session; one with node 0 is followed by another."""
-        self.links.end(token)
-        for port in self._ports:
-            if isinstance(port, Dialer):
-                port.renew()
-                port.send(port.token, self.links.hello())
-
-    def _handle(self, port: Listener | Dialer, token: bytes, frames: Frames) -> None:
-        link = self.links.by_token.get(token)
-        try:
-            if any(map(len, frames)):  # an empty message finds out whether this node is there
-                self._dispatch(port, token, link, *decode(frames))
-        except (WireError, ValueError, TypeError, zmq.Again) as error:
-            sender = "a node that has not joined" if link is None else link.name
-            self.log.warning(f"message from {sender} dropped", error)
-
-    def _dispatch(self, port: Listener | Dialer, token: bytes, link: Link | None, event: str, args: list) -> None:
-        if isinstance(port, Listener) and event == HELLO:
-            self.links.admit(port, token, *args)
-        elif isinstance(port, Dialer) and event in (WELCOME, REFUSED) and link is None:
-            self.links.enter(port, event, *args)
-        elif isinstance(port, Dialer) and event == DROPPED:
-            self._end(token)
-        elif event.startswith("node."):
+    def _on_protocol(self, port: Dialer, token: bytes, event: str, args: list) -> None:
+        if event == DROPPED:
+            self._redial()
+        elif event == REFUSED and not self._links:
+            why = f"this node is refused: {args[0]}"
+            raise ConfigError("attach-to", self.endpoint.dials, why, "install the same versions")
+        elif event == WELCOME and not self._links:
+            self.name, self.greeting = args
+            self._begin(token, Link(node_name(0), port, ""))
+        else:
             raise WireError(f"unexpected {event[:20]!r}")
-        elif link is not None:  # else it is of a session that has ended
-            self._received.append(Message(link.name, event, args))

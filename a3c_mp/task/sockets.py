@@ -1,7 +1,7 @@
 """The two ends of connections: a `Listener` that nodes connect to, and a `Dialer` that connects to node 0.
 
-Each connection is a session with a random token, which is its routing id. A session that ends does not come back: the
-dialer opens a new socket with a new token, so nothing that was sent in the old session arrives late.
+Each connection is a session with a random token, which is its routing id. A session that ends does not come back:
+another one has a socket and a token of its own, so nothing that was sent in the old session arrives late.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import zmq
@@ -37,16 +38,7 @@ Frames = list[Any]  # bytes and zmq frames, without the routing id
 class _Port:
     """A socket, and the monitor of its connections."""
 
-    socket: zmq.Socket
-    _monitor: zmq.Socket
-
-    def close(self, linger: int) -> None:
-        """Close the socket once what was sent is on its way, after `linger` milliseconds at the latest."""
-        self.socket.disable_monitor()
-        self._monitor.close(0)
-        self.socket.close(linger)
-
-    def _make_socket(self, context: zmq.Context, kind: int, events: int) -> None:
+    def __init__(self, context: zmq.Context, kind: int, events: int):
         self.socket = socket = context.socket(kind)
         socket.sndhwm = socket.rcvhwm = QUEUE
         socket.maxmsgsize = MAX_FRAME
@@ -55,6 +47,12 @@ class _Port:
         socket.heartbeat_timeout = socket.heartbeat_ttl = socket.tcp_maxrt = SILENCE_MS
         socket.handshake_ivl, socket.connect_timeout = HANDSHAKE_MS, CONNECT_MS
         self._monitor = socket.get_monitor_socket(events)
+
+    def close(self, linger: int) -> None:
+        """Close the socket once what was sent is on its way, after `linger` milliseconds at the latest."""
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(linger)
 
     def _messages(self) -> Iterator[Frames]:
         while _has_more(self.socket):
@@ -66,15 +64,11 @@ class _Port:
 
 
 class Listener(_Port):
-    """A bound ROUTER socket; clients over TCP must have the key.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """A bound ROUTER socket; clients over TCP must have the key. Raises ConfigError if the address cannot be bound."""
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
+        super().__init__(context, zmq.ROUTER, FAILED)
         self.is_local = not is_tcp(address)
-        self._make_socket(context, zmq.ROUTER, FAILED)
         self.socket.router_mandatory = True  # sending to a node that is gone is an error, not silence
         self.socket.ipv6 = "[" in address
         self._authenticator: ThreadAuthenticator | None = None
@@ -84,7 +78,8 @@ class Listener(_Port):
                 self.socket.curve_server = True
                 self._authenticator = ThreadAuthenticator(context)
                 self._authenticator.start()
-                self._authenticator.configure_curve_callback(credentials_provider=_OneKey(key.public))
+                only_ours = SimpleNamespace(callback=lambda domain, public: public == key.public)
+                self._authenticator.configure_curve_callback(credentials_provider=only_ours)
             self.socket.bind(address)
         except zmq.ZMQError as error:
             self.close(0)
@@ -103,12 +98,12 @@ class Listener(_Port):
         return True
 
     def received(self) -> Iterator[tuple[bytes, Frames]]:
-        """Messages that have arrived: token of the session, frames."""
+        """Tokens of sessions, and frames of the messages that have arrived in them."""
         return ((token.bytes, frames) for token, *frames in self._messages())
 
     def count_refused(self) -> int:
         """Handshakes that have failed since the last call."""
-        return sum(1 for _ in self._events())
+        return len(list(self._events()))
 
     def close(self, linger: int) -> None:
         super().close(linger)
@@ -116,32 +111,20 @@ class Listener(_Port):
             self._authenticator.stop()
 
 
-class _OneKey:
-    """Lets clients with one public key in; asked by the authenticator's thread."""
-
-    def __init__(self, public: bytes):
-        self.public = public
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self.public
-
-
 class Dialer(_Port):
-    """A DEALER socket that is connected to one address; `renew` begins a new session."""
-
-    is_local = False
-    token: bytes
-    _has_ended: bool
+    """A DEALER socket that is connected to one address, for one session."""
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
-        self.context, self.address, self.key = context, address, key
-        self.failures = 0  # handshakes that failed since the last one that succeeded
-        self._open()
-
-    def renew(self) -> None:
-        """Drop the session with all that is under way in it, and connect again."""
-        self.close(0)
-        self._open()
+        super().__init__(context, zmq.DEALER, FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
+        self.token, self._opened = os.urandom(16), time.monotonic()
+        self._is_connected = self._has_ended = self.has_failed = False  # the latter: its handshake
+        self.socket.routing_id = self.token
+        self.socket.reconnect_ivl = -1  # that would be the same session without what was under way
+        if key is not None:
+            self.socket.curve_publickey, self.socket.curve_secretkey = key
+            self.socket.curve_serverkey = key.public
+            self.socket.ipv6 = True
+        self.socket.connect(address)
 
     def send(self, token: bytes, frames: Frames) -> bool:
         """Send to node 0; returns False if the session has ended, or ends because too much waits for it."""
@@ -154,38 +137,21 @@ class Dialer(_Port):
         return not self._has_ended
 
     def received(self) -> Iterator[tuple[bytes, Frames]]:
-        """As `Listener.received`."""
         return ((self.token, frames) for frames in self._messages())
 
-    def is_to_renew(self) -> bool:
-        """Whether the session has ended, and some time ago begun; what has arrived in it can still be read."""
+    def is_over(self) -> bool:
+        """Whether the session has ended, and begun some time ago; what has arrived in it can still be read."""
         self._read_events()
         return self._has_ended and time.monotonic() - self._opened > RECONNECT_SECONDS
 
     def close(self, linger: int) -> None:
-        """As `Listener.close`; without a connection nothing is on its way."""
-        super().close(linger if self._is_connected else 0)
-
-    def _open(self) -> None:
-        self.token, self._opened = os.urandom(16), time.monotonic()
-        self._is_connected = self._has_ended = False
-        self._make_socket(self.context, zmq.DEALER, FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
-        self.socket.routing_id = self.token
-        self.socket.reconnect_ivl = -1  # that would be the same session without what was under way
-        if self.key is not None:
-            self.socket.curve_publickey, self.socket.curve_secretkey = self.key
-            self.socket.curve_serverkey = self.key.public
-            self.socket.ipv6 = True
-        self.socket.connect(self.address)
+        super().close(linger if self._is_connected else 0)  # without a connection nothing is on its way
 
     def _read_events(self) -> None:
         for event in self._events():
-            if event & ENDED:
-                self._has_ended = True
-            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._is_connected, self.failures = True, 0
-            else:
-                self.failures += 1
+            self._has_ended |= bool(event & ENDED)
+            self.has_failed |= bool(event & FAILED)
+            self._is_connected |= event == zmq.Event.HANDSHAKE_SUCCEEDED
 
 
 def _has_more(socket: zmq.Socket) -> bool:

@@ -1,65 +1,45 @@
 """Task: a loop of middleware, forward in order of registration and back in reverse, in one thread or several.
 
 Middleware is any callable of a context. A generator function has two halves: the part up to its `yield` runs on the
-way forward, the rest on the way back, as in a context manager:
-
-    def timed(ctx):
-        started = time.perf_counter()
-        yield
-        ctx.seconds = time.perf_counter() - started
-
-    with Task() as task:
-        task.use(timed)
-        task.use(work)
-        task.run(max_step=10)
+way forward, the rest on the way back, as in a context manager.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.context import Context
 from a3c_mp.task.endpoint import Endpoint, node_name
-from a3c_mp.task.middleware import Middleware, Step, forward_beside, name_of
+from a3c_mp.task.middleware import Middleware, Step, StepTimer, forward_beside, name_of
 from a3c_mp.task.node import Node
-from a3c_mp.task.router import Router
-from a3c_mp.task.timing import StepTimer
+from a3c_mp.task.router import Hub
 from a3c_mp.task.wire import FINISH, JOINED, encode
 
-SHARE = "task.share"
-"""event between tasks: ({name: value},)"""
+SHARE = "task.share"  # event between tasks: ({name: value},)
 
 
 class Task:
     """Loop of middleware; to be used in a `with` block.
 
+    Its labels are those of the node, its name, "standalone" or "distributed", and "async".
+
     Args:
         async_mode: the forward halves of an iteration run at the same time, each in a thread, and all have ended before
             the way back begins. What one middleware sets, another can rely on in the next iteration only.
-        labels: of this node, besides those that it has of itself: "standalone" or "distributed", "async", "node.0".
-        known_labels: of all nodes; a filter that matches none of them is an error.
         router: to the tasks of other nodes.
     """
 
-    def __init__(
-        self, *, async_mode: bool = False, labels: Sequence[str] = (), known_labels: Sequence[str] = (),
-        router: Node | None = None,
-    ):  # fmt: skip
-        self.async_mode, self.router = async_mode, router or Node(Router(Endpoint()))
+    def __init__(self, *, async_mode: bool = False, router: Node | None = None):
+        self.async_mode, self.router = async_mode, router or Node(Hub(Endpoint()))
         own = ["distributed" if self.router.is_active else "standalone", *(["async"] if async_mode else [])]
-        self.labels = tuple(dict.fromkeys([*own, self.router.name, *labels]))
-        self.known_labels = (*self.labels, *known_labels) if known_labels else ()
+        self.labels = (*own, self.router.name, *self.router.labels)
         self.ctx = Context()
-        self.parallel_ctx = Context()
-        """the newest values that other nodes share, as attributes: `task.parallel_ctx.train_iter`"""
+        self.parallel_ctx = Context()  # the newest values that other nodes share: `task.parallel_ctx.train_iter`
         self._middleware: list[Step] = []
         self._timers: list[StepTimer] = []
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if none was
@@ -72,30 +52,25 @@ class Task:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    # ---- setting up
-
     def use(self, fn: Middleware, *, filter_labels: Sequence[str] | None = None, name: str | None = None) -> Task:
         """Append a middleware; its name is by default that of the function that made it.
 
-        Args:
-            filter_labels: use it only on nodes with a label that one of these patterns (as of file names) matches.
-
-        Raises:
-            ConfigError: no node has such a label.
+        With `filter_labels`, patterns as of file names, it is used only on nodes with a label that one of them matches.
+        Raises ConfigError if no node has such a label.
         """
         if filter_labels is not None:
-            if self.known_labels and not _match(filter_labels, self.known_labels):
-                why = f"no node has such a label; there are {', '.join(sorted(set(self.known_labels)))}"
+            known = self.router.known_labels
+            if known and not _match(filter_labels, (*known, *self.labels)):
+                why = f"no node has such a label; there are {', '.join(known)}"
                 raise ConfigError("filter-labels", ", ".join(filter_labels), why, "name one of these")
             if not _match(filter_labels, self.labels):
                 return self
         self._middleware.append(Step(fn, name or name_of(fn), self._timers))
         return self
 
-    def use_wrapper(self, timer: StepTimer) -> Task:
-        """Have a timer measure every middleware, whether it has been added yet or not."""
+    def use_wrapper(self, timer: StepTimer) -> None:
+        """Have a timer measure every middleware, also those that are added later."""
         self._timers.append(timer)
-        return self
 
     def share(self, *names: str) -> None:
         """Send these attributes of the context to the other tasks, each time they have changed: small, plain values."""
@@ -113,16 +88,14 @@ class Task:
 
         return serial
 
-    # ---- running
-
     def run(self, max_step: int | None = None) -> Context:
-        """Run iterations until one sets `ctx.finish`, or another node, a signal or `max_step` ends the task.
+        """Run iterations until one sets `ctx.finish`, or another node or `max_step` ends the task.
 
         `ctx.finish` is true on the way back of the last iteration, whose context is returned. An exception of a
         middleware is raised unless an earlier one, suspended around it, handles it.
         """
         assert self._middleware, "the task has no middleware"
-        with finish_on_signals(self.router), ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
+        with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
             while True:
                 self._iterate(threads, max_step)
                 for timer in self._timers:
@@ -133,8 +106,6 @@ class Task:
         if not self.router.was_ended or self.router.name == node_name(0):
             self.router.send(FINISH)
         return self.ctx
-
-    # ---- inside
 
     def _iterate(self, threads: ThreadPoolExecutor, max_step: int | None) -> None:
         ctx = self.ctx
@@ -153,39 +124,18 @@ class Task:
         self._send_shared()
 
     def _send_shared(self) -> None:
-        """Send what has changed since it was sent, also inside of a list or a tensor."""
-        for name in self._shared:
-            if name in self.ctx:
-                value = b"".join(frame.bytes for frame in encode(SHARE, [self.ctx.get(name)]))
-                if value != self._shared[name]:
-                    self._shared[name] = value
-                    self.router.send(SHARE, {name: self.ctx.get(name)})
+        """Send what has changed, also inside of a list or a tensor."""
+        changed = {}
+        for name in filter(self.ctx.__contains__, self._shared):
+            value = b"".join(frame.bytes for frame in encode(SHARE, [self.ctx.get(name)]))
+            if value != self._shared[name]:
+                self._shared[name], changed[name] = value, self.ctx.get(name)
+        if changed:
+            self.router.send(SHARE, changed)
 
     def _on_shared(self, sender: str, values: dict[str, Any]) -> None:
         for name, value in values.items():
             setattr(self.parallel_ctx, name, value)
-
-
-@contextmanager
-def finish_on_signals(node: Node) -> Iterator[None]:
-    """Finish a task at SIGINT and SIGTERM, where no other handler is installed; a second one ends the process."""
-    previous = {}
-
-    def on_signal(signum: int, frame: object) -> None:
-        if node.finishing:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
-        node.finishing = True
-
-    if threading.current_thread() is threading.main_thread():
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(signum) in (signal.default_int_handler, signal.SIG_DFL):
-                previous[signum] = signal.signal(signum, on_signal)
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
 
 
 def _match(patterns: Sequence[str], labels: Sequence[str]) -> bool:

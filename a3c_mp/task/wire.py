@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 import torch
 import zmq
 
-JOINED, LEFT = "node.joined", "node.left"
-"""events of the nodes themselves: a node is connected, or no longer"""
-FINISH = "task.finish"
-"""event between tasks: ()"""
+JOINED, LEFT = "node.joined", "node.left"  # events of the nodes themselves: one is connected, or no longer
+FINISH = "task.finish"  # event between tasks
 
 MAX_JSON = 4 * 2**20  # bytes of the content of a message; larger things are tensors
 MAX_TENSOR = 128 * 2**20  # bytes of a tensor; a slot of Pong has 20 MiB
@@ -33,7 +31,7 @@ PARSE_ERRORS = (ValueError, TypeError, KeyError, IndexError, OverflowError, Recu
 
 
 class WireError(Exception):
-    """Frames that are no message, or not the one that is expected; the text says what is wrong with them."""
+    """Frames that are no message, or not the one that is expected."""
 
 
 class Message(NamedTuple):
@@ -47,11 +45,7 @@ class Message(NamedTuple):
 def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
     """Frames of an event and its arguments, JSON values and tensors, nested in lists and dicts; all are copied.
 
-    As in JSON, tuples arrive as lists and keys as strings.
-
-    Raises:
-        TypeError: a value of another type.
-        ValueError: too large, or a dict with the reserved key "$tensor".
+    Raises TypeError for values of other types, ValueError if they are too large or hold the reserved key "$tensor".
     """
     tensors: list[zmq.Frame] = []
 
@@ -69,7 +63,9 @@ def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
 
     text = json.dumps([event, args], default=pack).encode()
     if len(text) > MAX_JSON or len(tensors) > MAX_TENSORS:
-        raise ValueError(f"a message of {len(text):,} bytes of JSON and {len(tensors)} tensors is too large; split it")
+        raise ValueError(
+            f"{len(text):,} bytes of JSON and {len(tensors)} tensors are too much for one message; split it"
+        )
     if text.count(f'"{TENSOR}":'.encode()) != len(tensors):
         raise ValueError(f"the key {TENSOR!r} is reserved")
     return [zmq.Frame(text, copy=True), *tensors]
@@ -78,8 +74,7 @@ def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
 def decode(frames: Sequence[zmq.Frame]) -> tuple[str, list]:
     """The event and the arguments that `encode` made the frames of; tensors use the memory of the frames.
 
-    Raises:
-        WireError: not from `encode`: no JSON, a dtype not in `DTYPES`, sizes that do not match, too many frames.
+    Raises WireError for frames that are not from `encode`.
     """
     content, *tensors = frames
     missing = set(range(len(tensors)))

@@ -1,17 +1,11 @@
 """Chapter 5 across machines: nodes that join a running task, leave it, lose it, or are refused."""
 
-import contextlib
 import json
 import os
-import pickle
 import re
-import select
 import signal
-import socket
 import stat
-import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -25,9 +19,7 @@ import train_task
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.run import checkpoint
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.exchange import FILLED, JOIN, NO_PLACE, SETUP, TOKEN
-from a3c_mp.task.router import Router
-from a3c_mp.task.wire import encode
+from a3c_mp.task.exchange import FILLED, JOIN, SETUP, TOKEN
 from wrappers import make_env
 
 ENV_ID = "CartPole-v1"
@@ -68,8 +60,8 @@ class Hub(Machine):
         self.key_file = scripts.runs_dir / "k"
         self.address = self.wait_for(r"listening at (\S+),")[1]
 
-    def attach(self, number, role, *flags, address=None, prefix=()):
-        where = ("--attach-to", address or self.address, "--key-file", "k")
+    def attach(self, number, role, *flags, prefix=()):
+        where = ("--attach-to", self.address, "--key-file", "k")
         return Machine(self.scripts, number, *where, "--role", role, *flags, prefix=prefix)
 
     def wait_for_steps(self):
@@ -95,49 +87,12 @@ def start_hub(scripts):
     return lambda *flags, **how: Hub(scripts, *flags, **how)
 
 
-@pytest.fixture
-def proxy():
-    """A port that passes on what it gets: a function (address) -> (new address, function that cuts connections)."""
-    sockets, server = [], socket.create_server(("127.0.0.1", 0))
-
-    def serve(target):
-        while True:
-            with contextlib.suppress(OSError):
-                ends = server.accept()[0], socket.create_connection(target)
-                sockets.extend(ends)
-                for source, sink in (ends, ends[::-1]):
-                    threading.Thread(target=pump, args=(source, sink), daemon=True).start()
-
-    def pump(source, sink):
-        with contextlib.suppress(OSError):
-            while data := source.recv(2**16):
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def cut():
-        for end in sockets:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        sockets.clear()
-
-    def open_for(address):
-        host, port = address.removeprefix("tcp://").split(":")
-        threading.Thread(target=serve, args=((host, int(port)),), daemon=True).start()
-        return f"tcp://127.0.0.1:{server.getsockname()[1]}", cut
-
-    yield open_for
-    cut()
-
-
 # ---- they join, leave, and are lost
 
 
-def test_collectors_of_other_machines_train_a_hub_that_has_none_and_survive_kills_and_cuts(start_hub, proxy):
+def test_collectors_of_other_machines_train_a_hub_that_has_none_and_survive_kills_and_stops(start_hub):
     hub = start_hub("--num-actors", "0", *SMALL, *ENDLESS, "--eval-every", "2000", "--eval-episodes", "2")
-    address, cut = proxy(hub.address)
-    collector = hub.attach(1, "collector", "--num-actors", "1", address=address)
+    collector = hub.attach(1, "collector", "--num-actors", "1")
     evaluator = hub.attach(2, "evaluator")
     pid = int(collector.wait_for(r"collector 0 \(pid (\d+)\) has joined")[1])
     hub.wait_for("evaluator joined")
@@ -146,7 +101,10 @@ def test_collectors_of_other_machines_train_a_hub_that_has_none_and_survive_kill
     collector.wait_for(rf"collector 0 \(pid {pid}\) was killed by SIGKILL; restart 1 of 5")
     hub.wait_for("collector 0 joined", times=2)
     hub.wait_for_steps()
-    cut()
+    pid = int(collector.wait_for(r"collector 0 \(pid (\d+)\) has joined", times=2)[1])
+    os.kill(pid, signal.SIGSTOP)
+    hub.wait_for("collector 0 left", times=2)
+    os.kill(pid, signal.SIGCONT)
     hub.wait_for("collector 0 joined", times=3)
     hub.wait_for_steps()
     assert collector.printed.count("has joined") == 3
@@ -162,8 +120,7 @@ def test_collectors_of_other_machines_train_a_hub_that_has_none_and_survive_kill
     assert collector.printed.endswith("the task has ended\n")
     assert hub.summary["worker_restarts"] == 0
     assert len(re.findall("INFO collector 0 (joined|left)", hub.log)) >= 5
-    warnings = [line for line in hub.log.splitlines() if "WARNING" in line]
-    assert all("a connection was refused" in line for line in warnings), "one that was cut before it was complete"
+    assert "WARNING" not in hub.log
 
 
 @pytest.mark.slow
@@ -188,50 +145,28 @@ def test_a_node_that_is_terminated_leaves_and_all_end_when_the_hub_is_killed(sta
     assert not still_alive(family)
 
 
-IN_NAMESPACE = ("ip", "netns", "exec", "a3c-test")
-
-
-@contextlib.contextmanager
-def link_down(hub, machine, cable, name):
-    """The link to a collector's machine is down, and both sides see it; afterwards it joins again."""
-    cable("link set a3c-hub down")
-    begin = time.monotonic()
-    hub.wait_for(f"{name} left")
-    machine.wait_for("does not answer")
-    assert time.monotonic() - begin < 15
-    yield
-    cable("link set a3c-hub up")
-    begin = time.monotonic()
-    hub.wait_for(f"{name} joined", times=2)
-    machine.wait_for("answers again")
-    assert time.monotonic() - begin < 10
-
-
-@pytest.mark.slow
-def test_two_commands_in_two_networks_solve_cartpole_though_the_link_is_down_for_30_seconds(start_hub, cable):
-    hub = start_hub("--num-actors", "0", "--checkpoint-steps", "500", host="10.231.7.1")
-    machine = hub.attach(1, "collector", "--num-actors", "1", prefix=IN_NAMESPACE)
-    hub.wait_for("collector 0 joined")
-    hub.wait_for_steps()
-    with link_down(hub, machine, cable, "collector 0"):
-        time.sleep(20)
-    assert hub.end(300) == 0
-    assert hub.summary["solved"]
-    assert machine.end() == 0
-
-
 @pytest.mark.slow
 def test_a_hub_goes_on_while_the_link_to_a_collector_is_down(start_hub, cable):
     hub = start_hub("--num-actors", "1", *SMALL, *ENDLESS, host="10.231.7.1")
-    machine = hub.attach(1, "collector", "--num-actors", "1", prefix=IN_NAMESPACE)
+    machine = hub.attach(1, "collector", "--num-actors", "1", prefix=("ip", "netns", "exec", "a3c-test"))
     hub.wait_for("collector 1 joined")
     hub.wait_for_steps()
-    with link_down(hub, machine, cable, "collector 1"):
-        hub.wait_for_steps()
-        games = (hub.folder / "episodes.csv").read_text().count("\n")
-        hub.scripts.wait_until(
-            lambda: (hub.folder / "episodes.csv").read_text().count("\n") > games + 10, hub.process
-        )  # no game of the collector that left is waited for
+    cable("link set a3c-hub down")
+    begin = time.monotonic()
+    hub.wait_for("collector 1 left")
+    machine.wait_for("does not answer")
+    assert time.monotonic() - begin < 15
+    hub.wait_for_steps()
+    games = (hub.folder / "episodes.csv").read_text().count("\n")
+    hub.scripts.wait_until(
+        lambda: (hub.folder / "episodes.csv").read_text().count("\n") > games + 10, hub.process
+    )  # no game of the collector that left is waited for
+    time.sleep(10)
+    cable("link set a3c-hub up")
+    begin = time.monotonic()
+    hub.wait_for("collector 1 joined", times=2)
+    machine.wait_for("answers again")
+    assert time.monotonic() - begin < 10
     hub.wait_for_steps()
     hub.process.send_signal(signal.SIGINT)
     assert hub.end() == 130
@@ -275,66 +210,28 @@ def test_a_wrong_key_is_one_line_there_and_one_here(refused_by, standing, tmp_pa
 
 def test_another_version_is_refused(refused_by, standing, monkeypatch):
     monkeypatch.setattr(a3c_mp, "__version__", "0.0.1")
-    line = refused_by("--role", "collector")
-    assert f"a3c_mp 0.0.1 instead of {version_of(standing)}" in line
+    theirs = json.loads((standing.folder / "config.json").read_text())["versions"]["a3c_mp"]
+    assert f"a3c_mp 0.0.1 instead of {theirs}" in refused_by("--role", "collector")
     assert "a node with other versions was refused" in standing.log
-
-
-def version_of(hub):
-    return json.loads((hub.folder / "config.json").read_text())["versions"]["a3c_mp"]
 
 
 def test_an_evaluator_for_a_task_without_evaluations_is_refused(refused_by):
     assert "the task there has no evaluations" in refused_by("--role", "evaluator")
 
 
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (["--role", "collector"], "attach-to=tcp://127.0.0.1:9: TCP needs a key"),
-        (["--role", "collector", "--key-file", "nowhere"], "key-file=nowhere: there is no such file"),
-        (["--key-file", "k"], "role=learner"),
-        (["--role", "collector", "--key-file", "k", "--standalone"], "attach-to="),
-        (["--role", "collector", "--key-file", "k", "--listen", "tcp://127.0.0.1:0"], "attach-to="),
-        (["--role", "collector", "--key-file", "k", "--num-actors", "0"], "num-actors=0: there would be no collector"),
-    ],
-)
-def test_flags_with_which_nobody_can_join_are_refused(refused, flags, why):
-    assert why in refused(train_task.main, ["--attach-to", "tcp://127.0.0.1:9", *flags])
-
-
-@pytest.mark.slow
-def test_nobody_there_is_one_line(refused, standing, monkeypatch):
-    monkeypatch.setattr("a3c_mp.task.router.WELCOME_SECONDS", 1.0)
-    nowhere = f"tcp://127.0.0.1:{free_port()}"
-    flags = ["--attach-to", nowhere, "--key-file", str(standing.key_file), "--role", "collector"]
-    assert "no node lets this one in within 1 s" in refused(train_task.main, flags)
-
-
 # ---- what others send
 
 
 @pytest.fixture
-def intruder(standing):
+def intruder(standing, net):
     """A node that has the key and no manners, in the place of a collector: its router, and its first token."""
-    with Router(Endpoint(dials=standing.address, key_file=standing.key_file)) as router:
+    router = net.enter(Endpoint(dials=standing.address, key_file=standing.key_file))
+    while True:
         router.send(JOIN, "intruder")
-        while (answer := wait_for_message(router, SETUP, NO_PLACE)).event == NO_PLACE:
-            time.sleep(0.2)  # the place of the intruder before is not free yet
-            router.send(JOIN, "intruder")
-        worker, _, tokens, _ = answer.args
-        assert worker == 1
-        yield router, tokens[0][0]
-
-
-def wait_for_message(router, *events, timeout=30):
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        for message in router.receive():
-            if message.event in events:
-                return message
-        select.select(router.files, [], [], 0.1)
-    raise AssertionError(f"no {events}")
+        answer = net.take(router, 1)[0]
+        if answer.event == SETUP:
+            return router, answer.args[2][0][0]
+        time.sleep(0.2)  # the place of the intruder before is not free yet
 
 
 def rollout(**changes):
@@ -353,7 +250,7 @@ def test_one_collector_too_many_is_refused(standing, intruder):
     standing.wait_for_steps()
 
 
-def test_malformed_messages_of_a_collector_are_dropped_and_a_good_one_counts(standing, intruder):
+def test_malformed_messages_of_a_collector_are_dropped_and_a_good_one_counts(standing, intruder, net):
     router, slot = intruder
     before = standing.printed.count("dropped")
     good = rollout()
@@ -378,38 +275,11 @@ def test_malformed_messages_of_a_collector_are_dropped_and_a_good_one_counts(sta
         router.send(event, *args)
     router.send(FILLED, slot, 0, good)
     router.send(FILLED, slot, 0, good)  # once more, which is one time too many
-    assert wait_for_message(router, TOKEN).args[0][0] == slot, "it was learned from"
+    [(_, event, args)] = net.take(router, 1)
+    assert (event, args[0][0]) == (TOKEN, slot), "it was learned from"
     standing.scripts.wait_until(lambda: standing.printed.count("dropped") > before + 2, standing.process)
     standing.wait_for_steps()
     assert "Traceback" not in standing.printed
-
-
-class Bomb:
-    """Makes a file where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-def test_strangers_and_pickles_do_no_harm(standing, intruder, tmp_path):
-    host, port = standing.address.removeprefix("tcp://").split(":")
-    bomb = pickle.dumps(Bomb(tmp_path / "bomb"))
-    with socket.create_connection((host, int(port))), zmq.Context() as context, context.socket(zmq.DEALER) as client:
-        for attack in (os.urandom(1000), bomb):
-            with socket.create_connection((host, int(port))) as stranger:
-                stranger.sendall(attack)
-        key = intruder[0].endpoint.load_key()
-        client.linger = 1000
-        client.curve_publickey, client.curve_secretkey, client.curve_serverkey = *key, key.public
-        client.connect(standing.address)
-        client.send_multipart([bomb, bomb])
-        client.send_multipart([*encode("event", []), bomb])
-        standing.wait_for("a node that has not joined dropped")
-        standing.wait_for_steps()
-    assert not (tmp_path / "bomb").exists()
 
 
 # ---- what is open to others

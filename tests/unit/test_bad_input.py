@@ -185,6 +185,7 @@ task | --role collector | role=collector: the task would have no learner; add --
 task | ATTACHED --key-file k | role=learner: the task to join has its learner;
 task | ATTACHED --role evaluator | attach-to=tcp://127.0.0.1:9: TCP needs
 task | ATTACHED --role collector --key-file k | key-file=k: there is no such file
+task | --num-actors 0 | num-actors=0: there would be no collector
 task | ATTACHED --role collector --max-seconds 9 | max-seconds=9.0: a node that joins has the settings of the task there
 task | ATTACHED --role collector --no-normalize-obs | normalize-obs=False: a node that joins has the settings of the ta
 task | ATTACHED LISTENING --role collector | attach-to=tcp://127.0.0.1:9: a node that joins does not listen; leave --li

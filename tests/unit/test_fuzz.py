@@ -1,21 +1,18 @@
 """Whatever bytes lie where a checkpoint or the settings of a run should: only the documented errors come out.
 
-In CI for seconds; with `-m slow` for `FUZZ_SECONDS` each, ten minutes unless the environment says otherwise.
+With `FUZZ_EXAMPLES=100` in the environment, 100 times as many examples are tried, and other ones each time.
 """
 
 import dataclasses
 import hashlib
 import io
-import itertools
 import json
 import os
-import time
-import warnings
 
 import pytest
 import torch
 from harness import APEX_DQN, IMPALA
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from a3c_mp.cli import parse_args
@@ -23,35 +20,21 @@ from a3c_mp.config import FORMAT, check_ranges
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.run import checkpoint
 
-FUZZ_SECONDS = float(os.environ.get("FUZZ_SECONDS", "600"))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=8), inner), max_leaves=8)
-FOR_LONG = [pytest.mark.slow, pytest.mark.timeout(2 * FUZZ_SECONDS + 600)]
-HOW_LONG = pytest.mark.parametrize("seconds", [0, pytest.param(FUZZ_SECONDS, marks=FOR_LONG)])
-
-
-def fuzz(test, examples, strategies, seconds):
-    """Call `test` with examples of the strategies; with `seconds`, until they are over."""
-    rounds, deadline = itertools.count(), time.monotonic() + seconds
-    quick = settings(deadline=None, max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
-    while True:
-        seed(next(rounds))(quick(given(**strategies)(test)))()
-        if time.monotonic() >= deadline:
-            return
+TIMES = int(os.environ.get("FUZZ_EXAMPLES", "1"))
+QUICK = settings(deadline=None, database=None, derandomize=TIMES == 1, suppress_health_check=list(HealthCheck))
 
 
 # ---- checkpoints
 
 ORIGIN = {"algorithm": "a3c_data", "env_id": "CartPole-v1"}
-torch.save(
-    {
-        "net": {"weight": torch.arange(6.0).view(2, 3), "bias": torch.zeros(2, dtype=torch.bfloat16)},
-        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
-        "steps": 7,
-        "returns": [1.0],
-    },
-    file := io.BytesIO(),
-)
+STATE = {
+    "net": {"weight": torch.arange(6.0).view(2, 3), "bias": torch.zeros(2, dtype=torch.bfloat16)},
+    "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+    "steps": 7,
+}
+torch.save(STATE, file := io.BytesIO())
 WHOLE = file.getvalue()
 """a checkpoint as `save` writes it"""
 
@@ -77,28 +60,29 @@ CHECKPOINTS = {
 }
 
 
-@HOW_LONG
-def test_bytes_in_the_place_of_a_checkpoint_are_read_or_refused(tmp_path, seconds):
-    path = tmp_path / "step_7.pt"
+def read(path, content, changes=(), manifest=None):
+    vouched = {"format": FORMAT, **ORIGIN, "steps": 7, "sha256": hashlib.sha256(content).hexdigest(), **dict(changes)}
+    manifest = vouched if manifest is None else manifest
+    path.write_bytes(content)
+    path.with_suffix(".json").write_text(manifest if isinstance(manifest, str) else json.dumps(manifest))
+    return checkpoint.load(path, **ORIGIN)
 
-    def read(content, changes, manifest):
-        vouched = {"format": FORMAT, **ORIGIN, "steps": 7, "sha256": hashlib.sha256(content).hexdigest()} | changes
-        manifest = vouched if manifest is None else manifest
-        path.write_bytes(content)
-        path.with_suffix(".json").write_text(manifest if isinstance(manifest, str) else json.dumps(manifest))
-        try:
-            state = checkpoint.load(path, **ORIGIN)
-        except CheckpointError as error:
-            refusal = str(error)
-        else:
-            refusal = f"{path}"
-            assert all(torch.isfinite(tensor).all() for tensor in state["net"].values())
-        assert str(path) in refusal
 
-    read(WHOLE, {}, None)
-    assert checkpoint.load(path, **ORIGIN)["steps"] == 7, "undamaged it can be read"
-    with warnings.catch_warnings(action="ignore"):
-        fuzz(read, 1000 if seconds else 150, CHECKPOINTS, seconds)
+@settings(QUICK, max_examples=150 * TIMES)
+@given(**CHECKPOINTS)
+@pytest.mark.filterwarnings("ignore")
+def test_bytes_in_the_place_of_a_checkpoint_are_read_or_refused(tmp_path, content, changes, manifest):
+    path, refusal = tmp_path / "step_7.pt", None
+    try:
+        state = read(path, content, changes, manifest)
+        assert all(torch.isfinite(tensor).all() for tensor in state["net"].values())
+    except CheckpointError as error:
+        refusal = str(error)
+    assert refusal is None or str(path) in refusal
+
+
+def test_an_undamaged_checkpoint_is_read(tmp_path):
+    assert read(tmp_path / "step_7.pt", WHOLE)["steps"] == 7
 
 
 # ---- settings
@@ -116,23 +100,21 @@ CONFIGS = {
 }
 
 
-@HOW_LONG
-def test_whatever_stands_in_the_place_of_settings_is_taken_or_refused(tmp_path, seconds):
-    def read(chapter, changed, dropped, instead):
-        args_class, presets = CHAPTERS[chapter].settings
-        saved = {**dataclasses.asdict(args_class()), **changed}
-        saved = {name: value for name, value in saved.items() if name not in {"runs_dir", "resume", *dropped}}
-        content = json.dumps({"format": FORMAT, "algorithm": chapter, "args": saved}) if instead is None else instead
-        content = content if isinstance(content, bytes) else content.encode(errors="replace")
-        (tmp_path / "config.json").write_bytes(content)
-        refusal = ""
-        try:
-            check_ranges(parse_args(args_class, presets, "", ["--resume", str(tmp_path)]))
-        except ConfigError as error:
-            refusal = str(error)
-        assert "\n" not in refusal
-        assert not refusal or changed or dropped or instead is not None, "undamaged they are taken"
-
-    for chapter in CHAPTERS:
-        read(chapter, {}, set(), None)
-    fuzz(read, 200 if seconds else 60, CONFIGS, seconds)
+@settings(QUICK, max_examples=60 * TIMES)
+@given(**CONFIGS)
+@example("apex_dqn", {}, set(), None)
+@example("impala", {}, set(), None)
+def test_whatever_stands_in_the_place_of_settings_is_taken_or_refused(tmp_path, chapter, changed, dropped, instead):
+    args_class, presets = CHAPTERS[chapter].settings
+    saved = {**dataclasses.asdict(args_class()), **changed}
+    saved = {name: value for name, value in saved.items() if name not in {"runs_dir", "resume", *dropped}}
+    content = json.dumps({"format": FORMAT, "algorithm": chapter, "args": saved}) if instead is None else instead
+    content = content if isinstance(content, bytes) else content.encode(errors="replace")
+    (tmp_path / "config.json").write_bytes(content)
+    refusal = ""
+    try:
+        check_ranges(parse_args(args_class, presets, "", ["--resume", str(tmp_path)]))
+    except ConfigError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+    assert not refusal or changed or dropped or instead is not None, "undamaged they are taken"

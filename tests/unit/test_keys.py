@@ -115,5 +115,6 @@ def test_endpoints_of_one_machine(tmp_path):
     first, second = ends = local_endpoints(tmp_path, [(), ("a",)], ADDRESS, greeting={"seed": 1})
     assert first.binds == (second.dials, ADDRESS)
     assert (second.number, second.labels) == (1, ("a",))
+    assert first.known_labels == second.known_labels == ("a", "distributed", "node.0", "node.1")
     assert first.greeting == {"seed": 1}
     assert pickle.loads(pickle.dumps(ends)) == ends, "it is passed to spawned processes"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nodes import Net, free_port
+from nodes import free_port
 from torch import nn
 
 import train_task
@@ -34,17 +34,10 @@ from a3c_mp.task import parallel
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import FILLED, JOIN, NodeChannel, NodePool
 from a3c_mp.task.node import PENDING, REPORT_REFUSAL, FirstNode, JoinedNode, Node
-from a3c_mp.task.parallel import JoinedNodes, Role
+from a3c_mp.task.parallel import Role, run_joined_nodes
 from a3c_mp.task.wire import FINISH
 
 SPEC = {"obs": ((2, 3), torch.float32), "done": ((2,), torch.bool)}
-
-
-@pytest.fixture
-def net(log):
-    net = Net(log)
-    with net.stack:
-        yield net
 
 
 @pytest.fixture
@@ -55,7 +48,7 @@ def nodes(net):
         routers = [net.enter(end) for end in ends]
         options = {"max_restarts": 0, "hang_seconds": 60.0, "on_message": None, "on_restart": None}
         supervisor = Supervisor([SimpleNamespace(is_done=True)], torch.zeros(1), **options)
-        learner = FirstNode(routers[0], supervisor, is_interrupted=lambda: False, known_labels=())
+        learner = FirstNode(routers[0], supervisor, is_interrupted=lambda: False)
         yield learner, *map(Node, routers[1:])
 
 
@@ -216,7 +209,7 @@ def test_what_a_node_sends_that_is_no_collector_is_dropped(nodes, make_pool):
 @pytest.fixture
 def joined(tmp_path, net, monkeypatch):
     """A node that has joined, its log lines, the end of node 0, and a function that makes a router for another one."""
-    for name, seconds in (("GONE", 0.3), ("PROBE", 0.01), ("LOST", 0.0)):
+    for name, seconds in (("GONE", 0.3), ("PROBE", 0.01)):
         monkeypatch.setattr(node_module, f"{name}_SECONDS", seconds)
     address, key_file, lines = f"tcp://127.0.0.1:{free_port()}", tmp_path / "key", []
 
@@ -279,18 +272,25 @@ def test_a_node_that_has_joined_does_not_end_the_task(tmp_path, net):
 
 
 def test_a_collector_that_has_lost_its_place_ends_alone(nodes, monkeypatch, tape, log):
-    children = [SimpleNamespace(is_done=False, had_result=True), SimpleNamespace(is_done=False, had_result=False)]
-    supervisor = SimpleNamespace(children=children, start=bool, stop=bool)
-    monkeypatch.setattr(parallel, "Supervisor", lambda *args, **settings: supervisor)
     refusal = (REPORT_REFUSAL, "attach-to", "tcp://hub:1", "its 2 places are taken", "attach fewer")
-    with JoinedNodes(None, (), [Role(), Role()], nodes[1].router, log) as joined:
-        joined._on_report(0, refusal)
-        assert "has lost its place and ends: attach-to=tcp://hub:1: its 2 places are taken" in tape.messages[-1]
+
+    def run_with(*children):
+        """Each of them is refused in its turn; returns how many were."""
+        refused = itertools.count()
+
+        def supervise(*args, on_message, **settings):
+            watch = lambda should_stop, also: on_message(next(refused), refusal)  # noqa: E731
+            return SimpleNamespace(children=children, start=bool, stop=bool, watch=watch)
+
+        monkeypatch.setattr(parallel, "Supervisor", supervise)
         with pytest.raises(ConfigError, match="places are taken"):
-            joined._on_report(1, refusal)  # it never had one
-        children[1].is_done = True
-        with pytest.raises(ConfigError, match="places are taken"):
-            joined._on_report(0, refusal)  # there is no other
+            run_joined_nodes(None, (), [Role()] * len(children), nodes[1].router, log, 5, 60.0)
+        return next(refused)
+
+    had_place = SimpleNamespace(is_done=False, had_result=True)
+    assert run_with(had_place, SimpleNamespace(is_done=False, had_result=False)) == 2, "the other never had a place"
+    assert "has lost its place and ends: attach-to=tcp://hub:1: its 2 places are taken" in tape.messages[-1]
+    assert run_with(had_place, SimpleNamespace(is_done=True, had_result=True)) == 1, "there is no other"
 
 
 # ---- evaluators

@@ -1,9 +1,8 @@
 """Tasks in one process: order, errors, the end of a run, shared values, threads, labels, the timer."""
 
+import contextlib
 import copy
-import os
 import random
-import signal
 import threading
 import time
 
@@ -12,8 +11,8 @@ import torch
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.context import Context
+from a3c_mp.task.middleware import StepTimer
 from a3c_mp.task.task import SHARE, Task
-from a3c_mp.task.timing import StepTimer
 from a3c_mp.task.wire import FINISH, JOINED
 
 
@@ -23,8 +22,6 @@ def recorder(tape, name, *, yields=True, fail=None, handle=False, backward_fail=
     def generator(ctx):
         tape.append(f"{name}+")
         time.sleep(random.random() * sleep)
-        if fail:
-            raise fail
         try:
             yield
         except Exception as error:
@@ -38,7 +35,6 @@ def recorder(tape, name, *, yields=True, fail=None, handle=False, backward_fail=
 
     def plain(ctx):
         tape.append(name)
-        time.sleep(random.random() * sleep)
         if fail:
             raise fail
 
@@ -86,7 +82,7 @@ def test_what_is_kept_later_was_not_lost_before():
     assert ctx.renew().renew().x == 2
 
 
-# ---- order
+# ---- order and errors
 
 
 def test_the_way_back_is_the_reverse_of_the_way_forward():
@@ -98,8 +94,7 @@ def test_the_way_back_is_the_reverse_of_the_way_forward():
 @pytest.mark.parametrize("_", range(10))
 def test_the_way_back_of_async_middleware_is_in_reverse_order_of_registration(_):
     tape = []
-    run(recorder(tape, "A", sleep=0.004), recorder(tape, "B", sleep=0.004), recorder(tape, "C", sleep=0.004),
-        async_mode=True)  # fmt: skip
+    run(*(recorder(tape, name, sleep=0.004) for name in "ABC"), async_mode=True)
     assert sorted(tape[:3]) == ["A+", "B+", "C+"]
     assert tape[3:] == ["C-", "B-", "A-"]
 
@@ -119,7 +114,7 @@ def test_a_second_yield_is_an_error(async_mode):
         yield
         yield
 
-    with pytest.raises(RuntimeError, match="middleware twice has a second yield"):
+    with pytest.raises(RuntimeError, match="generator didn't stop"):
         run(twice, async_mode=async_mode)
 
 
@@ -133,48 +128,37 @@ def test_serial_nests():
     assert tape == ["A+", "B+", "C+", "D+", "D-", "C-", "B-", "A-"] * 2
 
 
-# ---- errors
+FAILING = {"yields": False, "fail": ArithmeticError("failed")}
+FAILING_BACK = {"backward_fail": ArithmeticError("failed back")}
 
 
-@pytest.mark.parametrize("async_mode", [False, True])
-def test_an_error_goes_back_through_what_is_suspended(async_mode):
+@pytest.mark.parametrize(
+    ("how", "expected", "error"),
+    [
+        ([{}, {}, FAILING, {}], "A+ B+ C B!failed B- A!failed A-", "^failed$"),
+        ([{}, {"handle": True}, FAILING, {}], "A+ B+ C B!failed B- A-", None),
+        ([{}, FAILING_BACK, {}], "A+ B+ C+ C- B- A!failed back A-", "^failed back$"),
+    ],
+    ids=["on the way forward", "handled", "on the way back"],
+)
+def test_an_error_goes_back_through_what_is_suspended_until_it_is_handled(how, expected, error):
     tape = []
-    fail = ArithmeticError("third")
-    with pytest.raises(ArithmeticError, match="third"):
-        run(recorder(tape, "A"), recorder(tape, "B"), recorder(tape, "C", yields=False, fail=fail),
-            async_mode=async_mode)  # fmt: skip
-    assert tape == ["A+", "B+", "C", "B!third", "B-", "A!third", "A-"]
+    middleware = [recorder(tape, name, **kwargs) for name, kwargs in zip("ABCD", how, strict=False)]
+    with pytest.raises(ArithmeticError, match=error) if error else contextlib.nullcontext():
+        assert run(*middleware, max_step=2).total_step == 1, "a handled error ends its iteration only"
+    assert " ".join(tape) in (expected, f"{expected} {expected}")
 
 
-def test_a_handled_error_stays_handled():
-    tape, fail = [], ArithmeticError("x")
-    ctx = run(recorder(tape, "A"), recorder(tape, "B", handle=True), recorder(tape, "C", yields=False, fail=fail),
-              recorder(tape, "D"), max_step=2)  # fmt: skip
-    assert tape == ["A+", "B+", "C", "B!x", "B-", "A-"] * 2
-    assert ctx.finish
-
-
-def test_an_error_on_the_way_back_goes_on_from_there():
-    tape = []
-    with pytest.raises(ArithmeticError, match="back"):
-        run(recorder(tape, "A"), recorder(tape, "B", backward_fail=ArithmeticError("back")), recorder(tape, "C"))
-    assert tape == ["A+", "B+", "C+", "C-", "B-", "A!back", "A-"]
-
-
-def test_the_first_error_of_threads_is_raised_once_all_have_ended():
+def test_an_error_in_a_thread_is_raised_once_all_have_ended():
     tape = []
 
-    def fails(ctx):
-        raise ArithmeticError("failed")
-
-    def fails_later(ctx):
+    def end_later(ctx):
         time.sleep(0.2)
         tape.append("ended")
-        raise ValueError
 
     with pytest.raises(ArithmeticError, match="failed"):
-        run(fails_later, fails, async_mode=True)
-    assert tape == ["ended"]
+        run(recorder(tape, "A"), recorder(tape, "B", **FAILING), end_later, async_mode=True)
+    assert tape[2:] == ["ended", "A!failed", "A-"]
 
 
 # ---- the end
@@ -185,8 +169,9 @@ class StubNode:
 
     is_active, finishing, was_ended = True, False, False
 
-    def __init__(self, name="node.1", on_look=lambda node: None):
+    def __init__(self, name="node.1", on_look=lambda node: None, labels=(), known_labels=()):
         self.name, self.look, self.sent, self.handlers = name, lambda: on_look(self), [], {}
+        self.labels, self.known_labels = labels, known_labels
 
     def send(self, event, *args):
         self.sent.append((event, *copy.deepcopy(args)))
@@ -231,51 +216,28 @@ def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
     assert (task.parallel_ctx.x, task.parallel_ctx.get("x"), task.parallel_ctx.get("y", 3)) == (2, 2, 3)
 
 
-def ends_itself(task, ctx):
-    ctx.finish = True
-
-
-def ends_by_signal(task, ctx):
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-@pytest.mark.parametrize("end", [None, ends_itself, ends_by_signal])
 @pytest.mark.parametrize("async_mode", [False, True])
-def test_finish_is_true_on_the_last_way_back_whatever_the_cause(end, async_mode):
+@pytest.mark.parametrize("max_step", [3, None])
+def test_finish_is_true_on_the_last_way_back_whatever_the_cause(max_step, async_mode):
     seen = []
 
-    def watches(ctx):
+    def watch(ctx):
         yield
         seen.append(ctx.finish)
 
-    def ends(ctx):
-        if end is not None and ctx.total_step == 2:
-            end(task, ctx)
+    def end(ctx):
+        ctx.finish = max_step is None and ctx.total_step == 2
 
-    with Task(async_mode=async_mode) as task:
-        task.use(watches)
-        task.use(ends)
-        task.run(max_step=3 if end is None else None)
+    run(watch, end, max_step=max_step, async_mode=async_mode)
     assert seen == [False, False, True]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 # ---- threads
 
 
-def sleeper(seconds):
-    return lambda ctx: time.sleep(seconds)
-
-
-@pytest.mark.parametrize("async_mode", [False, True])
-def test_async_middleware_runs_at_the_same_time(async_mode):
-    barrier = threading.Barrier(3, timeout=20 if async_mode else 0.2)
-    middleware = [lambda ctx: barrier.wait() for _ in range(3)]
-    if async_mode:
-        run(*middleware, async_mode=True)
-    else:
-        with pytest.raises(threading.BrokenBarrierError):
-            run(*middleware)
+def test_async_middleware_runs_at_the_same_time():
+    barrier = threading.Barrier(3, timeout=20)
+    run(*[lambda ctx: barrier.wait()] * 3, async_mode=True)
 
 
 # ---- labels
@@ -283,15 +245,15 @@ def test_async_middleware_runs_at_the_same_time(async_mode):
 
 def test_a_middleware_is_used_where_a_label_matches():
     tape = []
-    with Task(labels=["collector", "node.3"]) as task:
-        for name, labels in {"a": None, "b": ["standalone", "learner"], "c": ["node.[12]"], "d": ["coll*"]}.items():
+    with Task(router=StubNode("node.3", labels=("collector",))) as task:
+        for name, labels in {"a": None, "b": ["distributed", "learner"], "c": ["node.[12]"], "d": ["coll*"]}.items():
             task.use(recorder(tape, name, yields=False), filter_labels=labels)
         task.run(max_step=1)
     assert tape == ["a", "b", "d"]
 
 
 def test_a_filter_that_no_node_can_match_is_an_error():
-    with Task(known_labels=["learner", "collector"]) as task:
+    with Task(router=StubNode(known_labels=("collector", "learner"))) as task:
         task.use(recorder([], "a"), filter_labels=["evaluator", "collector"])
         with pytest.raises(ConfigError, match=r"filter-labels=colector: no node has such a label; there are collector"):
             task.use(recorder([], "a"), filter_labels=["colector"])
@@ -306,20 +268,23 @@ def test_step_timer_counts_both_halves_and_shows_nested_middleware_below_their_o
         yield
         time.sleep(0.05)
 
+    def quick(ctx):
+        time.sleep(0.001)
+
     tables, records = [], []
     with Task() as task:
-        task.use(task.serial(slow, sleeper(0.001)))
+        task.use(task.serial(slow, quick))
         task.use_wrapper(StepTimer(2, log=tables.append, record=records.append))
-        task.use(sleeper(0.02), name="last")
+        task.use(quick, name="last")
         task.run(max_step=4)
     header, serial, nested, other, last = tables[0].splitlines()
     assert len(tables) == 2
     assert header.split() == ["iteration", "1", "mean", "ms", "share"]
     assert nested.startswith("  slow")
     assert float(nested.split()[1]) >= 60
-    assert [line.split()[0] for line in (serial, other, last)] == ["serial", "sleeper", "last"]
+    assert [line.split()[0] for line in (serial, other, last)] == ["serial", "quick", "last"]
     assert int(serial.split()[-1][:-1]) + int(last.split()[-1][:-1]) == pytest.approx(100, abs=1)
     assert len(records) == 4
-    paths = {"serial", "serial/slow", "serial/sleeper", "last"}
+    paths = {"serial", "serial/slow", "serial/quick", "last"}
     assert set(records[0]) == {f"time/task/{path}" for path in paths}
     assert records[0]["time/task/serial/slow"] >= 0.06

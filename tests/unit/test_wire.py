@@ -1,6 +1,7 @@
 """Encoding of messages: round trips of random values, and refusal of everything that `encode` did not make."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -17,11 +18,9 @@ from a3c_mp.task.wire import WireError, decode, encode
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
 TENSORS = st.builds(
-    lambda shape, name, seed: torch.from_numpy(np.random.default_rng(seed).integers(0, 2, shape)).to(wire.DTYPES[name]),
-    SHAPES,
-    st.sampled_from(sorted(wire.DTYPES)),
-    st.integers(0, 9),
-)
+    lambda shape, name: torch.arange(math.prod(shape)).reshape(shape).to(wire.DTYPES[name]),
+    SHAPES, st.sampled_from(sorted(wire.DTYPES)),
+)  # fmt: skip
 JSON = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
     JSON | TENSORS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
@@ -37,58 +36,42 @@ def same(a, b):
     return type(a) is type(b) and a == b
 
 
-def sent(*args):
-    """Arguments of an event as they arrive."""
-    return decode([zmq.Frame(frame.bytes) for frame in encode("event", args)])[1]
+def received(event, args):
+    """Event and arguments as they arrive."""
+    return decode([zmq.Frame(frame.bytes) for frame in encode(event, args)])
 
 
 @given(st.text(), st.lists(VALUES, max_size=3))
 def test_events_arrive_as_they_were(event, args):
-    name, received = decode([zmq.Frame(frame.bytes) for frame in encode(event, args)])
-    assert name == event
-    assert same(received, args)
+    assert same(list(received(event, args)), [event, args])
 
 
-def test_what_json_changes():
-    assert sent((1, {2: 0.5}), float("inf")) == [[1, {"2": 0.5}], float("inf")]
-
-
-@pytest.mark.parametrize("strided", [torch.arange(12).view(3, 4).T, torch.arange(12)[::3], torch.ones(2).expand(3, 2)])
-def test_tensors_of_any_memory_layout_are_sent(strided):
-    assert same(sent(strided), [strided.contiguous()])
-
-
-def test_a_message_keeps_the_values_that_tensors_had_when_it_was_made():
-    weights = torch.ones(5, requires_grad=True)
-    frames = encode("event", [weights])
-    weights.data.zero_()
-    assert decode(frames)[1][0].tolist() == [1] * 5
+TEXT = '{"$tensor": [0, "float32", [2]]}'
 
 
 @pytest.mark.parametrize(
-    ("value", "error"),
+    ("sent", "arrived"),
     [
-        (b"bytes", TypeError),
-        ({1, 2}, TypeError),
-        (1j, TypeError),
-        (np.zeros(2), TypeError),
-        (torch.zeros(2, dtype=torch.complex64), TypeError),
-        (torch.eye(2).to_sparse(), TypeError),
-        ({"$tensor": 1}, ValueError),
-        ([torch.zeros(2), {"$tensor": [0, "float32", [2]]}], ValueError),
-        ("x" * wire.MAX_JSON, ValueError),
-        ([torch.zeros(1)] * (wire.MAX_TENSORS + 1), ValueError),
+        ((1, {2: 0.5}, math.inf), [1, {"2": 0.5}, math.inf]),
+        ([TEXT, torch.zeros(1)], [TEXT, torch.zeros(1)]),
+        *((strided, strided.contiguous()) for strided in (torch.arange(12).view(3, 4).T, torch.ones(2).expand(3, 2))),
     ],
-    ids=lambda value: str(type(value)),
+    ids=["as in JSON", "text that looks like a tensor", "columns", "expanded"],
 )
-def test_what_cannot_be_sent_is_refused(value, error):
-    with pytest.raises(error):
-        encode("event", [value])
+def test_what_changes_on_its_way_and_what_does_not(sent, arrived):
+    assert same(received("event", [sent])[1], [arrived])
 
 
-def test_text_that_looks_like_a_tensor_is_text():
-    text = '{"$tensor": [0, "float32", [2]]}'
-    assert sent(text, torch.zeros(1)) == [text, torch.zeros(1)]
+OF_NO_TYPE = [b"bytes", {1, 2}, np.zeros(2), torch.zeros(2, dtype=torch.complex64), torch.eye(2).to_sparse()]
+TOO_LARGE = ["x" * wire.MAX_JSON, [torch.zeros(1)] * (wire.MAX_TENSORS + 1), torch.zeros(1).expand(wire.MAX_TENSOR)]
+RESERVED = [{"$tensor": 1}, [torch.zeros(2), {"$tensor": [0, "float32", [2]]}]]
+
+
+@pytest.mark.parametrize(("error", "values"), [(TypeError, OF_NO_TYPE), (ValueError, TOO_LARGE + RESERVED)])
+def test_what_cannot_be_sent_is_refused(error, values):
+    for value in values:
+        with pytest.raises(error):
+            encode("event", [value])
 
 
 def tensor(*fields):
@@ -140,8 +123,6 @@ def test_random_frames_are_refused_or_hold_json(frames):
 
 def test_nothing_that_arrives_can_be_executed():
     """No file of the folder names a module or function that runs what it reads."""
-    dangerous = re.compile(
-        r"pickle|marshal|\beval\(|\bexec\(|torch\.load|recv_pyobj|recv_serialized|allow_pickle|shelve"
-    )
+    dangerous = re.compile(r"pickle|marshal|shelve|\beval\(|\bexec\(|torch\.load|recv_pyobj|recv_serialized")
     for path in Path(a3c_mp.task.__file__).parent.glob("*.py"):
-        assert not dangerous.findall(path.read_text().replace("can be pickled", "")), path
+        assert not dangerous.findall(path.read_text()), path
