@@ -30,20 +30,38 @@ NORM_STEPS = 2
 A = TypeVar("A", bound=PPOArgs)
 
 
-class A3CSetup(Setup):
-    """What chapters 1 and 5 make before a run: net, optimizer, and slots for the rollouts of all actors.
+class RolloutSetup(Setup):
+    """What a learner of an actor-critic makes before its run: net, optimizer, and slots for what its actors send.
+
+    Args:
+        args: `RolloutArgs` of the chapter.
+        rank: of the learner.
+        messages: of an actor for each rollout.
 
     Raises:
         ConfigError: the environment cannot be used, sizes are inconsistent, or memory is too small.
     """
 
-    def __init__(self, args: Any, rank: int = 0):
-        spaces, device = probe_env(args.env_id), set_up_torch(args)
-        check_batch_size(args)
-        net = make_actor_critic(*spaces, args.net_spec).to(device)
-        slots = allocate_slots(args, spec_of_rollouts(args, *spaces), args.max_actors)
-        layout = rollout_layout(args, spaces[1])
+    def __init__(self, args: Any, rank: int = 0, messages: int = 1):
+        obs_space, action_space = probe_env(args.env_id)
+        device = set_up_torch(args, rank)
+        net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
+        state = acting_state_spec(args.num_envs, action_space, net.lstm_size)
+        layout = ActorLayout(action_space, args.unroll_length, state, args.slots_per_actor, messages)
+        slots = self.allocate_slots(args, net, obs_space, action_space)
         super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
+
+    def allocate_slots(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Slots:
+        """Allocate slots of rollouts for the actors of this learner."""
+        return allocate_slots(args, spec_of_rollouts(args, obs_space, action_space, net.lstm_size))
+
+
+class A3CSetup(RolloutSetup):
+    """What chapters 1 and 5 make before a run."""
+
+    def __init__(self, args: Any, rank: int = 0):
+        check_batch_size(args)
+        super().__init__(args, rank)
 
     def rounds(self, learner: Learner) -> Iterator[Rollout]:
         """Yield finite rollouts; a round is one rollout, or in order one of every actor."""
@@ -67,7 +85,6 @@ def rollouts(learner: Learner, filled: list) -> Iterator[Rollout]:
 
 
 def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:
-    """Return what is counted of a rollout."""
     return MessageStats(rollout.num_steps, finished_episodes(rollout), policy_lag, is_finite(rollout))
 
 
@@ -90,14 +107,6 @@ def spec_of_rollouts(
     return rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, lstm_size, args.rollout_fields)
 
 
-def rollout_layout(
-    args: RolloutArgs, action_space: gymnasium.Space, lstm_size: int = 0, messages: int = 1
-) -> ActorLayout:
-    """Return the layout of the states that actors send with rollouts, in `messages` messages for each rollout."""
-    state = acting_state_spec(args.num_envs, action_space, lstm_size)
-    return ActorLayout(action_space, args.unroll_length, state, args.slots_per_actor, messages)
-
-
 def check_batch_size(args: ActorCriticArgs) -> None:
     """Raise ConfigError for a batch that is larger than a rollout."""
     if args.batch_size > args.unroll_length * args.num_envs:
@@ -105,8 +114,8 @@ def check_batch_size(args: ActorCriticArgs) -> None:
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
 
 
-def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:
-    """Allocate the slots of `num_actors` actors, one arena on `device`; on the CPU it is pinned if nets are on a GPU.
+def allocate_slots(args: Any, spec: Spec, device: torch.device | str = "cpu") -> Slots:
+    """Allocate the slots of a learner's actors on `device`; on the CPU they are pinned if nets are on a GPU.
 
     Raises:
         ConfigError: inconsistent sizes, or too little memory.
@@ -114,9 +123,9 @@ def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch
     if args.deterministic and args.slots_per_actor > 2:
         why = "--deterministic keeps two versions of the weights, so at most two rollouts can be in flight"
         raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
+    num_slots = args.max_actors // getattr(args, "num_learners", 1) * args.slots_per_actor
     try:
-        on_cpu = torch.device(device).type == "cpu"
-        return Slots(spec, num_actors * args.slots_per_actor, pin=args.cuda and on_cpu, device=device)
+        return Slots(spec, num_slots, pin=args.cuda and torch.device(device).type == "cpu", device=device)
     except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
         why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
         raise ConfigError("num-envs", args.num_envs, why, fix) from error

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from a3c_mp.algorithms.actor_critic import rollout_layout, spec_of_rollouts
+from a3c_mp.algorithms.actor_critic import spec_of_rollouts
 from a3c_mp.algorithms.task_settings import RoleArgs
-from a3c_mp.data.actor import Memory, OneSlot
-from a3c_mp.data.resume_states import ResumeStates
+from a3c_mp.data.actor import Memory, OneSlot, SentStates
 from a3c_mp.data.rollout import empty_rollout
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
@@ -80,9 +79,9 @@ def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) 
         spaces = probe_env(args.env_id)
         net = make_actor_critic(*spaces, args.net_spec)
         dtype = acting_dtype(args.precision, net)
-        states = ResumeStates(args, rollout_layout(args, spaces[1]), start=0)
         fields = empty_rollout(spec_of_rollouts(args, *spaces)).fields()
-        memory = Memory(OneSlot(fields), Weights(net, dtype), states, dtype, args.in_order)
+        states = SentStates(deterministic=False)  # such a task is refused with --listen
+        memory = Memory(OneSlot(fields), Weights(net, dtype), states, dtype, in_order=False)
     try:
         pipeline(node, args, memory)
     except ConfigError as error:

@@ -83,7 +83,7 @@ def test_statistics_of_a_rollout_arrive_with_its_first_gradient_and_what_is_not_
         reports.append(outbox.write(Token(0, 7), 7, metrics, len(indices)))
         if len(reports) == 1:
             assert all(torch.equal(*pair) for pair in zip(gradient.moments, moments, strict=True))
-            assert gradient.finished_episodes(reports[0]) == [Episode(-21.0, 824), Episode(pytest.approx(0.1), 3)]
+            assert gradient.episodes[:2].tolist() == [[-21.0, 824, 0], [0.1, 3, 0]]
     means = {"values/target": 3.0}
     assert reports == [Report(7, 4, 2, 3, True, means), *2 * [Report(7, 4, 0, 0, True, means)]]
     assert gradient.obs_num == 0
@@ -223,7 +223,7 @@ SCRIPTS = {
         [(1.0, 0), (2.0, 0), (3.0, 2), (4.0, 1), (5.0, 3)],
         ["--max-lag", "1", "--total-steps", "50"],
         [1.0, 2.0, 4.0],
-        {"steps": 50, "grads_too_old": 2, "policy_lag_mean": 6 / 5},
+        {"steps": 50, "gradients_too_old": 2, "policy_lag_mean": 6 / 5},
     ),
 }
 

@@ -1,7 +1,6 @@
 """IMPALA's batches and loss: what is drawn, what stays together, and which way the gradient points."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,7 +89,7 @@ def test_a_batch_never_waits_for_more_unrolls_than_there_are():
     assert all(rollouts_per_round(Args(env_id=env_id, **preset)) for env_id, preset in PRESETS.items())
 
 
-LEARNER = SimpleNamespace(group=LearnerGroup())
+ALONE = LearnerGroup().all_reduce_mean
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -99,7 +98,7 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
     args = replace(ARGS, normalize_advantages=normalize)
     net = make_actor_critic(*SPACES, NetSpec(lstm=lstm))
     batch = some_unrolls(5, lstm_size=net.lstm_size)
-    total, metrics = train_impala.loss(args, net, batch, LEARNER)
+    total, metrics = train_impala.loss(args, net, batch, ALONE)
     total.backward()
     gradient = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
@@ -131,5 +130,5 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
 def test_without_vtrace_the_policy_that_acted_plays_no_part(vtrace, scale):
     net, batch, args = make_actor_critic(*SPACES), some_unrolls(5), replace(ARGS, vtrace=vtrace)
     other = batch._replace(behaviour_logits=batch.behaviour_logits + torch.tensor(scale))
-    first, second = (train_impala.loss(args, net, unrolls, LEARNER)[0] for unrolls in (batch, other))
+    first, second = (train_impala.loss(args, net, unrolls, ALONE)[0] for unrolls in (batch, other))
     assert torch.equal(first, second) != vtrace
