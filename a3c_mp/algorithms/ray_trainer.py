@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
 from a3c_mp.algorithms import apex, dqn
 from a3c_mp.algorithms.apex import ApexSetup
 from a3c_mp.algorithms.impala import ImpalaSetup
-from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
 from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
-from a3c_mp.data.resume_states import ActorLayout
-from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
+from a3c_mp.data.transitions import finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.processes.pool import Filled, WorkerEvent
-from a3c_mp.processes.slots import Slots
-from a3c_mp.replay import Shards, writer_state_spec
+from a3c_mp.replay import Shards
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import check_replay_memory, probe_env, set_up_torch
-from a3c_mp.run.progress import RunState
+from a3c_mp.run.preflight import check_replay_memory
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
-from wrappers import is_atari
 
 MIB = 2**20
 HELD = 2
@@ -54,7 +49,7 @@ class RayImpalaSetup(ImpalaSetup):
     def __init__(self, args: ImpalaArgs):
         super().__init__(args)
         self.dtype = compute_dtype(args.precision, CPU, bool(self.net.norm.image))
-        self.packer = Packer(self.slots.spec, apex.FRAMES if is_atari(args.env_id) else 1)
+        self.packer = Packer(self.slots.spec, apex.stacked_frames(args.env_id))
 
     def begin(self, learner: Learner) -> None:
         show_cluster(learner)
@@ -70,33 +65,21 @@ class RayDqnSetup(ApexSetup):
     end = save_run
 
     def __init__(self, args: DqnArgs):
-        (obs_space, action_space), rows = probe_env(args.env_id, dqn.ACTIONS), apex.rows_per_lane(args)
-        stack = apex.FRAMES if is_atari(args.env_id) else 1
-        self.spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack)
+        super().__init__(args, dqn)
+        self.dtype = compute_dtype(args.precision, CPU, self.net.norm.image)
+        self.packer, self.kept = Packer(self.slots.spec), {}
+
+    def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> None:
+        """Check its size; `begin` starts the shards."""
+        self.spec = ReplaySpec(args.num_envs, obs_space, actions, apex.stacked_frames(args.env_id))
         if args.address is None:
-            check_replay_memory(args.replay_size, Shards.bytes_needed(*self.spec.sizes(args.num_actors, rows)))
-        device = set_up_torch(args)  # seeds what follows
-        net = dqn.make_net(obs_space, action_space).to(device)
-        self.target_net = copy.deepcopy(net).requires_grad_(False)
-        blocks = args.num_actors * apex.blocks_in_flight(args)
-        try:
-            slots = Slots(episode_stats_spec(args.block_length, args.num_envs), blocks)
-        except MemoryError as error:
-            raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
-        state = writer_state_spec(args.num_envs, args.n_step)
-        layout = ActorLayout(action_space, args.block_length, state, apex.blocks_in_flight(args))
-        dtype = compute_dtype(args.precision, CPU, net.norm.image)
-        Setup.__init__(self, net, dqn.make_optimizer(args, net), slots, layout, dtype)
-        self.message, self.bad_in_a_row = "block", apex.bad_blocks_in_a_row(args)
-        self.samples_per_update, self.make_policy = args.batch_size, dqn.make_policy
-        self.saved, self.packer = {"target_net": self.target_net}, Packer(slots.spec)
-        self.limiter = RateLimiter(args.replay_ratio, args.learning_starts)
+            needed = Shards.bytes_needed(*self.spec.sizes(args.num_actors, args.rows_per_lane))
+            check_replay_memory(args.replay_size, needed)
 
     def begin(self, learner: Learner) -> None:
         show_cluster(learner)
-        self.replay: Any = start_replay(learner, self.spec)
-        few = TooFewActors(learner.args, learner.run)
-        learner.on_event = lambda event: few.warn(event, learner.pool.placed)
+        self.replay = start_replay(learner, self.spec)
+        learner.on_event = warn_of_few_actors(learner)
 
     def sampler(self, args: Any) -> AbstractContextManager[Any]:
         return nullcontext(self.replay)  # which requests batches ahead
@@ -119,7 +102,7 @@ class RayDqnSetup(ApexSetup):
         obs = int(np.prod(space.shape)) * space.dtype.itemsize
         block = 2 * args.block_length * args.num_envs * (obs // self.spec.stack + 64)
         batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
-        return args.num_actors * (apex.blocks_in_flight(args) + HELD) * block + batches
+        return args.num_actors * (args.blocks_in_flight + HELD) * block + batches
 
 
 RaySetup = RayImpalaSetup | RayDqnSetup
@@ -164,7 +147,7 @@ def show_cluster(learner: Learner) -> None:
 
 def start_replay(learner: Learner, spec: ReplaySpec) -> RemoteReplay:
     """Start the replay shards of DQN."""
-    args, session, rows = learner.args, learner.carrier.session, apex.rows_per_lane(learner.args)
+    args, session, rows = learner.args, learner.carrier.session, learner.args.rows_per_lane
     run: Any = learner.run
     shard_class = session.actor_class(ReplayShard, num_cpus=0)
 
@@ -179,8 +162,7 @@ def start_replay(learner: Learner, spec: ReplaySpec) -> RemoteReplay:
         max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
     )  # fmt: skip
     run.metrics.gauges["replay/size"] = lambda: float(replay.size)
-    apex.log_empty_replay(run, args, "replay shards are not saved:")
-    apex.show_collecting(run, args, lambda: replay.size)
+    apex.show_replay(run, args, lambda: replay.size, "replay shards are not saved:")
     return replay
 
 
@@ -199,24 +181,24 @@ def check_store(needed: int, num_actors: int, folder: str = "/dev/shm") -> None:
         raise ConfigError("num-actors", num_actors, why, fix)
 
 
-class TooFewActors:
-    """Warns, once, if the actors that have a place cannot fill DQN's replay to `--learning-starts`.
+def warn_of_few_actors(learner: Learner) -> Callable[[WorkerEvent], None]:
+    """Return what warns, once, if the actors that have a place cannot fill DQN's replay to `--learning-starts`.
 
     Not in deterministic runs, where no actor collects before all have a place.
     """
+    args, run = learner.args, learner.run
+    updates_before = run.updates  # at this start: a resumed run fills an empty replay again
+    is_over = args.deterministic
 
-    def __init__(self, args: RayRunArgs, run: RunState):
-        self.args, self.run = args, run
-        self.updates = run.updates  # at this start: a resumed run fills an empty replay again
-        self.is_over = args.deterministic or isinstance(args, ImpalaArgs)
-
-    def warn(self, event: WorkerEvent, placed: int) -> None:
-        args = self.args
-        if self.is_over or not event.left or self.run.updates > self.updates:
+    def warn(event: WorkerEvent) -> None:
+        nonlocal is_over
+        if is_over or not event.left or run.updates > updates_before:
             return
-        assert isinstance(args, DqnArgs)
+        placed = learner.pool.placed
         if apex.transitions_held(args, placed) < args.learning_starts:
-            self.is_over = True
+            is_over = True
             held = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,}"
             fix = "so learning may not start: lower it, or --num-actors, or add nodes"
-            self.run.log.warning(f"{held} transitions (--learning-starts), {fix}")
+            run.log.warning(f"{held} transitions (--learning-starts), {fix}")
+
+    return warn

@@ -272,11 +272,10 @@ def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_leng
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
     """Frames are stored once: 84 * 84 bytes and some, 7.1 KB."""
     monkeypatch.setattr(preflight, "free_memory", lambda: 0)
-    args, obs_space = Args(replay_size=1_000_000), Box(0, 255, (4, 84, 84), np.uint8)
     with pytest.raises(ConfigError, match=r"the replay needs 6\.6 GiB, 0\.0 GiB is free"):
-        apex.allocate(args, obs_space, Discrete(6))
+        apex.ApexSetup(Args(replay_size=1_000_000), dqn)
     small = replace(ARGS, env_id="CartPole-v1", replay_size=1000, learning_starts=100)
-    apex.allocate(small, VECTOR, Discrete(2), rank=1)  # the first learner has checked it for all, and taken its share
+    apex.ApexSetup(small, dqn, rank=1)  # the first learner has checked it for all, and taken its share
 
 
 def test_dueling_advantages_have_mean_zero():

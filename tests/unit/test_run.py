@@ -341,7 +341,7 @@ def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, clock):
 def test_progress_lines_say_how_full_the_replay_is_until_learning_starts(args):
     with a_run(args) as run:
         for held, said in ((7_040, "collecting 7,040/20,000  return -"), (20_000, "return -")):
-            apex.show_collecting(run, apex_settings.Args(), lambda held=held: held)
+            apex.show_replay(run, apex_settings.Args(), lambda held=held: held, "")
             assert run.metrics.progress_line(0.0, 1.0).startswith(said)
 
 
