@@ -39,8 +39,7 @@ class NodeEvaluator:
     """
 
     def __init__(self, run: Run, own: int, others: bool):
-        self.run, self.own, self.others = run, own, others
-        self.node: FirstNode
+        self.run, self.own, self.own_name, self.others = run, own, node_name(own), others
         self._ready: list[str] = []  # names of the nodes that could evaluate, the own one last
         self._name: str | None = None  # of the node that evaluates the snapshot
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
@@ -91,15 +90,14 @@ class NodeEvaluator:
 
     def _on_ready(self, sender: str, host: str) -> None:
         """An evaluator has started, or has lost its connection and joined again."""
-        is_own, is_known = sender == node_name(self.own), sender in self._ready
-        self._forget(sender)
-        if not (is_own or is_known):
+        if sender != self.own_name and sender not in self._ready:
             self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
-        self._ready.insert(len(self._ready) if is_own else 0, sender)
+        self._forget(sender)
+        self._ready.insert(len(self._ready) if sender == self.own_name else 0, sender)
         self._send()
 
     def _on_left(self, sender: str) -> None:
-        if sender in self._ready and sender != node_name(self.own):
+        if sender in self._ready and sender != self.own_name:
             self.run.log.info(f"evaluator left ({sender})")
         self._forget(sender)
         self._send()
@@ -114,12 +112,9 @@ class NodeEvaluator:
             return  # the snapshot has gone to another evaluator meanwhile
         if not len(returns) == len(lengths) == self.run.args.eval_episodes:
             raise WireError(f"{len(returns)} returns and {len(lengths)} lengths")
-        if not all(type(length) is int and 0 < length < 2**63 for length in lengths):
-            raise WireError("lengths are out of range")
-        try:
-            returns = [float(value) for value in returns]
-        except (TypeError, ValueError, OverflowError) as error:
-            raise WireError("returns are no numbers") from error
+        is_valid = all(type(value) is float for value in returns)
+        if not (is_valid and all(type(length) is int and 0 < length < 2**63 for length in lengths)):
+            raise WireError("returns or lengths are out of range")
         self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 
 
@@ -135,7 +130,7 @@ class EvaluatorChannel:
         self._say_ready()
 
     def take(self) -> ActorCritic | None:
-        """Wait for a snapshot, and return the net with its weights; None if the task ends meanwhile."""
+        """Wait for a snapshot, and return the net with its weights; None if the task ends."""
         while self._snapshot is None:
             if self.node.finishing:
                 return None
@@ -145,11 +140,9 @@ class EvaluatorChannel:
         return self.net
 
     def play(self, net: ActorCritic) -> PlayedGames:
-        """Play all games, each time the same ones."""
-        return _play(self.node, self.games, net)
+        return play(self.games, net, self.node)
 
     def send(self, played: PlayedGames) -> None:
-        """Report the result to the learner."""
         self.node.send(PLAYED, self._number, *played)
         self.node.report(REPORT_RESULT)
 
@@ -179,14 +172,13 @@ class InlineEvaluator(Closing):
         return None if self.is_interrupted() else self._net
 
     def play(self, net: ActorCritic) -> PlayedGames | None:
-        """Play all games, each time the same ones; None if the run is to end meanwhile, or the time is over."""
+        """Play all games; None if the run is to end meanwhile, or the time is over."""
         try:
-            return _play(self, self.games, net)
+            return play(self.games, net, self)
         except _Interrupted:
             return None
 
     def send(self, played: PlayedGames) -> None:
-        """Keep the result for the learner."""
         self._net = None  # first: once the result is there, another thread may start the next one
         self._result = played
 
@@ -211,18 +203,15 @@ class InlineEvaluator(Closing):
             raise _Interrupted
 
 
-Evaluator = EvaluatorChannel | InlineEvaluator
-"""an evaluator as its middleware sees it"""
-
-
 class _Interrupted(Exception):
     """The games are not waited for."""
 
 
-def _play(player: Node | InlineEvaluator, games: EvaluationGames, net: ActorCritic) -> PlayedGames:
+def play(games: EvaluationGames, net: ActorCritic, channel: Node | InlineEvaluator) -> PlayedGames:
+    """Play all games, each time the same ones, in environments of their own."""
     try:
-        played = games.play(net, make_policy, player)
+        played = games.play(net, make_policy, channel)
     finally:
-        player.close()  # each evaluation makes new environments, so that all of them play the same games
+        channel.close()
     returns, lengths = [game.episode_return for game in played], [game.length for game in played]
     return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()) or "")
