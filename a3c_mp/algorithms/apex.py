@@ -38,10 +38,9 @@ FRAMES = 4
 class Algorithm(Protocol):
     """Interface of the algorithms `dqn` and `ddpg`, two modules of plain functions."""
 
-    @property
-    def ACTIONS(self) -> type[gymnasium.Space]: ...  # action spaces that the algorithm supports
-    @property
-    def Policy(self) -> Callable[..., Any]: ...
+    ACTIONS: Any  # class of action spaces that the algorithm supports
+    Policy: Any
+
     def make_net(self, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Any: ...
     def make_optimizer(self, args: Args, net: Any) -> torch.optim.Optimizer: ...
     def stored_actions(self, action_space: gymnasium.Space) -> gymnasium.Space: ...  # as the replay stores them
@@ -57,9 +56,8 @@ def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: 
 
     i counts the N environments of all actors. Horgan et al. 2018, section 4.1, have one value for each actor instead.
     """
-    total = num_actors * num_envs
     i = actor * num_envs + np.arange(num_envs)
-    return base ** (1 + exponent * i / max(total - 1, 1))
+    return base ** (1 + exponent * i / max(num_actors * num_envs - 1, 1))
 
 
 @torch.no_grad()
@@ -71,9 +69,7 @@ def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
 class RateLimiter:
     """Rate limiter: a fixed ratio of samples to inserts (Cassirer et al. 2021, "Reverb", section 3.3).
 
-    Args:
-        samples_per_insert: samples to learn for each inserted step.
-        min_size_to_sample: transitions in the replays of all learners before the first sample.
+    Sampling starts with `min_size_to_sample` transitions in the replays of all learners together.
     """
 
     def __init__(self, samples_per_insert: float, min_size_to_sample: int):
@@ -105,11 +101,6 @@ class RateLimiter:
 class ApexSetup(Setup):
     """What a learner of Ape-X makes before a run: online and target net, optimizer, replay, slots for its actors.
 
-    Args:
-        args: of the chapter.
-        algo: `dqn` or `ddpg`.
-        rank: of the learner.
-
     Raises:
         ConfigError: the environment cannot be used, settings are inconsistent, or memory is too small.
     """
@@ -130,7 +121,9 @@ class ApexSetup(Setup):
         state = writer_state_spec(args.num_envs, args.n_step) | algo.policy_state_spec(args, action_space)
         layout = ActorLayout(action_space, args.block_length, state, args.blocks_in_flight)
         super().__init__(net, algo.make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
-        self.message, self.bad_in_a_row, self.more = "block", bad_blocks_in_a_row(args), shards
+        self.message, self.more = "block", shards
+        # One bad reward is part of the n-step returns of several steps, so it can spoil more than one block.
+        self.bad_in_a_row = BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
         self.samples_per_update, self.make_policy = args.batch_size, algo.make_policy
         self.limiter = RateLimiter(args.replay_ratio, args.learning_starts)
         self.saved = {"target_net": self.target_net} | ({"replay": self.replay} if args.save_replay else {})
@@ -138,7 +131,7 @@ class ApexSetup(Setup):
         self.kept = {"limiter": self.limiter} if args.save_replay else None
 
     def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> Any:
-        """Allocate the learner's replay, in equal parts for the environments of its actors; return what they share."""
+        """Allocate the replay, in equal parts for the environments of the learner's actors; return what they share."""
         num_actors = args.num_actors // args.num_learners
         sizes = num_actors, args.num_envs, args.rows_per_lane, obs_space, actions, stacked_frames(args.env_id)
         if rank == 0:
@@ -194,18 +187,21 @@ class ApexSetup(Setup):
     def ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
         """Ingest a round of blocks into the replay, and return the statistics of each.
 
-        Transitions whose first priority is not finite are dropped. A block's `finite` is None if nothing was new,
-        because its rows already came with the previous one.
+        Transitions whose first priority is not finite are dropped.
         """
-        replay, stats = self.replay, []
+        stats = []
         for shard, slot, version in filled:
-            fields, rejected_before = self.slots[slot], replay.rejected
-            episodes = finished_episodes(fields)
-            accepted = replay.ingest(shard)
-            rejected = replay.rejected - rejected_before
-            finite = rejected == 0 if accepted or rejected else None
-            stats.append(MessageStats(fields["done"].numel(), episodes, learner.lag(version), finite))
+            rejected_before = self.replay.rejected
+            accepted = self.replay.ingest(shard)
+            rejected = self.replay.rejected - rejected_before
+            # None if nothing is new, because the rows of this block came with the previous one.
+            stats.append(self.stats_of(learner, slot, version, rejected == 0 if accepted or rejected else None))
         return stats
+
+    def stats_of(self, learner: Learner, slot: int, version: int, finite: bool | None) -> MessageStats:
+        """Return what is counted of the block in a slot."""
+        block = self.slots[slot]
+        return MessageStats(block["done"].numel(), finished_episodes(block), learner.lag(version), finite)
 
     def _prepare_successor(self, learner: Learner, event: WorkerEvent) -> None:
         """Prepare the shard of a dead actor for its successor.
@@ -248,19 +244,8 @@ def stacked_frames(env_id: str) -> int:
     return FRAMES if is_atari(env_id) else 1
 
 
-def bad_blocks_in_a_row(args: Args) -> int:
-    """Return how many blocks with NaN or inf in a row, from one actor, end a run.
-
-    One bad reward is part of the n-step returns of several steps, so it can spoil more than one block.
-    """
-    return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
-
-
 def obs_for_stats(batch: Batch) -> Tensor:
-    """Select the observations [N, *obs_shape] of a batch that update the running mean and variance.
-
-    They are evenly spaced, because a batch is in order of lanes.
-    """
+    """Select observations [N, *obs_shape] for the running mean and variance: evenly spaced, as a batch is in order."""
     return batch.obs[:: -(-len(batch.obs) // NORM_SAMPLES)]
 
 

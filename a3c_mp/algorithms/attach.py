@@ -27,10 +27,8 @@ from a3c_mp.task.router import Router
 def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     """Join the task at `args.attach_to` with processes that run `pipeline(node, settings, memory)`, until it ends.
 
-    Returns the exit code: 0 where the task has ended, 1 where it was killed or its nodes here fail again and again.
-
-    Raises:
-        ConfigError: the address or the key is wrong, node 0 does not answer, or has no place for these nodes.
+    Return the exit code: 0 where the task has ended, 1 where it was killed or its nodes here fail again and again.
+    Raises ConfigError for a wrong address or key, and where node 0 does not answer or has no place.
     """
     assert args.attach_to is not None
     check_system()

@@ -45,10 +45,9 @@ def policy_state_spec(args: Args, action_space: gymnasium.Space) -> Spec:
     return {"noise": ((args.num_envs, *(action_space.shape or ())), torch.float64)}
 
 
-def make_optimizer(args: Args, net: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(args: Args, net: DDPGNet) -> torch.optim.Optimizer:
     if args.optimizer != "adam":
         raise ConfigError("optimizer", args.optimizer, "ddpg supports only adam", "leave it out, or use --algo dqn")
-    assert isinstance(net, DDPGNet)
     groups = [
         {"params": list(net.critic.parameters()), "lr": args.learning_rate},
         {"params": list(net.actor.parameters()), "lr": args.policy_learning_rate},
@@ -66,10 +65,9 @@ class Policy:
     """
 
     def __init__(
-        self, args: Args, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
+        self, args: Args, net: DDPGNet, action_space: gymnasium.Space, example: np.ndarray, actor: int,
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
-        assert isinstance(net, DDPGNet)
         self.net, self.space, self.memory = net, action_space, args.noise_memory
         self.device = next(net.parameters()).device
         sigmas = ladder(args.noise, args.noise_exponent, actor, args.num_envs, args.num_actors)
@@ -146,7 +144,6 @@ def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, Metrics]:
 
 
 def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Policy:
-
     @torch.inference_mode()
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         return stretch(net(torch.from_numpy(obs))[0].float().numpy(), action_space)

@@ -120,9 +120,9 @@ def q_values(net: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Tensor:
-    """Return the double Q-learning bootstrap Q_target(s', argmax_a Q(s', a)) [N] float32, s' being m <= n steps later.
+    """Return Q_target(s', argmax_a Q(s', a)) [N] float32, s' being m <= n steps later (van Hasselt et al. 2016).
 
-    van Hasselt et al. 2016; Horgan et al. 2018, section 3.1. The argmax is over the actions that s' allows.
+    The argmax is over the actions that s' allows.
     """
     next_q, next_target_q = net(batch.next_obs)[0].float(), target_net(batch.next_obs)[0].float()
     assert next_q.shape == next_target_q.shape == (*batch.reward.shape, next_q.shape[-1]), next_q.shape
@@ -136,7 +136,6 @@ def policy_loss(net: nn.Module, batch: Batch) -> tuple[float, Metrics]:
 
 
 def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Policy:
-
     @torch.inference_mode()
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         return allowed_q(net(torch.from_numpy(obs))[0].numpy(), mask).argmax(axis=1)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.actor_critic import (
-    RolloutSetup,
-    allocate_slots,
-    check_batch_size,
-    obs_for_stats,
-    set_learning_rate,
-    spec_of_rollouts,
-)
+from a3c_mp.algorithms.actor_critic import RolloutSetup, obs_for_stats, set_learning_rate, spec_of_rollouts
 from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.episodes import Episode
@@ -26,7 +19,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.nets.obs_norm import Moments
 from a3c_mp.processes.pool import Filled, Token
-from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.processes.slots import Spec
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.guard import BAD_IN_A_ROW, merge_moments
 from a3c_mp.run.learner import Learner, MessageStats
@@ -57,17 +50,6 @@ class Gradient(NamedTuple):
         return Moments(self.obs_num, self.obs_mean, self.obs_variance)
 
 
-def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -> Spec:
-    """Return shapes and dtypes of a `Gradient`, for `Slots`."""
-    return {
-        "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),
-        "obs_num": ((), torch.float32),
-        "obs_mean": ((1, *obs_shape), torch.float32),
-        "obs_variance": ((1, *obs_shape), torch.float32),
-        "episodes": ((max_episodes, len(Episode._fields)), torch.float64),
-    }
-
-
 def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
     """Split a flat vector into views, each with the shape and strides of one of `tensors` (dense ones).
 
@@ -96,10 +78,7 @@ def copy_gradient(net: nn.Module, vector: Tensor) -> None:
 
 
 class Outbox:
-    """An actor's end: which minibatches of a rollout are due, and the slots that their gradients go to.
-
-    `net` is the one that gradients are computed with.
-    """
+    """An actor's end: which minibatches of a rollout are due, and the slots that the gradients of `net` go to."""
 
     def __init__(self, args: ActorCriticArgs, collector: RolloutCollector, net: nn.Module):
         self.args, self.collector, self.net, self.memory = args, collector, net, collector.memory
@@ -155,21 +134,27 @@ class Outbox:
 
 
 class GradientSetup(RolloutSetup):
-    """What chapter 2 makes before a run: net, optimizer, and slots for gradients, on the device of the net."""
+    """What chapter 2 makes before a run: net, optimizer, and slots for gradients."""
+
+    slots_with_net = True
 
     def __init__(self, args: Any, rank: int = 0):
         check_sync(args)
-        check_batch_size(args)
         gradients = -(-args.unroll_length * args.num_envs // args.batch_size)
         super().__init__(args, rank, messages=gradients)
         self.message, self.bad_in_a_row = "gradient", BAD_IN_A_ROW * gradients  # one bad rollout spoils all of its own
         self.weights_dtype = torch.float32  # actors compute gradients with them
 
-    def allocate_slots(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Slots:
-        """Allocate slots of gradients."""
-        device = next(net.parameters()).device
-        spec = gradient_spec(net, obs_space.shape or (), max_episodes=args.unroll_length * args.num_envs)
-        return allocate_slots(args, spec, device)
+    def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
+        """Return shapes and dtypes of a `Gradient`."""
+        assert obs_space.shape is not None
+        return {
+            "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),
+            "obs_num": ((), torch.float32),
+            "obs_mean": ((1, *obs_space.shape), torch.float32),
+            "obs_variance": ((1, *obs_space.shape), torch.float32),
+            "episodes": ((args.unroll_length * args.num_envs, len(Episode._fields)), torch.float64),
+        }
 
     def begin(self, learner: Learner) -> None:
         # With --sync the policy acts with weights of their own, because a rollout has one version.
@@ -181,12 +166,10 @@ class GradientSetup(RolloutSetup):
         """Yield the gradients [P] of a round that are finite and not too old: one, or in order one of every actor."""
         while filled := learner.take():
             set_learning_rate(learner.optimizer, learner.args, learner.steps)
-            updates, gradients = learner.updates, []
-            for message in filled:
-                if (gradient := self._accept(learner, message)) is not None:
-                    gradients.append(gradient)
+            updates = learner.updates
+            gradients = [self._accept(learner, message) for message in filled]
             with learner.run.timing("learning"):
-                yield gradients
+                yield [gradient for gradient in gradients if gradient is not None]
             if learner.args.in_order and learner.states.completes_rollout(filled):  # the next rollout begins
                 with learner.run.timing("publishing"):
                     self.more.publish(self.net)
@@ -248,11 +231,7 @@ class MeanGradient:
             torch.cuda.current_stream(vector.device).synchronize()
 
     def finish(self, max_norm: float) -> Tensor:
-        """Divide the sum by the count and clip its norm, in one pass; the next `add` starts a new mean.
-
-        Returns:
-            norm of the mean before clipping.
-        """
+        """Divide the sum by the count and clip its norm, in one pass; return the norm of the mean before clipping."""
         norm = self.vector.norm() / self.count
         self.vector.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0) / self.count)
         self.count = 0

@@ -99,12 +99,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def rollouts_per_round(args: Args) -> int:
-    """Return how many rollouts, of B unrolls each, a learner takes at a time: enough for a batch.
+    """Return how many rollouts, of B unrolls each, a learner takes at a time: enough for a batch, or one of each actor.
 
-    In a deterministic run it takes one rollout of each of its actors.
-
-    Raises:
-        ConfigError: a learner's actors collect too few new unrolls for a batch, or the replay has too little room.
+    Raises ConfigError if its actors collect too few new unrolls for a batch, or the replay has too little room.
     """
     num_actors = args.num_actors // args.num_learners
     if args.replay_proportion and args.fresh_unrolls == args.batch_unrolls:
@@ -138,7 +135,7 @@ class UnrollReplay:
         return {"added": self.added, "capacity": self.capacity, "unrolls": kept.fields()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a `state_dict`. Raises ValueError for another capacity, RuntimeError for other shapes."""
+        """Raise ValueError for another capacity, RuntimeError for other shapes."""
         if state["capacity"] != self.capacity:
             raise ValueError(f"it has room for {state['capacity']} unrolls, not {self.capacity}")
         for name, field in self.unrolls.fields().items():
@@ -153,9 +150,8 @@ class UnrollReplay:
         num_unrolls = unrolls.action.shape[1]
         assert num_unrolls <= self.capacity, (num_unrolls, self.capacity)
         places = (self.added + torch.arange(num_unrolls, device=unrolls.action.device)) % self.capacity
-        new = unrolls.fields()
-        for name, stored in self.unrolls.fields().items():
-            stored[:, places] = new[name]
+        for stored, new in zip(self.unrolls.fields().values(), unrolls.fields().values(), strict=True):
+            stored[:, places] = new
         self.added += num_unrolls
 
     def sample(self, num_unrolls: int, rng: torch.Generator) -> Rollout:
@@ -199,23 +195,17 @@ class ImpalaSetup(RolloutSetup):
         self.kept = {"replay": self.replay}
 
     def begin(self, learner: Learner) -> None:
-        args = learner.args
-        if args.deterministic and learner.steps and args.replay_proportion and args.num_learners > 1:
+        if learner.args.deterministic and learner.steps and self.replay.capacity and learner.group.size > 1:
             text = "checkpoints hold no replayed unrolls of learners 1, 2, ...; determinism is lost from here on"
             learner.run.log.warning(text)
 
     def rounds(self, learner: Learner) -> Iterator[Iterator[Rollout]]:
-        """Yield, for each round of unrolls that are finite in all learners, the batches to learn from.
-
-        A round has enough unrolls for a batch, the oldest first, or in order one rollout of every actor.
-        """
+        """Yield, for each round of unrolls that are finite in all learners, the batches to learn from."""
         args, size = learner.args, rollouts_per_round(learner.args)
         while filled := learner.take(size):
             rollouts = [Rollout.of(self.slots[slot]) for _, slot, _ in filled]
-            stats = [
-                stats_of(rollout, learner.lag(message.payload))
-                for rollout, message in zip(rollouts, filled, strict=True)
-            ]
+            lags = [learner.lag(version) for _, _, version in filled]
+            stats = list(map(stats_of, rollouts, lags))
             set_learning_rate(learner.optimizer, args, learner.steps)
             if learner.record(filled, stats).finite:  # in all learners, which take steps together
                 with learner.run.timing("learning"):

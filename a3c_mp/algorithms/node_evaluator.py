@@ -30,12 +30,9 @@ lengths, sha256)"""
 class NodeEvaluator:
     """Evaluator nodes as the learner sees them, an `evaluation.Evaluator`.
 
-    One of another machine goes first, so that the learner's machine has its cores for training. Snapshots wait until
-    there is an evaluator; where one is lost, another one, or the same once it is back, gets the same snapshot again.
-
-    Args:
-        own: number of the evaluator node of the learner's machine.
-        others: whether evaluators of other machines can join.
+    Node `own` is that of the learner's machine. Those of `others`, if they can join, go first, so that the learner's
+    machine has its cores for training. Snapshots wait until there is an evaluator; where one is lost, another one, or
+    the same once it is back, gets the same snapshot again.
     """
 
     def __init__(self, run: Run, own: int, others: bool):
@@ -110,11 +107,10 @@ class NodeEvaluator:
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
         if sender != self._name or number != self._number or not self._state:
             return  # the snapshot has gone to another evaluator meanwhile
-        if not len(returns) == len(lengths) == self.run.args.eval_episodes:
-            raise WireError(f"{len(returns)} returns and {len(lengths)} lengths")
-        is_valid = all(type(value) is float for value in returns)
-        if not (is_valid and all(type(length) is int and 0 < length < 2**63 for length in lengths)):
-            raise WireError("returns or lengths are out of range")
+        is_complete = len(returns) == len(lengths) == self.run.args.eval_episodes
+        are_valid = all(type(length) is int and 0 < length < 2**63 for length in lengths)
+        if not (is_complete and are_valid and all(type(value) is float for value in returns)):
+            raise WireError("not the returns and lengths of the games")
         self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 
 
@@ -198,13 +194,12 @@ class InlineEvaluator(Closing):
         pass
 
     def beat(self) -> None:
-        """Called in each step of the games."""
         if self.is_interrupted() or time.monotonic() > self._deadline:
             raise _Interrupted
 
 
 class _Interrupted(Exception):
-    """The games are not waited for."""
+    pass
 
 
 def play(games: EvaluationGames, net: ActorCritic, channel: Node | InlineEvaluator) -> PlayedGames:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,7 +17,6 @@ from a3c_mp.algorithms.impala import ImpalaSetup
 from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
 from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
-from a3c_mp.data.transitions import finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.processes.pool import Filled, WorkerEvent
@@ -55,7 +54,7 @@ class RayImpalaSetup(ImpalaSetup):
         show_cluster(learner)
 
     def store_bytes(self, args: ImpalaArgs) -> int:
-        """Bytes of unrolls in the object store, at most."""
+        """Return the bytes of unrolls in the object store, at most."""
         return (args.num_actors * args.slots_per_actor + HELD) * self.packer.nbytes
 
 
@@ -67,7 +66,7 @@ class RayDqnSetup(ApexSetup):
     def __init__(self, args: DqnArgs):
         super().__init__(args, dqn)
         self.dtype = compute_dtype(args.precision, CPU, self.net.norm.image)
-        self.packer, self.kept = Packer(self.slots.spec), {}
+        self.packer, self.kept, self.has_warned = Packer(self.slots.spec), {}, False
 
     def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> None:
         """Check its size; `begin` starts the shards."""
@@ -76,10 +75,24 @@ class RayDqnSetup(ApexSetup):
             needed = Shards.bytes_needed(*self.spec.sizes(args.num_actors, args.rows_per_lane))
             check_replay_memory(args.replay_size, needed)
 
-    def begin(self, learner: Learner) -> None:
+    def begin(self, learner: Any) -> None:
+        """Start the replay shards."""
+        args, run, session = learner.args, learner.run, learner.carrier.session
+        shard_class = session.actor_class(ReplayShard, num_cpus=0)
+
+        def start(number: int) -> Any:
+            actors, seed = len(range(number, args.num_actors, args.num_shards)), derive_seeds(args.seed, number, SHARD)
+            return shard_class.remote(self.spec, actors, args.rows_per_lane, args.priority_exponent, seed[1])
+
+        self.replay = replay = RemoteReplay(
+            session, start, args.num_actors, args.num_shards, batch_size=args.batch_size,
+            ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed, DRAWS)[1],
+            max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
+        )  # fmt: skip
         show_cluster(learner)
-        self.replay = start_replay(learner, self.spec)
-        learner.on_event = warn_of_few_actors(learner)
+        run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+        apex.show_replay(run, args, lambda: replay.size, "replay shards are not saved:")
+        learner.on_event = lambda event: self._warn_of_few_actors(learner, event)
 
     def sampler(self, args: Any) -> AbstractContextManager[Any]:
         return nullcontext(self.replay)  # which requests batches ahead
@@ -88,16 +101,26 @@ class RayDqnSetup(ApexSetup):
         pass  # shards do that themselves
 
     def ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
-        """Have the rows of a round of blocks inserted into their shards, and return the statistics of each."""
+        """Have the rows of a round of blocks inserted into their shards; return the statistics of each."""
         stats = []
         for actor, slot, (version, finite, rows) in filled:
             self.replay.insert(actor, rows)
-            fields, lag = self.slots[slot], learner.lag(version)
-            stats.append(MessageStats(fields["done"].numel(), finished_episodes(fields), lag, finite))
+            stats.append(self.stats_of(learner, slot, version, finite))
         return stats
 
+    def _warn_of_few_actors(self, learner: Learner, event: WorkerEvent) -> None:
+        """Warn, once, if the actors that have a place cannot fill the replay to `--learning-starts`."""
+        args, wanted, placed = learner.args, learner.args.learning_starts, learner.pool.placed
+        if args.deterministic or self.has_warned or not event.left:  # deterministic ones wait until all have a place
+            return
+        if self.replay.size < wanted and apex.transitions_held(args, placed) < wanted:
+            self.has_warned = True
+            held = f"the replay of {placed} of {args.num_actors} actors may never hold {wanted:,}"
+            fix = "so learning may not start: lower it, or --num-actors, or add nodes"
+            learner.run.log.warning(f"{held} transitions (--learning-starts), {fix}")
+
     def store_bytes(self, args: DqnArgs) -> int:
-        """Bytes of rows and batches in the object store, at most."""
+        """Return the bytes of rows and batches in the object store, at most."""
         space: Any = self.spec.obs_space
         obs = int(np.prod(space.shape)) * space.dtype.itemsize
         block = 2 * args.block_length * args.num_envs * (obs // self.spec.stack + 64)
@@ -105,15 +128,8 @@ class RayDqnSetup(ApexSetup):
         return args.num_actors * (args.blocks_in_flight + HELD) * block + batches
 
 
-RaySetup = RayImpalaSetup | RayDqnSetup
-
-
-def make_setup(args: RayRunArgs) -> RaySetup:
-    """Make nets, optimizer and slots of the trainer.
-
-    Raises:
-        ConfigError: inconsistent settings, no Ray, too little memory, or a cluster that cannot be used.
-    """
+def make_setup(args: RayRunArgs) -> RayImpalaSetup | RayDqnSetup:
+    """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
     check(args)
     setup = RayImpalaSetup(args) if isinstance(args, ImpalaArgs) else RayDqnSetup(args)
     if args.address is None:
@@ -134,36 +150,13 @@ def join_cluster(args: RayRunArgs, run: Run, setup: Any) -> Iterator[Session]:
         yield session
 
 
-def show_cluster(learner: Learner) -> None:
-    """Add actors, nodes and object store to the metrics."""
-    run: Any = learner.run
+def show_cluster(learner: Any) -> None:
     session = learner.carrier.session
-    run.metrics.gauges |= {
+    learner.run.metrics.gauges |= {
         "cluster/actors": lambda: float(learner.pool.running),
         "cluster/nodes": lambda: float(len(session.state.nodes)),
         "cluster/object_store": lambda: session.state.store_bytes / MIB,
     }
-
-
-def start_replay(learner: Learner, spec: ReplaySpec) -> RemoteReplay:
-    """Start the replay shards of DQN."""
-    args, session, rows = learner.args, learner.carrier.session, learner.args.rows_per_lane
-    run: Any = learner.run
-    shard_class = session.actor_class(ReplayShard, num_cpus=0)
-
-    def start(number: int) -> Any:
-        actors = len(range(number, args.num_actors, args.num_shards))
-        settings = spec, actors, rows, args.priority_exponent, derive_seeds(args.seed, number, SHARD)[1]
-        return shard_class.remote(*settings)
-
-    replay = RemoteReplay(
-        session, start, args.num_actors, args.num_shards, batch_size=args.batch_size,
-        ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed, DRAWS)[1],
-        max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
-    )  # fmt: skip
-    run.metrics.gauges["replay/size"] = lambda: float(replay.size)
-    apex.show_replay(run, args, lambda: replay.size, "replay shards are not saved:")
-    return replay
 
 
 def store_bytes(args: RayRunArgs, setup: Any) -> int:
@@ -179,26 +172,3 @@ def check_store(needed: int, num_actors: int, folder: str = "/dev/shm") -> None:
         why = f"the object store needs {needed // MIB:,} MiB in {folder}, {free // MIB:,} MiB is free there"
         fix = "lower it or --num-envs, or enlarge it (docker run --shm-size)"
         raise ConfigError("num-actors", num_actors, why, fix)
-
-
-def warn_of_few_actors(learner: Learner) -> Callable[[WorkerEvent], None]:
-    """Return what warns, once, if the actors that have a place cannot fill DQN's replay to `--learning-starts`.
-
-    Not in deterministic runs, where no actor collects before all have a place.
-    """
-    args, run = learner.args, learner.run
-    updates_before = run.updates  # at this start: a resumed run fills an empty replay again
-    is_over = args.deterministic
-
-    def warn(event: WorkerEvent) -> None:
-        nonlocal is_over
-        if is_over or not event.left or run.updates > updates_before:
-            return
-        placed = learner.pool.placed
-        if apex.transitions_held(args, placed) < args.learning_starts:
-            is_over = True
-            held = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,}"
-            fix = "so learning may not start: lower it, or --num-actors, or add nodes"
-            run.log.warning(f"{held} transitions (--learning-starts), {fix}")
-
-    return warn

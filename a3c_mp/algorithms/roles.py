@@ -36,13 +36,9 @@ from a3c_mp.task.wire import WireError
 def run_task(
     args: RoleArgs, pipeline: Callable[..., None], make_actor: Callable[..., Fill], setup: Callable[..., Setup]
 ) -> int:
-    """Run the nodes of a task, or join one that runs (`--attach-to`); returns the exit code.
+    """Run the nodes of a task, or join one that runs (`--attach-to`); return the exit code.
 
-    Args:
-        args: of the chapter.
-        pipeline: what every node runs, `pipeline(node, args, memory, learner)`; only node 0 has a learner.
-        make_actor: the chapter's `actor(channel, args)`.
-        setup: of the algorithm.
+    Every node runs `pipeline(node, args, memory, learner)`; only node 0 has a learner.
 
     Raises:
         ConfigError: settings contradict each other, an address cannot be bound, or a message would be too large.

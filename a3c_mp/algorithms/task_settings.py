@@ -55,8 +55,7 @@ class RoleArgs(PPOArgs):
 def check_roles(args: RoleArgs) -> RoleArgs:
     """Return the settings with those that follow from the roles.
 
-    Raises:
-        ConfigError: settings contradict each other, or an address or a key is invalid.
+    Raises ConfigError for settings that contradict each other, and for an invalid address or key.
     """
     listens, attaches = args.listen is not None, args.attach_to is not None
     nothing_joins = args.resume is None and not listens  # a resumed run may have listened before

@@ -16,14 +16,13 @@ from torch import nn
 import train_a3c_grad
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets
-from a3c_mp.algorithms.gradients import Gradient, MeanGradient, Outbox, Report, copy_gradient, gradient_spec
+from a3c_mp.algorithms.gradients import Gradient, GradientSetup, MeanGradient, Outbox, Report, copy_gradient
 from a3c_mp.cli import parse_args
 from a3c_mp.data.episodes import Episode
 from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.pool import Token
-from a3c_mp.processes.slots import Slots
 from wrappers import make_vec_env
 
 IMAGE = (2, 36, 36)  # its convolutions are channels-last: their gradients lie in memory in another order
@@ -73,9 +72,12 @@ def test_a_parameter_that_the_loss_does_not_use_has_a_gradient_of_zero():
 
 def test_statistics_of_a_rollout_arrive_with_its_first_gradient_and_what_is_not_finite_is_reported():
     args = train_a3c_grad.Args(env_id="CartPole-v1", num_envs=2, unroll_length=6, batch_size=4)
-    net, moments, metrics = a_net_with_gradients(), Moments.of(images(6)), {"values/target": torch.tensor([1.0, 5.0])}
+    setup, moments = GradientSetup(args), Moments.of(torch.randn(6, 4))
+    net, metrics = setup.net, {"values/target": torch.tensor([1.0, 5.0])}
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
     outbox = Outbox(args, unconnected_collector(args), net)
-    outbox.memory.slots = Slots(gradient_spec(net, IMAGE, max_episodes=4), 1)
+    outbox.memory.slots = setup.slots
     outbox.memory.states = SimpleNamespace(write=lambda *_: None)
     outbox.finite, outbox.episodes, outbox.moments, outbox.clipped = True, EPISODES, moments, 3
     gradient, reports = Gradient(**outbox.memory.slots[0]), []

@@ -265,8 +265,8 @@ def test_rewards_are_clipped_before_they_are_scaled():
 @pytest.mark.parametrize(("n_step", "block_length", "patience"), [(3, 4, 5), (5, 4, 6), (20, 4, 9), (5, 1, 9)])
 def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_length, patience):
     """n steps lie in up to ceil(n / block) + 1 blocks, one after the other."""
-    args = replace(ARGS, n_step=n_step, block_length=block_length)
-    assert apex.bad_blocks_in_a_row(args) == patience > math.ceil(n_step / block_length) + 2
+    args = replace(ARGS, env_id="CartPole-v1", n_step=n_step, block_length=block_length)
+    assert apex.ApexSetup(args, dqn).bad_in_a_row == patience > math.ceil(n_step / block_length) + 2
 
 
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
