@@ -23,30 +23,16 @@ from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.pool import Token
-from wrappers import make_vec_env
 
-IMAGE = (2, 36, 36)  # its convolutions are channels-last: their gradients lie in memory in another order
 EPISODES = [Episode(-21.0, 824), Episode(0.1, 3)]
 
 
-# ---- gradients as they travel
-
-
-def images(num, seed=0):
-    return torch.randint(0, 256, (num, *IMAGE), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-
-
-def a_net_with_gradients():
+def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself():
+    """The gradients of convolutions, which are channels-last, lie in memory in another order."""
     torch.manual_seed(0)
-    net = make_actor_critic(Box(0, 255, IMAGE, "uint8"), Discrete(3))
-    logits, values = net(images(8))
+    net = make_actor_critic(Box(0, 255, (2, 36, 36), "uint8"), Discrete(3))
+    logits, values = net(torch.randint(0, 256, (8, 2, 36, 36), dtype=torch.uint8))
     (logits.square().sum() + (values - 1).square().sum()).backward()
-    return net
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(optimizer):
-    net = a_net_with_gradients()
     there = copy.deepcopy(net)
     vector, mean = torch.empty(sum(p.numel() for p in net.parameters())), MeanGradient(there)
     copy_gradient(net, vector)
@@ -56,8 +42,8 @@ def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(
     expected_norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     torch.testing.assert_close(norm, expected_norm, rtol=1e-5, atol=0.0)
     assert norm > 1.0, "there was something to clip"
-    optimizer(net.parameters(), lr=0.1).step()
-    optimizer(there.parameters(), lr=0.1, fused=True).step()
+    torch.optim.Adam(net.parameters(), lr=0.1).step()
+    torch.optim.Adam(there.parameters(), lr=0.1, fused=True).step()
     for found, expected in zip(there.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -103,13 +89,8 @@ NO_CLIP = ["--max-grad-norm", "1e9", "--checkpoint-seconds", "1e6", "--precision
 
 
 @pytest.fixture
-def train(run_inline):
-    return lambda *flags: run_inline("train_a3c_grad.py", *flags)
-
-
-@pytest.fixture
 def tape(monkeypatch):
-    """SGD in place of Adam; every step of it as (lr, parameters before, gradient, parameters after)."""
+    """SGD in place of Adam; every step of it as (lr, parameters before, gradient, parameters after), flat."""
     steps = []
 
     class Recording(torch.optim.SGD):
@@ -118,27 +99,16 @@ def tape(monkeypatch):
 
         def step(self):
             group = self.param_groups[0]
-            before = [p.detach().clone() for p in group["params"]]
+            before = flat(group["params"])
             super().step()
-            grads = [p.grad.clone() for p in group["params"]]
-            steps.append((group["lr"], before, grads, [p.detach().clone() for p in group["params"]]))
+            steps.append((group["lr"], before, flat(p.grad for p in group["params"]), flat(group["params"])))
 
     monkeypatch.setattr(torch.optim, "Adam", Recording)
     return steps
 
 
 def flat(tensors):
-    return torch.cat([t.double().flatten() for t in tensors])
-
-
-def start_of(flags, num_actors):
-    """(settings, net that the run starts with, first rollout of each actor, collected again)."""
-    chapter = train_a3c_grad.main
-    args = parse_args(chapter.args_class, chapter.presets, "", flags)
-    env = make_vec_env(args.env_id, 1, seed=0)
-    torch.manual_seed(args.seed)
-    net = make_actor_critic(env.single_observation_space, env.single_action_space)
-    return args, net, [collect(unconnected_collector(args, net, actor))[0] for actor in range(num_actors)]
+    return torch.cat([t.detach().double().flatten() for t in tensors])
 
 
 def reference_gradient(args, net, rollouts):
@@ -171,21 +141,24 @@ def reference_gradient(args, net, rollouts):
     ],
 )
 def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
-    train, tape, num_actors, env, normalized
+    run_inline, tape, num_actors, env, normalized
 ):
     flags = [*env, *NO_CLIP, "--sync", "--num-actors", str(num_actors), "--learning-rate", "0.1", normalized]
-    args, net, rollouts = start_of(flags, num_actors)
+    chapter = train_a3c_grad.main
+    args = parse_args(chapter.args_class, chapter.presets, "", flags)
+    net = GradientSetup(args).net
+    rollouts = [collect(unconnected_collector(args, net, actor))[0] for actor in range(num_actors)]
     expected = reference_gradient(args, net, rollouts)
 
-    done = train(*flags, "--total-steps", str(num_actors * args.batch_size))
+    done = run_inline("train_a3c_grad.py", *flags, "--total-steps", str(num_actors * args.batch_size))
     assert done.code == 0
-    ((lr, before, grads, after),) = tape
-    assert torch.equal(flat(before), flat(net.parameters()))
-    assert (flat(grads) - expected).abs().max() < 1e-5 * expected.abs().max()
-    np.testing.assert_allclose(flat(after), flat(before) - lr * expected, atol=1e-6 * lr)
+    ((lr, before, gradient, after),) = tape
+    assert torch.equal(before, flat(net.parameters()))
+    assert (gradient - expected).abs().max() < 1e-5 * expected.abs().max()
+    np.testing.assert_allclose(after, before - lr * expected, atol=1e-6 * lr)
 
     state = done.state["net"]
-    assert torch.equal(flat(p for name, p in state.items() if "norm" not in name), flat(after))
+    assert torch.equal(flat(p for name, p in state.items() if "norm" not in name), after)
     norm = ObsNorm(net.norm.mean.shape[1:], image=env is PONG)
     new = [rollout.obs[-actor_critic.NORM_STEPS if env is PONG else 1 :].flatten(0, 1) for rollout in rollouts]
     norm.update(torch.cat(new))
@@ -193,25 +166,21 @@ def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
         torch.testing.assert_close(state[f"norm.{name}"], norm.state_dict()[name])
 
 
-@pytest.fixture
-def scripted(monkeypatch):
-    """Has actor 0 send gradients (value of every entry, updates it claims to be old), then fine ones of 1."""
+def scripted(*entries):
+    """An actor that sends gradients (value of every entry, updates it claims to be old), then fine ones of 1."""
 
-    def script(*entries):
-        def actor(channel, args):
-            given = iter(entries)
+    def actor(channel, args):
+        given = iter(entries)
 
-            def fill(token):
-                value, age = next(given, (1.0, 0))
-                gradient = Gradient(**channel.memory.slots[token.slot])
-                gradient.vector.fill_(value)
-                return Report(channel.memory.weights.version - age, 10, 0, 0, True, {})
+        def fill(token):
+            value, age = next(given, (1.0, 0))
+            gradient = Gradient(**channel.memory.slots[token.slot])
+            gradient.vector.fill_(value)
+            return Report(channel.memory.weights.version - age, 10, 0, 0, True, {})
 
-            return fill
+        return fill
 
-        monkeypatch.setattr(train_a3c_grad.main, "actor", actor)
-
-    return script
+    return actor
 
 
 SCRIPTS = {
@@ -231,9 +200,9 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize(("script", "flags", "steps", "figures"), SCRIPTS.values(), ids=SCRIPTS)
-def test_which_gradients_make_a_step(train, tape, scripted, script, flags, steps, figures):
-    scripted(*script)
-    done = train(*CARTPOLE, *NO_CLIP, "--num-actors", "1", *flags)
+def test_which_gradients_make_a_step(run_inline, tape, monkeypatch, script, flags, steps, figures):
+    monkeypatch.setattr(train_a3c_grad.main, "actor", scripted(*script))
+    done = run_inline("train_a3c_grad.py", *CARTPOLE, *NO_CLIP, "--num-actors", "1", *flags)
     assert done.code == 0
-    assert [grads[0].unique().tolist() for _, _, grads, _ in tape] == [[mean] for mean in steps]
+    assert [gradient.unique().tolist() for _, _, gradient, _ in tape] == [[mean] for mean in steps]
     assert {name: done.summary[name] for name in figures} == figures
