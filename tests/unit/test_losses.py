@@ -20,14 +20,6 @@ def rng():
     return torch.Generator().manual_seed(0)
 
 
-def test_huber_is_what_the_paper_says_error_by_error():
-    errors, weights = torch.tensor([-3.0, -1.0, -0.5, 0.0, 0.2, 4.0]), torch.tensor([1.0, 0.5, 1.0, 0.3, 0.8, 0.25])
-    total = 0.0
-    for error, weight in zip(errors.tolist(), weights.tolist(), strict=True):
-        total += weight * (error**2 / 2 if abs(error) <= 1 else abs(error) - 0.5)
-    assert losses.huber(errors, weights).item() == pytest.approx(total / 6)
-
-
 @pytest.mark.parametrize(("clip_ratio", "on_policy"), [(0.2, True), (math.inf, True), (math.inf, False)])
 def test_the_policy_gradient_is_that_of_a2c_weighted_by_the_ratio(clip_ratio, on_policy, rng):
     logits, behaviour_logits = torch.randn(2, B, A, generator=rng)
@@ -85,8 +77,7 @@ def test_moments_are_weighted_and_samples_without_weight_do_not_push():
     advantages = torch.tensor([5.0, 1.0, 3.0])
     found = losses.normalize(advantages, torch.tensor([0.0, 1.0, 1.0]))
     torch.testing.assert_close(found[1:], losses.normalize(advantages[1:]))
-    assert torch.equal(losses.normalize(advantages, torch.full((3,), 1.0)), losses.normalize(advantages))
-    assert torch.zeros(3).equal(torch.zeros(3) * losses.normalize(advantages, torch.zeros(3))), "finite"
+    assert losses.normalize(advantages, torch.zeros(3)).isfinite().all()
 
 
 def test_metrics_of_ratios_against_the_divergence_of_distributions(rng):
@@ -104,13 +95,15 @@ def test_metrics_of_ratios_against_the_divergence_of_distributions(rng):
 
 def test_diagnostics_are_read_off_a_loss():
     targets = torch.tensor([1.0, 2.0, 3.0])
-    for values, share in ((targets + 5, 1.0), (torch.zeros(3), 0.0), (-targets, -3.0)):
-        found = losses.with_diagnostics({"values/value": values, "values/target": targets, "losses/entropy": -0.5})
+    for values, theirs, share in (
+        (targets + 5, targets, 1.0),
+        (torch.zeros(3), targets, 0.0),
+        (-targets, targets, -3.0),
+        (targets, torch.ones(3), 0.0),
+    ):
+        found = losses.with_diagnostics({"values/value": values, "values/target": theirs, "losses/entropy": -0.5})
         assert found["values/explained_variance"].item() == pytest.approx(share)
         assert found["policy/entropy"] == 0.5
     log_ratios = torch.tensor([0.0, 0.1, 0.5])
     found = losses.with_diagnostics({"policy/log_ratio": log_ratios, "policy/clip_ratio": 0.2})
     assert found.keys() == losses.ratio_metrics(log_ratios, 0.2).keys()
-    assert found["policy/clip_fraction"].tolist() == [0, 0, 1]
-    constant = {"values/value": targets, "values/target": torch.ones(3)}
-    assert losses.with_diagnostics(constant)["values/explained_variance"] == 0
