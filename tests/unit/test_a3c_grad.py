@@ -1,9 +1,7 @@
-"""Chapter 2: gradients as they travel, their mean, and whole runs, with actors as threads: what is applied and dropped.
-
-That deterministic runs are the same twice, and that what is not finite ends a run at last, is shown for every chapter.
-"""
+"""Chapter 2: gradients as they travel, their mean, and whole runs: what is applied and dropped."""
 
 import copy
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,13 +26,14 @@ EPISODES = [Episode(-21.0, 824), Episode(0.1, 3)]
 
 
 def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself():
-    """The gradients of convolutions, which are channels-last, lie in memory in another order."""
+    """Those of convolutions, which are channels-last, lie in memory in another order; that of an unused one is 0."""
     torch.manual_seed(0)
     net = make_actor_critic(Box(0, 255, (2, 36, 36), "uint8"), Discrete(3))
+    net.unused = nn.Parameter(torch.ones(3))
     logits, values = net(torch.randint(0, 256, (8, 2, 36, 36), dtype=torch.uint8))
     (logits.square().sum() + (values - 1).square().sum()).backward()
     there = copy.deepcopy(net)
-    vector, mean = torch.empty(sum(p.numel() for p in net.parameters())), MeanGradient(there)
+    vector, mean = torch.full((sum(p.numel() for p in net.parameters()),), 7.0), MeanGradient(there)
     copy_gradient(net, vector)
     mean.add(vector)
     norm = mean.finish(max_norm=1.0)
@@ -46,14 +45,6 @@ def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(
     torch.optim.Adam(there.parameters(), lr=0.1, fused=True).step()
     for found, expected in zip(there.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_parameter_that_the_loss_does_not_use_has_a_gradient_of_zero():
-    net = nn.ModuleDict({name: nn.Linear(2, 1) for name in ("first", "unused", "last")})
-    vector = torch.full((9,), 7.0)
-    (net["first"](torch.ones(2)) + 2 * net["last"](torch.ones(2))).sum().backward()
-    copy_gradient(net, vector)
-    assert vector.tolist() == [1, 1, 1, 0, 0, 0, 2, 2, 2]
 
 
 def test_statistics_of_a_rollout_arrive_with_its_first_gradient_and_what_is_not_finite_is_reported():
@@ -166,43 +157,31 @@ def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
         torch.testing.assert_close(state[f"norm.{name}"], norm.state_dict()[name])
 
 
-def scripted(*entries):
-    """An actor that sends gradients (value of every entry, updates it claims to be old), then fine ones of 1."""
+@pytest.mark.parametrize(
+    ("flags", "entries", "steps", "figures"),
+    [
+        (["--grads-per-step", "3"], [(1, 0), (2, 0), (6, 0), (4, 0), (5, 0), (9, 0), (1, 0), (1, 0)], [3, 6], {}),
+        (["--max-lag", "1"], [(1, 0), (2, 0), (3, 2), (4, 1), (5, 3)], [1, 2, 4], {"policy_lag_mean": 6 / 5}),
+    ],
+    ids=["the mean of K, the last two wait for a third", "too old ones are dropped and counted, not their steps"],
+)
+def test_which_gradients_make_a_step(run_inline, tape, monkeypatch, flags, entries, steps, figures):
+    """Entries: the value of all of a gradient, and how many updates old it claims to be."""
+    given = itertools.chain(entries, itertools.repeat((1, 0)))
 
     def actor(channel, args):
-        given = iter(entries)
-
         def fill(token):
-            value, age = next(given, (1.0, 0))
-            gradient = Gradient(**channel.memory.slots[token.slot])
-            gradient.vector.fill_(value)
+            value, age = next(given)
+            Gradient(**channel.memory.slots[token.slot]).vector.fill_(value)
             return Report(channel.memory.weights.version - age, 10, 0, 0, True, {})
 
         return fill
 
-    return actor
-
-
-SCRIPTS = {
-    "a step takes the mean of K; the last two wait for a third": (
-        [(1.0, 0), (2.0, 0), (6.0, 0), (4.0, 0), (5.0, 0), (9.0, 0)],
-        ["--grads-per-step", "3", "--total-steps", "80"],
-        [3.0, 6.0],
-        {"steps": 80},
-    ),
-    "too old ones are dropped and counted, their steps were taken": (
-        [(1.0, 0), (2.0, 0), (3.0, 2), (4.0, 1), (5.0, 3)],
-        ["--max-lag", "1", "--total-steps", "50"],
-        [1.0, 2.0, 4.0],
-        {"steps": 50, "gradients_too_old": 2, "policy_lag_mean": 6 / 5},
-    ),
-}
-
-
-@pytest.mark.parametrize(("script", "flags", "steps", "figures"), SCRIPTS.values(), ids=SCRIPTS)
-def test_which_gradients_make_a_step(run_inline, tape, monkeypatch, script, flags, steps, figures):
-    monkeypatch.setattr(train_a3c_grad.main, "actor", scripted(*script))
-    done = run_inline("train_a3c_grad.py", *CARTPOLE, *NO_CLIP, "--num-actors", "1", *flags)
+    monkeypatch.setattr(train_a3c_grad.main, "actor", actor)
+    total_steps, too_old = 10 * len(entries), sum(age > 1 for _, age in entries)
+    flags = [*CARTPOLE, *NO_CLIP, "--num-actors", "1", *flags, "--total-steps", str(total_steps)]
+    done = run_inline("train_a3c_grad.py", *flags)
     assert done.code == 0
     assert [gradient.unique().tolist() for _, _, gradient, _ in tape] == [[mean] for mean in steps]
+    figures |= {"steps": total_steps, "gradients_too_old": too_old}
     assert {name: done.summary[name] for name in figures} == figures
