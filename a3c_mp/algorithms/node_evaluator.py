@@ -6,6 +6,7 @@ import math
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -135,11 +136,9 @@ class EvaluatorChannel:
         self.net.load_state_dict(state)
         return self.net
 
-    def play(self, net: ActorCritic) -> PlayedGames:
-        return play(self.games, net, self.node)
-
-    def send(self, played: PlayedGames) -> None:
-        self.node.send(PLAYED, self._number, *played)
+    def play(self, net: ActorCritic) -> None:
+        """Play all games, and send the learner their returns."""
+        self.node.send(PLAYED, self._number, *play(self.games, net, self.node))
         self.node.report(REPORT_RESULT)
 
     def _on_play(self, sender: str, number: int, state: dict[str, Tensor]) -> None:
@@ -167,16 +166,12 @@ class InlineEvaluator(Closing):
         """Return the net of a snapshot that has not been evaluated; None if there is none, or the run is to end."""
         return None if self.is_interrupted() else self._net
 
-    def play(self, net: ActorCritic) -> PlayedGames | None:
-        """Play all games; None if the run is to end meanwhile, or the time is over."""
-        try:
-            return play(self.games, net, self)
-        except _Interrupted:
-            return None
-
-    def send(self, played: PlayedGames) -> None:
-        self._net = None  # first: once the result is there, another thread may start the next one
-        self._result = played
+    def play(self, net: ActorCritic) -> None:
+        """Play all games, and keep the result for the learner unless the run or the time ends meanwhile."""
+        with suppress(_Interrupted):
+            result = play(self.games, net, self)
+            self._net = None  # first: once the result is there, another thread may start the next one
+            self._result = result
 
     def poll(self) -> PlayedGames | None:
         result, self._result = self._result, None
@@ -184,9 +179,8 @@ class InlineEvaluator(Closing):
 
     def wait(self, seconds: float) -> PlayedGames | None:
         self._deadline = time.monotonic() + seconds
-        # Without a result, its middleware has not had its turn since.
-        if self._net is not None and (played := self.play(self._net)) is not None:
-            self.send(played)
+        if self._net is not None:  # its middleware has not had its turn since
+            self.play(self._net)
         self._deadline = math.inf
         return self.poll()
 

@@ -50,8 +50,10 @@ def run_task(
     check_message_sizes(args, made.net, made.slots.spec)
     with Run(args, args.chapter, made.net, made.optimizer, evaluates_elsewhere=True) as run, ExitStack() as stack:
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())
-        evaluator: Any = InlineEvaluator(EvaluationGames.of(args), run.is_interrupted)
-        if not args.standalone:
+        evaluator: Any
+        if args.standalone:
+            evaluator = InlineEvaluator(EvaluationGames.of(args), run.is_interrupted)
+        else:
             evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         nodes = Nodes(
