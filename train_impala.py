@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from a3c_mp.run.learner import Learner
 from train_a3c_data import actor, gradient_step
 
 
-def loss(args: Args, net: Any, unrolls: Rollout, learner: Learner) -> tuple[Tensor, dict[str, Any]]:
+def loss(args: Args, net: Any, unrolls: Rollout, all_reduce_mean: Callable[..., None]) -> tuple[Tensor, dict[str, Any]]:
     """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
     rewards, discounts = rewards_and_discounts(args, unrolls)
     logits, values, _ = net.unroll(unrolls.obs, unrolls.lstm_state[0], episode_starts(unrolls))
@@ -39,9 +40,11 @@ def loss(args: Args, net: Any, unrolls: Rollout, learner: Learner) -> tuple[Tens
     log_probs = policy.log_prob(unrolls.action)
     log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)
     log_weights = log_rhos if args.vtrace else torch.zeros_like(log_rhos)
-    vs, advantages, weights = vtrace(log_weights, discounts, rewards, values, bootstrap_value, *args.clips)
+    vs, advantages, weights = vtrace(
+        log_weights, discounts, rewards, values, bootstrap_value, args.clip_rho, args.clip_c, args.clip_pg_rho
+    )
     if args.normalize_advantages:
-        advantages = normalize(advantages, weights, learner.group.all_reduce_mean)
+        advantages = normalize(advantages, weights, all_reduce_mean)
     policy_loss = policy_gradient_loss(log_probs, weights * advantages)
     critic_loss = value_loss(values, vs)
     entropy_loss = -policy.entropy().mean()
@@ -55,7 +58,7 @@ def train(args: Args, learner: Learner) -> None:
     """Learn from new unrolls, each once, in batches that are filled up with replayed ones; all learners together."""
     for batches in learner.rounds():
         for unrolls in batches:
-            gradient_step(args, learner, loss, unrolls, learner)
+            gradient_step(args, learner, loss, unrolls, learner.group.all_reduce_mean)
 
 
 main = Chapter(Args, PRESETS, actor, train, ImpalaSetup)

@@ -78,8 +78,8 @@ def evaluate(evaluator: Any) -> Middleware:
     """Middleware: play whole games with each snapshot of the weights that the learner hands out."""
 
     def _evaluate(ctx: Context) -> None:
-        if (net := evaluator.take()) is not None and (played := evaluator.play(net)) is not None:
-            evaluator.send(played)
+        if (net := evaluator.take()) is not None:
+            evaluator.play(net)  # and send the learner their returns
 
     return _evaluate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import gymnasium
 import torch
@@ -27,23 +27,38 @@ from a3c_mp.run.preflight import probe_env, set_up_torch
 NORM_STEPS = 2
 """steps of an image rollout that update the observation statistics: enough samples, at low cost"""
 
-A = TypeVar("A", bound=PPOArgs)
 
+class RolloutSetup(Setup):
+    """What a learner of an actor-critic makes before its run: net, optimizer, and slots for what its actors send.
 
-class A3CSetup(Setup):
-    """What chapters 1 and 5 make before a run: net, optimizer, and slots for the rollouts of all actors.
+    An actor sends `messages` for each rollout.
 
     Raises:
         ConfigError: the environment cannot be used, sizes are inconsistent, or memory is too small.
     """
 
-    def __init__(self, args: Any, rank: int = 0):
-        spaces, device = probe_env(args.env_id), set_up_torch(args)
-        check_batch_size(args)
-        net = make_actor_critic(*spaces, args.net_spec).to(device)
-        slots = allocate_slots(args, spec_of_rollouts(args, *spaces), args.max_actors)
-        layout = rollout_layout(args, spaces[1])
+    slots_with_net = False
+    """whether slots lie on the device of the net, else on the CPU"""
+
+    def __init__(self, args: Any, rank: int = 0, messages: int = 1):
+        if getattr(args, "batch_size", 1) > args.unroll_length * args.num_envs:
+            why = f"a rollout has only {args.unroll_length} * {args.num_envs} samples"
+            raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
+        obs_space, action_space = probe_env(args.env_id)
+        device = set_up_torch(args, rank)
+        net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
+        state = acting_state_spec(args.num_envs, action_space, net.lstm_size)
+        layout = ActorLayout(action_space, args.unroll_length, state, args.slots_per_actor, messages)
+        spec = self.slot_spec(args, net, obs_space, action_space)
+        slots = allocate_slots(args, spec, device if self.slots_with_net else torch.device("cpu"))
         super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
+
+    def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
+        return spec_of_rollouts(args, obs_space, action_space, net.lstm_size)
+
+
+class A3CSetup(RolloutSetup):
+    """What chapters 1 and 5 make before a run."""
 
     def rounds(self, learner: Learner) -> Iterator[Rollout]:
         """Yield finite rollouts; a round is one rollout, or in order one of every actor."""
@@ -67,18 +82,14 @@ def rollouts(learner: Learner, filled: list) -> Iterator[Rollout]:
 
 
 def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:
-    """Return what is counted of a rollout."""
     return MessageStats(rollout.reward.numel(), finished_episodes(rollout), policy_lag, is_finite(rollout))
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
-    """Select the observations of a rollout that update the running mean and variance.
+    """Select the observations [N, *obs_shape] of [T + 1, B, *obs_shape] that update the running mean and variance.
 
     Images: those of the last `NORM_STEPS` steps. Vectors: all that are new. Games that started together are in the same
     phase, so with the last vectors alone the mean and variance would oscillate, and the policy with them.
-
-    Args:
-        obs: [T + 1, B, *obs_shape]; returned are [N, *obs_shape].
     """
     return obs[-NORM_STEPS if image else 1 :].flatten(0, 1)
 
@@ -90,40 +101,20 @@ def spec_of_rollouts(
     return rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, lstm_size, args.rollout_fields)
 
 
-def rollout_layout(
-    args: RolloutArgs, action_space: gymnasium.Space, lstm_size: int = 0, messages: int = 1
-) -> ActorLayout:
-    """Return the layout of the states that actors send with rollouts, in `messages` messages for each rollout."""
-    state = acting_state_spec(args.num_envs, action_space, lstm_size)
-    return ActorLayout(action_space, args.unroll_length, state, args.slots_per_actor, messages)
-
-
-def check_batch_size(args: ActorCriticArgs) -> None:
-    """Raise ConfigError for a batch that is larger than a rollout."""
-    if args.batch_size > args.unroll_length * args.num_envs:
-        why = f"a rollout has only {args.unroll_length} * {args.num_envs} samples"
-        raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
-
-
-def allocate_slots(args: RolloutArgs, spec: Spec, num_actors: int, device: torch.device | str = "cpu") -> Slots:
-    """Allocate the slots of `num_actors` actors, one arena on `device`; on the CPU it is pinned if nets are on a GPU.
-
-    Raises:
-        ConfigError: inconsistent sizes, or too little memory.
-    """
+def allocate_slots(args: Any, spec: Spec, device: torch.device) -> Slots:
+    """Allocate the slots of a learner's actors on `device`; on the CPU they are pinned if nets are on a GPU."""
     if args.deterministic and args.slots_per_actor > 2:
         why = "--deterministic keeps two versions of the weights, so at most two rollouts can be in flight"
         raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
+    num_slots = args.max_actors // getattr(args, "num_learners", 1) * args.slots_per_actor
     try:
-        on_cpu = torch.device(device).type == "cpu"
-        return Slots(spec, num_actors * args.slots_per_actor, pin=args.cuda and on_cpu, device=device)
+        return Slots(spec, num_slots, pin=args.cuda and device.type == "cpu", device=device)
     except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
         why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
         raise ConfigError("num-envs", args.num_envs, why, fix) from error
 
 
 def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer that the settings name; `set_learning_rate` anneals its learning rate."""
     if args.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
     return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.99, eps=args.rmsprop_eps)
@@ -136,7 +127,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps
         group["lr"] = linear(args.learning_rate, args.learning_rate_end, steps, total)
 
 
-def anneal_entropy_coef(args: A, steps: int) -> A:
+def anneal_entropy_coef(args: PPOArgs, steps: int) -> PPOArgs:
     """Return the settings with the entropy coefficient after `steps`: linear to its end over `--entropy-steps`."""
     if args.entropy_coef_end is None:
         return args
@@ -156,10 +147,8 @@ def rewards_and_discounts(args: RewardArgs, rollout: Rollout) -> tuple[Tensor, T
 
 
 def advantages_and_targets(args: ActorCriticArgs | PPOArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass.
-
-    They are computed on the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.
-    """
+    """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass."""
+    # On the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.
     device, rewards_discounts = rollout.value.device, rewards_and_discounts(args, rollout)
     rewards, discounts, values = (part.cpu() for part in (*rewards_discounts, rollout.value))
     if args.returns == "gae":

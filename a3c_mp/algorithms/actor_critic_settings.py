@@ -110,8 +110,20 @@ class A3CArgs:
 
 
 @dataclass(frozen=True)
-class EpochArgs:
-    """Settings of learning from a rollout several times: chapters 1 and 5."""
+class ActorCriticArgs(A3CArgs, RolloutArgs):
+    """Settings of chapter 2: all of an actor-critic that takes one pass over its rollouts."""
+
+    continuous: ClassVar = {**CONTINUOUS, **MUJOCO}
+    vectors: ClassVar = VECTORS
+
+
+@dataclass(frozen=True)
+class PPOArgs(A3CArgs, RolloutArgs):
+    """Settings of chapters 1 and 5, which learn from a rollout several times."""
+
+    continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
+    vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
+    images: ClassVar = {"net": "a3c", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
 
     update_epochs: Count = 1
     """PPO epochs: passes over a rollout; the first one takes every sample"""
@@ -121,23 +133,6 @@ class EpochArgs:
     """agent steps until the entropy coefficient is at its end, where it stays; 0: total-steps"""
     repeat_fraction: Fraction = 1.0
     """share of the samples that later epochs repeat: those of the largest absolute advantage; 0: one epoch only"""
-
-
-@dataclass(frozen=True)
-class ActorCriticArgs(A3CArgs, RolloutArgs):
-    """Settings of chapter 2: all of an actor-critic that takes one pass over its rollouts."""
-
-    continuous: ClassVar = {**CONTINUOUS, **MUJOCO}
-    vectors: ClassVar = VECTORS
-
-
-@dataclass(frozen=True)
-class PPOArgs(EpochArgs, A3CArgs, RolloutArgs):
-    """Settings of chapters 1 and 5."""
-
-    continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}
-    vectors: ClassVar = {**VECTORS, "update_epochs": VECTOR_EPOCHS}
-    images: ClassVar = {"net": "a3c", "num_envs": 16, "update_epochs": IMAGE_EPOCHS, **SPARSE}
 
 
 PRESETS: dict[str, dict[str, Any]] = {

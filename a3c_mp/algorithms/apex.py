@@ -1,4 +1,4 @@
-"""Ape-X: learner, exploration ladder, target network and replay memory, shared by DQN and DDPG."""
+"""Ape-X: setup and rounds of a learner, rate limiter, exploration ladder, target network; shared by DQN and DDPG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.apex_settings import Args
-from a3c_mp.algorithms.rate_limiter import Batches, RateLimiter
 from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
@@ -26,7 +25,7 @@ from a3c_mp.run import evaluate
 from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env, set_up_torch
-from a3c_mp.run.run import Run
+from a3c_mp.run.progress import RunState
 from wrappers import is_atari
 
 NORM_SAMPLES = 8
@@ -38,18 +37,17 @@ FRAMES = 4
 class Algorithm(Protocol):
     """Interface of the algorithms `dqn` and `ddpg`, two modules of plain functions."""
 
-    @property
-    def ACTIONS(self) -> type[gymnasium.Space]: ...
-    @property
-    def Policy(self) -> Callable[..., Any]: ...
+    ACTIONS: Any  # class of action spaces that the algorithm supports
+    Policy: Any
+
     def make_net(self, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Any: ...
     def make_optimizer(self, args: Args, net: Any) -> torch.optim.Optimizer: ...
-    def stored_actions(self, action_space: gymnasium.Space) -> gymnasium.Space: ...
-    def policy_state_spec(self, args: Args, action_space: gymnasium.Space) -> Spec: ...
+    def stored_actions(self, action_space: gymnasium.Space) -> gymnasium.Space: ...  # as the replay stores them
+    def policy_state_spec(self, args: Args, action_space: gymnasium.Space) -> Spec: ...  # of `Policy.fields`
     def q_values(self, net: Any, batch: Batch) -> Tensor: ...
     def bootstrap_values(self, net: Any, target_net: Any, batch: Batch) -> Tensor: ...
     def policy_loss(self, net: Any, batch: Batch) -> tuple[Tensor | float, Metrics]: ...
-    def make_policy(self, net: Any, action_space: gymnasium.Space) -> evaluate.Policy: ...
+    def make_policy(self, net: Any, action_space: gymnasium.Space) -> evaluate.Policy: ...  # greedy, for evaluation
 
 
 def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:
@@ -57,9 +55,8 @@ def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: 
 
     i counts the N environments of all actors. Horgan et al. 2018, section 4.1, have one value for each actor instead.
     """
-    total = num_actors * num_envs
     i = actor * num_envs + np.arange(num_envs)
-    return base ** (1 + exponent * i / max(total - 1, 1))
+    return base ** (1 + exponent * i / max(num_actors * num_envs - 1, 1))
 
 
 @torch.no_grad()
@@ -68,42 +65,96 @@ def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
     torch._foreach_lerp_([*target_net.parameters(), *target_net.buffers()], [*net.parameters(), *net.buffers()], rate)
 
 
+class RateLimiter:
+    """Rate limiter: a fixed ratio of samples to inserts (Cassirer et al. 2021, "Reverb", section 3.3).
+
+    Sampling starts with `min_size_to_sample` transitions in the replays of all learners together.
+    """
+
+    def __init__(self, samples_per_insert: float, min_size_to_sample: int):
+        self.samples_per_insert, self.min_size_to_sample = samples_per_insert, min_size_to_sample
+        self.samples_allowed = 0.0
+
+    def insert(self, steps: int, sizes: Sequence[int]) -> None:
+        """Count inserted steps, once all replays together, of these `sizes`, hold enough and none is empty."""
+        if sum(sizes) >= self.min_size_to_sample and min(sizes) > 0:
+            self.samples_allowed += self.samples_per_insert * steps
+
+    def allowed(self, batches: Any, run: RunState) -> Iterator[Batch]:
+        """Yield as many batches as the ratio allows; fewer if the run should stop, unless it is deterministic."""
+        while self.samples_allowed >= batches.batch_size and (run.args.deterministic or not run.should_stop()):
+            with run.timing("drawing"):
+                batch = batches.next()
+            if batch is None:  # replay shards of a cluster have none at the moment
+                return
+            yield batch
+            self.samples_allowed -= batches.batch_size
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"allowed": self.samples_allowed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.samples_allowed = state["allowed"]
+
+
 class ApexSetup(Setup):
     """What a learner of Ape-X makes before a run: online and target net, optimizer, replay, slots for its actors.
-
-    Args:
-        args: of the chapter.
-        algo: `dqn` or `ddpg`.
-        rank: of the learner.
 
     Raises:
         ConfigError: the environment cannot be used, settings are inconsistent, or memory is too small.
     """
 
-    def __init__(self, args: Args, algo: Algorithm, rank: int = 0):
+    def __init__(self, args: Any, algo: Algorithm, rank: int = 0):
         check_learners(args.num_learners, args.num_actors, args.cuda)
+        check_sizes(args)
         obs_space, action_space = probe_env(args.env_id, algo.ACTIONS)
         device = set_up_torch(args, rank)
         net = algo.make_net(obs_space, action_space).to(device)
         self.target_net = copy.deepcopy(net).requires_grad_(False)
-        self.shards, slots = allocate(args, obs_space, algo.stored_actions(action_space), rank)
-        self.replay = Replay(self.shards, args.priority_exponent, args.seed + rank)
-        self.limiter = RateLimiter(args.replay_ratio, args.learning_starts)
+        shards = self.make_replay(args, obs_space, algo.stored_actions(action_space), rank)
+        num_slots = args.num_actors // args.num_learners * args.blocks_in_flight
+        try:
+            slots = Slots(episode_stats_spec(args.block_length, args.num_envs), num_slots)
+        except MemoryError as error:
+            raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
         state = writer_state_spec(args.num_envs, args.n_step) | algo.policy_state_spec(args, action_space)
-        layout = ActorLayout(action_space, args.block_length, state, blocks_in_flight(args))
+        layout = ActorLayout(action_space, args.block_length, state, args.blocks_in_flight)
         super().__init__(net, algo.make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
-        self.message, self.bad_in_a_row, self.more = "block", bad_blocks_in_a_row(args), self.shards
+        self.message, self.more = "block", shards
+        # One bad reward is part of the n-step returns of several steps, so it can spoil more than one block.
+        self.bad_in_a_row = BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
         self.samples_per_update, self.make_policy = args.batch_size, algo.make_policy
+        self.limiter = RateLimiter(args.replay_ratio, args.learning_starts)
         self.saved = {"target_net": self.target_net} | ({"replay": self.replay} if args.save_replay else {})
         # Without the replay, actors start new games when the run is resumed.
         self.kept = {"limiter": self.limiter} if args.save_replay else None
 
-    def begin(self, learner: Learner) -> None:
-        self.own = learner.own
-        learner.on_event = lambda event: self._prepare_successor(learner.args, event)
-        self.make_room(learner.args, range(self.shards.num_shards))  # a restored replay may be full
-        if isinstance(run := learner.run, Run):
-            add_replay_metrics(run, learner.args, self.replay)
+    def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> Any:
+        """Allocate the replay, in equal parts for the environments of the learner's actors; return what they share."""
+        num_actors = args.num_actors // args.num_learners
+        sizes = num_actors, args.num_envs, args.rows_per_lane, obs_space, actions, stacked_frames(args.env_id)
+        if rank == 0:
+            check_replay_memory(args.replay_size, args.num_learners * Shards.bytes_needed(*sizes))
+        try:
+            shards = Shards(*sizes)
+        except MemoryError as error:
+            raise ConfigError("replay-size", args.replay_size, str(error), "lower it") from error
+        self.replay: Any = Replay(shards, args.priority_exponent, args.seed + rank)
+        return shards
+
+    def begin(self, learner: Any) -> None:
+        args, run, replay, shards = learner.args, learner.run, self.replay, self.more
+        learner.on_event = lambda event: self._prepare_successor(learner, event)
+        self.make_room(args, range(shards.num_shards))  # a restored replay may be full
+        if learner.group.rank == 0:  # the others have about as many transitions, and no metrics
+            show_replay(run, args, lambda: args.num_learners * replay.size, "without --save-replay")
+            capacity = shards.num_lanes * shards.rows
+            run.metrics.gauges |= {
+                "replay/size": lambda: replay.size,
+                "replay/dropped_priorities": lambda: replay.dropped,
+                "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,
+                "memory/free_gib": lambda: free_memory() / GIB,
+            }
 
     def rounds(self, learner: Learner) -> Iterator[Batch]:
         """Yield the batches that are due after each round: one block of steps, or in order one of every actor."""
@@ -123,58 +174,60 @@ class ApexSetup(Setup):
                 self.make_room(learner.args, [worker for worker, _, _ in filled])
                 learner.release(filled)
 
-    def sampler(self, args: Args) -> AbstractContextManager[Batches]:
+    def sampler(self, args: Args) -> AbstractContextManager[Any]:
         """Return what draws batches, ahead of their use unless the run is deterministic."""
         return Prefetch(self.replay, args.batch_size, 0 if args.deterministic else args.prefetch, pin=args.cuda)
 
     def make_room(self, args: Args, shards: Iterable[int]) -> None:
         """Retire the rows that blocks in flight may overwrite."""
         for shard in shards:
-            self.replay.make_room(shard, rows_in_flight(args))
+            self.replay.make_room(shard, args.rows_in_flight)
 
     def ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
         """Ingest a round of blocks into the replay, and return the statistics of each.
 
-        Transitions whose first priority is not finite are dropped. A block's `finite` is None if nothing was new,
-        because its rows already came with the previous one.
+        Transitions whose first priority is not finite are dropped.
         """
-        replay, stats = self.replay, []
+        stats = []
         for shard, slot, version in filled:
-            fields, rejected_before = self.slots[slot], replay.rejected
-            episodes = finished_episodes(fields)
-            accepted = replay.ingest(shard)
-            rejected = replay.rejected - rejected_before
-            finite = rejected == 0 if accepted or rejected else None
-            stats.append(MessageStats(fields["done"].numel(), episodes, learner.lag(version), finite))
+            rejected_before = self.replay.rejected
+            accepted = self.replay.ingest(shard)
+            rejected = self.replay.rejected - rejected_before
+            # None if nothing is new, because the rows of this block came with the previous one.
+            stats.append(self.stats_of(learner, slot, version, rejected == 0 if accepted or rejected else None))
         return stats
 
-    def _prepare_successor(self, args: Args, event: WorkerEvent) -> None:
+    def stats_of(self, learner: Learner, slot: int, version: int, finite: bool | None) -> MessageStats:
+        """Return what is counted of the block in a slot."""
+        block = self.slots[slot]
+        return MessageStats(block["done"].numel(), finished_episodes(block), learner.lag(version), finite)
+
+    def _prepare_successor(self, learner: Learner, event: WorkerEvent) -> None:
         """Prepare the shard of a dead actor for its successor.
 
         A deterministic one writes the lost block again; any other continues after the rows already written of it.
         """
-        if args.deterministic and event.replaced:
-            self.replay.roll_back(event.actor - self.own.start)
-        elif not args.deterministic:
-            self.make_room(args, range(self.shards.num_shards))
+        if not learner.args.deterministic:
+            self.make_room(learner.args, range(self.more.num_shards))
+        elif event.replaced:
+            self.replay.roll_back(event.actor - learner.own.start)
 
 
-def rows_per_lane(args: Args) -> int:
-    """Return the rows of the replay for each environment. Raises ConfigError for inconsistent sizes."""
-    rows = _rows_per_lane(args)
-    least = 4 * rows_in_flight(args) + args.n_step + FRAMES
+def check_sizes(args: Args) -> None:
+    """Raise ConfigError for sizes of the replay that are inconsistent."""
+    if args.save_replay and args.num_learners > 1:
+        why = "checkpoints hold the replay of one learner, the others would start with an empty one"
+        raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
+    rows, least = args.rows_per_lane, 4 * args.rows_in_flight + args.n_step + FRAMES
     if rows < least:
         why = f"each of {args.num_actors} * {args.num_envs} environments has {rows} steps in it, {least} are needed"
         raise ConfigError("replay-size", args.replay_size, why, "raise it, or lower --num-envs or --block-length")
+    why = f"the replay has room for {args.replay_size}"
     if args.batch_size > args.replay_size:
-        why = f"the replay has room for {args.replay_size}"
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --replay-size")
     if args.learning_starts > min(args.replay_size // 2, transitions_held(args, args.num_actors)):
-        why = f"the replay has room for {args.replay_size}"
-        raise ConfigError(
-            "learning-starts", args.learning_starts, why, "use half of it at most, or raise --replay-size"
-        )
-    return rows
+        fix = "use half of it at most, or raise --replay-size"
+        raise ConfigError("learning-starts", args.learning_starts, why, fix)
 
 
 def transitions_held(args: Args, num_actors: int) -> int:
@@ -182,98 +235,31 @@ def transitions_held(args: Args, num_actors: int) -> int:
 
     In the middle of an episode, a lane holds neither the rows that may be overwritten nor incomplete transitions.
     """
-    return num_actors * args.num_envs * (_rows_per_lane(args) - rows_in_flight(args) - args.n_step - FRAMES)
+    return num_actors * args.num_envs * (args.rows_per_lane - args.rows_in_flight - args.n_step - FRAMES)
 
 
-def _rows_per_lane(args: Args) -> int:
-    return -(-args.replay_size // (args.num_actors * args.num_envs))
-
-
-def allocate(args: Args, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int = 0) -> tuple[Shards, Slots]:
-    """Allocate a learner's replay, in equal parts for all environments of its actors, and slots for their blocks.
-
-    Args:
-        args: the chapter's settings.
-        obs_space, actions: of one environment, the actions as the replay stores them.
-        rank: of the learner; the first one checks that the memory is enough for all.
-
-    Raises:
-        ConfigError: too little memory, or inconsistent settings.
-    """
-    if args.save_replay and args.num_learners > 1:
-        why = "checkpoints hold the replay of one learner, the others would start with an empty one"
-        raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
-    rows = rows_per_lane(args)
-    stack = FRAMES if is_atari(args.env_id) else 1
-    num_actors = args.num_actors // args.num_learners
-    sizes = num_actors, args.num_envs, rows, obs_space, actions, stack
-    if rank == 0:
-        check_replay_memory(args.replay_size, args.num_learners * Shards.bytes_needed(*sizes))
-    try:
-        shards = Shards(*sizes)
-    except MemoryError as error:
-        raise ConfigError("replay-size", args.replay_size, str(error), "lower it") from error
-    try:
-        slots = Slots(episode_stats_spec(args.block_length, args.num_envs), num_actors * blocks_in_flight(args))
-    except MemoryError as error:
-        raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
-    return shards, slots
-
-
-def blocks_in_flight(args: Args) -> int:
-    """Return the number of blocks in flight for each actor: 1 in deterministic runs."""
-    return 1 if args.deterministic else args.blocks_per_actor
-
-
-def rows_in_flight(args: Args) -> int:
-    """Return the most rows of a lane that blocks in flight can fill: two for each step (see `Replay.make_room`)."""
-    return 2 * args.block_length * blocks_in_flight(args)
-
-
-def bad_blocks_in_a_row(args: Args) -> int:
-    """Return how many blocks with NaN or inf in a row, from one actor, end a run.
-
-    One bad reward is part of the n-step returns of several steps, so it can spoil more than one block.
-    """
-    return BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
+def stacked_frames(env_id: str) -> int:
+    """Return the frames of an observation of which only the newest is stored; 1: all of it."""
+    return FRAMES if is_atari(env_id) else 1
 
 
 def obs_for_stats(batch: Batch) -> Tensor:
-    """Select the observations [N, *obs_shape] of a batch that update the running mean and variance.
-
-    They are evenly spaced, because a batch is in order of lanes.
-    """
+    """Select observations [N, *obs_shape] for the running mean and variance: evenly spaced, as a batch is in order."""
     return batch.obs[:: -(-len(batch.obs) // NORM_SAMPLES)]
 
 
-def show_collecting(run: Run, args: Args, size: Callable[[], int]) -> None:
-    """Have progress lines say how many transitions the replay has until learning starts."""
+def show_replay(run: Any, args: Args, size: Callable[[], int], why: str) -> None:
+    """Have progress lines say how many transitions the replay has until learning starts.
+
+    Log it if a resumed run has to fill its replay again, and `why` a deterministic one then ends differently.
+    """
 
     def phase() -> str:
         held, wanted = size(), args.learning_starts
         return f"collecting {held:,}/{wanted:,}" if held < wanted else ""
 
     run.metrics.phase = phase
-
-
-def log_empty_replay(run: Run, args: Args, why: str) -> None:
-    """Log that a resumed run has to fill its replay again, and `why` a deterministic one then ends differently."""
-    if args.resume:
+    if args.resume and not size():
         run.log.info(f"the replay is empty: learning starts once it holds {args.learning_starts:,} transitions")
         if args.deterministic:
             run.log.warning(f"{why} a resumed run differs from one that was never interrupted")
-
-
-def add_replay_metrics(run: Run, args: Args, replay: Replay) -> None:
-    """Add size and memory of the replay to the metrics, and log it if a resumed run has to fill it again."""
-    if not replay.size:
-        log_empty_replay(run, args, "without --save-replay")
-    show_collecting(run, args, lambda: args.num_learners * replay.size)  # the others have about as much
-    shards = replay.shards
-    capacity = shards.num_lanes * shards.rows
-    run.metrics.gauges |= {
-        "replay/size": lambda: replay.size,
-        "replay/dropped_priorities": lambda: replay.dropped,
-        "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,
-        "memory/free_gib": lambda: free_memory() / GIB,
-    }

@@ -99,6 +99,21 @@ class Args(ReplayArgs):
     num_learners: Annotated[int, Between(1, 64)] = 1
     """learner processes, each with its share of actors and replay; gradients are averaged (all-reduce)"""
 
+    @property
+    def blocks_in_flight(self) -> int:
+        """Blocks in flight for each actor."""
+        return 1 if self.deterministic else self.blocks_per_actor
+
+    @property
+    def rows_per_lane(self) -> int:
+        """Rows of the replay for each environment."""
+        return -(-self.replay_size // (self.num_actors * self.num_envs))
+
+    @property
+    def rows_in_flight(self) -> int:
+        """Most rows of a lane that blocks in flight can fill: two for each step (see `Replay.make_room`)."""
+        return 2 * self.block_length * self.blocks_in_flight
+
 
 ATARI: dict[str, Any] = {
     "learner_threads": 2,  # a step costs twice as much in the learner as in its actor

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from a3c_mp.algorithms.actor_critic import rollout_layout, spec_of_rollouts
+from a3c_mp.algorithms.actor_critic import spec_of_rollouts
 from a3c_mp.algorithms.task_settings import RoleArgs
-from a3c_mp.data.actor import Memory, OneSlot
-from a3c_mp.data.resume_states import ResumeStates
+from a3c_mp.data.actor import Memory, OneSlot, SentStates
 from a3c_mp.data.rollout import empty_rollout
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
@@ -28,26 +27,23 @@ from a3c_mp.task.router import Spoke
 def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     """Join the task at `args.attach_to` with processes that run `pipeline(node, settings, memory)`, until it ends.
 
-    Returns:
-        exit code: 0 where the task has ended, 1 where it was killed or its nodes here fail again and again.
-
-    Raises:
-        ConfigError: the address or the key is wrong, node 0 does not answer, or has no place for these nodes.
+    Return the exit code: 0 where the task has ended, 1 where it was killed or its nodes here fail again and again.
+    Raises ConfigError for a wrong address or key, and where node 0 does not answer or has no place.
     """
     assert args.attach_to is not None
     check_system()
     log = open_log()
-    roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS, on_restart=log.warning)]
-    if args.role == "collector":
-        check_memory(args.num_actors)
-        check_open_files(args.num_actors)
-        roles = [Role("collector", ("collector",), "--num-actors", NICENESS, on_restart=log.warning)] * args.num_actors
+    is_collector = args.role == "collector"
+    number = args.num_actors if is_collector else 1
+    check_memory(number)
+    check_open_files(number)
+    how = ("--num-actors", NICENESS) if is_collector else ("--role", EVALUATOR_NICENESS)
+    roles = [Role(args.role, (args.role,), *how, on_restart=log.warning)] * number
     try:
         with Spoke(Endpoint(dials=args.attach_to, key_file=args.key_file), log) as router:
             theirs = settings_of(args, router.greeting)
             probe_env(theirs.env_id)
-            what = f"{len(roles)} {args.role}{'s' * (len(roles) > 1)}"
-            log.info(f"{what} for the task on {theirs.env_id} at {args.attach_to}")
+            log.info(f"{number} {args.role}{'s' * (number > 1)} for the task on {theirs.env_id} at {args.attach_to}")
             supervision = args.max_restarts, args.hang_seconds
             run_joined_nodes(run_node_of_task, (pipeline, theirs), roles, router, log, *supervision)
             log.info("the task has ended")
@@ -79,8 +75,8 @@ def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) 
         spaces = probe_env(args.env_id)
         net = make_actor_critic(*spaces, args.net_spec)
         dtype = acting_dtype(args.precision, net)
-        states = ResumeStates(args, rollout_layout(args, spaces[1]), start=0)
         fields = empty_rollout(spec_of_rollouts(args, *spaces)).fields()
+        states = SentStates(deterministic=False)  # such a task is refused with --listen
         memory = Memory(OneSlot(fields), Weights(net, dtype), states, dtype, args.in_order)
     try:
         pipeline(node, args, memory)

@@ -25,7 +25,6 @@ from a3c_mp.replay import Batch
 from a3c_mp.run import evaluate
 
 ACTIONS = Box
-"""action spaces that this algorithm supports"""
 
 
 def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGNet:
@@ -39,19 +38,16 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGN
 
 
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
-    """Return the space of actions as the replay stores them: [-1, 1], like the nets."""
     return Box(-1.0, 1.0, action_space.shape, np.float32)
 
 
 def policy_state_spec(args: Args, action_space: gymnasium.Space) -> Spec:
-    """Return shapes and dtypes of `Policy.fields`."""
     return {"noise": ((args.num_envs, *(action_space.shape or ())), torch.float64)}
 
 
-def make_optimizer(args: Args, net: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(args: Args, net: DDPGNet) -> torch.optim.Optimizer:
     if args.optimizer != "adam":
         raise ConfigError("optimizer", args.optimizer, "ddpg supports only adam", "leave it out, or use --algo dqn")
-    assert isinstance(net, DDPGNet)
     groups = [
         {"params": list(net.critic.parameters()), "lr": args.learning_rate},
         {"params": list(net.actor.parameters()), "lr": args.policy_learning_rate},
@@ -65,20 +61,13 @@ class Policy:
     The noise x of an environment is an Ornstein-Uhlenbeck process (Lillicrap et al. 2016) with standard deviation
     sigma: the next x is m x + sqrt(1 - m^2) sigma N(0, 1), where m is `--noise-memory`. m = 0 gives white noise.
 
-    Args:
-        args: the chapter's settings.
-        net: the caller loads new weights into it.
-        action_space: of one environment.
-        example: observations [B, *obs_shape].
-        actor: its number, which sets the sigmas of its noise (see `apex.ladder`).
-        restored: `fields()` of a predecessor.
+    Arguments are those of `dqn.Policy`; `restored` are the `fields()` of a predecessor.
     """
 
     def __init__(
-        self, args: Args, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
+        self, args: Args, net: DDPGNet, action_space: gymnasium.Space, example: np.ndarray, actor: int,
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
-        assert isinstance(net, DDPGNet)
         self.net, self.space, self.memory = net, action_space, args.noise_memory
         self.device = next(net.parameters()).device
         sigmas = ladder(args.noise, args.noise_exponent, actor, args.num_envs, args.num_actors)
@@ -87,13 +76,12 @@ class Policy:
         self.noise = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first block
 
     def start_block(self, seed: int) -> None:
-        """Seed the random numbers of the next block of steps."""
         self.rng = np.random.default_rng(seed)
         if self.noise is None:
             self.noise = self.sigmas * self._normal(len(self.sigmas))
 
     def fields(self) -> dict[str, np.ndarray]:
-        """Return the policy's state for a successor: the noise, which is correlated between steps."""
+        """Return the state for a successor: the noise, which is correlated between steps."""
         assert self.noise is not None
         return {"noise": self.noise}
 
@@ -114,12 +102,11 @@ class Policy:
 
     @torch.inference_mode()
     def value(self, obs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-        """Return Q(s, mu(s)) [B], for bootstrapping."""
+        """Compute Q(s, mu(s)) [B], for bootstrapping."""
         states = torch.from_numpy(obs).to(self.device)
         return self.net.q(states, self.net(states)[0]).float().cpu().numpy()
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """Return the actions for the environments: rescaled to the bounds of the action space."""
         return stretch(action, self.space)
 
     def _normal(self, num_envs: int) -> np.ndarray:
@@ -133,17 +120,6 @@ def stretch(action: np.ndarray, space: gymnasium.Space) -> np.ndarray:
     return ((1.0 - share) * low + share * high).clip(low, high).astype(space.dtype)
 
 
-def policy_gradient_loss(action: Tensor, action_gradient: Tensor) -> Tensor:
-    """Return a loss with the deterministic policy gradient, -dQ/da dmu/dtheta (Silver et al. 2014, theorem 1).
-
-    Args:
-        action: [B, ...], mu(s).
-        action_gradient: [B, ...], dQ(s, a)/da at a = mu(s), a constant.
-    """
-    assert action.shape == action_gradient.shape, (action.shape, action_gradient.shape)
-    return -(action * action_gradient.detach()).sum() / len(action)
-
-
 def q_values(net: DDPGNet, batch: Batch) -> Tensor:
     """Return Q(s, a) [N] float32 of the actions that were taken."""
     return net.q(batch.obs, batch.action).float()
@@ -151,25 +127,23 @@ def q_values(net: DDPGNet, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def bootstrap_values(net: DDPGNet, target_net: DDPGNet, batch: Batch) -> Tensor:
-    """Return the bootstrap Q_target(s', mu_target(s')) [N] float32, s' being m <= n steps later.
-
-    Lillicrap et al. 2016.
-    """
+    """Return Q_target(s', mu_target(s')) [N] float32, s' being m <= n steps later (Lillicrap et al. 2016)."""
     return target_net.q(batch.next_obs, target_net(batch.next_obs)[0]).float()
 
 
 def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, Metrics]:
-    """Compute (loss of the policy mu, metrics); the loss has no gradient for the critic's parameters."""
+    """Compute (loss, metrics) of the policy mu, by the deterministic policy gradient (Silver et al. 2014, theorem 1).
+
+    The gradient of the loss is that of mu: -dQ(s, a)/da dmu(s)/dtheta at a = mu(s); there is none for the critic.
+    """
     best = net(batch.obs)[0]
     point = best.detach().requires_grad_()
     value = net.q(batch.obs, point)
     (action_gradient,) = torch.autograd.grad(value.sum(), point)
-    return policy_gradient_loss(best, action_gradient), {"losses/policy": -value.detach()}
+    return -(best * action_gradient).sum() / len(best), {"losses/policy": -value.detach()}
 
 
 def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Policy:
-    """Return the policy mu(s), rescaled for the environment, for evaluation."""
-
     @torch.inference_mode()
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         return stretch(net(torch.from_numpy(obs))[0].float().numpy(), action_space)

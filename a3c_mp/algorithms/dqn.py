@@ -25,7 +25,6 @@ from a3c_mp.replay import Batch
 from a3c_mp.run import evaluate
 
 ACTIONS = Discrete
-"""action spaces that this algorithm supports"""
 
 
 def make_net(
@@ -39,12 +38,10 @@ def make_net(
 
 
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
-    """Return the space of actions as the replay stores them: the environment's own."""
     return action_space
 
 
 def policy_state_spec(args: Args, action_space: gymnasium.Space) -> Spec:
-    """Return shapes and dtypes of `Policy.fields`."""
     return {}
 
 
@@ -75,11 +72,9 @@ class Policy:
         self.rng = np.random.default_rng(0)
 
     def start_block(self, seed: int) -> None:
-        """Seed the random numbers of the next block of steps."""
         self.rng = np.random.default_rng(seed)
 
     def fields(self) -> dict[str, np.ndarray]:
-        """Return the policy's state for a successor: none."""
         return {}
 
     def act(
@@ -99,7 +94,6 @@ class Policy:
         return self._q(obs, mask).max(axis=1)
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """Return the actions for the environments: unchanged."""
         return action
 
     @torch.inference_mode()
@@ -126,9 +120,9 @@ def q_values(net: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Tensor:
-    """Return the double Q-learning bootstrap Q_target(s', argmax_a Q(s', a)) [N] float32, s' being m <= n steps later.
+    """Return Q_target(s', argmax_a Q(s', a)) [N] float32, s' being m <= n steps later (van Hasselt et al. 2016).
 
-    van Hasselt et al. 2016; Horgan et al. 2018, section 3.1. The argmax is over the actions that s' allows.
+    The argmax is over the actions that s' allows.
     """
     next_q, next_target_q = net(batch.next_obs)[0].float(), target_net(batch.next_obs)[0].float()
     assert next_q.shape == next_target_q.shape == (*batch.reward.shape, next_q.shape[-1]), next_q.shape
@@ -138,13 +132,10 @@ def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Ten
 
 
 def policy_loss(net: nn.Module, batch: Batch) -> tuple[float, Metrics]:
-    """Return (0, no metrics): Q-learning has no policy loss, its policy is the argmax."""
-    return 0.0, {}
+    return 0.0, {}  # the policy is the argmax of Q
 
 
 def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Policy:
-    """Return the greedy policy, for evaluation."""
-
     @torch.inference_mode()
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         return allowed_q(net(torch.from_numpy(obs))[0].numpy(), mask).argmax(axis=1)

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import gymnasium
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.actor_critic import (
-    allocate_slots,
-    check_batch_size,
-    make_optimizer,
-    obs_for_stats,
-    rollout_layout,
-    set_learning_rate,
-    spec_of_rollouts,
-)
+from a3c_mp.algorithms.actor_critic import RolloutSetup, obs_for_stats, set_learning_rate, spec_of_rollouts
 from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.episodes import Episode
 from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
-from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.obs_norm import Moments
-from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import Filled, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.guard import BAD_IN_A_ROW, merge_moments
-from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import probe_env, set_up_torch
+from a3c_mp.run.learner import Learner, MessageStats
 
 
 class Report(NamedTuple):
@@ -58,32 +48,6 @@ class Gradient(NamedTuple):
     @property
     def moments(self) -> Moments:
         return Moments(self.obs_num, self.obs_mean, self.obs_variance)
-
-    def write(self, net: nn.Module, episodes: Sequence[Episode], moments: Moments | None) -> None:
-        """Write the gradient that `backward` left in `net`, finished episodes, and moments of observations."""
-        copy_gradient(net, self.vector)
-        self.obs_num.zero_()
-        if moments is not None:
-            for field, value in zip(self.moments, moments, strict=True):
-                field.copy_(value)
-        rows = torch.tensor(episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
-        self.episodes[: len(rows)] = rows
-
-    def finished_episodes(self, report: Report) -> list[Episode]:
-        """Return the finished episodes that came with the gradient."""
-        rows = self.episodes[: report.num_episodes].tolist()
-        return [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
-
-
-def gradient_spec(net: nn.Module, obs_shape: Sequence[int], max_episodes: int) -> Spec:
-    """Return shapes and dtypes of a `Gradient`, for `Slots`."""
-    return {
-        "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),
-        "obs_num": ((), torch.float32),
-        "obs_mean": ((1, *obs_shape), torch.float32),
-        "obs_variance": ((1, *obs_shape), torch.float32),
-        "episodes": ((max_episodes, len(Episode._fields)), torch.float64),
-    }
 
 
 def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -114,17 +78,11 @@ def copy_gradient(net: nn.Module, vector: Tensor) -> None:
 
 
 class Outbox:
-    """An actor's end: which minibatches of a rollout are due, and the slots that their gradients go to.
-
-    Args:
-        args: of the chapter.
-        collector: of the actor; a predecessor may have sent some gradients of the rollout in progress.
-        net: that gradients are computed with.
-    """
+    """An actor's end: which minibatches of a rollout are due, and the slots that the gradients of `net` go to."""
 
     def __init__(self, args: ActorCriticArgs, collector: RolloutCollector, net: nn.Module):
         self.args, self.collector, self.net, self.memory = args, collector, net, collector.memory
-        self.rng, self.num_sent = torch.Generator(), collector.games.messages
+        self.rng, self.num_sent = torch.Generator(), collector.games.messages  # the latter: by a predecessor
         spec = spec_of_rollouts(args, collector.env.single_observation_space, collector.action_space)
         self.rollout = empty_rollout(spec, pin=args.cuda)
 
@@ -154,7 +112,13 @@ class Outbox:
     def write(self, token: Token, version: int, metrics: Metrics, steps: int) -> Report:
         """Write the gradient of `steps` samples, which is in `.grad`, into a slot; return what to send with it."""
         gradient = Gradient(**self.memory.slots[token.slot])
-        gradient.write(self.net, self.episodes, self.moments)
+        copy_gradient(self.net, gradient.vector)
+        gradient.obs_num.zero_()
+        if self.moments is not None:
+            for field, value in zip(gradient.moments, self.moments, strict=True):
+                field.copy_(value)
+        rows = torch.tensor(self.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
+        gradient.episodes[: len(rows)] = rows
         self.collector.write_state(token, self.rollout)
         # Reading the means waits for the GPU, so the slot is complete then.
         found = with_diagnostics(metrics)
@@ -169,42 +133,43 @@ class Outbox:
 # ---- at the learner
 
 
-class GradientSetup(Setup):
-    """What chapter 2 makes before a run: net, optimizer, and slots for gradients, on the device of the net.
+class GradientSetup(RolloutSetup):
+    """What chapter 2 makes before a run: net, optimizer, and slots for gradients."""
 
-    Raises:
-        ConfigError: the environment cannot be used, sizes are inconsistent, or memory is too small.
-    """
+    slots_with_net = True
 
     def __init__(self, args: Any, rank: int = 0):
         check_sync(args)
-        (obs_space, action_space), device = probe_env(args.env_id), set_up_torch(args)
-        check_batch_size(args)
-        net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
-        num_samples = args.unroll_length * args.num_envs
-        per_rollout = -(-num_samples // args.batch_size)
-        slots = allocate_slots(args, gradient_spec(net, obs_space.shape or (), num_samples), args.max_actors, device)
-        layout = rollout_layout(args, action_space, messages=per_rollout)
-        super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
-        self.message, self.bad_in_a_row = "grad", BAD_IN_A_ROW * per_rollout  # one bad rollout spoils all of its own
+        gradients = -(-args.unroll_length * args.num_envs // args.batch_size)
+        super().__init__(args, rank, messages=gradients)
+        self.message, self.bad_in_a_row = "gradient", BAD_IN_A_ROW * gradients  # one bad rollout spoils all of its own
+        self.weights_dtype = torch.float32  # actors compute gradients with them
+
+    def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
+        """Return shapes and dtypes of a `Gradient`."""
+        assert obs_space.shape is not None
+        return {
+            "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),
+            "obs_num": ((), torch.float32),
+            "obs_mean": ((1, *obs_space.shape), torch.float32),
+            "obs_variance": ((1, *obs_space.shape), torch.float32),
+            "episodes": ((args.unroll_length * args.num_envs, len(Episode._fields)), torch.float64),
+        }
 
     def begin(self, learner: Learner) -> None:
-        learner.weights = Weights(self.net)  # float32: actors compute gradients with them
         # With --sync the policy acts with weights of their own, because a rollout has one version.
         self.more = Weights(self.net) if learner.args.in_order else learner.weights
         self.kept = {"acting_weights": self.more}
-        learner.run.counters.update(grads_too_old=0)  # adds: there from the start, kept on resume
+        learner.run.counters.update(gradients_too_old=0)  # adds: there from the start, kept on resume
 
     def rounds(self, learner: Learner) -> Iterator[list[Tensor]]:
         """Yield the gradients [P] of a round that are finite and not too old: one, or in order one of every actor."""
         while filled := learner.take():
             set_learning_rate(learner.optimizer, learner.args, learner.steps)
-            updates, gradients = learner.updates, []
-            for message in filled:
-                if (gradient := self._accept(learner, message)) is not None:
-                    gradients.append(gradient)
+            updates = learner.updates
+            gradients = [self._accept(learner, message) for message in filled]
             with learner.run.timing("learning"):
-                yield gradients
+                yield [gradient for gradient in gradients if gradient is not None]
             if learner.args.in_order and learner.states.completes_rollout(filled):  # the next rollout begins
                 with learner.run.timing("publishing"):
                     self.more.publish(self.net)
@@ -216,11 +181,13 @@ class GradientSetup(Setup):
         """Record a gradient and return it, unless it is too old, or contains NaN or inf."""
         gradient, report = Gradient(**self.slots[message.slot]), message.payload
         lag, max_lag = learner.lag(report.version), learner.args.max_lag
-        stats = MessageStats(report.steps, gradient.finished_episodes(report), lag, report.finite)
+        rows = gradient.episodes[: report.num_episodes].tolist()
+        episodes = [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
+        stats = MessageStats(report.steps, episodes, lag, report.finite)
         if not learner.record([message], [stats]).finite:
             return None
         if max_lag is not None and lag > max_lag:
-            learner.run.counters["grads_too_old"] += 1
+            learner.run.counters["gradients_too_old"] += 1
             return None
         if gradient.obs_num > 0:
             source = f"{learner.args.actor_name} {message.worker}"
@@ -231,24 +198,20 @@ class GradientSetup(Setup):
 
 def check_sync(args: Any) -> None:
     """Raise ConfigError for settings that --sync, or a deterministic run, rules out."""
-    if not args.in_order:
-        return
-    if args.grads_per_step not in (1, args.num_actors):
-        why = f"with --sync or --deterministic a step takes one gradient of each of {args.num_actors} actors"
-        raise ConfigError("grads-per-step", args.grads_per_step, why, "leave it out")
-    why = "with --sync or --deterministic each actor waits for the new weights"
-    if args.slots_per_actor > 1:
-        raise ConfigError("slots-per-actor", args.slots_per_actor, why, "leave it out")
-    if args.max_lag is not None:
-        raise ConfigError("max-lag", args.max_lag, why, "leave it out")
+    waits = "each actor waits for the new weights"
+    refused = {
+        "grads-per-step": (args.grads_per_step not in (1, args.num_actors), "a step takes one gradient of each actor"),
+        "slots-per-actor": (args.slots_per_actor > 1, waits),
+        "max-lag": (args.max_lag is not None, waits),
+    }
+    for flag, (is_refused, why) in refused.items():
+        if args.in_order and is_refused:
+            value = getattr(args, flag.replace("-", "_"))
+            raise ConfigError(flag, value, f"with --sync or --deterministic {why}", "leave it out")
 
 
 class MeanGradient:
-    """Mean of gradients that are added one by one, in `.grad` of the parameters, where the optimizer reads it.
-
-    Args:
-        net: has the parameters; do not call `zero_grad` on it.
-    """
+    """Mean of gradients that are added one by one, in `.grad` of a net's parameters; do not call `zero_grad` on it."""
 
     def __init__(self, net: nn.Module):
         parameters = list(net.parameters())
@@ -268,11 +231,7 @@ class MeanGradient:
             torch.cuda.current_stream(vector.device).synchronize()
 
     def finish(self, max_norm: float) -> Tensor:
-        """Divide the sum by the count and clip its norm, in one pass; the next `add` starts a new mean.
-
-        Returns:
-            norm of the mean before clipping.
-        """
+        """Divide the sum by the count and clip its norm, in one pass; return the norm of the mean before clipping."""
         norm = self.vector.norm() / self.count
         self.vector.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0) / self.count)
         self.count = 0

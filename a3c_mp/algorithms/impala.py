@@ -9,24 +9,14 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from a3c_mp.algorithms.actor_critic import (
-    allocate_slots,
-    make_optimizer,
-    obs_for_stats,
-    rollout_layout,
-    set_learning_rate,
-    spec_of_rollouts,
-    stats_of,
-)
+from a3c_mp.algorithms.actor_critic import RolloutSetup, obs_for_stats, set_learning_rate, stats_of
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.data.rollout import Rollout, join, minibatches
 from a3c_mp.errors import ConfigError, one_line
-from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.slots import Spec
-from a3c_mp.run.learner import Learner, Setup
-from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env, set_up_torch
+from a3c_mp.run.learner import Learner
+from a3c_mp.run.preflight import check_learners, check_replay_memory
 
 CARTPOLE: dict[str, Any] = {
     "total_steps": 1_000_000,
@@ -93,11 +83,6 @@ class Args(RolloutArgs):
     """learner processes, each with its share of the actors; gradients are averaged (all-reduce)"""
 
     @property
-    def clips(self) -> tuple[float, float, float]:
-        """Rho-bar, c-bar and pg-rho-bar of V-trace."""
-        return self.clip_rho, self.clip_c, self.clip_pg_rho
-
-    @property
     def fresh_unrolls(self) -> int:
         """Number of new unrolls in a batch."""
         return max(1, round(self.batch_unrolls * (1 - self.replay_proportion)))
@@ -114,12 +99,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def rollouts_per_round(args: Args) -> int:
-    """Return how many rollouts, of B unrolls each, a learner takes at a time: enough for a batch.
+    """Return how many rollouts, of B unrolls each, a learner takes at a time: enough for a batch, or one of each actor.
 
-    In a deterministic run it takes one rollout of each of its actors.
-
-    Raises:
-        ConfigError: a learner's actors collect too few new unrolls for a batch, or the replay has too little room.
+    Raises ConfigError if its actors collect too few new unrolls for a batch, or the replay has too little room.
     """
     num_actors = args.num_actors // args.num_learners
     if args.replay_proportion and args.fresh_unrolls == args.batch_unrolls:
@@ -136,32 +118,24 @@ def rollouts_per_round(args: Args) -> int:
 
 
 class UnrollReplay:
-    """Replay buffer of the newest `capacity` unrolls (Espeholt et al. 2018, section 5.2.2).
-
-    Args:
-        spec: shapes and dtypes of a rollout.
-        capacity: unrolls; 0 keeps none.
-    """
+    """Replay buffer of the newest `capacity` unrolls, 0 for none (Espeholt et al. 2018, section 5.2.2)."""
 
     def __init__(self, spec: Spec, capacity: int, device: torch.device):
-        self.unrolls = Rollout.of(
-            {
-                name: torch.zeros(time, capacity, *shape, dtype=dtype, device=device)
-                for name, ((time, _, *shape), dtype) in spec.items()
-            }
-        )
-        self.capacity = capacity
-        self.added = 0
+        self.capacity, self.added = capacity, 0
+        fields = {
+            name: torch.zeros(time, capacity, *shape, dtype=dtype, device=device)
+            for name, ((time, _, *shape), dtype) in spec.items()
+        }
+        self.unrolls = Rollout.of(fields)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all stored unrolls, without the room that is still empty."""
         held = min(self.added, self.capacity)
-        # Slices would be saved with the whole memory that they are slices of.
+        # Without the empty room. Slices would be saved with the whole memory that they are slices of.
         kept = self.unrolls if held == self.capacity else self.unrolls.map(lambda field: field[:, :held].clone())
         return {"added": self.added, "capacity": self.capacity, "unrolls": kept.fields()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a `state_dict`. Raises ValueError for another capacity, RuntimeError for other shapes."""
+        """Raise ValueError for another capacity, RuntimeError for other shapes."""
         if state["capacity"] != self.capacity:
             raise ValueError(f"it has room for {state['capacity']} unrolls, not {self.capacity}")
         for name, field in self.unrolls.fields().items():
@@ -171,14 +145,13 @@ class UnrollReplay:
 
     def add(self, unrolls: Rollout) -> None:
         """Store the unrolls of a rollout in place of the oldest ones."""
-        num_unrolls = unrolls.action.shape[1]
         if self.capacity == 0:
             return
+        num_unrolls = unrolls.action.shape[1]
         assert num_unrolls <= self.capacity, (num_unrolls, self.capacity)
         places = (self.added + torch.arange(num_unrolls, device=unrolls.action.device)) % self.capacity
-        new = unrolls.fields()
-        for name, stored in self.unrolls.fields().items():
-            stored[:, places] = new[name]
+        for stored, new in zip(self.unrolls.fields().values(), unrolls.fields().values(), strict=True):
+            stored[:, places] = new
         self.added += num_unrolls
 
     def sample(self, num_unrolls: int, rng: torch.Generator) -> Rollout:
@@ -203,52 +176,36 @@ def batches(args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Gener
         yield batch
 
 
-class ImpalaSetup(Setup):
-    """What a learner of IMPALA makes before a run: net, optimizer, slots for its actors' unrolls, replay of unrolls.
-
-    Raises:
-        ConfigError: the environment cannot be used, settings are inconsistent, or memory is too small.
-    """
+class ImpalaSetup(RolloutSetup):
+    """What a learner of IMPALA makes before a run: also the replay of unrolls."""
 
     def __init__(self, args: Args, rank: int = 0):
         check_learners(args.num_learners, args.num_actors, args.cuda)
         rollouts_per_round(args)
         if args.explorers and not args.vtrace:
             raise ConfigError("explore-envs", args.explore_envs, "V-trace corrects for it", "leave out --no-vtrace")
-        obs_space, action_space = probe_env(args.env_id)
-        device = set_up_torch(args, rank)
-        net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
-        spec = spec_of_rollouts(args, obs_space, action_space, net.lstm_size)
-        slots = allocate_slots(args, spec, args.num_actors // args.num_learners)
-        layout = rollout_layout(args, action_space, net.lstm_size)
-        super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
-        capacity = args.replay_size if args.replay_proportion else 0
+        super().__init__(args, rank)
+        capacity, device = args.replay_size if args.replay_proportion else 0, next(self.net.parameters()).device
         if device.type == "cpu" and rank == 0:
-            check_replay_memory(capacity, args.num_learners * capacity * slots.slot_bytes // args.num_envs)
+            check_replay_memory(capacity, args.num_learners * capacity * self.slots.slot_bytes // args.num_envs)
         try:
-            self.replay = UnrollReplay(spec, capacity, device)
+            self.replay = UnrollReplay(self.slots.spec, capacity, device)
         except torch.OutOfMemoryError as error:  # of the GPU
             raise ConfigError("replay-size", args.replay_size, one_line(error), "lower it") from error
         self.kept = {"replay": self.replay}
 
     def begin(self, learner: Learner) -> None:
-        args = learner.args
-        if args.deterministic and learner.steps and args.replay_proportion and args.num_learners > 1:
+        if learner.args.deterministic and learner.steps and self.replay.capacity and learner.group.size > 1:
             text = "checkpoints hold no replayed unrolls of learners 1, 2, ...; determinism is lost from here on"
             learner.run.log.warning(text)
 
     def rounds(self, learner: Learner) -> Iterator[Iterator[Rollout]]:
-        """Yield, for each round of unrolls that are finite in all learners, the batches to learn from.
-
-        A round has enough unrolls for a batch, the oldest first, or in order one rollout of every actor.
-        """
+        """Yield, for each round of unrolls that are finite in all learners, the batches to learn from."""
         args, size = learner.args, rollouts_per_round(learner.args)
         while filled := learner.take(size):
             rollouts = [Rollout.of(self.slots[slot]) for _, slot, _ in filled]
-            stats = [
-                stats_of(rollout, learner.lag(message.payload))
-                for rollout, message in zip(rollouts, filled, strict=True)
-            ]
+            lags = [learner.lag(version) for _, _, version in filled]
+            stats = list(map(stats_of, rollouts, lags))
             set_learning_rate(learner.optimizer, args, learner.steps)
             if learner.record(filled, stats).finite:  # in all learners, which take steps together
                 with learner.run.timing("learning"):

@@ -6,6 +6,7 @@ import math
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,17 +31,13 @@ lengths, sha256)"""
 class NodeEvaluator:
     """Evaluator nodes as the learner sees them, an `evaluation.Evaluator`.
 
-    One of another machine goes first, so that the learner's machine has its cores for training. Snapshots wait until
-    there is an evaluator; where one is lost, another one, or the same once it is back, gets the same snapshot again.
-
-    Args:
-        own: number of the evaluator node of the learner's machine.
-        others: whether evaluators of other machines can join.
+    Node `own` is that of the learner's machine. Those of `others`, if they can join, go first, so that the learner's
+    machine has its cores for training. Snapshots wait until there is an evaluator; where one is lost, another one, or
+    the same once it is back, gets the same snapshot again.
     """
 
     def __init__(self, run: Run, own: int, others: bool):
-        self.run, self.own, self.others = run, own, others
-        self.node: FirstNode
+        self.run, self.own, self.own_name, self.others = run, own, node_name(own), others
         self._ready: list[str] = []  # names of the nodes that could evaluate, the own one last
         self._name: str | None = None  # of the node that evaluates the snapshot
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
@@ -91,15 +88,14 @@ class NodeEvaluator:
 
     def _on_ready(self, sender: str, host: str) -> None:
         """An evaluator has started, or has lost its connection and joined again."""
-        is_own, is_known = sender == node_name(self.own), sender in self._ready
-        self._forget(sender)
-        if not (is_own or is_known):
+        if sender != self.own_name and sender not in self._ready:
             self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
-        self._ready.insert(len(self._ready) if is_own else 0, sender)
+        self._forget(sender)
+        self._ready.insert(len(self._ready) if sender == self.own_name else 0, sender)
         self._send()
 
     def _on_left(self, sender: str) -> None:
-        if sender in self._ready and sender != node_name(self.own):
+        if sender in self._ready and sender != self.own_name:
             self.run.log.info(f"evaluator left ({sender})")
         self._forget(sender)
         self._send()
@@ -112,14 +108,10 @@ class NodeEvaluator:
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
         if sender != self._name or number != self._number or not self._state:
             return  # the snapshot has gone to another evaluator meanwhile
-        if not len(returns) == len(lengths) == self.run.args.eval_episodes:
-            raise WireError(f"{len(returns)} returns and {len(lengths)} lengths")
-        if not all(type(length) is int and 0 < length < 2**63 for length in lengths):
-            raise WireError("lengths are out of range")
-        try:
-            returns = [float(value) for value in returns]
-        except (TypeError, ValueError, OverflowError) as error:
-            raise WireError("returns are no numbers") from error
+        is_complete = len(returns) == len(lengths) == self.run.args.eval_episodes
+        are_valid = all(type(length) is int and 0 < length < 2**63 for length in lengths)
+        if not (is_complete and are_valid and all(type(value) is float for value in returns)):
+            raise WireError("not the returns and lengths of the games")
         self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 
 
@@ -135,7 +127,7 @@ class EvaluatorChannel:
         self._say_ready()
 
     def take(self) -> ActorCritic | None:
-        """Wait for a snapshot, and return the net with its weights; None if the task ends meanwhile."""
+        """Wait for a snapshot, and return the net with its weights; None if the task ends."""
         while self._snapshot is None:
             if self.node.finishing:
                 return None
@@ -144,13 +136,9 @@ class EvaluatorChannel:
         self.net.load_state_dict(state)
         return self.net
 
-    def play(self, net: ActorCritic) -> PlayedGames:
-        """Play all games, each time the same ones."""
-        return _play(self.node, self.games, net)
-
-    def send(self, played: PlayedGames) -> None:
-        """Report the result to the learner."""
-        self.node.send(PLAYED, self._number, *played)
+    def play(self, net: ActorCritic) -> None:
+        """Play all games, and send the learner their returns."""
+        self.node.send(PLAYED, self._number, *play(self.games, net, self.node))
         self.node.report(REPORT_RESULT)
 
     def _on_play(self, sender: str, number: int, state: dict[str, Tensor]) -> None:
@@ -178,17 +166,12 @@ class InlineEvaluator(Closing):
         """Return the net of a snapshot that has not been evaluated; None if there is none, or the run is to end."""
         return None if self.is_interrupted() else self._net
 
-    def play(self, net: ActorCritic) -> PlayedGames | None:
-        """Play all games, each time the same ones; None if the run is to end meanwhile, or the time is over."""
-        try:
-            return _play(self, self.games, net)
-        except _Interrupted:
-            return None
-
-    def send(self, played: PlayedGames) -> None:
-        """Keep the result for the learner."""
-        self._net = None  # first: once the result is there, another thread may start the next one
-        self._result = played
+    def play(self, net: ActorCritic) -> None:
+        """Play all games, and keep the result for the learner unless the run or the time ends meanwhile."""
+        with suppress(_Interrupted):
+            result = play(self.games, net, self)
+            self._net = None  # first: once the result is there, another thread may start the next one
+            self._result = result
 
     def poll(self) -> PlayedGames | None:
         result, self._result = self._result, None
@@ -196,9 +179,8 @@ class InlineEvaluator(Closing):
 
     def wait(self, seconds: float) -> PlayedGames | None:
         self._deadline = time.monotonic() + seconds
-        # Without a result, its middleware has not had its turn since.
-        if self._net is not None and (played := self.play(self._net)) is not None:
-            self.send(played)
+        if self._net is not None:  # its middleware has not had its turn since
+            self.play(self._net)
         self._deadline = math.inf
         return self.poll()
 
@@ -206,23 +188,19 @@ class InlineEvaluator(Closing):
         pass
 
     def beat(self) -> None:
-        """Called in each step of the games."""
         if self.is_interrupted() or time.monotonic() > self._deadline:
             raise _Interrupted
 
 
-Evaluator = EvaluatorChannel | InlineEvaluator
-"""an evaluator as its middleware sees it"""
-
-
 class _Interrupted(Exception):
-    """The games are not waited for."""
+    pass
 
 
-def _play(player: Node | InlineEvaluator, games: EvaluationGames, net: ActorCritic) -> PlayedGames:
+def play(games: EvaluationGames, net: ActorCritic, channel: Node | InlineEvaluator) -> PlayedGames:
+    """Play all games, each time the same ones, in environments of their own."""
     try:
-        played = games.play(net, make_policy, player)
+        played = games.play(net, make_policy, channel)
     finally:
-        player.close()  # each evaluation makes new environments, so that all of them play the same games
+        channel.close()
     returns, lengths = [game.episode_return for game in played], [game.length for game in played]
     return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()) or "")

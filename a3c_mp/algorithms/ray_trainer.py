@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
 from a3c_mp.algorithms import apex, dqn
 from a3c_mp.algorithms.apex import ApexSetup
 from a3c_mp.algorithms.impala import ImpalaSetup
-from a3c_mp.algorithms.rate_limiter import RateLimiter
 from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
 from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
-from a3c_mp.data.resume_states import ActorLayout
-from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.processes.pool import Filled, WorkerEvent
-from a3c_mp.processes.slots import Slots
-from a3c_mp.replay import Shards, writer_state_spec
+from a3c_mp.replay import Shards
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import check_replay_memory, probe_env, set_up_torch
-from a3c_mp.run.progress import RunState
+from a3c_mp.run.preflight import check_replay_memory
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
-from wrappers import is_atari
 
 MIB = 2**20
 HELD = 2
@@ -54,13 +48,13 @@ class RayImpalaSetup(ImpalaSetup):
     def __init__(self, args: ImpalaArgs):
         super().__init__(args)
         self.dtype = compute_dtype(args.precision, CPU, bool(self.net.norm.image))
-        self.packer = Packer(self.slots.spec, apex.FRAMES if is_atari(args.env_id) else 1)
+        self.packer = Packer(self.slots.spec, apex.stacked_frames(args.env_id))
 
     def begin(self, learner: Learner) -> None:
         show_cluster(learner)
 
     def store_bytes(self, args: ImpalaArgs) -> int:
-        """Bytes of unrolls in the object store, at most."""
+        """Return the bytes of unrolls in the object store, at most."""
         return (args.num_actors * args.slots_per_actor + HELD) * self.packer.nbytes
 
 
@@ -70,33 +64,35 @@ class RayDqnSetup(ApexSetup):
     end = save_run
 
     def __init__(self, args: DqnArgs):
-        (obs_space, action_space), rows = probe_env(args.env_id, dqn.ACTIONS), apex.rows_per_lane(args)
-        stack = apex.FRAMES if is_atari(args.env_id) else 1
-        self.spec = ReplaySpec(args.num_envs, obs_space, dqn.stored_actions(action_space), stack)
-        if args.address is None:
-            check_replay_memory(args.replay_size, Shards.bytes_needed(*self.spec.sizes(args.num_actors, rows)))
-        device = set_up_torch(args)  # seeds what follows
-        net = dqn.make_net(obs_space, action_space).to(device)
-        self.target_net = copy.deepcopy(net).requires_grad_(False)
-        blocks = args.num_actors * apex.blocks_in_flight(args)
-        try:
-            slots = Slots(episode_stats_spec(args.block_length, args.num_envs), blocks)
-        except MemoryError as error:
-            raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
-        state = writer_state_spec(args.num_envs, args.n_step)
-        layout = ActorLayout(action_space, args.block_length, state, apex.blocks_in_flight(args))
-        dtype = compute_dtype(args.precision, CPU, net.norm.image)
-        Setup.__init__(self, net, dqn.make_optimizer(args, net), slots, layout, dtype)
-        self.message, self.bad_in_a_row = "block", apex.bad_blocks_in_a_row(args)
-        self.samples_per_update, self.make_policy = args.batch_size, dqn.make_policy
-        self.saved, self.packer = {"target_net": self.target_net}, Packer(slots.spec)
-        self.limiter = RateLimiter(args.replay_ratio, args.learning_starts)
+        super().__init__(args, dqn)
+        self.dtype = compute_dtype(args.precision, CPU, self.net.norm.image)
+        self.packer, self.kept, self.has_warned = Packer(self.slots.spec), {}, False
 
-    def begin(self, learner: Learner) -> None:
+    def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> None:
+        """Check its size; `begin` starts the shards."""
+        self.spec = ReplaySpec(args.num_envs, obs_space, actions, apex.stacked_frames(args.env_id))
+        if args.address is None:
+            needed = Shards.bytes_needed(*self.spec.sizes(args.num_actors, args.rows_per_lane))
+            check_replay_memory(args.replay_size, needed)
+
+    def begin(self, learner: Any) -> None:
+        """Start the replay shards."""
+        args, run, session = learner.args, learner.run, learner.carrier.session
+        shard_class = session.actor_class(ReplayShard, num_cpus=0)
+
+        def start(number: int) -> Any:
+            actors, seed = len(range(number, args.num_actors, args.num_shards)), derive_seeds(args.seed, number, SHARD)
+            return shard_class.remote(self.spec, actors, args.rows_per_lane, args.priority_exponent, seed[1])
+
+        self.replay = replay = RemoteReplay(
+            session, start, args.num_actors, args.num_shards, batch_size=args.batch_size,
+            ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed, DRAWS)[1],
+            max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
+        )  # fmt: skip
         show_cluster(learner)
-        self.replay: Any = start_replay(learner, self.spec)
-        few = TooFewActors(learner.args, learner.run)
-        learner.on_event = lambda event: few.warn(event, learner.pool.placed)
+        run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+        apex.show_replay(run, args, lambda: replay.size, "replay shards are not saved:")
+        learner.on_event = lambda event: self._warn_of_few_actors(learner, event)
 
     def sampler(self, args: Any) -> AbstractContextManager[Any]:
         return nullcontext(self.replay)  # which requests batches ahead
@@ -105,32 +101,35 @@ class RayDqnSetup(ApexSetup):
         pass  # shards do that themselves
 
     def ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
-        """Have the rows of a round of blocks inserted into their shards, and return the statistics of each."""
+        """Have the rows of a round of blocks inserted into their shards; return the statistics of each."""
         stats = []
         for actor, slot, (version, finite, rows) in filled:
             self.replay.insert(actor, rows)
-            fields, lag = self.slots[slot], learner.lag(version)
-            stats.append(MessageStats(fields["done"].numel(), finished_episodes(fields), lag, finite))
+            stats.append(self.stats_of(learner, slot, version, finite))
         return stats
 
+    def _warn_of_few_actors(self, learner: Learner, event: WorkerEvent) -> None:
+        """Warn, once, if the actors that have a place cannot fill the replay to `--learning-starts`."""
+        args, wanted, placed = learner.args, learner.args.learning_starts, learner.pool.placed
+        if args.deterministic or self.has_warned or not event.left:  # deterministic ones wait until all have a place
+            return
+        if self.replay.size < wanted and apex.transitions_held(args, placed) < wanted:
+            self.has_warned = True
+            held = f"the replay of {placed} of {args.num_actors} actors may never hold {wanted:,}"
+            fix = "so learning may not start: lower it, or --num-actors, or add nodes"
+            learner.run.log.warning(f"{held} transitions (--learning-starts), {fix}")
+
     def store_bytes(self, args: DqnArgs) -> int:
-        """Bytes of rows and batches in the object store, at most."""
+        """Return the bytes of rows and batches in the object store, at most."""
         space: Any = self.spec.obs_space
         obs = int(np.prod(space.shape)) * space.dtype.itemsize
         block = 2 * args.block_length * args.num_envs * (obs // self.spec.stack + 64)
         batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
-        return args.num_actors * (apex.blocks_in_flight(args) + HELD) * block + batches
+        return args.num_actors * (args.blocks_in_flight + HELD) * block + batches
 
 
-RaySetup = RayImpalaSetup | RayDqnSetup
-
-
-def make_setup(args: RayRunArgs) -> RaySetup:
-    """Make nets, optimizer and slots of the trainer.
-
-    Raises:
-        ConfigError: inconsistent settings, no Ray, too little memory, or a cluster that cannot be used.
-    """
+def make_setup(args: RayRunArgs) -> RayImpalaSetup | RayDqnSetup:
+    """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
     check(args)
     setup = RayImpalaSetup(args) if isinstance(args, ImpalaArgs) else RayDqnSetup(args)
     if args.address is None:
@@ -151,37 +150,13 @@ def join_cluster(args: RayRunArgs, run: Run, setup: Any) -> Iterator[Session]:
         yield session
 
 
-def show_cluster(learner: Learner) -> None:
-    """Add actors, nodes and object store to the metrics."""
-    run: Any = learner.run
+def show_cluster(learner: Any) -> None:
     session = learner.carrier.session
-    run.metrics.gauges |= {
+    learner.run.metrics.gauges |= {
         "cluster/actors": lambda: float(learner.pool.running),
         "cluster/nodes": lambda: float(len(session.state.nodes)),
         "cluster/object_store": lambda: session.state.store_bytes / MIB,
     }
-
-
-def start_replay(learner: Learner, spec: ReplaySpec) -> RemoteReplay:
-    """Start the replay shards of DQN."""
-    args, session, rows = learner.args, learner.carrier.session, apex.rows_per_lane(learner.args)
-    run: Any = learner.run
-    shard_class = session.actor_class(ReplayShard, num_cpus=0)
-
-    def start(number: int) -> Any:
-        actors = len(range(number, args.num_actors, args.num_shards))
-        settings = spec, actors, rows, args.priority_exponent, derive_seeds(args.seed, number, SHARD)[1]
-        return shard_class.remote(*settings)
-
-    replay = RemoteReplay(
-        session, start, args.num_actors, args.num_shards, batch_size=args.batch_size,
-        ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed, DRAWS)[1],
-        max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
-    )  # fmt: skip
-    run.metrics.gauges["replay/size"] = lambda: float(replay.size)
-    apex.log_empty_replay(run, args, "replay shards are not saved:")
-    apex.show_collecting(run, args, lambda: replay.size)
-    return replay
 
 
 def store_bytes(args: RayRunArgs, setup: Any) -> int:
@@ -197,26 +172,3 @@ def check_store(needed: int, num_actors: int, folder: str = "/dev/shm") -> None:
         why = f"the object store needs {needed // MIB:,} MiB in {folder}, {free // MIB:,} MiB is free there"
         fix = "lower it or --num-envs, or enlarge it (docker run --shm-size)"
         raise ConfigError("num-actors", num_actors, why, fix)
-
-
-class TooFewActors:
-    """Warns, once, if the actors that have a place cannot fill DQN's replay to `--learning-starts`.
-
-    Not in deterministic runs, where no actor collects before all have a place.
-    """
-
-    def __init__(self, args: RayRunArgs, run: RunState):
-        self.args, self.run = args, run
-        self.updates = run.updates  # at this start: a resumed run fills an empty replay again
-        self.is_over = args.deterministic or isinstance(args, ImpalaArgs)
-
-    def warn(self, event: WorkerEvent, placed: int) -> None:
-        args = self.args
-        if self.is_over or not event.left or self.run.updates > self.updates:
-            return
-        assert isinstance(args, DqnArgs)
-        if apex.transitions_held(args, placed) < args.learning_starts:
-            self.is_over = True
-            held = f"the replay of {placed} of {args.num_actors} actors may never hold {args.learning_starts:,}"
-            fix = "so learning may not start: lower it, or --num-actors, or add nodes"
-            self.run.log.warning(f"{held} transitions (--learning-starts), {fix}")

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from a3c_mp.algorithms.attach import join_task
-from a3c_mp.algorithms.node_evaluator import Evaluator, EvaluatorChannel, InlineEvaluator, NodeEvaluator
+from a3c_mp.algorithms.node_evaluator import EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.algorithms.task_settings import RoleArgs, check_message_sizes, check_roles
 from a3c_mp.data.actor import Fill, Memory
 from a3c_mp.nets.build import make_actor_critic
@@ -32,38 +32,62 @@ from a3c_mp.task.parallel import Role, start_nodes
 from a3c_mp.task.wire import WireError
 
 
-class Collector(NamedTuple):
-    """A collector: its end of the connection to the learner, and what fills a slot."""
-
-    channel: NodeChannel | LocalChannel
-    fill: Fill
-
-
 def run_task(
     args: RoleArgs, pipeline: Callable[..., None], make_actor: Callable[..., Fill], setup: Callable[..., Setup]
 ) -> int:
-    """Run the nodes of a task, or join one that runs (`--attach-to`); returns the exit code.
+    """Run the nodes of a task, or join one that runs (`--attach-to`); return the exit code.
 
-    Args:
-        args: of the chapter.
-        pipeline: what every node runs, `pipeline(node, args, memory, learner)`.
-        make_actor: the chapter's `actor(channel, args)`.
-        setup: of the algorithm.
+    Every node runs `pipeline(node, args, memory, learner)`; only node 0 has a learner.
 
     Raises:
-        ConfigError: settings contradict each other, or a rollout or the weights are too large for a message.
+        ConfigError: settings contradict each other, an address cannot be bound, or a message would be too large.
     """
     args = check_roles(args)
     if args.attach_to is not None:
         return join_task(pipeline, args)
     made = setup(args)
     check_message_sizes(args, made.net, made.slots.spec)
-    with (  # a node, or a middleware, evaluates
-        Run(args, args.chapter, made.net, made.optimizer, evaluates_elsewhere=True) as run,
-        NodeGroup(pipeline, args, run, made, make_actor) as group,
-    ):
-        pipeline(group.node, args, group.learner.memory, group.learner)
+    with Run(args, args.chapter, made.net, made.optimizer, evaluates_elsewhere=True) as run, ExitStack() as stack:
+        learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())
+        evaluator: Any
+        if args.standalone:
+            evaluator = InlineEvaluator(EvaluationGames.of(args), run.is_interrupted)
+        else:
+            evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
+        settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
+        nodes = start_nodes(
+            pipeline, (args, learner.memory), roles_of(args, learner.pool, evaluator), max_restarts=args.max_restarts,
+            hang_seconds=args.hang_seconds, listen=args.listen, log=run.log, is_interrupted=run.is_interrupted,
+            joining=("collector", "evaluator"), key_file=args.key_file,
+            greeting={"args": settings, "run": secrets.token_hex(8)},
+        )  # fmt: skip
+        stack.enter_context(learner)
+        node = stack.enter_context(nodes)
+        if not args.standalone:
+            learner.pool.connect(node)
+            evaluator.connect(node)
+        run.evaluate_with(evaluator)
+        if args.listen is not None:
+            address = next(filter(is_tcp, node.router.addresses))
+            run.log.info(f"listening at {address}, for at most {args.remote_actors} collectors")
+        stack.push(lambda kind, error, trace: run.finish(error))  # while the evaluator can still answer
+        pipeline(node, args, learner.memory, learner)
     return run.exit_code
+
+
+def roles_of(args: RoleArgs, pool: Any, evaluator: Any) -> list[Role]:
+    """Return the roles of the nodes of this machine: the learner, its collectors, its evaluator."""
+    roles = [Role("learner", ("learner",))]
+    if args.standalone:
+        return roles
+    for worker in range(args.num_actors):
+        prepare, on_restart = partial(pool.prepare, worker), partial(pool.on_lost, worker)
+        name = f"collector {worker}"
+        roles.append(Role(name, ("collector",), "--num-actors", NICENESS, True, prepare=prepare, on_restart=on_restart))
+    if args.eval_every:
+        settings = {"on_restart": evaluator.on_restart, "on_lost": evaluator.on_lost}
+        roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, True, **settings))
+    return roles
 
 
 class NodeCarrier(Processes):
@@ -84,91 +108,27 @@ class NodeCarrier(Processes):
         return NodePool(args.num_actors, memory.slots, memory.weights, check, **pool)
 
 
-class NodeGroup:
-    """The nodes of a run, seen from the learner; to be used in a `with` block.
-
-    Args:
-        pipeline: what every node runs, `pipeline(node, args, memory)`.
-        args: of the chapter.
-        run: of the learner.
-        setup: of the algorithm.
-        make_actor: the chapter's `actor(channel, args)`.
-
-    Raises:
-        ConfigError: an address cannot be bound.
-    """
-
-    def __init__(
-        self, pipeline: Callable[..., None], args: RoleArgs, run: Run, setup: Setup, make_actor: Callable[..., Fill]
-    ):
-        self.run, self.args = run, args
-        self.learner = Learner(args, run, setup, make_actor, carrier=NodeCarrier())
-        self.evaluator: NodeEvaluator | InlineEvaluator = InlineEvaluator(EvaluationGames.of(args), run.is_interrupted)
-        if not args.standalone:
-            self.evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
-        settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
-        self.nodes = start_nodes(
-            pipeline, (args, self.learner.memory), self._roles(), max_restarts=args.max_restarts,
-            hang_seconds=args.hang_seconds, listen=args.listen, log=run.log, is_interrupted=run.is_interrupted,
-            joining=("collector", "evaluator"), key_file=args.key_file,
-            greeting={"args": settings, "run": secrets.token_hex(8)},
-        )  # fmt: skip
-
-    def __enter__(self) -> NodeGroup:
-        with ExitStack() as stack:
-            stack.enter_context(self.learner)
-            self.node = stack.enter_context(self.nodes)
-            for end in (self.learner.pool, self.evaluator):
-                if isinstance(end, NodePool | NodeEvaluator):
-                    end.connect(self.node)
-            self.run.evaluate_with(self.evaluator)
-            if self.args.listen is not None:
-                address, places = next(filter(is_tcp, self.node.router.addresses)), self.args.remote_actors
-                self.run.log.info(f"listening at {address}, for at most {places} collectors")
-            stack.push(lambda kind, error, trace: self.run.finish(error))  # while the evaluator can still answer
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self._stack.__exit__(*exc)
-
-    def _roles(self) -> list[Role]:
-        """Roles of the nodes of this machine: the learner, the collectors, the evaluator."""
-        roles, pool, own = [Role("learner", ("learner",))], self.learner.pool, self.evaluator
-        if isinstance(pool, NodePool):
-            collector = partial(Role, labels=("collector",), flag="--num-actors", niceness=NICENESS, needs_result=True)
-            for worker in range(self.args.num_actors):
-                prepare, on_restart = partial(pool.prepare, worker), partial(pool.on_lost, worker)
-                roles.append(collector(f"collector {worker}", prepare=prepare, on_restart=on_restart))
-        if isinstance(own, NodeEvaluator) and self.args.eval_every:
-            evaluator = partial(Role, "evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, True)
-            roles.append(evaluator(on_restart=own.on_restart, on_lost=own.on_lost))
-        return roles
-
-
 def collectors_of(
     node: Node, args: RoleArgs, memory: Memory, learner: Learner | None, make_actor: Callable[..., Fill]
-) -> list[Collector]:
-    """The collectors that run in this process: one in a node of its own, all of them in a standalone task."""
-    channels: list[LocalChannel] | list[NodeChannel] = []
+) -> list[tuple[NodeChannel | LocalChannel, Fill]]:
+    """The collectors that run in this process, each with what fills a slot: one in a node, all in a standalone task."""
+    channels: list[Any] = []
     if learner is not None:
-        channels = learner.pool.channels if isinstance(learner.pool, LocalPool) else []
+        channels = learner.pool.channels if args.standalone else []
     elif "collector" in node.labels:
         channels = [NodeChannel(node, None if args.attach_to is None else memory)]
     collectors = []
     with torch.random.fork_rng(devices=[]):  # in a standalone task, a resume continues the learner's
         for channel in channels:
             channel.memory = memory
-            collectors.append(Collector(channel, make_actor(channel, args)))
+            collectors.append((channel, make_actor(channel, args)))
     return collectors
 
 
-def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluator | None:
+def evaluator_of(node: Node, args: RoleArgs, learner: Any) -> EvaluatorChannel | InlineEvaluator | None:
     """Where the evaluator of this process gets its weights; None if there is none."""
     if learner is not None:
-        run: Any = learner.run
-        evaluator = run.progress.evals.evaluator
-        return evaluator if isinstance(evaluator, InlineEvaluator) else None
+        return learner.run.progress.evals.evaluator if args.standalone else None
     if "evaluator" not in node.labels:
         return None
     return EvaluatorChannel(node, EvaluationGames.of(args), make_actor_critic(*probe_env(args.env_id), args.net_spec))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, TypeVar
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -53,41 +52,37 @@ class RoleArgs(PPOArgs):
         return self.num_actors + (self.remote_actors if self.listen is not None else 0)
 
 
-R = TypeVar("R", bound=RoleArgs)
-
-
-def check_roles(args: R) -> R:
+def check_roles(args: RoleArgs) -> RoleArgs:
     """Return the settings with those that follow from the roles.
 
-    Raises:
-        ConfigError: settings contradict each other, or an address or a key is invalid.
+    Raises ConfigError for settings that contradict each other, and for an invalid address or key.
     """
     listens, attaches = args.listen is not None, args.attach_to is not None
+    nothing_joins = args.resume is None and not listens  # a resumed run may have listened before
+    no_collector = args.num_actors == 0 and not (listens and args.remote_actors) and args.role != "evaluator"
 
-    def refuse(flag: str, why: str, fix: str) -> NoReturn:
-        raise ConfigError(flag, getattr(args, flag.replace("-", "_")), why, fix)
+    def refuse(flag: str, is_refused: bool, why: str, fix: str) -> None:
+        if is_refused:
+            raise ConfigError(flag, getattr(args, flag.replace("-", "_")), why, fix)
 
-    if attaches and args.role == "learner":
-        refuse("role", "the task to join has its learner", "--role collector, or evaluator")
-    if not attaches and args.role != "learner":
-        refuse("role", "the task would have no learner", "add --attach-to, or leave --role out")
-    if args.standalone and (listens or attaches):
-        refuse("listen" if listens else "attach-to", "a standalone task is one process", "leave --standalone out")
-    if listens and attaches:
-        refuse("attach-to", "a node that joins does not listen", "leave --listen out")
-    if args.num_actors == 0 and not (listens and args.remote_actors) and args.role != "evaluator":
-        refuse("num-actors", "there would be no collector", "use 1 or more, or --listen for others")
-    if args.resume is None and not listens:  # a resumed run may have listened before
-        if args.key_file is not None and not attaches:
-            refuse("key-file", "nothing is on TCP", "add --listen or --attach-to, or leave it out")
-        if args.remote_actors != RoleArgs.remote_actors:
-            refuse("remote-actors", "no node can join", "add --listen, or leave it out")
-    if args.async_mode and not args.standalone:
-        refuse("async-mode", "nodes run beside each other anyway", "add --standalone")
-    if args.deterministic and args.async_mode:
-        refuse("async-mode", "threads have no fixed order", "leave --deterministic out")
-    if args.deterministic and listens:
-        refuse("listen", "who joins, and when, has no fixed order", "leave --deterministic out")
+    refuse(
+        "role", attaches and args.role == "learner", "the task to join has its learner", "use collector, or evaluator"
+    )
+    refuse("role", not attaches and args.role != "learner", "the task would have no learner", "add --attach-to")
+    for flag, is_given in (("listen", listens), ("attach-to", attaches)):
+        refuse(flag, args.standalone and is_given, "a standalone task is one process", "leave --standalone out")
+    refuse("attach-to", listens and attaches, "a node that joins does not listen", "leave --listen out")
+    refuse("num-actors", no_collector, "there would be no collector", "use 1 or more, or --listen for others")
+    has_key = args.key_file is not None and not attaches
+    refuse("key-file", nothing_joins and has_key, "nothing is on TCP", "add --listen or --attach-to, or leave it out")
+    has_places = args.remote_actors != RoleArgs.remote_actors
+    refuse("remote-actors", nothing_joins and has_places, "no node can join", "add --listen, or leave it out")
+    refuse(
+        "async-mode", args.async_mode and not args.standalone, "nodes run beside each other anyway", "add --standalone"
+    )
+    in_order, fix = args.deterministic, "leave --deterministic out"
+    refuse("async-mode", in_order and args.async_mode, "threads have no fixed order", fix)
+    refuse("listen", in_order and listens, "who joins, and when, has no fixed order", fix)
     if args.listen is not None:
         with Hub(Endpoint(binds=(args.listen,), key_file=args.key_file)):
             pass  # before anything else is started: it can be bound
@@ -99,18 +94,18 @@ def check_roles(args: R) -> R:
 
 def check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
     """Raise ConfigError if a rollout of fields `spec`, or the weights, are too large for a message."""
-    fields = {f"field {name} of a rollout": math.prod(shape) * dtype.itemsize for name, (shape, dtype) in spec.items()}
-    weights = {f"the weight {name}": value.nbytes for name, value in net.state_dict().items()}
-    rollouts_fix, weights_fix = "lower it or --unroll-length", "choose another, or use --standalone"
-    if args.listen is not None:  # rollouts and all weights in one piece are sent to and from other machines only
-        _check_sizes("num-envs", args.num_envs, fields, rollouts_fix)
-        _check_sizes("env-id", args.env_id, {"the weights": sum(weights.values())}, weights_fix)
-    if args.eval_every and not args.standalone:  # snapshots for the evaluator, to any node
-        _check_sizes("env-id", args.env_id, weights, weights_fix)
 
-
-def _check_sizes(setting: str, value: object, sizes: Mapping[str, int], fix: str) -> None:
-    for what, size in sizes.items():
+    def check(setting: str, what: str, size: int, fix: str) -> None:
         if size > MAX_TENSOR:
             why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
-            raise ConfigError(setting, value, why, fix)
+            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fix)
+
+    weights, another = net.state_dict(), "choose another, or use --standalone"
+    if args.listen is not None:  # rollouts and all weights in one piece are sent to and from other machines only
+        for name, (shape, dtype) in spec.items():
+            size = math.prod(shape) * dtype.itemsize
+            check("num-envs", f"field {name} of a rollout", size, "lower it or --unroll-length")
+        check("env-id", "the weights", sum(value.nbytes for value in weights.values()), another)
+    if args.eval_every and not args.standalone:  # snapshots for the evaluator, to any node
+        for name, value in weights.items():
+            check("env-id", f"the weight {name}", value.nbytes, another)

@@ -40,6 +40,8 @@ class Setup:
     """of the states that deterministic actors send"""
     dtype: torch.dtype
     """that actors compute in"""
+    weights_dtype: torch.dtype | None = None
+    """of the weights that actors load; None: `dtype`"""
     message: str = "rollout"
     """what a slot holds, in log lines and in the name of the counter of those with NaN or inf"""
     bad_in_a_row: int = BAD_IN_A_ROW
@@ -123,7 +125,7 @@ class Learner:
         self.optimizer = setup.optimizer
         self.device = next(self.net.parameters()).device
         self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
-        self.weights = self.carrier.share(setup.net, setup.dtype, untrained=run.updates == 0)
+        self.weights = self.carrier.share(setup.net, setup.weights_dtype or setup.dtype, untrained=run.updates == 0)
         self.states = ResumeStates(args, setup.layout, start=run.steps, group=self.group)
         self.own = self.states.own
         """numbers of this learner's actors in the whole run"""
@@ -134,7 +136,7 @@ class Learner:
             run.keep(actors=self.states, weights=self.weights, **setup.kept)
             self.group.broadcast_state(self.states, self.weights)
         self._data_filter = NonFiniteFilter(run, f"{setup.message}s_not_finite", setup.bad_in_a_row)
-        self._grad_filter = NonFiniteFilter(run, "grads_not_finite")
+        self._grad_filter = NonFiniteFilter(run, "gradients_not_finite")
         self._events: list[WorkerEvent] = []  # of a group of learners, until the next `record`
         self._reports: list[ActorReport] = []
         self.memory = Memory(setup.slots, self.weights, self.states, setup.dtype, args.in_order, setup.more)

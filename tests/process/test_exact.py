@@ -49,11 +49,6 @@ SLOW = {
     "data, masks": ("train_a3c_data.py", 1500, ["--env-id", "envs:Masked-v0", *ROLLOUTS[2:], "--batch-size", "16"]),
     "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
-ALL_KINDS = pytest.mark.parametrize(
-    ("script", "steps", "flags"),
-    [*KINDS.values(), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in SLOW.values())],
-    ids=[*KINDS, *SLOW],
-)
 KILLED_AFTER = {3, 4, 9}
 """rounds of the learner after which an actor is killed"""
 BY_THE_CLOCK = ("wall_seconds", "worker_restarts", "best_mean")
@@ -87,17 +82,15 @@ def games_of(folder):
 
 
 def lineage_of(folder):
-    """The family tree of a population, with a SHA-256 of each member; None in other chapters."""
-    path = folder / "lineage.csv"
-    return path.read_text() if path.exists() else None
+    """The family tree of a population, with a SHA-256 of each member; nothing in other chapters."""
+    return [path.read_text() for path in folder.glob("lineage.csv")]
 
 
 def own_actors():
     """The actors of this process, which is learner 0, and of the learners that it has started."""
     children = multiprocessing.active_children()
     actors = [child for child in children if child.name.startswith(("worker-", "collector-"))]
-    learners = [child.pid for child in children if child.name.startswith("learner-")]
-    return actors + [actor for pid in learners for actor in actors_of(pid)]
+    return actors + [actor for child in children if child.name.startswith("learner-") for actor in actors_of(child.pid)]
 
 
 def kill_actors(each_round):
@@ -114,8 +107,12 @@ def kill_actors(each_round):
     return killed
 
 
-@ALL_KINDS
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("script", "steps", "flags"),
+    [*KINDS.values(), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in SLOW.values())],
+    ids=[*KINDS, *SLOW],
+)
 def test_bits_survive_kills_of_actors_and_of_the_trainer(
     scripts, run_inline, each_round, request, script, steps, flags
 ):
@@ -147,20 +144,16 @@ def test_bits_survive_kills_of_actors_and_of_the_trainer(
 def kill_trainers(scripts, script, flags, times):
     """Begin a run whose trainer is killed so many times, each some random time after a checkpoint."""
     rng, name = random.Random(script), "trainer-killed"
-    folder = scripts.runs_dir / "runs" / name
     every = ["--checkpoint-steps", "64", "--checkpoint-seconds", "3600"]
+
+    def newest():
+        found = list_checkpoints(scripts.runs_dir / f"runs/{name}/checkpoints")
+        return int(found[0].stem[5:]) if found else 0
+
     for life in range(times):
-        trainer = scripts.start(
-            script, *(["--resume", f"runs/{name}"] if life else ["--run-name", name, *flags, *every])
-        )
-        before = list_checkpoints(folder / "checkpoints")[:1]
-        wanted = rng.randint(1, 4)  # checkpoints later
-
-        def enough(before=before, wanted=wanted):
-            found = list_checkpoints(folder / "checkpoints")
-            return found and int(found[0].stem[5:]) >= (int(before[0].stem[5:]) if before else 0) + 64 * wanted
-
-        scripts.wait_until(enough, trainer, pause=0.001)
+        resumed = ["--resume", f"runs/{name}"] if life else ["--run-name", name, *flags, *every]
+        trainer, wanted = scripts.start(script, *resumed), newest() + 64 * rng.randint(1, 4)
+        scripts.wait_until(lambda wanted=wanted: newest() >= wanted, trainer, pause=0.001)
         trainer.kill()
         trainer.communicate()
 

@@ -1,9 +1,7 @@
-"""Chapter 2: gradients as they travel, their mean, and whole runs, with actors as threads: what is applied and dropped.
-
-That deterministic runs are the same twice, and that what is not finite ends a run at last, is shown for every chapter.
-"""
+"""Chapter 2: gradients as they travel, their mean, and whole runs: what is applied and dropped."""
 
 import copy
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,40 +14,26 @@ from torch import nn
 import train_a3c_grad
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets
-from a3c_mp.algorithms.gradients import Gradient, MeanGradient, Outbox, Report, copy_gradient, gradient_spec
+from a3c_mp.algorithms.gradients import Gradient, GradientSetup, MeanGradient, Outbox, Report, copy_gradient
 from a3c_mp.cli import parse_args
 from a3c_mp.data.episodes import Episode
 from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.obs_norm import Moments, ObsNorm
 from a3c_mp.processes.pool import Token
-from a3c_mp.processes.slots import Slots
-from wrappers import make_vec_env
 
-IMAGE = (2, 36, 36)  # its convolutions are channels-last: their gradients lie in memory in another order
 EPISODES = [Episode(-21.0, 824), Episode(0.1, 3)]
 
 
-# ---- gradients as they travel
-
-
-def images(num, seed=0):
-    return torch.randint(0, 256, (num, *IMAGE), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-
-
-def a_net_with_gradients():
+def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself():
+    """Those of convolutions, which are channels-last, lie in memory in another order; that of an unused one is 0."""
     torch.manual_seed(0)
-    net = make_actor_critic(Box(0, 255, IMAGE, "uint8"), Discrete(3))
-    logits, values = net(images(8))
+    net = make_actor_critic(Box(0, 255, (2, 36, 36), "uint8"), Discrete(3))
+    net.unused = nn.Parameter(torch.ones(3))
+    logits, values = net(torch.randint(0, 256, (8, 2, 36, 36), dtype=torch.uint8))
     (logits.square().sum() + (values - 1).square().sum()).backward()
-    return net
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(optimizer):
-    net = a_net_with_gradients()
     there = copy.deepcopy(net)
-    vector, mean = torch.empty(sum(p.numel() for p in net.parameters())), MeanGradient(there)
+    vector, mean = torch.full((sum(p.numel() for p in net.parameters()),), 7.0), MeanGradient(there)
     copy_gradient(net, vector)
     mean.add(vector)
     norm = mean.finish(max_norm=1.0)
@@ -57,25 +41,20 @@ def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(
     expected_norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     torch.testing.assert_close(norm, expected_norm, rtol=1e-5, atol=0.0)
     assert norm > 1.0, "there was something to clip"
-    optimizer(net.parameters(), lr=0.1).step()
-    optimizer(there.parameters(), lr=0.1, fused=True).step()
+    torch.optim.Adam(net.parameters(), lr=0.1).step()
+    torch.optim.Adam(there.parameters(), lr=0.1, fused=True).step()
     for found, expected in zip(there.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_parameter_that_the_loss_does_not_use_has_a_gradient_of_zero():
-    net = nn.ModuleDict({name: nn.Linear(2, 1) for name in ("first", "unused", "last")})
-    vector = torch.full((9,), 7.0)
-    (net["first"](torch.ones(2)) + 2 * net["last"](torch.ones(2))).sum().backward()
-    copy_gradient(net, vector)
-    assert vector.tolist() == [1, 1, 1, 0, 0, 0, 2, 2, 2]
-
-
 def test_statistics_of_a_rollout_arrive_with_its_first_gradient_and_what_is_not_finite_is_reported():
     args = train_a3c_grad.Args(env_id="CartPole-v1", num_envs=2, unroll_length=6, batch_size=4)
-    net, moments, metrics = a_net_with_gradients(), Moments.of(images(6)), {"values/target": torch.tensor([1.0, 5.0])}
+    setup, moments = GradientSetup(args), Moments.of(torch.randn(6, 4))
+    net, metrics = setup.net, {"values/target": torch.tensor([1.0, 5.0])}
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
     outbox = Outbox(args, unconnected_collector(args), net)
-    outbox.memory.slots = Slots(gradient_spec(net, IMAGE, max_episodes=4), 1)
+    outbox.memory.slots = setup.slots
     outbox.memory.states = SimpleNamespace(write=lambda *_: None)
     outbox.finite, outbox.episodes, outbox.moments, outbox.clipped = True, EPISODES, moments, 3
     gradient, reports = Gradient(**outbox.memory.slots[0]), []
@@ -83,7 +62,7 @@ def test_statistics_of_a_rollout_arrive_with_its_first_gradient_and_what_is_not_
         reports.append(outbox.write(Token(0, 7), 7, metrics, len(indices)))
         if len(reports) == 1:
             assert all(torch.equal(*pair) for pair in zip(gradient.moments, moments, strict=True))
-            assert gradient.finished_episodes(reports[0]) == [Episode(-21.0, 824), Episode(pytest.approx(0.1), 3)]
+            assert gradient.episodes[:2].tolist() == [[-21.0, 824, 0], [0.1, 3, 0]]
     means = {"values/target": 3.0}
     assert reports == [Report(7, 4, 2, 3, True, means), *2 * [Report(7, 4, 0, 0, True, means)]]
     assert gradient.obs_num == 0
@@ -101,13 +80,8 @@ NO_CLIP = ["--max-grad-norm", "1e9", "--checkpoint-seconds", "1e6", "--precision
 
 
 @pytest.fixture
-def train(run_inline):
-    return lambda *flags: run_inline("train_a3c_grad.py", *flags)
-
-
-@pytest.fixture
 def tape(monkeypatch):
-    """SGD in place of Adam; every step of it as (lr, parameters before, gradient, parameters after)."""
+    """SGD in place of Adam; every step of it as (lr, parameters before, gradient, parameters after), flat."""
     steps = []
 
     class Recording(torch.optim.SGD):
@@ -116,27 +90,16 @@ def tape(monkeypatch):
 
         def step(self):
             group = self.param_groups[0]
-            before = [p.detach().clone() for p in group["params"]]
+            before = flat(group["params"])
             super().step()
-            grads = [p.grad.clone() for p in group["params"]]
-            steps.append((group["lr"], before, grads, [p.detach().clone() for p in group["params"]]))
+            steps.append((group["lr"], before, flat(p.grad for p in group["params"]), flat(group["params"])))
 
     monkeypatch.setattr(torch.optim, "Adam", Recording)
     return steps
 
 
 def flat(tensors):
-    return torch.cat([t.double().flatten() for t in tensors])
-
-
-def start_of(flags, num_actors):
-    """(settings, net that the run starts with, first rollout of each actor, collected again)."""
-    chapter = train_a3c_grad.main
-    args = parse_args(chapter.args_class, chapter.presets, "", flags)
-    env = make_vec_env(args.env_id, 1, seed=0)
-    torch.manual_seed(args.seed)
-    net = make_actor_critic(env.single_observation_space, env.single_action_space)
-    return args, net, [collect(unconnected_collector(args, net, actor))[0] for actor in range(num_actors)]
+    return torch.cat([t.detach().double().flatten() for t in tensors])
 
 
 def reference_gradient(args, net, rollouts):
@@ -169,21 +132,24 @@ def reference_gradient(args, net, rollouts):
     ],
 )
 def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
-    train, tape, num_actors, env, normalized
+    run_inline, tape, num_actors, env, normalized
 ):
     flags = [*env, *NO_CLIP, "--sync", "--num-actors", str(num_actors), "--learning-rate", "0.1", normalized]
-    args, net, rollouts = start_of(flags, num_actors)
+    chapter = train_a3c_grad.main
+    args = parse_args(chapter.args_class, chapter.presets, "", flags)
+    net = GradientSetup(args).net
+    rollouts = [collect(unconnected_collector(args, net, actor))[0] for actor in range(num_actors)]
     expected = reference_gradient(args, net, rollouts)
 
-    done = train(*flags, "--total-steps", str(num_actors * args.batch_size))
+    done = run_inline("train_a3c_grad.py", *flags, "--total-steps", str(num_actors * args.batch_size))
     assert done.code == 0
-    ((lr, before, grads, after),) = tape
-    assert torch.equal(flat(before), flat(net.parameters()))
-    assert (flat(grads) - expected).abs().max() < 1e-5 * expected.abs().max()
-    np.testing.assert_allclose(flat(after), flat(before) - lr * expected, atol=1e-6 * lr)
+    ((lr, before, gradient, after),) = tape
+    assert torch.equal(before, flat(net.parameters()))
+    assert (gradient - expected).abs().max() < 1e-5 * expected.abs().max()
+    np.testing.assert_allclose(after, before - lr * expected, atol=1e-6 * lr)
 
     state = done.state["net"]
-    assert torch.equal(flat(p for name, p in state.items() if "norm" not in name), flat(after))
+    assert torch.equal(flat(p for name, p in state.items() if "norm" not in name), after)
     norm = ObsNorm(net.norm.mean.shape[1:], image=env is PONG)
     new = [rollout.obs[-actor_critic.NORM_STEPS if env is PONG else 1 :].flatten(0, 1) for rollout in rollouts]
     norm.update(torch.cat(new))
@@ -191,47 +157,31 @@ def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
         torch.testing.assert_close(state[f"norm.{name}"], norm.state_dict()[name])
 
 
-@pytest.fixture
-def scripted(monkeypatch):
-    """Has actor 0 send gradients (value of every entry, updates it claims to be old), then fine ones of 1."""
+@pytest.mark.parametrize(
+    ("flags", "entries", "steps", "figures"),
+    [
+        (["--grads-per-step", "3"], [(1, 0), (2, 0), (6, 0), (4, 0), (5, 0), (9, 0), (1, 0), (1, 0)], [3, 6], {}),
+        (["--max-lag", "1"], [(1, 0), (2, 0), (3, 2), (4, 1), (5, 3)], [1, 2, 4], {"policy_lag_mean": 6 / 5}),
+    ],
+    ids=["the mean of K, the last two wait for a third", "too old ones are dropped and counted, not their steps"],
+)
+def test_which_gradients_make_a_step(run_inline, tape, monkeypatch, flags, entries, steps, figures):
+    """Entries: the value of all of a gradient, and how many updates old it claims to be."""
+    given = itertools.chain(entries, itertools.repeat((1, 0)))
 
-    def script(*entries):
-        def actor(channel, args):
-            given = iter(entries)
+    def actor(channel, args):
+        def fill(token):
+            value, age = next(given)
+            Gradient(**channel.memory.slots[token.slot]).vector.fill_(value)
+            return Report(channel.memory.weights.version - age, 10, 0, 0, True, {})
 
-            def fill(token):
-                value, age = next(given, (1.0, 0))
-                gradient = Gradient(**channel.memory.slots[token.slot])
-                gradient.vector.fill_(value)
-                return Report(channel.memory.weights.version - age, 10, 0, 0, True, {})
+        return fill
 
-            return fill
-
-        monkeypatch.setattr(train_a3c_grad.main, "actor", actor)
-
-    return script
-
-
-SCRIPTS = {
-    "a step takes the mean of K; the last two wait for a third": (
-        [(1.0, 0), (2.0, 0), (6.0, 0), (4.0, 0), (5.0, 0), (9.0, 0)],
-        ["--grads-per-step", "3", "--total-steps", "80"],
-        [3.0, 6.0],
-        {"steps": 80},
-    ),
-    "too old ones are dropped and counted, their steps were taken": (
-        [(1.0, 0), (2.0, 0), (3.0, 2), (4.0, 1), (5.0, 3)],
-        ["--max-lag", "1", "--total-steps", "50"],
-        [1.0, 2.0, 4.0],
-        {"steps": 50, "grads_too_old": 2, "policy_lag_mean": 6 / 5},
-    ),
-}
-
-
-@pytest.mark.parametrize(("script", "flags", "steps", "figures"), SCRIPTS.values(), ids=SCRIPTS)
-def test_which_gradients_make_a_step(train, tape, scripted, script, flags, steps, figures):
-    scripted(*script)
-    done = train(*CARTPOLE, *NO_CLIP, "--num-actors", "1", *flags)
+    monkeypatch.setattr(train_a3c_grad.main, "actor", actor)
+    total_steps, too_old = 10 * len(entries), sum(age > 1 for _, age in entries)
+    flags = [*CARTPOLE, *NO_CLIP, "--num-actors", "1", *flags, "--total-steps", str(total_steps)]
+    done = run_inline("train_a3c_grad.py", *flags)
     assert done.code == 0
-    assert [grads[0].unique().tolist() for _, _, grads, _ in tape] == [[mean] for mean in steps]
+    assert [gradient.unique().tolist() for _, _, gradient, _ in tape] == [[mean] for mean in steps]
+    figures |= {"steps": total_steps, "gradients_too_old": too_old}
     assert {name: done.summary[name] for name in figures} == figures

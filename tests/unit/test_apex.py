@@ -17,7 +17,6 @@ from a3c_mp.algorithms import apex, ddpg, dqn
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.data.transitions import reward_to_learn
 from a3c_mp.errors import ConfigError
-from a3c_mp.maths import losses
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run import preflight
@@ -28,71 +27,50 @@ TORQUE = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32
 ARGS = Args(num_actors=2, num_envs=4)
 
 
-def a_batch(action, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    obs, next_obs = torch.randn(2, N, 3, generator=rng)
-    discount = torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9, 0.9])
-    reward = 3 * torch.randn(N, generator=rng)
-    no_mask = torch.ones(N, 0, dtype=torch.bool)
-    return Batch(obs, action, reward, discount, next_obs, no_mask, torch.ones(N).double(), torch.arange(N))
+def a_case(name, num=N):
+    """Of an algorithm: (module, action space, batch [num], online and target net with nothing in common)."""
+    torch.manual_seed(0)
+    algo, (obs, next_obs), reward = train_apex.ALGORITHMS[name], torch.randn(2, num, 3), 3 * torch.randn(num)
+    space, action = Discrete(4), torch.arange(num) % 4
+    if name == "ddpg":
+        space, action = TORQUE, torch.rand(num, 2) * 2 - 1
+    discount = torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9, 0.9, 0.9])[:num]
+    probability, no_mask = torch.rand(num).double() + 0.1, torch.ones(num, 0, dtype=torch.bool)
+    batch = Batch(obs, action, reward, discount, next_obs, no_mask, probability, torch.arange(num) + 50)
+    nets = [algo.make_net(VECTOR, space) for _ in range(2)]
+    for parameter in (parameter for net in nets for parameter in net.parameters()):
+        parameter.data.add_(0.1 * torch.randn_like(parameter))  # outputs that are not all near zero
+    return algo, space, batch, (nets[0], nets[1].requires_grad_(False))
 
 
-def two_nets(algo, action_space, seed=0):
-    """An online and a target net with nothing in common, and outputs that are not all near zero."""
-    torch.manual_seed(seed)
-    nets = [algo.make_net(VECTOR, action_space) for _ in range(2)]
-    for net in nets:
-        for parameter in net.parameters():
-            parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return nets[0], nets[1].requires_grad_(False)
-
-
-def actions_of(algo, num=N):
-    """(action space, actions [num] as the replay holds them)"""
-    if algo is dqn:
-        return Discrete(4), torch.arange(num) % 4
-    return TORQUE, torch.rand(num, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1
-
-
-BOTH = pytest.mark.parametrize(("name", "algo"), train_apex.ALGORITHMS.items(), ids=train_apex.ALGORITHMS)
+BOTH = pytest.mark.parametrize("name", train_apex.ALGORITHMS)
 
 
 # ---- the loss, and a step
 
 
-def test_dqn_loss_is_that_of_each_transition_alone():
-    net, target_net = two_nets(dqn, Discrete(4))
-    batch = a_batch(torch.tensor([0, 1, 2, 3, 0, 1, 2]))
+@BOTH
+def test_the_loss_is_that_of_each_transition_alone_and_has_no_gradient_through_the_target(name):
+    _, _, batch, (net, target_net) = a_case(name)
     weights = torch.linspace(0.1, 1.0, N)
-    loss, metrics = train_apex.loss(ARGS, net, target_net, batch, weights)
-    expected = []
+    loss, metrics = train_apex.loss(replace(ARGS, algo=name), net, target_net, batch, weights)
+    errors = []
     for i in range(N):
-        row = slice(i, i + 1)
-        (q,), (next_q,), (judge,) = net(batch.obs[row]), net(batch.next_obs[row]), target_net(batch.next_obs[row])
-        target = batch.reward[i] + batch.discount[i] * judge[0, next_q[0].argmax()].detach()
-        expected.append(target - q[0, batch.action[i]])
-    expected = torch.stack(expected)
-    torch.testing.assert_close(metrics["values/td_error"], expected.detach().abs())
-    literal = sum(w * (e**2 / 2 if abs(e) <= 1 else abs(e) - 0.5) for w, e in zip(weights, expected, strict=True)) / N
-    assert loss.item() == pytest.approx(literal.item(), rel=1e-5)
-    for found, wanted in zip(*(torch.autograd.grad(x, list(net.parameters())) for x in (loss, literal)), strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)  # none through the target
-
-
-def test_ddpg_critic_and_actor_get_their_own_gradients_and_no_others():
-    args, (net, target_net), batch = replace(ARGS, algo="ddpg"), two_nets(ddpg, TORQUE), a_batch(actions_of(ddpg)[1])
-    weights = torch.linspace(0.1, 1.0, N)
-    loss, metrics = train_apex.loss(args, net, target_net, batch, weights)
-    next_value = target_net.q(batch.next_obs, target_net(batch.next_obs)[0])
-    errors = batch.reward + batch.discount * next_value - net.q(batch.obs, batch.action)
-    torch.testing.assert_close(metrics["values/td_error"], errors.detach().abs())
-    value_loss = losses.huber(errors, weights)
-    policy_loss = -net.q(batch.obs, net(batch.obs)[0]).mean()
-    assert metrics["losses/value"].item() == pytest.approx(value_loss.item())
-    assert metrics["losses/policy"].mean().item() == pytest.approx(policy_loss.item())
-    for part, literal in ((net.critic, value_loss), (net.actor, policy_loss)):
-        parameters = list(part.parameters())
-        found, wanted = (torch.autograd.grad(x, parameters, retain_graph=True) for x in (loss, literal))
+        (obs, next_obs), action = (field[i : i + 1] for field in (batch.obs, batch.next_obs)), batch.action[i : i + 1]
+        if name == "dqn":
+            q, bootstrap = net(obs)[0][0, action], target_net(next_obs)[0][0, net(next_obs)[0].argmax()]
+        else:
+            q, bootstrap = net.q(obs, action), target_net.q(next_obs, target_net(next_obs)[0])
+        errors.append((batch.reward[i] + batch.discount[i] * bootstrap.detach() - q).squeeze())
+    torch.testing.assert_close(metrics["values/td_error"], torch.stack(errors).detach().abs())
+    value_loss = sum(w * (e**2 / 2 if abs(e) <= 1 else abs(e) - 0.5) for w, e in zip(weights, errors, strict=True)) / N
+    assert metrics["losses/value"].item() == pytest.approx(value_loss.item(), rel=1e-5)
+    parts = [(net, value_loss)]
+    if name == "ddpg":  # critic and actor get gradients of their own and no others
+        parts = [(net.critic, value_loss), (net.actor, -net.q(batch.obs, net(batch.obs)[0]).mean())]
+        assert metrics["losses/policy"].mean().item() == pytest.approx(parts[1][1].item())
+    for part, literal in parts:
+        found, wanted = (torch.autograd.grad(x, list(part.parameters()), retain_graph=True) for x in (loss, literal))
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
@@ -111,14 +89,11 @@ def a_learner(name, nets, group=None, **settings):
 
 
 @BOTH
-def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(name, algo):
-    space, action = actions_of(algo, 8)
-    nets, probability = two_nets(algo, space), torch.rand(8).double() + 0.1
-    whole = Batch(*(field[torch.arange(8) % N] for field in a_batch(action[:N])))
-    whole = whole._replace(action=action, probability=probability)
+def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(name):
+    _, _, whole, nets = a_case(name, 8)
     halves = [Batch(*(field[part] for field in whole)) for part in (slice(4), slice(4, 8))]
     # One of two, in one process: it sees the probabilities of both, and keeps its own gradient.
-    half = SimpleNamespace(all_gather=lambda own: probability, all_reduce_gradients=lambda net, loss: None)
+    half = SimpleNamespace(all_gather=lambda own: whole.probability, all_reduce_gradients=lambda net, loss: None)
 
     def gradient(group, batch):
         online = copy.deepcopy(nets[0]), nets[1]
@@ -131,43 +106,37 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(name, a
 
 
 @BOTH
-def test_a_step_anneals_the_importance_exponent_and_makes_priorities_of_td_errors(name, algo, monkeypatch):
-    space, action = actions_of(algo)
-    learner, exponents = a_learner(name, two_nets(algo, space), importance_exponent=0.4), []
-    batch = a_batch(action)._replace(ids=torch.arange(N) + 50, probability=torch.linspace(0.1, 1, N).double())
+def test_a_step_anneals_the_importance_exponent_and_makes_priorities_of_td_errors(name, monkeypatch):
+    _, _, batch, nets = a_case(name)
+    learner, exponents = a_learner(name, nets, importance_exponent=0.4), []
 
     def recording(probability, exponent, smallest):
         exponents.append(exponent)
         return importance_weights(probability, exponent, smallest)
 
     monkeypatch.setattr(train_apex, "importance_weights", recording)
-    _, metrics = train_apex.loss(learner.args, learner.net, learner.setup.target_net, batch, torch.ones(N))
+    _, metrics = train_apex.loss(learner.args, *nets, batch, torch.ones(N))
     train_apex.learn(learner.args, learner, batch)
     assert exponents == [pytest.approx(0.4 + 0.6 / 4)]
-    assert learner.priorities == pytest.approx(
-        dict(zip(range(50, 57), metrics["values/td_error"].tolist(), strict=True))
-    )
+    expected = dict(zip(range(50, 57), metrics["values/td_error"].tolist(), strict=True))
+    assert learner.priorities == pytest.approx(expected)
 
 
 @BOTH
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_a_batch_with_a_td_error_that_is_not_finite_changes_nothing(name, algo, bad):
+def test_a_batch_with_a_td_error_that_is_not_finite_changes_nothing(name, bad):
     """Huber's gradient of an infinite error is finite: the gradient alone would not tell."""
-    space, action = actions_of(algo)
-    learner, batch = a_learner(name, two_nets(algo, space)), a_batch(action)
+    _, _, batch, nets = a_case(name)
+    learner, before = a_learner(name, nets), copy.deepcopy(nets[0].state_dict())
     batch.reward[1] = bad
-    before = copy.deepcopy(learner.net.state_dict())
     train_apex.learn(learner.args, learner, batch)
     assert not learner.priorities
     assert all(torch.equal(value, before[name]) for name, value in learner.net.state_dict().items())
 
 
-# ---- target nets
-
-
 @pytest.mark.parametrize("rate", [1.0, 0.25])
 def test_the_target_net_moves_by_its_rate_statistics_of_observations_too(rate):
-    net, target_net = two_nets(dqn, Discrete(4))
+    *_, (net, target_net) = a_case("dqn")
     net.norm.update(torch.randn(10, 3))
     before, online = copy.deepcopy(target_net.state_dict()), net.state_dict()
     apex.move_target(target_net, net, rate)
@@ -196,34 +165,27 @@ def test_an_environment_explores_as_much_as_its_epsilon_says():
         assert share == pytest.approx(0.75 * np.array(epsilons), abs=0.05)
 
 
-def test_a_dqn_actor_reports_the_values_of_what_it_does():
-    net, starts = dqn.make_net(VECTOR, Discrete(5)), np.ones(4, np.bool_)
-    obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    policy = dqn.Policy(replace(ARGS, epsilon=1.0), net, Discrete(5), obs, 0)
-    action, q, value = policy.act(obs)
-    table = net(torch.from_numpy(obs))[0].detach().numpy()
-    assert (action.shape, action.dtype) == ((4,), np.int64)
-    assert q == pytest.approx(table[np.arange(4), action])
-    assert value == pytest.approx(table.max(axis=1))
-    assert policy.value(obs) == pytest.approx(value)
-    assert (dqn.make_policy(net, Discrete(5))(obs, starts) == table.argmax(axis=1)).all()
-
-
-def test_a_ddpg_actor_reports_the_values_of_what_it_does():
-    net, starts = two_nets(ddpg, TORQUE)[0], np.ones(4, np.bool_)
-    obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    policy = ddpg.Policy(replace(ARGS, noise=0.3), net, TORQUE, obs, 0)
+@BOTH
+def test_an_actor_reports_the_values_of_what_it_does(name):
+    algo, space, batch, (net, _) = a_case(name)
+    states, obs = batch.obs, batch.obs.numpy()
+    policy = algo.Policy(replace(ARGS, num_envs=N, epsilon=1.0, noise=0.3), net, space, obs, 0)
     policy.start_block(seed=0)
     action, q, value = policy.act(obs)
-    states = torch.from_numpy(obs)
-    best = net(states)[0]
-    assert (action.shape, action.dtype) == ((4, 2), np.float32)
-    assert (np.abs(action) <= 1).all()
-    assert (action != best.detach().numpy()).all()
-    assert q == pytest.approx(net.q(states, torch.from_numpy(action)).detach().numpy(), abs=1e-6)
-    assert value == pytest.approx(net.q(states, best).detach().numpy(), abs=1e-6)
+    taken = torch.from_numpy(action)
+    if name == "dqn":
+        table = net(states)[0]
+        expected, best, greedy = table.gather(1, taken[:, None])[:, 0], table.max(dim=1).values, table.argmax(dim=1)
+    else:
+        mean = net(states)[0]
+        assert (taken.abs() <= 1).all()
+        assert (taken != mean).all()
+        expected, best, greedy = net.q(states, taken), net.q(states, mean), ddpg.stretch(mean.detach().numpy(), space)
+    assert taken.dtype == batch.action.dtype
+    assert q == pytest.approx(expected.tolist(), abs=1e-6)
+    assert value == pytest.approx(best.tolist(), abs=1e-6)
     assert policy.value(obs) == pytest.approx(value, abs=1e-6)
-    assert (ddpg.make_policy(net, TORQUE)(obs, starts) == ddpg.stretch(best.detach().numpy(), TORQUE)).all()
+    assert (algo.make_policy(net, space)(obs, np.ones(N, np.bool_)) == np.asarray(greedy)).all()
 
 
 def test_noise_is_as_large_and_as_persistent_as_it_should_be():
@@ -265,18 +227,17 @@ def test_rewards_are_clipped_before_they_are_scaled():
 @pytest.mark.parametrize(("n_step", "block_length", "patience"), [(3, 4, 5), (5, 4, 6), (20, 4, 9), (5, 1, 9)])
 def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_length, patience):
     """n steps lie in up to ceil(n / block) + 1 blocks, one after the other."""
-    args = replace(ARGS, n_step=n_step, block_length=block_length)
-    assert apex.bad_blocks_in_a_row(args) == patience > math.ceil(n_step / block_length) + 2
+    args = replace(ARGS, env_id="CartPole-v1", n_step=n_step, block_length=block_length)
+    assert apex.ApexSetup(args, dqn).bad_in_a_row == patience > math.ceil(n_step / block_length) + 2
 
 
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):
     """Frames are stored once: 84 * 84 bytes and some, 7.1 KB."""
     monkeypatch.setattr(preflight, "free_memory", lambda: 0)
-    args, obs_space = Args(replay_size=1_000_000), Box(0, 255, (4, 84, 84), np.uint8)
     with pytest.raises(ConfigError, match=r"the replay needs 6\.6 GiB, 0\.0 GiB is free"):
-        apex.allocate(args, obs_space, Discrete(6))
+        apex.ApexSetup(Args(replay_size=1_000_000), dqn)
     small = replace(ARGS, env_id="CartPole-v1", replay_size=1000, learning_starts=100)
-    apex.allocate(small, VECTOR, Discrete(2), rank=1)  # the first learner has checked it for all, and taken its share
+    apex.ApexSetup(small, dqn, rank=1)  # the first learner has checked it for all, and taken its share
 
 
 def test_dueling_advantages_have_mean_zero():

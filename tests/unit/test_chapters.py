@@ -153,7 +153,7 @@ def test_one_bad_rollout_of_many_gradients_is_no_reason_to_give_up(run_inline):
     flags = ["--env-id", "envs:NanReward-v0", "--batch-size", "4", "--total-steps", "2000"]
     done = run_inline.train(A3C_GRAD, *flags)
     assert done.code == 0, done.log
-    assert done.summary["grads_not_finite"] == 16, "both actors, once, 8 * 4 samples in batches of 4"
+    assert done.summary["gradients_not_finite"] == 16, "both actors, once, 8 * 4 samples in batches of 4"
 
 
 @EVERY_CHAPTER

@@ -1,7 +1,6 @@
 """IMPALA's batches and loss: what is drawn, what stays together, and which way the gradient points."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 from inline import random_rollout
 
 import train_impala
-from a3c_mp.algorithms.impala import PRESETS, Args, UnrollReplay, batches, rollouts_per_round
+from a3c_mp.algorithms.impala import PRESETS, Args, UnrollReplay, batches, rollouts_per_round, select
 from a3c_mp.data.rollout import episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import returns
@@ -38,31 +37,21 @@ def numbers(unrolls):
     return unrolls.obs[0, :, 0].int().tolist()
 
 
-def generator():
-    return torch.Generator().manual_seed(0)
-
-
-def test_batches_take_every_new_unroll_once_with_all_its_fields():
-    unrolls = some_unrolls(7)
-    found = list(batches(replace(ARGS, batch_unrolls=3), unrolls, a_replay(0), generator()))
-    assert [batch.action.shape[1] for batch in found] == [3, 2, 2]
-    together = join(found)
-    assert sorted(numbers(together)) == list(range(7))
-    for b, number in enumerate(numbers(together)):
-        for name, field in together.fields().items():
-            assert torch.equal(field[:, b], unrolls.fields()[name][:, number])
-
-
-def test_a_share_of_a_batch_is_replayed_and_all_have_one_size():
-    args, replay = replace(ARGS, batch_unrolls=8, replay_proportion=0.75), a_replay(100)
+@pytest.mark.parametrize(("replayed", "sizes"), [(0, [2, 2, 1]), (6, [8, 8, 8])])
+def test_batches_take_every_new_unroll_once_with_all_its_fields_and_are_filled_up_with_replayed_ones(replayed, sizes):
+    args = replace(ARGS, batch_unrolls=2 + replayed, replay_proportion=replayed / (2 + replayed))
+    unrolls, replay = some_unrolls(5), a_replay(100 if replayed else 0)
     replay.add(some_unrolls(20, first=100))
-    found = list(batches(args, some_unrolls(5), replay, generator()))
-    assert [batch.action.shape[1] for batch in found] == [8, 8, 8]
-    new = [number for batch, size in zip(found, (2, 2, 1), strict=True) for number in numbers(batch)[:size]]
-    assert sorted(new) == list(range(5))
+    found = list(batches(args, unrolls, replay, torch.Generator().manual_seed(0)))
+    assert [batch.action.shape[1] for batch in found] == sizes
     drawn = {number for batch in found for number in numbers(batch)[2:]}
     assert drawn <= {*range(5), *range(100, 120)}
-    assert len(drawn) > 3
+    assert len(drawn) > 3 or not replayed
+    new = join([select(batch, torch.arange(num)) for batch, num in zip(found, (2, 2, 1), strict=True)])
+    assert sorted(numbers(new)) == list(range(5))
+    for b, number in enumerate(numbers(new)):
+        for name, field in new.fields().items():
+            assert torch.equal(field[:, b], unrolls.fields()[name][:, number])
 
 
 def test_a_replay_keeps_the_newest_and_is_saved_without_the_room_that_is_empty():
@@ -72,10 +61,11 @@ def test_a_replay_keeps_the_newest_and_is_saved_without_the_room_that_is_empty()
         if first == 0:
             fields = replay.state_dict()["unrolls"].values()
             assert [field.untyped_storage().nbytes() for field in fields] == [field.nbytes for field in fields]
-    assert set(numbers(replay.sample(500, generator()))) == set(range(6, 16))
     restored = a_replay(10, lstm_size=3)
     restored.load_state_dict(replay.state_dict())
-    assert numbers(restored.sample(99, generator())) == numbers(replay.sample(99, generator()))
+    ours, theirs = (numbers(one.sample(500, torch.Generator().manual_seed(0))) for one in (replay, restored))
+    assert set(ours) == set(range(6, 16))
+    assert ours == theirs
 
 
 def test_a_batch_never_waits_for_more_unrolls_than_there_are():
@@ -89,7 +79,7 @@ def test_a_batch_never_waits_for_more_unrolls_than_there_are():
     assert all(rollouts_per_round(Args(env_id=env_id, **preset)) for env_id, preset in PRESETS.items())
 
 
-LEARNER = SimpleNamespace(group=LearnerGroup())
+ALONE = LearnerGroup().all_reduce_mean
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -98,7 +88,7 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
     args = replace(ARGS, normalize_advantages=normalize)
     net = make_actor_critic(*SPACES, NetSpec(lstm=lstm))
     batch = some_unrolls(5, lstm_size=net.lstm_size)
-    total, metrics = train_impala.loss(args, net, batch, LEARNER)
+    total, metrics = train_impala.loss(args, net, batch, ALONE)
     total.backward()
     gradient = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
@@ -130,5 +120,5 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
 def test_without_vtrace_the_policy_that_acted_plays_no_part(vtrace, scale):
     net, batch, args = make_actor_critic(*SPACES), some_unrolls(5), replace(ARGS, vtrace=vtrace)
     other = batch._replace(behaviour_logits=batch.behaviour_logits + torch.tensor(scale))
-    first, second = (train_impala.loss(args, net, unrolls, LEARNER)[0] for unrolls in (batch, other))
+    first, second = (train_impala.loss(args, net, unrolls, ALONE)[0] for unrolls in (batch, other))
     assert torch.equal(first, second) != vtrace

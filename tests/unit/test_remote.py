@@ -344,7 +344,7 @@ def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare
     run_until(has_snapshot(own), hub, local)
     assert [line.split(" (")[0].split(" from")[0] for line in learner.lines] == ["evaluator joined", "evaluator left"]
     own.take()
-    own.send(([1.0, 2.0], [3, 4], "sha"))
+    local.send(PLAYED, 1, [1.0, 2.0], [3, 4], "sha")
     run_until(lambda: learner._result, hub)
     assert learner.poll() == ([1.0, 2.0], [3, 4], "sha")
     assert learner.poll() is None

@@ -98,7 +98,7 @@ def test_extra_parts_and_counters_come_back_and_what_a_checkpoint_lacks_starts_e
         run.record_rollout(64, [], actor=0, policy_lag=3)
         for _ in range(2):
             run.record_update({}, samples=32)
-        run.counters["grads_too_old"] += 2
+        run.counters["gradients_too_old"] += 2
         run.on_restart(WorkerEvent(0, "actor 0 (pid 1) was killed by SIGKILL"))
         run.checkpointer.optimizer.param_groups[1]["lr"] = 0.05
     found = {"target": Part(), "replay": Part(7.0)}
@@ -107,11 +107,11 @@ def test_extra_parts_and_counters_come_back_and_what_a_checkpoint_lacks_starts_e
         assert (found["target"].value, found["replay"].value) == (3.0, 7.0)
         lrs = [group["lr"] for group in run.checkpointer.optimizer.param_groups]
         assert lrs == [0.1, 0.2], "flags given now count, for each group of parameters"
-        run.counters.update(grads_too_old=0, grads_not_finite=0)
+        run.counters.update(gradients_too_old=0, gradients_not_finite=0)
         run.record_rollout(64, [], actor=0, policy_lag=1)
         summary = run.summary()
     assert (summary["steps"], summary["worker_restarts"], summary["policy_lag_mean"]) == (128, 1, 2.0)
-    assert (summary["grads_too_old"], summary["grads_not_finite"]) == (2, 0)
+    assert (summary["gradients_too_old"], summary["gradients_not_finite"]) == (2, 0)
     assert "holds no replay: it starts empty" in (run.folder / "run.log").read_text()
 
 
@@ -341,7 +341,7 @@ def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, clock):
 def test_progress_lines_say_how_full_the_replay_is_until_learning_starts(args):
     with a_run(args) as run:
         for held, said in ((7_040, "collecting 7,040/20,000  return -"), (20_000, "return -")):
-            apex.show_collecting(run, apex_settings.Args(), lambda held=held: held)
+            apex.show_replay(run, apex_settings.Args(), lambda held=held: held, "")
             assert run.metrics.progress_line(0.0, 1.0).startswith(said)
 
 
