@@ -10,13 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from a3c_mp.config import CommonArgs
 from a3c_mp.errors import WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.processes.pool import Closing
-from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.evaluate import make_policy
+from a3c_mp.run.evaluate import make_policy, play_evaluation
 from a3c_mp.run.evaluation import PlayedGames
-from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import node_name
 from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
@@ -126,8 +125,8 @@ class NodeEvaluator:
 class EvaluatorChannel:
     """The evaluator's end: snapshots in, results out. `net` is on the CPU and gets the weights."""
 
-    def __init__(self, node: Node, games: EvaluationGames, net: ActorCritic):
-        self.node, self.games, self.net = node, games, net
+    def __init__(self, node: Node, args: CommonArgs, net: ActorCritic):
+        self.node, self.args, self.net = node, args, net
         self._snapshot: tuple[int, dict[str, Tensor]] | None = None
         self._number = 0
         node.handle(PLAY, self._on_play, [int, dict])
@@ -146,7 +145,7 @@ class EvaluatorChannel:
 
     def play(self, net: ActorCritic) -> PlayedGames:
         """Play all games, each time the same ones."""
-        return _play(self.node, self.games, net)
+        return play_evaluation(self.args, net, make_policy, self.node)
 
     def send(self, played: PlayedGames) -> None:
         """Report the result to the learner."""
@@ -165,8 +164,8 @@ class EvaluatorChannel:
 class InlineEvaluator(Closing):
     """Both ends in one process: an `evaluation.Evaluator` whose games a middleware plays."""
 
-    def __init__(self, games: EvaluationGames, is_interrupted: Callable[[], bool]):
-        self.games, self.is_interrupted, self._deadline = games, is_interrupted, math.inf
+    def __init__(self, args: CommonArgs, is_interrupted: Callable[[], bool]):
+        self.args, self.is_interrupted, self._deadline = args, is_interrupted, math.inf
         self._net: Any = None  # of a snapshot, until its result is there
         self._result: PlayedGames | None = None
         super().__init__()
@@ -181,7 +180,7 @@ class InlineEvaluator(Closing):
     def play(self, net: ActorCritic) -> PlayedGames | None:
         """Play all games, each time the same ones; None if the run is to end meanwhile, or the time is over."""
         try:
-            return _play(self, self.games, net)
+            return play_evaluation(self.args, net, make_policy, self)
         except _Interrupted:
             return None
 
@@ -217,12 +216,3 @@ Evaluator = EvaluatorChannel | InlineEvaluator
 
 class _Interrupted(Exception):
     """The games are not waited for."""
-
-
-def _play(player: Node | InlineEvaluator, games: EvaluationGames, net: ActorCritic) -> PlayedGames:
-    try:
-        played = games.play(net, make_policy, player)
-    finally:
-        player.close()  # each evaluation makes new environments, so that all of them play the same games
-    returns, lengths = [game.episode_return for game in played], [game.length for game in played]
-    return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()) or "")

@@ -20,8 +20,7 @@ from a3c_mp.data.actor import Fill, Memory
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import is_valid
 from a3c_mp.processes.pool import NICENESS, WorkerPool
-from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
-from a3c_mp.run.evaluator import EvaluationGames
+from a3c_mp.run.evaluate import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.learner import Learner, Processes, Setup
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
@@ -104,7 +103,7 @@ class NodeGroup:
     ):
         self.run, self.args = run, args
         self.learner = Learner(args, run, setup, make_actor, carrier=NodeCarrier())
-        self.evaluator: NodeEvaluator | InlineEvaluator = InlineEvaluator(EvaluationGames.of(args), run.is_interrupted)
+        self.evaluator: NodeEvaluator | InlineEvaluator = InlineEvaluator(args, run.is_interrupted)
         if not args.standalone:
             self.evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
@@ -171,4 +170,4 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Learner | None) -> Evaluat
         return evaluator if isinstance(evaluator, InlineEvaluator) else None
     if "evaluator" not in node.labels:
         return None
-    return EvaluatorChannel(node, EvaluationGames.of(args), make_actor_critic(*probe_env(args.env_id), args.net_spec))
+    return EvaluatorChannel(node, args, make_actor_critic(*probe_env(args.env_id), args.net_spec))

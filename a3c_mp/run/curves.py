@@ -30,10 +30,8 @@ NOT_SETTINGS = {
 class Curve(NamedTuple):
     """Settings and learning curve [E] of a run: the moving mean return, at each of the E steps at which games ended."""
 
-    name: str
     algorithm: str
     env_id: str
-    seed: int
     settings: dict[str, Any]  # without what runs of a group may differ in; with the commit
     goal: float | None  # `--stop-return`
     solved_at: tuple[float, float] | None  # steps and minutes, by the run's own rule; None: it was not solved
@@ -41,11 +39,6 @@ class Curve(NamedTuple):
     minutes: np.ndarray
     mean_return: np.ndarray
     counts: np.ndarray  # bool: whether the mean is over enough games to have reached a goal
-
-    @property
-    def group(self) -> tuple[str, str]:
-        """What runs have in common that differ only in the seed."""
-        return self.algorithm, json.dumps(self.settings, sort_keys=True)
 
     def goal_or(self, goal: float | None) -> float | None:
         """The return that counts as solved: `goal`, or the `--stop-return` of the run."""
@@ -63,7 +56,7 @@ def read_curve(folder: Path, window: int) -> Curve:
         settings = {name: value for name, value in config["args"].items() if name not in NOT_SETTINGS}
         algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
         goal = settings.pop("stop_return", None)
-        seed, settings["commit"] = int(config["args"].get("seed", 0)), config.get("commit")
+        settings["commit"] = config.get("commit")
         episodes = read_episodes(folder / "episodes.csv")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         missing = f", {Path(error.filename).name} is missing" if isinstance(error, FileNotFoundError) else f" ({error})"
@@ -83,14 +76,14 @@ def read_curve(folder: Path, window: int) -> Curve:
         solved_at = float(summary.get("solved_at_steps")), float(summary.get("solved_at_seconds")) / 60
     counts = ends >= min(window, MIN_EPISODES)  # as for the run itself
     points = steps[last], seconds[last] / 60, means[last], counts[last]
-    return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved_at, *points)
+    return Curve(algorithm, env_id, settings, goal, solved_at, *points)
 
 
 def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
     """Environment -> its groups; a label names the algorithm and the settings in which its groups differ."""
-    games: dict[str, dict[tuple[str, str], list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    games: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        games[run.env_id][run.group].append(run)
+        games[run.env_id][json.dumps([run.algorithm, run.settings], sort_keys=True)].append(run)
     return {
         env_id: [(label_of(group, list(groups.values())), group) for group in groups.values()]
         for env_id, groups in games.items()
@@ -103,15 +96,10 @@ def label_of(runs: list[Curve], groups: list[list[Curve]]) -> str:
     parts = [runs[0].algorithm]
     for name, value in runs[0].settings.items():
         if len({str(other.get(name, value)) for other in alike}) > 1:
-            parts.append(describe(name, value))
+            value = f"{value:g}" if isinstance(value, float) else str(value)
+            value = re.sub("(?<=^.{8})[^+]*", "", value) if name == "commit" else value  # 8 digits, + if changed
+            parts.append(f"{name.replace('_', '-')} {value}")
     return ", ".join(parts) + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
-
-
-def describe(name: str, value: Any) -> str:
-    """A setting in a label."""
-    if name == "commit":
-        return f"commit {re.sub('(?<=^.{8})[^+]*', '', str(value))}"
-    return f"{name.replace('_', '-')} {value:g}" if type(value) is float else f"{name.replace('_', '-')} {value}"
 
 
 class Band(NamedTuple):
@@ -127,18 +115,16 @@ class Band(NamedTuple):
 def band_of(runs: Sequence[Curve], x_name: str) -> Band:
     """The mean of runs along `steps` or `minutes`, and their range.
 
-    A run that was solved keeps its last value; any other run counts as far as it goes, so one that was aborted does not
-    cut the mean of all.
+    A run that was solved keeps its last value; any other counts as far as it goes, and does not cut the mean of all.
     """
     xs = [getattr(run, x_name) for run in runs]
     if len(runs) == 1:
         mean = runs[0].mean_return
         return Band(xs[0], mean, mean, mean, np.ones(len(mean)))
     grid = np.linspace(max(x[0] for x in xs), max(x[-1] for x in xs), GRID)
-    ys = np.stack([
-        np.interp(grid, x, run.mean_return, left=np.nan, right=run.mean_return[-1] if run.solved_at else np.nan)
-        for x, run in zip(xs, runs, strict=True)
-    ])  # fmt: skip
+    ends = [run.mean_return[-1] if run.solved_at else np.nan for run in runs]
+    pairs = zip(xs, runs, ends, strict=True)
+    ys = np.stack([np.interp(grid, x, run.mean_return, left=np.nan, right=end) for x, run, end in pairs])
     number = np.isfinite(ys).sum(axis=0)
     ys, grid, number = ys[:, number > 0], grid[number > 0], number[number > 0]
     return Band(grid, np.nanmean(ys, axis=0), np.nanmin(ys, axis=0), np.nanmax(ys, axis=0), number)
@@ -154,9 +140,9 @@ def goal_reached(run: Curve, goal: float | None) -> tuple[float, float]:
 
 
 def table(games: dict[str, list[Group]], goal: float | None) -> list[tuple[str, str, str, str, str]]:
-    """A row for each group: environment, label, final mean and spread, steps and minutes to the goal.
+    """A row for each group: environment, label, final mean and spread, median steps and minutes to the goal.
 
-    These are medians over all runs, in which a run that has not reached the goal counts as longer than all others.
+    A run that has not reached the goal counts as longer than all others.
     """
     rows = []
     for env_id, groups in games.items():

@@ -23,16 +23,12 @@ STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}
 
 
 class Display:
-    """The progress of a run: a bar on a terminal, elsewhere a line every `LINE_SECONDS`.
-
-    While it is open, Python's warnings become log lines: on stderr they would break the bar, or block.
-    """
+    """The progress of a run: a bar on a terminal, elsewhere a line every `LINE_SECONDS`."""
 
     def __init__(self, total_steps: int, log: logging.Logger, steps: int = 0):
-        self.log = log
+        self.log, self.last_line = log, time.monotonic()
         logging.getLogger("py.warnings").handlers = log.handlers
-        logging.captureWarnings(True)
-        self.last_line = time.monotonic()
+        logging.captureWarnings(True)  # on stderr they would break the bar, or block
         self.status: Status | None = None
         if sys.stdout.isatty():
             self.status = Status(steps, total_steps, "starting actors", "-")

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import sys
-from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,7 @@ FINISH_SECONDS = 30.0
 
 
 class Tracker:
-    """A run in an experiment tracker; what it fails at costs a warning and all further points, never the run.
-
-    Both trackers have the interface of wandb: `init`, `log`, `finish`. Offline modes are set by their environment
-    variables (`WANDB_MODE=offline`; trackio is local by default). The folder keeps the id of the run for a resume.
-    """
+    """A run in an experiment tracker (`init`, `log`, `finish`); a failure costs a warning and all further points."""
 
     def __init__(self, args: CommonArgs, folder: Path, log: logging.Logger):
         self.name, self.log = args.track, log
@@ -46,13 +42,8 @@ class Tracker:
         except Exception as error:  # whatever a network, a server or an account can cause
             self._give_up(error)
 
-    def scalars(self, values: list[tuple[str, float, int]]) -> None:
-        """Send (name, value, step) triples."""
-        by_step: dict[int, dict[str, float]] = defaultdict(dict)
-        for name, value, step in values:
-            by_step[step][name] = value
-        for step, metrics in by_step.items():
-            self._call("log", {**metrics, "steps": step})
+    def scalars(self, steps: int, points: Mapping[str, float]) -> None:
+        self._call("log", {**points, "steps": steps})
 
     def close(self) -> None:
         """Have everything sent, for at most `FINISH_SECONDS`: signals do not end the process meanwhile."""
@@ -74,7 +65,7 @@ class Tracker:
 
 
 def run_id(folder: Path) -> str:
-    """The id of a run in a tracker, made at its first start: names of folders are not unique."""
+    """The id of a run in a tracker, kept for a resume: names of folders are not unique."""
     file = folder / "tracker_id"
     if not file.exists():
         write_atomically(file, secrets.token_hex(8).encode())

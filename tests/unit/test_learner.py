@@ -14,8 +14,8 @@ from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run.averages import Timings
 from a3c_mp.run.learner import Learner, MessageStats, Setup
+from a3c_mp.run.progress import Timings
 
 
 class Lost(LearnerGroup):

@@ -64,12 +64,12 @@ def test_plot_writes_several_lineages(tmp_path, run_inline):
 # ---- curves
 
 
-def curve(name="a", env_id="CartPole-v1", seed=1, solved_at=None, end=100.0, slope=1.0, **settings):
+def curve(env_id="CartPole-v1", solved_at=None, end=100.0, slope=1.0, **settings):
     """A run whose return is the number of steps, times `slope`."""
     steps = np.linspace(0, end, 11)
     settings = {"learning_rate": 1e-3, "commit": "0123456789", **settings}
     algorithm, goal = settings.pop("algorithm", "impala"), settings.pop("stop_return", 50.0)
-    return Curve(name, algorithm, env_id, seed, settings, goal, solved_at, steps, steps / 60, slope * steps, steps >= 0)
+    return Curve(algorithm, env_id, settings, goal, solved_at, steps, steps / 60, slope * steps, steps >= 0)
 
 
 def read(folder, *rows, args=None, window=100, algorithm="a"):
@@ -113,7 +113,7 @@ def test_a_run_that_was_solved_by_another_rule_than_the_mean_of_training_reached
 
 
 def test_the_table_has_final_means_and_median_times_to_the_goal():
-    runs = [curve(), curve(seed=2, slope=0.6), curve(seed=3, slope=0.2)]
+    runs = [curve(), curve(slope=0.6), curve(slope=0.2)]
     assert labels(runs) == ["impala (3 seeds)"]
     assert table(runs) == ("60.0 ± 40.0", "90 (2/3)", "1.5")
     assert table(runs, 1000.0)[1:] == ("- (0/3)", "-")
@@ -131,7 +131,7 @@ def test_what_only_ends_or_evaluates_a_run_makes_no_curve_of_its_own(tmp_path):
 
 
 def test_curves_are_grouped_and_labels_name_what_differs():
-    runs = [curve(), curve(seed=2), curve(learning_rate=0.01), curve(commit="abcdef0123+"), curve(algorithm="task")]
+    runs = [curve(), curve(), curve(learning_rate=0.01), curve(commit="abcdef0123+"), curve(algorithm="task")]
     runs.append(curve(env_id="Acrobot-v1"))
     assert labels(runs) == [
         "impala, learning-rate 0.001, commit 01234567 (2 seeds)",
@@ -145,7 +145,7 @@ def test_curves_are_grouped_and_labels_name_what_differs():
 def test_the_goal_is_a_line_where_all_runs_have_the_same():
     other = ("other", [curve(stop_return=10.0)])
     for groups, goal, line in (
-        ([("one", [curve(), curve(seed=2)])], None, "goal 50"),
+        ([("one", [curve(), curve()])], None, "goal 50"),
         ([("one", [curve()]), other], None, None),
         ([("one", [curve()]), other], 7.5, "goal 7.5"),
         ([("none", [curve(stop_return=None)])], None, None),

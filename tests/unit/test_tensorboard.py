@@ -9,10 +9,10 @@ from harness import files_no_longer_than
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from a3c_mp.processes.console import console
-from a3c_mp.run import averages, metrics
-from a3c_mp.run.averages import Means, Timings
+from a3c_mp.run import metrics
 from a3c_mp.run.display import open_log
-from a3c_mp.run.metrics import EventFile
+from a3c_mp.run.metrics import EventFile, Means
+from a3c_mp.run.progress import Timings
 
 
 def curve_in(folder, name="charts/sps"):
@@ -25,9 +25,9 @@ def curve_in(folder, name="charts/sps"):
 
 def test_tensorboard_reads_back_what_was_written(tmp_path, log):
     events = EventFile(tmp_path, None, log)
-    events.scalars([("charts/sps", 100.0, 10), ("losses/value", 0.5, 10)])
-    events.text("hyperparameters", "|gamma|0.9|", 10)
-    events.scalars([("charts/sps", 200.0, 20)])
+    events.scalars(10, {"charts/sps": 100.0, "losses/value": 0.5})
+    events.text(10, "hyperparameters", "|gamma|0.9|")
+    events.scalars(20, {"charts/sps": 200.0})
     assert curve_in(tmp_path) == [(10, 100.0), (20, 200.0)]
     assert curve_in(tmp_path, "losses/value") == [(10, 0.5)]
     (text,) = EventAccumulator(str(tmp_path)).Reload().Tensors("hyperparameters/text_summary")
@@ -35,24 +35,26 @@ def test_tensorboard_reads_back_what_was_written(tmp_path, log):
 
 
 def test_each_start_has_a_file_and_hides_the_events_that_will_be_written_again(tmp_path, log):
-    EventFile(tmp_path, None, log).scalars([("charts/sps", float(step), step) for step in (10, 20, 30)])
+    events = EventFile(tmp_path, None, log)
+    for step in (10, 20, 30):
+        events.scalars(step, {"charts/sps": float(step)})
     for step in (25, 26):  # in the same second
-        EventFile(tmp_path, 21 if step == 25 else None, log).scalars([("charts/sps", -25.0, step)])
+        EventFile(tmp_path, 21 if step == 25 else None, log).scalars(step, {"charts/sps": -25.0})
     assert curve_in(tmp_path) == [(10, 10.0), (20, 20.0), (25, -25.0), (26, -25.0)]
 
 
 def test_a_full_disk_costs_curves_for_a_while_and_one_warning_for_each_pause(tmp_path, log, tape, monkeypatch):
     events = EventFile(tmp_path, None, log)
-    events.scalars([("charts/sps", 1.0, 1)])
+    events.scalars(1, {"charts/sps": 1.0})
     with files_no_longer_than(1000):
         for step in range(2, 100):
-            events.scalars([("charts/sps", 1.0, step)])
+            events.scalars(step, {"charts/sps": 1.0})
     assert len(tape.messages) == 1
     assert "training continues without curves" in tape.messages[0]
 
-    events.scalars([("charts/sps", 2.0, 100)])  # there is room again, but the pause is not over
+    events.scalars(100, {"charts/sps": 2.0})  # there is room again, but the pause is not over
     monkeypatch.setattr(events, "retry_at", time.monotonic() - 1)
-    events.scalars([("charts/sps", 3.0, 101)])
+    events.scalars(101, {"charts/sps": 3.0})
     assert len(tape.messages) == 1
     curve = curve_in(tmp_path)
     assert (curve[0], curve[-1]) == ((1, 1.0), (101, 3.0))
@@ -62,10 +64,10 @@ def test_a_full_disk_costs_curves_for_a_while_and_one_warning_for_each_pause(tmp
     (tmp_path / "a file").touch()
     events = EventFile(tmp_path / "a file", None, log)
     for _ in range(2):
-        events.scalars([("charts/sps", 1.0, 1)])
+        events.scalars(1, {"charts/sps": 1.0})
     assert len(tape.messages) == 3
     with pytest.raises((TypeError, ValueError)):  # a programming error is no full disk
-        EventFile(tmp_path, None, log).scalars([("charts/sps", "fast", 1)])
+        EventFile(tmp_path, None, log).scalars(1, {"charts/sps": "fast"})
 
 
 # ---- run.log
@@ -95,7 +97,7 @@ def test_run_log_has_every_line_with_its_level_and_the_console_has_them_too(tmp_
 
 def test_shares_are_of_all_time_since_they_were_last_asked_for(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(averages.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     def spend(seconds):
         now[0] += seconds
