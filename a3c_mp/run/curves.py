@@ -1,11 +1,9 @@
-"""Learning curves of runs: read from run folders, grouped by settings, averaged over seeds, and as a table."""
+"""Learning curves of runs: read from run folders, grouped by settings, averaged over seeds."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +14,7 @@ import numpy as np
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
-from a3c_mp.run.mean_return import MIN_EPISODES, short_return
+from a3c_mp.run.mean_return import MIN_EPISODES
 
 GRID = 200
 """points at which the curves of a group are compared"""
@@ -39,10 +37,6 @@ class Curve(NamedTuple):
     minutes: np.ndarray
     mean_return: np.ndarray
     counts: np.ndarray  # bool: whether the mean is over enough games to have reached a goal
-
-    def goal_or(self, goal: float | None) -> float | None:
-        """The return that counts as solved: `goal`, or the `--stop-return` of the run."""
-        return self.goal if goal is None else goal
 
 
 Group = tuple[str, list[Curve]]
@@ -128,32 +122,3 @@ def band_of(runs: Sequence[Curve], x_name: str) -> Band:
     number = np.isfinite(ys).sum(axis=0)
     ys, grid, number = ys[:, number > 0], grid[number > 0], number[number > 0]
     return Band(grid, np.nanmean(ys, axis=0), np.nanmin(ys, axis=0), np.nanmax(ys, axis=0), number)
-
-
-def goal_reached(run: Curve, goal: float | None) -> tuple[float, float]:
-    """Steps and minutes after which a run reached its goal, inf if it did not; without `goal`, by its own rule."""
-    if goal is None and run.solved_at is not None:
-        return run.solved_at
-    wanted = run.goal_or(goal)
-    there = run.counts & (run.mean_return >= (math.inf if wanted is None else wanted))
-    return (run.steps[there.argmax()], run.minutes[there.argmax()]) if there.any() else (math.inf, math.inf)
-
-
-def table(games: dict[str, list[Group]], goal: float | None) -> list[tuple[str, str, str, str, str]]:
-    """A row for each group: environment, label, final mean and spread, median steps and minutes to the goal.
-
-    A run that has not reached the goal counts as longer than all others.
-    """
-    rows = []
-    for env_id, groups in games.items():
-        for label, runs in groups:
-            finals = [float(run.mean_return[-1]) for run in runs]
-            final = short_return(statistics.fmean(finals))
-            if len(runs) > 1:
-                final += f" ± {short_return(statistics.stdev(finals))}"
-            all_steps, all_minutes = zip(*(goal_reached(run, goal) for run in runs), strict=True)
-            steps, number = statistics.median(all_steps), f"({sum(map(math.isfinite, all_steps))}/{len(runs)})"
-            is_known = math.isfinite(steps)
-            minutes = f"{statistics.median(all_minutes):.1f}" if is_known else "-"
-            rows.append((env_id, label, final, f"{steps:,.0f} {number}" if is_known else f"- {number}", minutes))
-    return rows

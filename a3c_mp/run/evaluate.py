@@ -119,13 +119,7 @@ def evaluator(
 
 
 class EvaluatorProcess:
-    """The evaluator's process as the learner sees it, an `evaluation.Evaluator`; the first snapshot starts it.
-
-    Args:
-        net: on the CPU, of the shapes of every snapshot.
-        should_stop: ends every wait.
-        on_restart: called each time the process is replaced.
-    """
+    """The evaluator's process as the learner sees it, an `evaluation.Evaluator`; the first snapshot starts it."""
 
     def __init__(
         self, args: CommonArgs, net: nn.Module, make_policy: MakePolicy, should_stop: Callable[[], bool],

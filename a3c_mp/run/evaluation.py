@@ -36,8 +36,6 @@ class PlayedGames(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """The result of an evaluation."""
-
     steps: int  # agent steps of the run when the snapshot was taken
     games: PlayedGames
 
@@ -53,25 +51,17 @@ class Evaluation(NamedTuple):
 class Evaluator(Protocol):
     """Plays games with one snapshot of weights at a time; all methods raise WorkerError once it has failed for good."""
 
-    def start(self, net: nn.Module) -> None:
-        """Start to play with a net on the CPU, which stays as it is until the games are returned."""
-
-    def poll(self) -> PlayedGames | None:
-        """Return the games once they are played, else None; does not wait."""
-
-    def wait(self, seconds: float) -> PlayedGames | None:
-        """Wait for the games, for at most `seconds`; None after that, or if a signal has asked the run to stop."""
-
+    def start(self, net: nn.Module) -> None: ...  # a net on the CPU, which does not change until the games are returned
+    def poll(self) -> PlayedGames | None: ...  # None until they are played
+    def wait(self, seconds: float) -> PlayedGames | None: ...  # None after that time, or if a signal ends the wait
     def close(self) -> None: ...
 
 
 class Evaluations:
     """The evaluations of a run: hands out snapshots of its net, and records what comes back; a part of `Progress`.
 
-    A new evaluation starts when it is due and the last one has ended. Until then its snapshot is kept, so that the
-    weights that played are those that are saved as the best checkpoint.
-
-    In a deterministic run with `--stop-eval-return`, where a result can end the run, it counts at a reproducible step:
+    A new one starts when it is due and the last one has ended; until then the snapshot that plays is kept. In a
+    deterministic run with `--stop-eval-return`, where a result can end the run, it counts at a reproducible step:
     when the next evaluation is due. There the learner waits for it, and a checkpoint holds the running snapshot.
     """
 
@@ -214,7 +204,7 @@ class Evaluations:
         return {**saved, "running": running, "snapshot": None if running is None else self.snapshot.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
-        """Continue at this number of agent steps; an evaluation that was running is played again."""
+        """Continue at this number of agent steps."""
         for name in (*self.SAVED, "running"):
             setattr(self, name, state[name])
         if self.every:

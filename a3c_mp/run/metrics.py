@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +30,6 @@ MIN_RATE_SECONDS = 0.1
 """shortest time over which a rate says something"""
 SMOOTHING = 0.1
 """weight of the newest point, one per second, in the rate of the progress line"""
-RETRY_SECONDS = 60.0
-"""time after a failed write of the event file until the next attempt"""
 
 
 class MetricsWriter:
@@ -51,15 +47,13 @@ class MetricsWriter:
         self.episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
 
     def open(self) -> None:
+        from a3c_mp.run.tracking import EventFile, Tracker  # here, so that actors do not load tensorboardX
+
         args, steps = self.progress.args, self.progress.steps
         self.event_file = EventFile(self.folder, None if args.resume is None else steps + 1, self.log)
         rows = [f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items()]
         self.event_file.text(steps, "hyperparameters", "\n".join(["|setting|value|", "|-|-|", *rows]))
-        self.tracker = None
-        if args.track != "none":
-            from a3c_mp.run.tracking import Tracker  # here, as most runs have none
-
-            self.tracker = Tracker(args, self.folder, self.log)
+        self.tracker = None if args.track == "none" else Tracker(args, self.folder, self.log)
         self.display = Display(args.total_steps, self.log, steps)
 
     def close_files(self) -> None:
@@ -122,11 +116,10 @@ class MetricsWriter:
             self._share = min(1.0, MOST_UPDATES * seconds / max(self._updates, 1))
         if rates := self.clock.take_point(progress.steps, progress.samples):
             self._updates = 0
-        values = means | rates | self._read_values()  # the last are of this moment
-        self.write(progress.steps, values)
+        self.write(progress.steps, means | rates | self._values())
         self.episode_log.flush()
         sps = self.clock.recent_sps
-        self._show(progress.steps, sps, self.progress_line(values.get("charts/policy_lag", math.nan), sps))
+        self._show(progress.steps, sps, self.progress_line(means.get("charts/policy_lag", math.nan), sps))
 
     def show_pending(self, steps: int, text: str) -> None:
         """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
@@ -139,7 +132,7 @@ class MetricsWriter:
         left = (self.progress.args.total_steps - steps) / sps if sps else math.inf
         self.display.show(steps, line, min(left, self.progress.seconds_left))
 
-    def _read_values(self) -> dict[str, float]:
+    def _values(self) -> dict[str, float]:
         progress = self.progress
         return {
             **({"charts/mean_return_100": progress.window.mean} if progress.window.returns else {}),
@@ -214,47 +207,3 @@ class RateClock:
         self.recent_sps += (SMOOTHING if self.recent_sps else 1.0) * (sps - self.recent_sps)
         rates = {"charts/sps": sps}
         return rates | ({"charts/samples_per_second": (samples - samples_then) / seconds} if samples else {})
-
-
-class EventFile:
-    """A TensorBoard event file, written by the calling thread.
-
-    tensorboardX's `SummaryWriter` writes on a thread; once that dies (disk full), `add_scalar` blocks for ever. The
-    `EventsWriter` underneath raises instead: a failed write costs a warning, and points of the curves until a new file
-    is opened after `RETRY_SECONDS`. TensorBoard hides events of earlier processes from `purge_step` on.
-    """
-
-    def __init__(self, folder: Path, purge_step: int | None, log: logging.Logger):
-        from tensorboardX.proto.event_pb2 import SessionLog  # here, so that actors do not load it
-
-        self.folder, self.log, self.retry_at = folder, log, 0.0
-        self.writer: Any = None
-        if purge_step is not None:
-            self._write([{"step": purge_step, "session_log": SessionLog(status=SessionLog.START)}])
-
-    def scalars(self, steps: int, points: Mapping[str, float]) -> None:
-        from tensorboardX.summary import scalar
-
-        self._write([{"step": steps, "summary": scalar(name, value)} for name, value in points.items()])
-
-    def text(self, steps: int, name: str, markdown: str) -> None:
-        from tensorboardX.summary import text
-
-        self._write([{"step": steps, "summary": text(name, markdown)}])
-
-    def _write(self, events: list[dict[str, Any]]) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event
-
-        if time.monotonic() < self.retry_at:
-            return
-        try:
-            if self.writer is None:
-                self.writer = EventsWriter(str(self.folder / "events"), f".{os.getpid()}.{time.monotonic_ns()}")
-            for event in events:
-                self.writer.write_event(Event(wall_time=time.time(), **event))
-            self.writer.flush()
-        except OSError as error:
-            pause = f"training continues without curves for {RETRY_SECONDS:.0f} s"
-            self.log.warning(f"TensorBoard cannot be written ({error}); {pause}")
-            self.writer, self.retry_at = None, time.monotonic() + RETRY_SECONDS

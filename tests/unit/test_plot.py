@@ -83,7 +83,7 @@ def read(folder, *rows, args=None, window=100, algorithm="a"):
 
 def table(runs, goal=None):
     """Final mean, steps and minutes of the one group of some runs."""
-    ((_, _, *cells),) = curves.table(curves.grouped(runs), goal)
+    ((_, _, *cells),) = plot.table(curves.grouped(runs), goal)
     return tuple(cells)
 
 

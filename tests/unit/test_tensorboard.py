@@ -9,10 +9,11 @@ from harness import files_no_longer_than
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from a3c_mp.processes.console import console
-from a3c_mp.run import metrics
+from a3c_mp.run import tracking
 from a3c_mp.run.display import open_log
-from a3c_mp.run.metrics import EventFile, Means
+from a3c_mp.run.metrics import Means
 from a3c_mp.run.progress import Timings
+from a3c_mp.run.tracking import EventFile
 
 
 def curve_in(folder, name="charts/sps"):
@@ -60,7 +61,7 @@ def test_a_full_disk_costs_curves_for_a_while_and_one_warning_for_each_pause(tmp
     assert (curve[0], curve[-1]) == ((1, 1.0), (101, 3.0))
     assert (100, 2.0) not in curve
 
-    monkeypatch.setattr(metrics, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", 0.0)
     (tmp_path / "a file").touch()
     events = EventFile(tmp_path / "a file", None, log)
     for _ in range(2):
