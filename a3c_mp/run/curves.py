@@ -49,8 +49,7 @@ def read_curve(folder: Path, window: int) -> Curve:
         config = json.loads((folder / "config.json").read_text())
         settings = {name: value for name, value in config["args"].items() if name not in NOT_SETTINGS}
         algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
-        goal = settings.pop("stop_return", None)
-        settings["commit"] = config.get("commit")
+        goal, settings["commit"] = settings.pop("stop_return", None), config.get("commit")
         episodes = read_episodes(folder / "episodes.csv")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         missing = f", {Path(error.filename).name} is missing" if isinstance(error, FileNotFoundError) else f" ({error})"

@@ -53,8 +53,6 @@ class Display:
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log lines above the progress bar."""
-
     def emit(self, record: logging.LogRecord) -> None:
         console.print(Text(self.format(record), style=STYLES.get(record.levelno, "")))
 
@@ -63,8 +61,7 @@ def open_log(folder: Path | None = None) -> logging.Logger:
     """Open a logger to the console, and in a run folder to `run.log`, which child processes' prints go to as well."""
     log = logging.getLogger(f"a3c_mp.{folder or 'terminal'}")
     log.setLevel(logging.INFO)
-    log.propagate = False
-    log.handlers = [ConsoleHandler()]
+    log.propagate, log.handlers = False, [ConsoleHandler()]
     if folder is None:
         return log
     file = logging.FileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")

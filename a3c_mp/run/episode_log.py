@@ -49,12 +49,10 @@ def _read(path: Path) -> tuple[list[EpisodeRow], int]:
 
 
 class EpisodeLog:
-    """The writer of `episodes.csv`: a new run replaces the file, a resumed one appends to it.
+    """The writer of `episodes.csv`. Raises OSError if the file cannot be read or written.
 
-    A run that starts at agent step `steps` removes later lines, as it plays those games again, and damaged ones.
-
-    Raises:
-        OSError: the file cannot be read or written.
+    A new run replaces the file; one that is resumed at `steps` removes later lines, as it plays those games again, and
+    damaged ones.
     """
 
     def __init__(self, path: Path, steps: int, log: logging.Logger):

@@ -101,11 +101,8 @@ class Evaluations:
     def end_round(self, steps: int) -> bool:
         """Record a result that has arrived, and start the next evaluation when it is due; called after each round.
 
-        Returns:
-            whether all that belongs to this round is done: not if a signal has ended the wait for a result.
-
-        Raises:
-            WorkerError: the evaluator has failed for good, and with `--stop-eval-return` the run cannot go on.
+        Returns False if a signal has ended the wait for a result: then the round is not complete. Raises WorkerError if
+        the evaluator has failed for good, and with `--stop-eval-return` the run cannot go on.
         """
         if self.has_failed or self.evaluator is None:
             return True
@@ -182,7 +179,6 @@ class Evaluations:
 
     @property
     def best_mean(self) -> float:
-        """The mean return of the best one; -inf without one."""
         return float(self.best.get("return_mean", -math.inf))
 
     @property
@@ -195,8 +191,9 @@ class Evaluations:
         if not self.args.evaluates:
             return {}
         own = {"eval_seed": evaluation_seed(self.args), "evaluator_restarts": self.restarts} if self.every else {}
-        last = {f"eval_{name}": value for name, value in self.last.items()}
-        return {"eval_count": self.finished, **own, **last, **{f"eval_best_{n}": v for n, v in self.best.items()}}
+        results = {f"eval_{name}": value for name, value in self.last.items()}
+        results |= {f"eval_best_{name}": value for name, value in self.best.items()}
+        return {"eval_count": self.finished, **own, **results}
 
     def state_dict(self) -> dict[str, Any]:
         running = self.running if self.args.evaluates_in_order else None  # else it is not repeated

@@ -34,14 +34,13 @@ class ExportedPolicy(nn.Module):
 
     def forward(self, obs: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         output, *others = self.net(obs, *state)
-        return self.action(output), output, *(others[1:] if state else ())
+        return self._action(output), output, *(others[1:] if state else ())
 
-    def action(self, output: Tensor) -> Tensor:
-        """The likeliest action within the bounds of the space, that of the highest Q value, or DDPG's from [-1, 1]."""
+    def _action(self, output: Tensor) -> Tensor:
         mode = self.net.distribution(output).mode() if isinstance(self.net, ActorCritic) else None
         if self.bounds is None:
             return output.argmax(dim=-1) if mode is None else mode
-        low, high = self.bounds
+        low, high = self.bounds  # DDPG's actions are in [-1, 1]
         return low + (output + 1) / 2 * (high - low) if mode is None else mode.clamp(low, high)
 
 

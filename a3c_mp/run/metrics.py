@@ -71,7 +71,6 @@ class MetricsWriter:
         return self.clock.sps(self.progress.steps)
 
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
-        """Add values to the means that the next flush writes."""
         self._means.add(with_diagnostics(metrics))
 
     def record_update(self, metrics: Mapping[str, Tensor | float]) -> None:

@@ -24,13 +24,7 @@ from a3c_mp.seeds import LEARNER, derive_seeds
 
 
 class RunState:
-    """A run as learners 1, 2, ... have it: they count what learner 0 counts and write nothing; its run is a `Run`.
-
-    Args:
-        args: the chapter's settings.
-        rank: of this learner.
-        steps, updates: of the run so far.
-    """
+    """A run as learners 1, 2, ... have it: they count what learner 0 counts and write nothing; its run is a `Run`."""
 
     def __init__(self, args: CommonArgs, rank: int, steps: int, updates: int):
         self.args, self.rank = args, rank
@@ -54,8 +48,7 @@ class RunState:
         return self.progress.counters
 
     def should_stop(self) -> bool:
-        """Whether the run should end; learner 0 decides it for all."""
-        return False
+        return False  # learner 0 decides it for all
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
         """Record agent steps that are learned from, the episodes that ended in them, and the policy lag in versions."""
