@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from harness import files_no_longer_than
+from harness import files_no_longer_than, scalars
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from a3c_mp.processes.console import console
@@ -16,32 +16,21 @@ from a3c_mp.run.progress import Timings
 from a3c_mp.run.tracking import EventFile
 
 
-def curve_in(folder, name="charts/sps"):
+def curve_in(folder):
     """[(step, value), ...] as TensorBoard shows them."""
-    return [(event.step, event.value) for event in EventAccumulator(str(folder)).Reload().Scalars(name)]
-
-
-# ---- TensorBoard
-
-
-def test_tensorboard_reads_back_what_was_written(tmp_path, log):
-    events = EventFile(tmp_path, None, log)
-    events.scalars(10, {"charts/sps": 100.0, "losses/value": 0.5})
-    events.text(10, "hyperparameters", "|gamma|0.9|")
-    events.scalars(20, {"charts/sps": 200.0})
-    assert curve_in(tmp_path) == [(10, 100.0), (20, 200.0)]
-    assert curve_in(tmp_path, "losses/value") == [(10, 0.5)]
-    (text,) = EventAccumulator(str(tmp_path)).Reload().Tensors("hyperparameters/text_summary")
-    assert text.tensor_proto.string_val == [b"|gamma|0.9|"]
+    return [(event.step, event.value) for event in scalars(folder)["charts/sps"]]
 
 
 def test_each_start_has_a_file_and_hides_the_events_that_will_be_written_again(tmp_path, log):
     events = EventFile(tmp_path, None, log)
+    events.text(10, "hyperparameters", "|gamma|0.9|")
     for step in (10, 20, 30):
-        events.scalars(step, {"charts/sps": float(step)})
-    for step in (25, 26):  # in the same second
-        EventFile(tmp_path, 21 if step == 25 else None, log).scalars(step, {"charts/sps": -25.0})
+        events.scalars(step, {"charts/sps": float(step), "losses/value": 0.5})
+    for step, purge_step in ((25, 21), (26, None)):  # in the same second
+        EventFile(tmp_path, purge_step, log).scalars(step, {"charts/sps": -25.0})
     assert curve_in(tmp_path) == [(10, 10.0), (20, 20.0), (25, -25.0), (26, -25.0)]
+    (text,) = EventAccumulator(str(tmp_path)).Reload().Tensors("hyperparameters/text_summary")
+    assert text.tensor_proto.string_val == [b"|gamma|0.9|"]
 
 
 def test_a_full_disk_costs_curves_for_a_while_and_one_warning_for_each_pause(tmp_path, log, tape, monkeypatch):
@@ -71,9 +60,6 @@ def test_a_full_disk_costs_curves_for_a_while_and_one_warning_for_each_pause(tmp
         EventFile(tmp_path, None, log).scalars(1, {"charts/sps": "fast"})
 
 
-# ---- run.log
-
-
 def test_run_log_has_every_line_with_its_level_and_the_console_has_them_too(tmp_path, capsys):
     log = open_log(tmp_path)
     log.info("resumed from [bold]somewhere[/bold]")
@@ -93,29 +79,19 @@ def test_run_log_has_every_line_with_its_level_and_the_console_has_them_too(tmp_
     assert "Traceback" not in captured.err
 
 
-# ---- where the time went
-
-
 def test_shares_are_of_all_time_since_they_were_last_asked_for(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-
-    def spend(seconds):
-        now[0] += seconds
-
     timing = Timings()
-    with timing("learning"):
-        spend(3.0)
-    with timing("publishing"):
-        spend(1.0)
-    with suppress(KeyError), timing("learning"):
-        spend(2.0)
-        raise KeyError  # a section that an exception ends still counts
-    spend(4.0)  # in no section
+    for name, seconds in (("learning", 3.0), ("publishing", 1.0), ("learning", 2.0)):
+        with suppress(KeyError), timing(name):
+            now[0] += seconds
+            raise KeyError  # a section that an exception ends still counts
+    now[0] += 4.0  # in no section
     assert timing.shares() == {"learning": 0.5, "publishing": 0.1}
     with timing("learning"):
-        spend(1.0)
-    spend(3.0)
+        now[0] += 1.0
+    now[0] += 3.0
     assert timing.shares() == {"learning": 0.25}
 
 
