@@ -27,11 +27,24 @@ DETERMINISTIC = replace(ARGS, deterministic=True, stop_eval_return=50.0)
 LOST = WorkerError("evaluator (pid 1) is lost")
 
 
-class FakeEvaluator:
-    """Remembers which weights it was given; a test says when it answers, and with what."""
+class Scene:
+    """A run of one weight, which is the number of agent steps, and its evaluator: a test says what that answers."""
 
-    def __init__(self):
-        self.played, self.answer, self.tape = [], None, []
+    def __init__(self, log, args=ARGS):
+        self.progress, self.net = Progress(args), nn.Linear(1, 1, bias=False)
+        self.played, self.results, self.answer, self.tape = [], [], None, []
+        self.evals = self.progress.evals
+        self.evals.attach(self.net, log, self.record)
+        self.evals.evaluator = self
+
+    def record(self, evaluation, best_net):
+        best = None if best_net is None else best_net.weight.item()
+        self.results.append((evaluation.steps, evaluation.figures["return_mean"], best))
+
+    def round(self, steps, answer=None):
+        self.progress.steps, self.answer = steps, answer
+        nn.init.constant_(self.net.weight, steps)
+        return self.evals.end_round(steps)
 
     def start(self, net):
         self.played.append(net.weight.item())
@@ -50,25 +63,6 @@ class FakeEvaluator:
         self.tape.append("closed")
 
 
-class Scene:
-    """A run of one weight, which is the number of agent steps."""
-
-    def __init__(self, log, args=ARGS):
-        self.progress, self.net, self.evaluator = Progress(args), nn.Linear(1, 1, bias=False), FakeEvaluator()
-        self.results, self.evals = [], self.progress.evals
-        self.evals.attach(self.net, log, self.record)
-        self.evals.evaluator = self.evaluator
-
-    def record(self, evaluation, best_net):
-        best = None if best_net is None else best_net.weight.item()
-        self.results.append((evaluation.steps, evaluation.figures["return_mean"], best))
-
-    def round(self, steps, answer=None):
-        self.progress.steps, self.evaluator.answer = steps, answer
-        nn.init.constant_(self.net.weight, steps)
-        return self.evals.end_round(steps)
-
-
 def games(mean, sha="0"):
     return PlayedGames([mean - 1.0, mean, mean + 1.0], [5, 6, 7], sha)
 
@@ -81,11 +75,11 @@ def scene(log):
 def test_an_evaluation_starts_at_every_multiple_once_the_last_one_has_ended_and_the_net_that_played_is_the_best(scene):
     for steps in (30, 99, 130, 190, 260):
         scene.round(steps)
-    assert scene.evaluator.played == [130]
+    assert scene.played == [130]
     scene.round(290, games(7.0))  # that of 200 is overdue
     scene.round(310, games(8.0))
     scene.round(350, games(4.0))
-    assert scene.evaluator.played == [130, 290, 310]
+    assert scene.played == [130, 290, 310]
     assert scene.results == [(130, 7.0, 130), (290, 8.0, 290), (310, 4.0, None)]
     assert scene.evals.best_mean == 8.0
 
@@ -101,7 +95,7 @@ def test_the_goal_is_reached_by_an_evaluation_and_the_mean_return_of_training_de
     scene.round(250, games(6.0))
     assert scene.progress.stop_reason() == "solved"
     scene.round(300)
-    assert scene.evaluator.played == [100, 200], "a solved run starts no further one"
+    assert scene.played == [100, 200], "a solved run starts no further one"
 
 
 def test_a_failed_evaluator_costs_a_warning_and_with_a_goal_the_run(scene, log, tape):
@@ -115,7 +109,7 @@ def test_a_failed_evaluator_costs_a_warning_and_with_a_goal_the_run(scene, log, 
     for steps in (200, 300):
         scene.round(steps)
     assert tape.messages == ["no further evaluation in this run, training continues: evaluator (pid 1) is lost"]
-    assert (scene.evaluator.played, scene.evaluator.tape) == ([100], ["closed"])
+    assert (scene.played, scene.tape) == ([100], ["closed"])
     scene = Scene(log, WITH_GOAL)
     scene.round(100)
     with pytest.raises(WorkerError, match="is lost"):
@@ -133,12 +127,12 @@ def test_in_a_deterministic_run_with_a_goal_a_result_counts_when_the_next_is_due
 
     scene = Scene(log, DETERMINISTIC)
     assert all(scene.round(steps) for steps in (100, 150))
-    assert scene.evaluator.tape == [], "nothing is waited for before"
+    assert scene.tape == [], "nothing is waited for before"
     assert not scene.round(200), "a signal ends the wait, and leaves the round open"
-    assert (scene.evaluator.played, scene.results) == ([100], [])
+    assert (scene.played, scene.results) == ([100], [])
     assert scene.round(230, games(7.0))
-    assert scene.evaluator.tape == [math.inf, math.inf]
-    assert scene.evaluator.played == [100, 230]
+    assert scene.tape == [math.inf, math.inf]
+    assert scene.played == [100, 230]
 
 
 def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
@@ -148,10 +142,10 @@ def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
     scene.round(150)
     other.progress.load_state_dict({**scene.progress.state_dict(), "wall_seconds": 0.0})
     other.round(160)
-    assert other.evaluator.played == [100]
+    assert other.played == [100]
     other.round(200, games(7.0))
     assert other.results == [(100, 7.0, 100)]
-    assert other.evaluator.played == [100, 200]
+    assert other.played == [100, 200]
     other.evals.load_state_dict(idle, 50)  # an older checkpoint, as a newer one cannot be read
     assert other.evals.running is None
 
@@ -182,19 +176,19 @@ def test_the_best_has_the_highest_mean_that_is_a_number_or_was_confirmed_after_a
 def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it_should(scene, tape):
     scene.evals.finish()
     scene.round(100)
-    scene.progress.steps, scene.evaluator.answer = 180, None
+    scene.progress.steps, scene.answer = 180, None
     scene.evals.finish()
     assert scene.results == []
-    [seconds] = scene.evaluator.tape
+    [seconds] = scene.tape
     assert seconds <= 60
     assert tape.messages[-1] == "evaluation 1 has not ended; the run ends without it"
-    scene.evaluator.answer = LOST
+    scene.answer = LOST
     scene.evals.finish()
     assert not scene.evals.has_failed, "it decides which of the checkpoints is the best"
-    scene.evaluator.answer = games(7.0)
+    scene.answer = games(7.0)
     scene.evals.finish()
     assert scene.results == [(100, 7.0, 100)]
-    assert len(scene.evaluator.tape) == 1, "it had arrived"
+    assert len(scene.tape) == 1, "it had arrived"
 
 
 @pytest.mark.parametrize(
@@ -262,19 +256,26 @@ def test_games_that_do_not_end_are_cut_in_evaluations_and_in_play(run_inline, ch
     assert "3 of them reached 7 steps, where they are cut (--max-steps)" in played.out
 
 
-def test_a_run_that_is_solved_by_evaluation_ends_with_the_weights_that_passed(run_inline):
+def test_a_run_that_is_solved_by_evaluation_ends_with_the_weights_that_passed_and_can_go_on(run_inline, each_round):
     done = run_inline.train(A3C_DATA, *EVALUATED, "--stop-eval-return", "5", "--total-steps", "1000000")
     assert (done.code, done.summary["exit_reason"], done.summary["solved"]) == (0, "solved", True)
     assert done.evals["count"] == 1
     assert sha256_of_weights(done.load(done.best)["net"]) == done.evals["weights_sha256"]
     again = run_inline("train_a3c_data.py", "--resume", "runs/r")
     assert again.summary["steps"] == done.summary["steps"], "a solved run has nothing left to do"
-    further = run_inline(
-        "train_a3c_data.py", "--resume", "runs/r", "--stop-eval-return", "501", "--total-steps", "4000"
-    )
+    behind = []
+
+    def compare(run):
+        saved = torch.load(list_checkpoints(run.checkpointer.folder)[0], weights_only=True)["evals"]["best"]
+        behind.append(saved != run.progress.evals.best)
+
+    each_round(compare)
+    flags = ["--stop-eval-return", "501", "--total-steps", "4000"]
+    further = run_inline("train_a3c_data.py", "--resume", "runs/r", *flags)
     assert further.summary["exit_reason"] == "total_steps"
     assert further.evals["count"] > 1
     assert further.evals["best_return_mean"] >= done.evals["return_mean"]
+    assert not any(behind), "the best evaluation is in the checkpoint of its round"
 
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, TASK], ids=row_id)
@@ -288,23 +289,3 @@ def test_a_deterministic_run_is_solved_by_evaluation_at_the_same_step_each_time(
     assert first == second
     assert first[0] >= 1000, "when the second evaluation was due"
     assert runs[0].evals["count"] == 1
-
-
-def test_a_best_evaluation_is_in_the_checkpoint_of_its_round_and_a_resume_counts_on(run_inline, each_round):
-    behind = []
-
-    def compare(run):
-        if run.progress.evals.best and (folder := run.checkpointer.folder).exists():
-            saved = torch.load(list_checkpoints(folder)[0], weights_only=True)["evals"]["best"]
-            behind.append(saved != run.progress.evals.best)
-
-    each_round(compare)
-    done = run_inline.train(A3C_DATA, *EVALUATED, "--total-steps", "1200")
-    assert behind
-    assert not any(behind)
-    assert done.evals["count"] >= 1
-    first = done.evals
-    resumed = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "2400")
-    assert resumed.code == 0, resumed.err
-    assert resumed.evals["count"] > first["count"]
-    assert resumed.evals["best_return_mean"] >= first["best_return_mean"]
