@@ -1,8 +1,5 @@
 """`episodes.csv` has a line for every finished game; damage costs the damaged lines, never a resume."""
 
-import os
-from pathlib import Path
-
 import pytest
 from harness import files_no_longer_than
 
@@ -108,23 +105,3 @@ def test_a_file_without_a_whole_line_holds_no_episodes_or_is_an_error_and_is_rep
                 read_episodes(path)
         EpisodeLog(path, 200, log).close()
         assert path.read_text() == HEADER
-
-
-def test_lines_are_synced_where_a_checkpoint_counts_them_and_a_disk_that_cannot_costs_a_warning(
-    path, log, tape, monkeypatch
-):
-    episodes, synced = EpisodeLog(path, 0, log), []
-
-    def taped(descriptor):
-        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, len(read_episodes(path))))
-        if len(synced) == 2:
-            raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", taped)
-    for sync in (False, True, True):
-        episodes.add(200, 1.0, 0, Episode(1.0, 5))
-        episodes.flush(sync)
-    assert synced == [("episodes.csv", 2), ("episodes.csv", 3)]
-    assert [message.partition("cannot")[2] for message in tape.messages] == [
-        " be written: [Errno 5] Input/output error"
-    ]

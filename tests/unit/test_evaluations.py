@@ -135,32 +135,16 @@ def test_in_a_deterministic_run_with_a_goal_a_result_counts_when_the_next_is_due
     assert scene.played == [100, 230]
 
 
-def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
-    scene, other = Scene(log, DETERMINISTIC), Scene(log, DETERMINISTIC)
-    idle = scene.evals.state_dict()
-    scene.round(100)
-    scene.round(150)
-    other.progress.load_state_dict({**scene.progress.state_dict(), "wall_seconds": 0.0})
-    other.round(160)
-    assert other.played == [100]
-    other.round(200, games(7.0))
-    assert other.results == [(100, 7.0, 100)]
-    assert other.played == [100, 200]
-    other.evals.load_state_dict(idle, 50)  # an older checkpoint, as a newer one cannot be read
-    assert other.evals.running is None
-
-
-def test_progress_goes_on_where_it_was_and_figures_are_those_of_play():
-    evals, again, overdue = (Evaluations(replace(ARGS, seed=2)) for _ in range(3))
+def test_a_resumed_run_counts_on_and_the_next_one_may_be_overdue():
+    evals = Evaluations(ARGS)
+    evals.record(Evaluation(130, PlayedGames([1.0, 3.0], [5, 7], "abc")))
     evals.next_steps = 200
-    evals.record(evaluation := Evaluation(130, PlayedGames([1.0, 3.0], [5, 7], "abc")))
-    assert evaluation.figures == {"return_mean": 2.0, "return_std": 1.0, "length_mean": 6.0}
-    again.load_state_dict(evals.state_dict(), 170)
-    assert again.state_dict() == evals.state_dict()
-    assert again.summary() == evals.summary()
-    assert (again.summary()["eval_weights_sha256"], again.next_steps, again.best_mean) == ("abc", 200, 2.0)
-    overdue.load_state_dict(evals.state_dict(), 250)
-    assert overdue.next_steps == 200
+    for steps in (170, 250):
+        again = Evaluations(ARGS)
+        again.load_state_dict(evals.state_dict(), steps)
+        assert again.state_dict() == evals.state_dict()
+        assert again.summary() == evals.summary()
+    assert (again.next_steps, again.best_mean, again.summary()["eval_weights_sha256"]) == (200, 2.0, "abc")
     off = Evaluations(CommonArgs())
     assert (off.summary(), off.end_round(10**9), off.is_solved) == ({}, True, False)
 
@@ -191,29 +175,21 @@ def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it
     assert len(scene.tape) == 1, "it had arrived"
 
 
-@pytest.mark.parametrize(
-    ("during", "mean", "reason"),
-    [("SIGTERM", None, "total_steps"), ("the time limit", None, "total_steps"), ("SIGTERM", 60.0, "solved")],
-)
-def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, reason, tmp_path, monkeypatch):
-    settings = {"total_steps": 1000, "max_seconds": 10.0, "stop_eval_return": 50.0}
-    args = replace(ARGS, env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", **settings)
+@pytest.mark.parametrize(("mean", "reason"), [(4.0, "total_steps"), (6.0, "solved")])
+def test_a_signal_that_ends_the_wait_at_the_end_does_not_end_the_run_again(mean, reason, tmp_path, monkeypatch):
+    args = replace(WITH_GOAL, env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", total_steps=1000)
     net = nn.Linear(1, 1)
     with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
 
         def finish():
-            if during == "SIGTERM":
-                signal.raise_signal(signal.SIGTERM)
-            else:
-                run.progress.budget_since -= 20.0
+            signal.raise_signal(signal.SIGTERM)
             assert run.is_interrupted()
-            if mean is not None:
-                run.progress.evals.record(Evaluation(100, games(mean)))
+            run.progress.evals.record(Evaluation(100, games(mean)))
 
         monkeypatch.setattr(run.progress.evals, "finish", finish)
         run.record_rollout(1000, [], 0, 0)
         run.end_round()
-    assert (run.exit_code, run.exit_reason, run.summary()["solved"]) == (0, reason, mean is not None)
+    assert (run.exit_code, run.exit_reason, run.summary()["solved"]) == (0, reason, reason == "solved")
 
 
 # ---- whole runs of every chapter

@@ -137,7 +137,6 @@ def test_the_goal_is_a_line_where_all_runs_have_the_same():
         ([("one", [curve(), curve()])], None, "goal 50"),
         ([("one", [curve()]), other], None, None),
         ([("one", [curve()]), other], 7.5, "goal 7.5"),
-        ([("none", [curve(stop_return=None)])], None, None),
         ([("never", [curve(stop_return=1e9)])], None, None),
         ([("flat", [curve(slope=0.0)._replace(mean_return=np.full(11, 52.0))])], None, "goal 50"),
     ):
