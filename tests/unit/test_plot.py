@@ -37,9 +37,15 @@ def test_plot_names_a_broken_lineage(old, new, message, tmp_path, refused):
     assert message in refused(plot.main, [".", "--lineage"])
 
 
-def test_plot_draws_the_line_of_the_last_fittest_member(tmp_path):
-    (tmp_path / "lineage.csv").write_text(LINEAGE)
-    lineage = plot.read_lineage(tmp_path)
+def test_plot_draws_several_lineages_and_the_line_of_the_last_fittest_member(tmp_path, run_inline):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lineage.csv").write_text(LINEAGE)
+    done = run_inline("plot.py", "a", "b", "c", "--lineage", "--out", "x.png")
+    assert (done.code, done.out) == (0, "x.png\n")
+    assert "skipped: runs=c: there is no lineage.csv in this folder" in done.err
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    lineage = plot.read_lineage(tmp_path / "a")
     assert {(member.generation, member.id) for member in lineage.line} == {(0, 1), (1, 2), (2, 3)}
     tree, rates = (figure := Figure()).subplots(2)
     plot.draw_lineage(figure, tree, rates, lineage)
@@ -49,16 +55,6 @@ def test_plot_draws_the_line_of_the_last_fittest_member(tmp_path):
     shown = [text.get_text() for text in tree.get_legend().get_texts()]
     assert shown == ["first", "elite", "none", "hyperparameters", "of a later version"]
     assert rates.get_yscale() == "log"
-
-
-def test_plot_writes_several_lineages(tmp_path, run_inline):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "lineage.csv").write_text(LINEAGE)
-    done = run_inline("plot.py", "a", "b", "c", "--lineage", "--out", "x.png")
-    assert (done.code, done.out) == (0, "x.png\n")
-    assert "skipped: runs=c: there is no lineage.csv in this folder" in done.err
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 # ---- curves
