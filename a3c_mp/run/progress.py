@@ -24,7 +24,7 @@ from a3c_mp.seeds import LEARNER, derive_seeds
 
 
 class RunState:
-    """A run as learners 1, 2, ... have it: they count what learner 0 counts and write nothing; its run is a `Run`."""
+    """The run of learners 1, 2, ...: it counts what the `Run` of learner 0 counts, and writes nothing."""
 
     def __init__(self, args: CommonArgs, rank: int, steps: int, updates: int):
         self.args, self.rank = args, rank
