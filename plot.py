@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
+import statistics
 import sys
 import textwrap
 from collections.abc import Callable
@@ -29,7 +30,8 @@ from rich.table import Table
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.curves import Group, band_of, grouped, read_curve, table
+from a3c_mp.run.curves import Curve, Group, band_of, grouped, read_curve
+from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.script import exit_with
 
 AXES = {"steps": "agent steps", "minutes": "minutes"}
@@ -139,12 +141,41 @@ def draw(axis: Any, groups: list[Group], x_name: str) -> None:
 
 def draw_goal(axis: Any, groups: list[Group], goal: float | None) -> None:
     """Draw the return that counts as solved, if all runs have the same; one that is far from all curves hides them."""
-    goals = {run.goal_or(goal) for _, runs in groups for run in runs}
+    goals = {run.goal if goal is None else goal for _, runs in groups for run in runs}
     one = goals.pop() if len(goals) == 1 else None
     low, high = axis.dataLim.intervaly
     margin = max(high - low, 0.1 * abs(high), 0.1 * abs(low))
     if one is not None and (goal is not None or low - margin <= one <= high + margin):
         axis.axhline(one, color="grey", linestyle="--", linewidth=0.8, label=f"goal {one:g}")
+
+
+def goal_reached(run: Curve, goal: float | None) -> tuple[float, float]:
+    """Steps and minutes after which a run reached its goal, inf if it did not; without `goal`, by its own rule."""
+    if goal is None and run.solved_at is not None:
+        return run.solved_at
+    goal = run.goal if goal is None else goal
+    there = run.counts & (run.mean_return >= (math.inf if goal is None else goal))
+    return (run.steps[there.argmax()], run.minutes[there.argmax()]) if there.any() else (math.inf, math.inf)
+
+
+def table(games: dict[str, list[Group]], goal: float | None) -> list[tuple[str, str, str, str, str]]:
+    """A row for each group: environment, label, final mean and spread, median steps and minutes to the goal.
+
+    A run that has not reached the goal counts as longer than all others.
+    """
+    rows = []
+    for env_id, groups in games.items():
+        for label, runs in groups:
+            finals = [float(run.mean_return[-1]) for run in runs]
+            final = short_return(statistics.fmean(finals))
+            if len(runs) > 1:
+                final += f" ± {short_return(statistics.stdev(finals))}"
+            all_steps, all_minutes = zip(*(goal_reached(run, goal) for run in runs), strict=True)
+            steps, number = statistics.median(all_steps), f"({sum(map(math.isfinite, all_steps))}/{len(runs)})"
+            is_known = math.isfinite(steps)
+            minutes = f"{statistics.median(all_minutes):.1f}" if is_known else "-"
+            rows.append((env_id, label, final, f"{steps:,.0f} {number}" if is_known else f"- {number}", minutes))
+    return rows
 
 
 def draw_lineage(figure: Any, tree: Any, rates: Any, lineage: Lineage) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from a3c_mp.cli import parse_args
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.learner import Learner, Setup
-from a3c_mp.run.replica import ReplicaRun
+from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
@@ -60,6 +60,6 @@ class Chapter:
 def peer(group: LearnerGroup, args: Any, steps: int, updates: int, *parts: Callable[..., Any]) -> None:
     """Entry point of learners 1, 2, ...: `parts` are the chapter's actor, train and setup."""
     actor, train, setup = parts
-    run = ReplicaRun(args, group.rank, steps, updates)
+    run = RunState(args, group.rank, steps, updates)
     with Learner(args, run, setup(args, group.rank), actor, group) as learner:
         train(args, learner)

@@ -167,7 +167,7 @@ class Inline:
                 fork_children(patch)
             if trains and workers is not None:
                 patch.setattr("a3c_mp.run.learner.Workers", workers)
-                patch.setattr("a3c_mp.run.evaluator.Workers", workers)
+                patch.setattr("a3c_mp.run.evaluate.Workers", workers)
                 patch.setattr("a3c_mp.population.generations.Workers", workers)
                 inline_ray.install(patch)
                 flags = (*flags, *next((chapter.inline for chapter in CHAPTERS if chapter.script == script), ()))

@@ -16,7 +16,7 @@ from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import NICENESS
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.display import open_log
-from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
+from a3c_mp.run.evaluate import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.node import REPORT_REFUSAL, Node

@@ -11,13 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from a3c_mp.config import CommonArgs
 from a3c_mp.errors import WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.processes.pool import Closing
-from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.evaluate import make_policy
+from a3c_mp.run.evaluate import make_policy, play_evaluation
 from a3c_mp.run.evaluation import PlayedGames
-from a3c_mp.run.evaluator import EvaluationGames
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import node_name
 from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
@@ -118,8 +117,8 @@ class NodeEvaluator:
 class EvaluatorChannel:
     """The evaluator's end: snapshots in, results out. `net` is on the CPU and gets the weights."""
 
-    def __init__(self, node: Node, games: EvaluationGames, net: ActorCritic):
-        self.node, self.games, self.net = node, games, net
+    def __init__(self, node: Node, args: CommonArgs, net: ActorCritic):
+        self.node, self.args, self.net = node, args, net
         self._snapshot: tuple[int, dict[str, Tensor]] | None = None
         self._number = 0
         node.handle(PLAY, self._on_play, [int, dict])
@@ -137,8 +136,8 @@ class EvaluatorChannel:
         return self.net
 
     def play(self, net: ActorCritic) -> None:
-        """Play all games, and send the learner their returns."""
-        self.node.send(PLAYED, self._number, *play(self.games, net, self.node))
+        """Play all games, each time the same ones, and send the learner their returns."""
+        self.node.send(PLAYED, self._number, *play_evaluation(self.args, net, make_policy, self.node))
         self.node.report(REPORT_RESULT)
 
     def _on_play(self, sender: str, number: int, state: dict[str, Tensor]) -> None:
@@ -153,8 +152,8 @@ class EvaluatorChannel:
 class InlineEvaluator(Closing):
     """Both ends in one process: an `evaluation.Evaluator` whose games a middleware plays."""
 
-    def __init__(self, games: EvaluationGames, is_interrupted: Callable[[], bool]):
-        self.games, self.is_interrupted, self._deadline = games, is_interrupted, math.inf
+    def __init__(self, args: CommonArgs, is_interrupted: Callable[[], bool]):
+        self.args, self.is_interrupted, self._deadline = args, is_interrupted, math.inf
         self._net: Any = None  # of a snapshot, until its result is there
         self._result: PlayedGames | None = None
         super().__init__()
@@ -169,7 +168,7 @@ class InlineEvaluator(Closing):
     def play(self, net: ActorCritic) -> None:
         """Play all games, and keep the result for the learner unless the run or the time ends meanwhile."""
         with suppress(_Interrupted):
-            result = play(self.games, net, self)
+            result = play_evaluation(self.args, net, make_policy, self)
             self._net = None  # first: once the result is there, another thread may start the next one
             self._result = result
 
@@ -194,13 +193,3 @@ class InlineEvaluator(Closing):
 
 class _Interrupted(Exception):
     pass
-
-
-def play(games: EvaluationGames, net: ActorCritic, channel: Node | InlineEvaluator) -> PlayedGames:
-    """Play all games, each time the same ones, in environments of their own."""
-    try:
-        played = games.play(net, make_policy, channel)
-    finally:
-        channel.close()
-    returns, lengths = [game.episode_return for game in played], [game.length for game in played]
-    return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()) or "")

@@ -20,8 +20,7 @@ from a3c_mp.data.actor import Fill, Memory
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import is_valid
 from a3c_mp.processes.pool import NICENESS, WorkerPool
-from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
-from a3c_mp.run.evaluator import EvaluationGames
+from a3c_mp.run.evaluate import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.learner import Learner, Processes, Setup
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
@@ -51,7 +50,7 @@ def run_task(
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())
         evaluator: Any
         if args.standalone:
-            evaluator = InlineEvaluator(EvaluationGames.of(args), run.is_interrupted)
+            evaluator = InlineEvaluator(args, run.is_interrupted)
         else:
             evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
@@ -131,4 +130,4 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Any) -> EvaluatorChannel |
         return learner.run.progress.evals.evaluator if args.standalone else None
     if "evaluator" not in node.labels:
         return None
-    return EvaluatorChannel(node, EvaluationGames.of(args), make_actor_critic(*probe_env(args.env_id), args.net_spec))
+    return EvaluatorChannel(node, args, make_actor_critic(*probe_env(args.env_id), args.net_spec))

@@ -19,7 +19,6 @@ from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.workers import Workers
 from a3c_mp.run.preflight import check_system, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
-from a3c_mp.run.replica import ReplicaRun
 from a3c_mp.run.run import Run
 
 Target = Callable[[Args, MemberGeneration], None]
@@ -149,7 +148,7 @@ def launch(parse: Callable[[], Args], member: Target, train: Callable[[Args, Gen
         population = Population(args, spaces)
     set_up_torch(args, group.rank)
     if group.rank > 0:
-        replica = ReplicaRun(args, group.rank, steps=0, updates=0)
+        replica = RunState(args, group.rank, steps=0, updates=0)
         with suppress(PeerLost, TrainingError), Generations(member, replica, population, group) as generations:
             train(args, generations)  # until rank 0 has ended, or fails alike and says why
         return 0

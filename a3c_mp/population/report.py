@@ -20,7 +20,7 @@ from a3c_mp.population.member import Confirmation
 from a3c_mp.population.memory import METRICS, SKIPPED
 from a3c_mp.population.population import Population
 from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.evaluation import Evaluation
+from a3c_mp.run.evaluation import Evaluation, PlayedGames
 from a3c_mp.run.files import write_atomically
 from a3c_mp.run.run import Run
 
@@ -98,7 +98,7 @@ class Report:
         finite = result["eval_returns"].isfinite()
         returns, lengths = result["eval_returns"][finite].tolist(), result["eval_lengths"][finite].tolist()
         sha256 = sha256_of_weights(population.elite.state_dict()) or ""
-        evaluation = Evaluation(population.generation + 1, run.steps, returns, lengths, sha256)
+        evaluation = Evaluation(run.steps, PlayedGames(returns, lengths, sha256))
         is_best = run.progress.evals.record(evaluation, confirmed=run.progress.is_confirmed)
         run.record_evaluation(evaluation, population.elite if is_best else None)
 

@@ -1,11 +1,9 @@
-"""Learning curves of runs: read from run folders, grouped by settings, averaged over seeds, and as a table."""
+"""Learning curves of runs: read from run folders, grouped by settings, averaged over seeds."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +14,7 @@ import numpy as np
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
-from a3c_mp.run.mean_return import MIN_EPISODES, short_return
+from a3c_mp.run.mean_return import MIN_EPISODES
 
 GRID = 200
 """points at which the curves of a group are compared"""
@@ -30,10 +28,8 @@ NOT_SETTINGS = {
 class Curve(NamedTuple):
     """Settings and learning curve [E] of a run: the moving mean return, at each of the E steps at which games ended."""
 
-    name: str
     algorithm: str
     env_id: str
-    seed: int
     settings: dict[str, Any]  # without what runs of a group may differ in; with the commit
     goal: float | None  # `--stop-return`
     solved_at: tuple[float, float] | None  # steps and minutes, by the run's own rule; None: it was not solved
@@ -41,15 +37,6 @@ class Curve(NamedTuple):
     minutes: np.ndarray
     mean_return: np.ndarray
     counts: np.ndarray  # bool: whether the mean is over enough games to have reached a goal
-
-    @property
-    def group(self) -> tuple[str, str]:
-        """What runs have in common that differ only in the seed."""
-        return self.algorithm, json.dumps(self.settings, sort_keys=True)
-
-    def goal_or(self, goal: float | None) -> float | None:
-        """The return that counts as solved: `goal`, or the `--stop-return` of the run."""
-        return self.goal if goal is None else goal
 
 
 Group = tuple[str, list[Curve]]
@@ -62,8 +49,7 @@ def read_curve(folder: Path, window: int) -> Curve:
         config = json.loads((folder / "config.json").read_text())
         settings = {name: value for name, value in config["args"].items() if name not in NOT_SETTINGS}
         algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
-        goal = settings.pop("stop_return", None)
-        seed, settings["commit"] = int(config["args"].get("seed", 0)), config.get("commit")
+        goal, settings["commit"] = settings.pop("stop_return", None), config.get("commit")
         episodes = read_episodes(folder / "episodes.csv")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         missing = f", {Path(error.filename).name} is missing" if isinstance(error, FileNotFoundError) else f" ({error})"
@@ -83,14 +69,14 @@ def read_curve(folder: Path, window: int) -> Curve:
         solved_at = float(summary.get("solved_at_steps")), float(summary.get("solved_at_seconds")) / 60
     counts = ends >= min(window, MIN_EPISODES)  # as for the run itself
     points = steps[last], seconds[last] / 60, means[last], counts[last]
-    return Curve(folder.name, algorithm, env_id, seed, settings, goal, solved_at, *points)
+    return Curve(algorithm, env_id, settings, goal, solved_at, *points)
 
 
 def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
     """Environment -> its groups; a label names the algorithm and the settings in which its groups differ."""
-    games: dict[str, dict[tuple[str, str], list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    games: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        games[run.env_id][run.group].append(run)
+        games[run.env_id][json.dumps([run.algorithm, run.settings], sort_keys=True)].append(run)
     return {
         env_id: [(label_of(group, list(groups.values())), group) for group in groups.values()]
         for env_id, groups in games.items()
@@ -103,15 +89,10 @@ def label_of(runs: list[Curve], groups: list[list[Curve]]) -> str:
     parts = [runs[0].algorithm]
     for name, value in runs[0].settings.items():
         if len({str(other.get(name, value)) for other in alike}) > 1:
-            parts.append(describe(name, value))
+            value = f"{value:g}" if isinstance(value, float) else str(value)
+            value = re.sub("(?<=^.{8})[^+]*", "", value) if name == "commit" else value  # 8 digits, + if changed
+            parts.append(f"{name.replace('_', '-')} {value}")
     return ", ".join(parts) + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
-
-
-def describe(name: str, value: Any) -> str:
-    """A setting in a label."""
-    if name == "commit":
-        return f"commit {re.sub('(?<=^.{8})[^+]*', '', str(value))}"
-    return f"{name.replace('_', '-')} {value:g}" if type(value) is float else f"{name.replace('_', '-')} {value}"
 
 
 class Band(NamedTuple):
@@ -127,47 +108,16 @@ class Band(NamedTuple):
 def band_of(runs: Sequence[Curve], x_name: str) -> Band:
     """The mean of runs along `steps` or `minutes`, and their range.
 
-    A run that was solved keeps its last value; any other run counts as far as it goes, so one that was aborted does not
-    cut the mean of all.
+    A run that was solved keeps its last value; any other counts as far as it goes, and does not cut the mean of all.
     """
     xs = [getattr(run, x_name) for run in runs]
     if len(runs) == 1:
         mean = runs[0].mean_return
         return Band(xs[0], mean, mean, mean, np.ones(len(mean)))
     grid = np.linspace(max(x[0] for x in xs), max(x[-1] for x in xs), GRID)
-    ys = np.stack([
-        np.interp(grid, x, run.mean_return, left=np.nan, right=run.mean_return[-1] if run.solved_at else np.nan)
-        for x, run in zip(xs, runs, strict=True)
-    ])  # fmt: skip
+    ends = [run.mean_return[-1] if run.solved_at else np.nan for run in runs]
+    pairs = zip(xs, runs, ends, strict=True)
+    ys = np.stack([np.interp(grid, x, run.mean_return, left=np.nan, right=end) for x, run, end in pairs])
     number = np.isfinite(ys).sum(axis=0)
     ys, grid, number = ys[:, number > 0], grid[number > 0], number[number > 0]
     return Band(grid, np.nanmean(ys, axis=0), np.nanmin(ys, axis=0), np.nanmax(ys, axis=0), number)
-
-
-def goal_reached(run: Curve, goal: float | None) -> tuple[float, float]:
-    """Steps and minutes after which a run reached its goal, inf if it did not; without `goal`, by its own rule."""
-    if goal is None and run.solved_at is not None:
-        return run.solved_at
-    wanted = run.goal_or(goal)
-    there = run.counts & (run.mean_return >= (math.inf if wanted is None else wanted))
-    return (run.steps[there.argmax()], run.minutes[there.argmax()]) if there.any() else (math.inf, math.inf)
-
-
-def table(games: dict[str, list[Group]], goal: float | None) -> list[tuple[str, str, str, str, str]]:
-    """A row for each group: environment, label, final mean and spread, steps and minutes to the goal.
-
-    These are medians over all runs, in which a run that has not reached the goal counts as longer than all others.
-    """
-    rows = []
-    for env_id, groups in games.items():
-        for label, runs in groups:
-            finals = [float(run.mean_return[-1]) for run in runs]
-            final = short_return(statistics.fmean(finals))
-            if len(runs) > 1:
-                final += f" ± {short_return(statistics.stdev(finals))}"
-            all_steps, all_minutes = zip(*(goal_reached(run, goal) for run in runs), strict=True)
-            steps, number = statistics.median(all_steps), f"({sum(map(math.isfinite, all_steps))}/{len(runs)})"
-            is_known = math.isfinite(steps)
-            minutes = f"{statistics.median(all_minutes):.1f}" if is_known else "-"
-            rows.append((env_id, label, final, f"{steps:,.0f} {number}" if is_known else f"- {number}", minutes))
-    return rows

@@ -23,16 +23,12 @@ STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}
 
 
 class Display:
-    """The progress of a run: a bar on a terminal, elsewhere a line every `LINE_SECONDS`.
-
-    While it is open, Python's warnings become log lines: on stderr they would break the bar, or block.
-    """
+    """The progress of a run: a bar on a terminal, elsewhere a line every `LINE_SECONDS`."""
 
     def __init__(self, total_steps: int, log: logging.Logger, steps: int = 0):
-        self.log, self.total_steps = log, total_steps
+        self.log, self.total_steps, self.last_line = log, total_steps, time.monotonic()
         logging.getLogger("py.warnings").handlers = log.handlers
-        logging.captureWarnings(True)
-        self.last_line = time.monotonic()
+        logging.captureWarnings(True)  # on stderr they would break the bar, or block
         self.has_bar = sys.stdout.isatty()
         if self.has_bar:
             console.show(steps, total_steps, "starting actors", "-")
@@ -52,8 +48,6 @@ class Display:
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log lines above the progress bar."""
-
     def emit(self, record: logging.LogRecord) -> None:
         console.print(Text(self.format(record), style=STYLES.get(record.levelno, "")))
 
@@ -62,8 +56,7 @@ def open_log(folder: Path | None = None) -> logging.Logger:
     """Open a logger to the console, and in a run folder to `run.log`, which child processes' prints go to as well."""
     log = logging.getLogger(f"a3c_mp.{folder or 'terminal'}")
     log.setLevel(logging.INFO)
-    log.propagate = False
-    log.handlers = [ConsoleHandler()]
+    log.propagate, log.handlers = False, [ConsoleHandler()]
     if folder is None:
         return log
     file = logging.FileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,6 @@ from a3c_mp.run.files import write_atomically
 
 
 class EpisodeRow(NamedTuple):
-    """A line of `episodes.csv`."""
-
     steps: int  # agent steps of the run when the episode was counted
     seconds: float  # wall time of the run
     actor: int
@@ -28,15 +26,13 @@ class EpisodeRow(NamedTuple):
 
 
 HEADER = ",".join(EpisodeRow._fields) + "\n"
+NUMBER, COUNT = r"(-?\d+(?:\.\d+)?(?:e[+-]\d\d)?)", r"(\d{1,18})"
+LINE = re.compile(",".join([COUNT, NUMBER, COUNT, NUMBER, COUNT]))
+"""what is not damaged: finite, and counts fit into an int64"""
 
 
 def read_episodes(path: Path) -> list[EpisodeRow]:
-    """The episodes of a run in the order in which they were counted, without damaged lines.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it has lines, and all are damaged.
-    """
+    """Read the undamaged lines. Raises OSError if the file cannot be read, ValueError if all its lines are damaged."""
     rows, damaged = _read(path)
     if damaged and not rows:
         raise ValueError(f"{path}: none of its {damaged} lines can be read")
@@ -45,37 +41,18 @@ def read_episodes(path: Path) -> list[EpisodeRow]:
 
 def _read(path: Path) -> tuple[list[EpisodeRow], int]:
     """The rows of a file, and the number of damaged lines."""
-    rows, damaged = [], 0
     # Text after the last line break is still being written, or was cut off by a crash.
     lines = path.read_bytes().decode("ascii", errors="replace").split("\n")[:-1]
-    for line in lines[lines[:1] == [HEADER.rstrip()] :]:
-        try:
-            rows.append(_parse(line))
-        except ValueError:
-            damaged += 1
-    return rows, damaged
-
-
-def _parse(line: str) -> EpisodeRow:
-    """A line as a row. Raises ValueError for a line that `EpisodeLog` cannot have written."""
-    steps, seconds, actor, episode_return, length = line.split(",")
-    row = EpisodeRow(int(steps), float(seconds), int(actor), float(episode_return), int(length))
-    if not math.isfinite(row.seconds) or not math.isfinite(row.episode_return):
-        raise ValueError("not finite")
-    if not all(0 <= count < 2**63 for count in (row.steps, row.actor, row.length)):  # an int64 array can hold it
-        raise ValueError("out of range")
-    return row
+    found = [LINE.fullmatch(line) for line in lines[lines[:1] == [HEADER.rstrip()] :]]
+    rows = [EpisodeRow(int(m[1]), float(m[2]), int(m[3]), float(m[4]), int(m[5])) for m in found if m]
+    return rows, found.count(None)
 
 
 class EpisodeLog:
-    """The writer of `episodes.csv`: a new run replaces the file, a resumed one appends to it.
+    """The writer of `episodes.csv`. Raises OSError if the file cannot be read or written.
 
-    Args:
-        steps: agent steps at which the run starts; later lines are removed, as those games are played again.
-        log: where damaged lines, which are removed too, and failed writes are reported.
-
-    Raises:
-        OSError: the file cannot be read or written.
+    A new run replaces the file; one that is resumed at `steps` removes later lines, as it plays those games again, and
+    damaged ones.
     """
 
     def __init__(self, path: Path, steps: int, log: logging.Logger):

@@ -1,7 +1,14 @@
-"""Whole games with a trained net, and their raw returns."""
+"""Whole games with a trained net, and their raw returns: for `play.py`, and in a process beside the training.
+
+The evaluator is a `Workers` of one at low priority: a token tells it to play with a version of the weights, and the
+slot that it fills holds the returns and lengths of the games. A frozen, slow or killed one costs the learner nothing
+but a look at its pipe.
+"""
 
 from __future__ import annotations
 
+import pickle
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,16 +16,26 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from torch import Tensor
+from torch import Tensor, nn
 
+from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import mask_logits, to_env
 from a3c_mp.nets.layers import reset_state
+from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
+from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.processes.weights import Weights
+from a3c_mp.processes.workers import WorkerChannel, Workers
+from a3c_mp.run.checkpoint import sha256_of_weights
+from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 from wrappers import action_mask, make_vec_env
 
 NUM_ENVS = 8
 """games played at once"""
+NICENESS = 10  # actors have 5: where cores are short, training goes first
+LOOK_SECONDS = 0.1
+"""shortest time between two looks at the evaluator"""
 
 Policy = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
 """(observations [N, *obs_shape], whether each begins an episode [N], masks [N, choices] or None) -> actions of the
@@ -43,23 +60,17 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
     return act
 
 
-def make_play_envs(env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS) -> VectorEnv:
-    """Make the environments for `play_episodes`, at most as many as episodes; i is seeded with (seed + i) % 2^31."""
-    return make_vec_env(env_id, min(num_envs, episodes), seed=seed)
-
-
 def play_episodes(
-    policy: Policy, env: VectorEnv, episodes: int, on_step: Callable[[], object] = lambda: None,
-    max_steps: int | None = None,
-) -> Iterator[Episode]:  # fmt: skip
+    policy: Policy, env: VectorEnv, episodes: int, max_steps: int, on_step: Callable[[], object] = lambda: None
+) -> Iterator[Episode]:
     """Play whole games in parallel; yields each when it ends.
 
-    Each environment plays a fixed number of games: taking the first that finish would favour short games.
+    Each environment plays a fixed number of them: taking the first that finish would favour short games.
 
     Args:
-        env: from `make_play_envs`, not stepped before.
-        on_step: called after each step of all environments.
+        env: new, with at most as many environments as episodes.
         max_steps: a game that lasts this number of agent steps is cut, with the return so far.
+        on_step: called after each step of all environments.
     """
     num_envs = env.num_envs
     left = np.array([episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)])
@@ -71,9 +82,93 @@ def play_episodes(
         starts = terminated | truncated
         stats.step(reward, starts)
         on_step()
-        if max_steps is not None and (cut := ~starts & (stats.lengths >= max_steps)).any():
+        if (cut := ~starts & (stats.lengths >= max_steps)).any():
             obs, _ = env.reset(options={"reset_mask": cut})
             stats.done = starts = starts | cut
         for i in np.flatnonzero(stats.done & (left > 0)):
             left[i] -= 1
             yield Episode(float(stats.returns[i]), int(stats.lengths[i]))
+
+
+def play_evaluation(args: CommonArgs, net: nn.Module, make_policy: MakePolicy, channel: Any) -> PlayedGames:
+    """Play the games of an evaluation, greedily with a net on the CPU; each step is a heartbeat of the channel."""
+    channel.starting()
+    try:
+        num_envs = min(NUM_ENVS, args.eval_episodes)
+        env = channel.closing(make_vec_env(args.env_id, num_envs, seed=evaluation_seed(args)))
+        policy = make_policy(net, env.single_action_space)
+        games = list(play_episodes(policy, env, args.eval_episodes, args.eval_max_steps, channel.beat))
+    finally:
+        channel.close()  # each evaluation makes new environments, so that all of them play the same games
+    returns, lengths = [game.episode_return for game in games], [game.length for game in games]
+    return PlayedGames(returns, lengths, sha256_of_weights(net.state_dict()) or "")
+
+
+def evaluator(
+    channel: WorkerChannel, args: CommonArgs, pickled_net: bytes, make_policy: MakePolicy, weights: Weights,
+    results: Slots,
+) -> None:  # fmt: skip
+    """Evaluator process: play all games with each version of the weights."""
+    net: nn.Module = pickle.loads(pickled_net)
+    for slot, version in channel.tokens():
+        weights.load(net, version)
+        returns, lengths, weights_sha256 = play_evaluation(args, net, make_policy, channel)
+        results[slot]["returns"].copy_(torch.tensor(returns))
+        results[slot]["lengths"].copy_(torch.tensor(lengths))
+        channel.send(slot, weights_sha256)
+
+
+class EvaluatorProcess:
+    """The evaluator's process as the learner sees it, an `evaluation.Evaluator`; the first snapshot starts it."""
+
+    def __init__(
+        self, args: CommonArgs, net: nn.Module, make_policy: MakePolicy, should_stop: Callable[[], bool],
+        on_restart: Callable[[WorkerEvent], None],
+    ):  # fmt: skip
+        self.should_stop, num = should_stop, args.eval_episodes
+        spec: Spec = {"returns": ((num,), torch.float64), "lengths": ((num,), torch.int64)}
+        self.weights, self.results = Weights(net), Slots(spec, 1)
+        # The start of a process would move a net into /dev/shm, and bytes not. New values pass through `weights`.
+        shared = args, pickle.dumps(net), make_policy, self.weights, self.results
+        options = WorkerOptions(
+            slots_per_worker=1,
+            max_restarts=args.max_restarts,
+            hang_seconds=args.hang_seconds,
+            versions=[self.weights.version + 1],  # the first snapshot, with which the process starts
+            name="evaluator",
+            niceness=NICENESS,
+        )
+        self.workers = Workers(evaluator, 1, shared, options=options, on_restart=on_restart)
+        self._is_started, self._next_look = False, 0.0
+
+    def start(self, net: nn.Module) -> None:
+        version = self.weights.publish(net)
+        if self._is_started:
+            self.workers.release([Filled(0, 0, None)], version)
+        else:
+            self._is_started = True
+            self.workers.__enter__()
+
+    def poll(self) -> PlayedGames | None:
+        now = time.monotonic()
+        if not self._is_started or now < self._next_look:
+            return None
+        self._next_look = now + LOOK_SECONDS
+        return self._read(self.workers.poll(self.should_stop))
+
+    def wait(self, seconds: float) -> PlayedGames | None:
+        deadline = time.monotonic() + seconds
+        return self._read(self.workers.take(lambda: self.should_stop() or time.monotonic() >= deadline))
+
+    def close(self) -> None:
+        """End the process: it closes its environments, and is killed if that takes too long."""
+        if self._is_started:
+            self._is_started = False
+            self.workers.__exit__()
+
+    def _read(self, filled: list[Filled]) -> PlayedGames | None:
+        if not filled:
+            return None
+        [(_, slot, weights_sha256)] = filled
+        result = self.results[slot]
+        return PlayedGames(result["returns"].tolist(), result["lengths"].tolist(), weights_sha256)

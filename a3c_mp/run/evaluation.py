@@ -1,6 +1,6 @@
 """Evaluation during training, on the side of the learner: when it is due, of which weights, and what its result means.
 
-Nothing here knows how weights and results travel: that is an `Evaluator`, for instance the process in `evaluator.py`.
+Nothing here knows how weights and results travel: that is an `Evaluator`, for instance the process in `evaluate.py`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LAST_RESULT_SECONDS = 60.0
 
 
 def evaluation_seed(args: CommonArgs) -> int:
-    """The seed of every evaluation of a run, the same each time and not used in training; for `play.py --seed`."""
+    """The seed of every evaluation of a run, not used in training; for `play.py --seed`."""
     return derive_seeds(args.seed, 0, 0, EVALUATOR)[0]
 
 
 class PlayedGames(NamedTuple):
-    """What an evaluator answers."""
+    """What an evaluator answers: whole games, all played with one snapshot of the weights."""
 
     returns: list[float]  # raw, of each game in the order in which they ended
     lengths: list[int]  # agent steps of the same games
@@ -36,53 +36,36 @@ class PlayedGames(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Result of an evaluation: whole games, all played with one snapshot of the weights; fields as in `PlayedGames`."""
-
-    number: int  # of the run's evaluations, from 1
     steps: int  # agent steps of the run when the snapshot was taken
-    returns: list[float]
-    lengths: list[int]
-    weights_sha256: str
+    games: PlayedGames
 
     @property
     def figures(self) -> dict[str, float]:
         """Mean and standard deviation of the returns, mean length; as `play.py` computes them."""
+        returns, lengths, _ = self.games
         with np.errstate(invalid="ignore"):  # infinite returns have no deviation
-            mean, std, length = np.mean(self.returns), np.std(self.returns), np.mean(self.lengths)
+            mean, std, length = np.mean(returns), np.std(returns), np.mean(lengths)
         return {"return_mean": float(mean), "return_std": float(std), "length_mean": float(length)}
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """All of it in plain values, but for the single games."""
-        return {"steps": self.steps, **self.figures, "weights_sha256": self.weights_sha256}
 
 
 class Evaluator(Protocol):
     """Plays games with one snapshot of weights at a time; all methods raise WorkerError once it has failed for good."""
 
-    def start(self, net: nn.Module) -> None:
-        """Start to play with a net on the CPU, which stays as it is until the games are returned."""
-
-    def poll(self) -> PlayedGames | None:
-        """Return the games once they are played, else None; does not wait."""
-
-    def wait(self, seconds: float) -> PlayedGames | None:
-        """Wait for the games, for at most `seconds`; None after that, or if a signal has asked the run to stop."""
-
+    def start(self, net: nn.Module) -> None: ...  # a net on the CPU, which does not change until the games are returned
+    def poll(self) -> PlayedGames | None: ...  # None until they are played
+    def wait(self, seconds: float) -> PlayedGames | None: ...  # None after that time, or if a signal ends the wait
     def close(self) -> None: ...
 
 
 class Evaluations:
     """The evaluations of a run: hands out snapshots of its net, and records what comes back; a part of `Progress`.
 
-    A new evaluation starts when it is due and the last one has ended. Until then its snapshot is kept, so that the
-    weights that played are those that are saved as the best checkpoint.
-
-    In a deterministic run with `--stop-eval-return`, where a result can end the run, it counts at a reproducible step:
+    A new one starts when it is due and the last one has ended; until then the snapshot that plays is kept. In a
+    deterministic run with `--stop-eval-return`, where a result can end the run, it counts at a reproducible step:
     when the next evaluation is due. There the learner waits for it, and a checkpoint holds the running snapshot.
     """
 
-    SAVED = ("next_steps", "started", "finished", "restarts", "last", "best", "best_mean")  # as they are in checkpoints
+    SAVED = ("next_steps", "finished", "restarts", "last", "best")  # in checkpoints
 
     net: nn.Module
     snapshot: nn.Module  # of `net`, on the CPU
@@ -93,11 +76,10 @@ class Evaluations:
         self.args, self.every, self.goal = args, args.eval_every, args.stop_eval_return
         self.evaluator: Evaluator | None = None
         self.next_steps = self.every  # agent steps at which the next one is due
-        self.started = self.finished = self.restarts = 0  # the last: of the evaluator
+        self.finished = self.restarts = 0  # the latter: of the evaluator
         self.has_failed = False  # no further evaluation in this start
-        self.last: dict[str, Any] = {}  # description
-        self.best_mean, self.best = -math.inf, dict[str, Any]()  # the latter: description
-        self.running: tuple[int, int] | None = None  # number and steps of its snapshot
+        self.last, self.best = dict[str, Any](), dict[str, Any]()  # results in plain values, without the single games
+        self.running: int | None = None  # agent steps of the snapshot that plays
         self._is_handed_out = False  # the running one; not yet after a resume
         self._played: PlayedGames | None = None  # the answer, until it counts
 
@@ -119,17 +101,14 @@ class Evaluations:
     def end_round(self, steps: int) -> bool:
         """Record a result that has arrived, and start the next evaluation when it is due; called after each round.
 
-        Returns:
-            whether all that belongs to this round is done: not if a signal has ended the wait for a result.
-
-        Raises:
-            WorkerError: the evaluator has failed for good, and with `--stop-eval-return` the run cannot go on.
+        Returns False if a signal has ended the wait for a result: then the round is not complete. Raises WorkerError if
+        the evaluator has failed for good, and with `--stop-eval-return` the run cannot go on.
         """
         if self.has_failed or self.evaluator is None:
             return True
         is_due, in_order = steps >= self.next_steps, self.args.evaluates_in_order
         try:
-            self._play(self.evaluator)
+            self._hand_out(self.evaluator)
             if self._played is None:
                 waits = in_order and is_due and self.running is not None
                 self._played = self.evaluator.wait(math.inf) if waits else self.evaluator.poll()
@@ -139,9 +118,8 @@ class Evaluations:
                 self._end(self._played)
             if is_due and self.running is None and not self.is_solved:
                 self.snapshot.load_state_dict(self.net.state_dict())
-                self.next_steps, self.started = self._multiple_after(steps), self.started + 1
-                self.running = self.started, steps
-                self._play(self.evaluator)
+                self.next_steps, self.running = self._multiple_after(steps), steps
+                self._hand_out(self.evaluator)
         except WorkerError as error:
             if self.goal is not None:
                 raise
@@ -154,9 +132,9 @@ class Evaluations:
         """Wait for the running evaluation at the end of a run, at most `LAST_RESULT_SECONDS`, and record it."""
         if self.running is None or self.evaluator is None:
             return
-        name = f"evaluation {self.running[0]}"
+        name = f"evaluation {self.finished + 1}"
         try:
-            self._play(self.evaluator)
+            self._hand_out(self.evaluator)
             self._played = self._played or self.evaluator.poll()
             if self._played is None:
                 self.log.info(f"waiting for {name}, at most {LAST_RESULT_SECONDS:.0f} s (Ctrl-C ends the wait)")
@@ -168,34 +146,40 @@ class Evaluations:
         except WorkerError as error:
             self.log.warning(f"without the evaluation that was running: {error}")
 
-    def _play(self, evaluator: Evaluator) -> None:
-        """Give the snapshot of the running evaluation to the evaluator, unless it has it."""
+    def _hand_out(self, evaluator: Evaluator) -> None:
+        """Give the running snapshot to the evaluator, unless it has it."""
         if self.running is not None and not self._is_handed_out:
             evaluator.start(self.snapshot)
             self._is_handed_out = True
 
-    def _end(self, played: PlayedGames) -> None:
+    def _end(self, games: PlayedGames) -> None:
         assert self.running is not None
-        evaluation = Evaluation(*self.running, played.returns, played.lengths, played.weights_sha256)
+        evaluation = Evaluation(self.running, games)
         self.running, self._played, self._is_handed_out = None, None, False
         is_best = self.record(evaluation)
         mean, std, length = evaluation.figures.values()
-        of = f"weights of {evaluation.steps:,} steps, {len(evaluation.returns)} games"
+        of = f"weights of {evaluation.steps:,} steps, {len(games.returns)} games"
         longest = self.args.eval_max_steps
-        if num := sum(length >= longest for length in evaluation.lengths):
+        if num := sum(length >= longest for length in games.lengths):
             of += f", of which {num} reached {longest:,} steps, where they are cut (--eval-max-steps)"
         figures = f"return {mean:.1f}, std {std:.1f}, length {length:.0f}; {of}"
-        self.log.info(f"evaluation {evaluation.number}: {figures}{'; the best so far' if is_best else ''}")
+        self.log.info(f"evaluation {self.finished}: {figures}{'; the best so far' if is_best else ''}")
         self.on_result(evaluation, self.snapshot if is_best else None)
 
     def record(self, evaluation: Evaluation, confirmed: bool = False) -> bool:
         """Count a result. Returns whether it is the best so far: if `confirmed` in new games, or by its mean return."""
-        self.finished, self.last = self.finished + 1, evaluation.description
+        sha256 = evaluation.games.weights_sha256
+        self.finished += 1
+        self.last = {"steps": evaluation.steps, **evaluation.figures, "weights_sha256": sha256}
         mean = self.last["return_mean"]  # of equals the newest is the best: it has learned for longer
         is_best = confirmed or (math.isfinite(mean) and mean >= self.best_mean)
         if is_best:
-            self.best, self.best_mean = self.last, mean
+            self.best = self.last
         return is_best
+
+    @property
+    def best_mean(self) -> float:
+        return float(self.best.get("return_mean", -math.inf))
 
     @property
     def is_solved(self) -> bool:
@@ -207,26 +191,23 @@ class Evaluations:
         if not self.args.evaluates:
             return {}
         own = {"eval_seed": evaluation_seed(self.args), "evaluator_restarts": self.restarts} if self.every else {}
-        last = {f"eval_{name}": value for name, value in self.last.items()}
-        return {"eval_count": self.finished, **own, **last, **{f"eval_best_{n}": v for n, v in self.best.items()}}
+        results = {f"eval_{name}": value for name, value in self.last.items()}
+        results |= {f"eval_best_{name}": value for name, value in self.best.items()}
+        return {"eval_count": self.finished, **own, **results}
 
     def state_dict(self) -> dict[str, Any]:
         running = self.running if self.args.evaluates_in_order else None  # else it is not repeated
-        return {
-            **{name: getattr(self, name) for name in self.SAVED},
-            "running": running and list(running),
-            "snapshot": running and self.snapshot.state_dict(),
-        }
+        saved = {name: getattr(self, name) for name in self.SAVED}
+        return {**saved, "running": running, "snapshot": None if running is None else self.snapshot.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
-        """Continue at this number of agent steps; an evaluation that was running is played again."""
-        for name in self.SAVED:
+        """Continue at this number of agent steps."""
+        for name in (*self.SAVED, "running"):
             setattr(self, name, state[name])
-        self.running = state["running"] and tuple(state["running"])
         if self.every:
             soonest = self._multiple_after(steps)
             self.next_steps = min(self.next_steps or soonest, soonest)  # it may be overdue
-            if self.running:
+            if self.running is not None:
                 self.snapshot.load_state_dict(state["snapshot"])
 
     def _multiple_after(self, steps: int) -> int:

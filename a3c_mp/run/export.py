@@ -18,7 +18,7 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.evaluate import Policy
 from wrappers import FRAME_SKIP, is_atari, make_env, mask_in
@@ -34,28 +34,22 @@ class ExportedPolicy(nn.Module):
 
     def forward(self, obs: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         output, *others = self.net(obs, *state)
-        return self.action(output), output, *(others[1:] if state else ())
+        return self._action(output), output, *(others[1:] if state else ())
 
-    def action(self, output: Tensor) -> Tensor:
-        """The likeliest action within the bounds of the space, that of the highest Q value, or DDPG's from [-1, 1]."""
+    def _action(self, output: Tensor) -> Tensor:
         mode = self.net.distribution(output).mode() if isinstance(self.net, ActorCritic) else None
         if self.bounds is None:
             return output.argmax(dim=-1) if mode is None else mode
-        low, high = self.bounds
+        low, high = self.bounds  # DDPG's actions are in [-1, 1]
         return low + (output + 1) / 2 * (high - low) if mode is None else mode.clamp(low, high)
 
 
 def write_onnx(
     path: Path, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasium.Space], description: Mapping[str, Any]
 ) -> None:
-    """Write a policy as an ONNX model with batches of any size.
+    """Write a policy as an ONNX model with batches of any size; docs/export.md says what it takes and returns.
 
-    Inputs are `obs` and with an LSTM `state`, zeros at the start of an episode; outputs are `action`, `output` (logits,
-    means and log deviations, Q values or DDPG's action in [-1, 1]) and `next_state`.
-
-    Raises:
-        ConfigError: the extra `export` is not installed.
-        OSError: the file cannot be written.
+    Raises ConfigError if a package is missing, OSError if the file cannot be written.
     """
     if importlib.util.find_spec("onnxscript") is None:
         raise ConfigError("export", path, "onnx and onnxscript are not installed", "pip install onnxscript")
@@ -83,7 +77,7 @@ def write_onnx(
 
 
 def write_safetensors(path: Path, net: nn.Module, description: Mapping[str, Any]) -> None:
-    """Write the weights of a net, with the moments of its normalization, and a description; raises as `write_onnx`."""
+    """Write the weights of a net, also of its normalization, and a description; raises as `write_onnx`."""
     if importlib.util.find_spec("safetensors") is None:
         raise ConfigError("export", path, "safetensors is not installed", "pip install safetensors")
     from safetensors.torch import save
@@ -96,10 +90,8 @@ def open_rendered(env_id: str, video: Path) -> gymnasium.Env:
     """Make an environment that renders images. Raises ConfigError if it, or `video`, cannot be made."""
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         raise ConfigError("video", video, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
-    if not video.parent.is_dir():
-        raise ConfigError("video", video, "its folder does not exist", "make the folder first")
-    if video.suffix != ".mp4" or video.is_dir():
-        raise ConfigError("video", video, "it must be a file that ends in .mp4", "for instance game.mp4")
+    if video.suffix != ".mp4" or video.is_dir() or not video.parent.is_dir():
+        raise ConfigError("video", video, "it must be an .mp4 in a folder that is there", "for instance game.mp4")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
     try:
         with warnings.catch_warnings():  # gymnasium's, of what the error says
@@ -108,9 +100,7 @@ def open_rendered(env_id: str, video: Path) -> gymnasium.Env:
         env.reset(seed=0)
         frame_of(env)
     except Exception as error:  # an environment of the user's own can raise anything
-        text = " ".join(str(error).split()) or type(error).__name__
-        unknown = isinstance(error, TypeError) and "unexpected keyword argument 'render_mode'" in text
-        why = f"{env_id} cannot be rendered: {'its constructor takes no render_mode' if unknown else text}"
+        why = f"{env_id} cannot be rendered: {one_line(error)}"
         raise ConfigError("video", video, why, "leave --video out") from error
     return env
 

@@ -23,7 +23,7 @@ from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions, WorkerPool
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
-from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, update_norm
+from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, merge_moments
 from a3c_mp.run.progress import RunState
 
 
@@ -249,7 +249,8 @@ class Learner:
     def update_norm(self, obs: Tensor, source: str) -> None:
         """Update the mean and variance of observations with these [N, *obs_shape], of all learners."""
         if self.args.normalize_obs:
-            update_norm(self.run, self.net.norm, self.group.all_gather(obs), source)
+            moments, clipped = self.net.norm.clipped_moments(self.group.all_gather(obs))
+            merge_moments(self.run, self.net.norm, moments, clipped, source)
 
     def end_round(self, publish: bool = True) -> bool:
         """Publish the weights; write metrics and checkpoints that are due. Returns whether the run goes on."""

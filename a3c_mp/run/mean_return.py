@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +26,8 @@ def short_return(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-class CountedEpisode(NamedTuple):
-    """A finished game that enters the mean return."""
-
-    actor: int
-    episode: Episode
+CountedEpisode = tuple[int, Episode]
+"""actor, and its game that enters the mean return"""
 
 
 @dataclass(slots=True)
@@ -39,25 +36,21 @@ class _Game:
     env: int
     episode: Episode | None = None  # once it has ended
     ended: bool = False  # or was lost with its actor
-    overdue: bool = False  # passed over
+    overdue: bool = False  # passed over, and not ended since
     reported: bool = False  # its actor has sent something since it started
 
 
 class ReturnWindow:
     """Mean raw return of the last `WINDOW` whole games; a game counts once all that started before it have ended.
 
-    The first games of all environments start together, each later one where the previous game of its environment
-    ended, in the order in which the learner receives the steps. A window that takes games as they finish is biased:
-    after a common start the short ones come first.
+    Taken as they finish, games would give a biased mean: after a common start the short ones come first.
 
     A game that does not end would hold up the others for ever: when `PATIENCE` later games for each environment wait
     behind it, it is passed over, and counts when it ends. Not so if its actor has sent nothing since it started: where
     games are short, one rollout of another actor holds as many. Where games differ much in length (in Acrobot those
     that fail are five times as long), passing over many would leave the short ones, so only `FEW` may be outstanding.
 
-    Args:
-        num_actors, num_envs: actors of the run, environments of each.
-        explorers: of each actor, its first environments, whose games do not count: they say little about the policy.
+    The first `explorers` of the `num_envs` environments of each actor do not count: they say little about the policy.
     """
 
     def __init__(self, num_actors: int, num_envs: int, explorers: int = 0):
@@ -91,7 +84,7 @@ class ReturnWindow:
         return len(self.returns) >= MIN_EPISODES
 
     def end(self, actor: int, episodes: Sequence[Episode]) -> list[CountedEpisode]:
-        """Add the games of an actor that ended, in order of time; returns those that enter the mean now."""
+        """Add games of an actor that ended, in order of time; returns those that enter the mean now."""
         playing, counted = self._playing[actor], list[CountedEpisode]()
         for game in playing:
             game.reported = True
@@ -101,7 +94,7 @@ class ReturnWindow:
             [playing[episode.env]] = self._start(actor, [episode.env])
             if game.overdue:
                 self._overdue -= 1
-                counted.append(CountedEpisode(actor, episode))
+                counted.append((actor, episode))
         return self._count([*counted, *self._release()])
 
     def lose(self, actor: int) -> list[CountedEpisode]:
@@ -122,7 +115,7 @@ class ReturnWindow:
             waited_long = len(self._queue) > self.long_limit
             game = self._queue.popleft()
             if game.episode is not None:
-                yield CountedEpisode(game.actor, game.episode)
+                yield game.actor, game.episode
             elif not game.ended:
                 game.overdue = True
                 self._overdue += 1
@@ -134,31 +127,31 @@ class ReturnWindow:
         return self._queue[0].reported and len(self._queue) > limit
 
     def _count(self, games: Sequence[CountedEpisode]) -> list[CountedEpisode]:
-        games = [game for game in games if game.episode.env >= self.explorers]
-        counted = [game for game in games if math.isfinite(game.episode.episode_return)]
+        counted = [
+            (actor, episode)
+            for actor, episode in games
+            if episode.env >= self.explorers and math.isfinite(episode.episode_return)
+        ]
         self.episodes += len(counted)
-        self.returns.extend(game.episode.episode_return for game in counted)
+        self.returns.extend(episode.episode_return for _, episode in counted)
         return counted
 
     def state_dict(self) -> dict[str, Any]:
-        """Games by start, overdue ones first; a row is [actor, env, return, length, ended, reported]."""
+        """All games by start, overdue ones first, each as its fields."""
         overdue = [game for games in self._playing for game in games if game.overdue]
         rows = [
-            [game.actor, game.env, *(game.episode or Episode(0.0, -1))[:2], game.ended, game.reported]
+            [game.actor, game.env, game.episode and list(game.episode), game.ended, game.overdue, game.reported]
             for game in (*overdue, *self._queue)
         ]
-        return {"sizes": [self.num_actors, self.num_envs], "overdue": len(overdue), "games": rows}
+        return {"sizes": [self.num_actors, self.num_envs], "games": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the games of a `state_dict`. Raises ValueError for other numbers of actors or environments."""
         if state["sizes"] != [self.num_actors, self.num_envs]:
             raise ValueError(f"it has (actors, environments) {state['sizes']}")
-        self._queue.clear()
-        self._overdue = state["overdue"]
-        for number, (actor, env, episode_return, length, ended, reported) in enumerate(state["games"]):
-            episode = Episode(episode_return, length, env) if length >= 0 else None
-            game = _Game(actor, env, episode, ended, number < state["overdue"], reported)
-            if not ended:
-                self._playing[actor][env] = game
-            if not game.overdue:
-                self._queue.append(game)
+        games = [_Game(actor, env, end and Episode(*end), *flags) for actor, env, end, *flags in state["games"]]
+        self._overdue = sum(game.overdue for game in games)
+        self._queue = deque(game for game in games if not game.overdue)
+        for game in games:
+            if not game.ended:
+                self._playing[game.actor][game.env] = game

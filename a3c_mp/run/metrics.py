@@ -5,41 +5,35 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import torch
 from torch import Tensor
 
 from a3c_mp.errors import TrainingError
 from a3c_mp.maths.losses import with_diagnostics
-from a3c_mp.run.averages import Means, RateClock, Timings
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
 from a3c_mp.run.mean_return import CountedEpisode, short_return
-from a3c_mp.run.progress import Progress
+from a3c_mp.run.progress import Progress, Timings
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve, each a mean over that time; a point before a checkpoint can come sooner"""
 MOST_UPDATES = 100
-"""updates per second whose metrics enter that mean; with small nets there are a thousand, and statistics of all of them
-would take a tenth of the learner's time"""
-RETRY_SECONDS = 60.0
-"""time after a failed write of the event file until the next attempt"""
-
-Point = tuple[str, float, int]
-"""name, value and agent steps of a point of a curve"""
+"""updates per second whose metrics enter that mean: of a thousand, as with small nets, statistics take a tenth of the
+learner's time"""
+MIN_RATE_SECONDS = 0.1
+"""shortest time over which a rate says something"""
+SMOOTHING = 0.1
+"""weight of the newest point, one per second, in the rate of the progress line"""
 
 
 class MetricsWriter:
-    """Averages metrics over `FLUSH_SECONDS` and writes them, with the progress of the run.
-
-    Raises:
-        OSError: `episodes.csv` cannot be read or written.
-    """
+    """Averages metrics over `FLUSH_SECONDS` and writes them. Raises OSError if it cannot use `episodes.csv`."""
 
     def __init__(self, folder: Path, progress: Progress, log: logging.Logger):
         self.folder, self.progress, self.log = folder, progress, log
@@ -53,16 +47,13 @@ class MetricsWriter:
         self.episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
 
     def open(self) -> None:
-        """Open the event file, the tracker and the display."""
+        from a3c_mp.run.tracking import EventFile, Tracker  # here, so that actors do not load tensorboardX
+
         args, steps = self.progress.args, self.progress.steps
         self.event_file = EventFile(self.folder, None if args.resume is None else steps + 1, self.log)
         rows = [f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items()]
-        self.event_file.text("hyperparameters", "\n".join(["|setting|value|", "|-|-|", *rows]), steps)
-        self.tracker = None
-        if args.track != "none":
-            from a3c_mp.run.tracking import Tracker  # here, as most runs have none
-
-            self.tracker = Tracker(args, self.folder, self.log)
+        self.event_file.text(steps, "hyperparameters", "\n".join(["|setting|value|", "|-|-|", *rows]))
+        self.tracker = None if args.track == "none" else Tracker(args, self.folder, self.log)
         self.display = Display(args.total_steps, self.log, steps)
 
     def close_files(self) -> None:
@@ -77,11 +68,9 @@ class MetricsWriter:
 
     @property
     def sps(self) -> float:
-        """Agent steps per second consumed by the learner since the first rollout arrived."""
         return self.clock.sps(self.progress.steps)
 
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
-        """Add values to the means that the next flush writes."""
         self._means.add(with_diagnostics(metrics))
 
     def record_update(self, metrics: Mapping[str, Tensor | float]) -> None:
@@ -97,17 +86,16 @@ class MetricsWriter:
         self.record_games(games)
 
     def record_games(self, games: Sequence[CountedEpisode]) -> None:
-        """Record games that enter the mean return."""
         for actor, episode in games:
             self.episode_log.add(self.progress.steps, self.progress.wall_seconds, actor, episode)
             means = {"charts/episodic_return": episode.episode_return, "charts/episodic_length": float(episode.length)}
             self._means.add(means)
 
-    def write(self, points: list[Point]) -> None:
-        """Write points of curves: the one place from which they leave the run."""
-        self.event_file.scalars(points)
+    def write(self, steps: int, points: Mapping[str, float]) -> None:
+        """Write a point of each of several curves at this number of agent steps, to TensorBoard and the tracker."""
+        self.event_file.scalars(steps, points)
         if self.tracker is not None:
-            self.tracker.scalars(points)
+            self.tracker.scalars(steps, points)
 
     def end_round(self) -> None:
         """Note the time, and flush if it is due."""
@@ -127,26 +115,26 @@ class MetricsWriter:
             self._share = min(1.0, MOST_UPDATES * seconds / max(self._updates, 1))
         if rates := self.clock.take_point(progress.steps, progress.samples):
             self._updates = 0
-        values = means | rates | self._read_values()
-        self.write([(name, value, progress.steps) for name, value in values.items()])
+        self.write(progress.steps, means | rates | self._values())
         self.episode_log.flush()
         sps = self.clock.recent_sps
-        line = self.progress_line(values.get("charts/policy_lag", math.nan), sps)
-        self.display.show(progress.steps, line, self._seconds_left(progress.steps, sps))
+        self._show(progress.steps, sps, self.progress_line(means.get("charts/policy_lag", math.nan), sps))
 
     def show_pending(self, steps: int, text: str) -> None:
         """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
         steps_done = self.progress.steps + steps
         sps = self.clock.sps(steps_done)  # of the whole run: generations have parts without steps
-        line = "  ".join(filter(None, (self.progress_line(math.nan, sps), text)))
-        self.display.show(steps_done, line, self._seconds_left(steps_done, sps))
+        self._show(steps_done, sps, "  ".join(filter(None, (self.progress_line(math.nan, sps), text))))
 
-    def _read_values(self) -> dict[str, float]:
-        """Values that are read at a flush rather than averaged since the last one."""
+    def _show(self, steps: int, sps: float, line: str) -> None:
+        """Show the progress of the run, with the time until the budget of steps or seconds is spent."""
+        left = (self.progress.args.total_steps - steps) / sps if sps else math.inf
+        self.display.show(steps, line, min(left, self.progress.seconds_left))
+
+    def _values(self) -> dict[str, float]:
         progress = self.progress
-        mean = {"charts/mean_return_100": progress.window.mean} if progress.window.returns else {}
         return {
-            **mean,
+            **({"charts/mean_return_100": progress.window.mean} if progress.window.returns else {}),
             **{f"charts/{name}": float(count) for name, count in progress.counters.items()},
             **{name: read() for name, read in self.gauges.items()},
             "time/elapsed_seconds": progress.wall_seconds,
@@ -162,52 +150,59 @@ class MetricsWriter:
         phase = [text] if (text := self.phase()) else []
         return "  ".join([*phase, f"return {mean}", rate, f"lag {lag:.1f}", *counts])
 
-    def _seconds_left(self, steps: int, sps: float) -> float:
-        """Until the budget of steps or seconds is spent."""
-        left = (self.progress.args.total_steps - steps) / sps if sps else math.inf
-        return min(left, self.progress.seconds_left)
+
+class Means:
+    """Means of named values; tensors stay on their device until `pop`."""
+
+    def __init__(self) -> None:
+        self.values = defaultdict[str, list[Tensor | float]](list)
+
+    def add(self, values: Mapping[str, Tensor | float]) -> None:
+        for name, value in values.items():
+            self.values[name].append(value.detach().float().mean() if isinstance(value, Tensor) else value)
+
+    def pop(self) -> dict[str, float]:
+        """Return the means; the next ones are of what is added from now on."""
+        values, self.values = self.values, defaultdict(list)
+        return {name: torch.stack([torch.as_tensor(v) for v in found]).mean().item() for name, found in values.items()}
 
 
-class EventFile:
-    """A TensorBoard event file, written by the calling thread.
+class RateClock:
+    """Steps and samples per second, from the first rollout until the training loop is left (`stopped`)."""
 
-    tensorboardX's `SummaryWriter` writes on a thread of its own; once that thread dies (disk full), `add_scalar` blocks
-    for ever. The `EventsWriter` underneath raises instead. A failed write is logged and costs points of the curves,
-    never the run; a new file is opened after `RETRY_SECONDS`. TensorBoard hides events of earlier processes from
-    `purge_step` on.
-    """
+    def __init__(self) -> None:
+        self.stopped: float | None = None
+        self.recent_sps = 0.0
+        self._start: tuple[float, int, int] | None = None  # time, steps, samples
+        self._last = 0.0, 0, 0  # of the last point of the curves
 
-    def __init__(self, folder: Path, purge_step: int | None, log: logging.Logger):
-        from tensorboardX.proto.event_pb2 import SessionLog  # here, so that actors do not load it
+    def start(self, steps: int, samples: int) -> None:
+        """Count from now on; only the first call counts."""
+        if self._start is None:
+            self._start = self._last = time.monotonic(), steps, samples
 
-        self.folder, self.log, self.retry_at = folder, log, 0.0
-        self.writer: Any = None
-        if purge_step is not None:
-            self._write([{"step": purge_step, "session_log": SessionLog(status=SessionLog.START)}])
+    @property
+    def _now(self) -> float:
+        return time.monotonic() if self.stopped is None else self.stopped
 
-    def scalars(self, points: list[Point]) -> None:
-        from tensorboardX.summary import scalar
+    @property
+    def seconds(self) -> float:
+        """Since the last point of the curves."""
+        return 0.0 if self._start is None else self._now - self._last[0]
 
-        self._write([{"step": step, "summary": scalar(name, value)} for name, value, step in points])
+    def sps(self, steps: int) -> float:
+        """Agent steps per second since the start."""
+        then, steps_then, _ = self._start or (math.inf, 0, 0)
+        seconds = self._now - then
+        return (steps - steps_then) / seconds if seconds >= MIN_RATE_SECONDS else 0.0
 
-    def text(self, name: str, markdown: str, step: int) -> None:
-        from tensorboardX.summary import text
-
-        self._write([{"step": step, "summary": text(name, markdown)}])
-
-    def _write(self, events: list[dict[str, Any]]) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event
-
-        if time.monotonic() < self.retry_at:
-            return
-        try:
-            if self.writer is None:
-                self.writer = EventsWriter(str(self.folder / "events"), f".{os.getpid()}.{time.monotonic_ns()}")
-            for event in events:
-                self.writer.write_event(Event(wall_time=time.time(), **event))
-            self.writer.flush()
-        except OSError as error:
-            pause = f"training continues without curves for {RETRY_SECONDS:.0f} s"
-            self.log.warning(f"TensorBoard cannot be written ({error}); {pause}")
-            self.writer, self.retry_at = None, time.monotonic() + RETRY_SECONDS
+    def take_point(self, steps: int, samples: int) -> dict[str, float]:
+        """Return the rates since the last point; none, and the next point covers this time too, if it is too short."""
+        if (seconds := self.seconds) < MIN_RATE_SECONDS:
+            return {}
+        then, steps_then, samples_then = self._last
+        self._last = then + seconds, steps, samples
+        sps = (steps - steps_then) / seconds
+        self.recent_sps += (SMOOTHING if self.recent_sps else 1.0) * (sps - self.recent_sps)
+        rates = {"charts/sps": sps}
+        return rates | ({"charts/samples_per_second": (samples - samples_then) / seconds} if samples else {})

@@ -1,13 +1,14 @@
-"""Progress of a run: what the training loop needs of it (`RunState`), its counters and its stop rules."""
+"""What a training loop needs of its run (`RunState`): counters, mean return, stop rules."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,19 +18,22 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.pool import WorkerEvent
-from a3c_mp.run.averages import Timings
 from a3c_mp.run.evaluation import Evaluations
-from a3c_mp.run.mean_return import CountedEpisode, ReturnWindow
+from a3c_mp.run.mean_return import WINDOW, CountedEpisode, ReturnWindow
+from a3c_mp.seeds import LEARNER, derive_seeds
 
 
-class RunState(Protocol):
-    """What a training loop needs of its run: a `Run` in learner 0, a `ReplicaRun` in the other learners."""
+class RunState:
+    """The run of learners 1, 2, ...: it counts what the `Run` of learner 0 counts, and writes nothing."""
 
-    args: CommonArgs
-    progress: Progress
-    rng: torch.Generator
-    timing: Timings
-    log: logging.Logger
+    def __init__(self, args: CommonArgs, rank: int, steps: int, updates: int):
+        self.args, self.rank = args, rank
+        self.progress = Progress(args, steps, updates)
+        self.rng = torch.Generator()
+        self.timing = Timings()
+        self.log = logging.Logger("silent")  # learner 0 logs the same
+        self.log.addHandler(logging.NullHandler())
+        self.end_round()
 
     @property
     def steps(self) -> int:
@@ -43,19 +47,61 @@ class RunState(Protocol):
     def counters(self) -> Counter[str]:
         return self.progress.counters
 
-    def should_stop(self) -> bool: ...
-    def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None: ...
-    def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None: ...
-    def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None: ...
-    def on_restart(self, message: WorkerEvent) -> None: ...
-    def keep(self, **parts: Stateful) -> None: ...
-    def end_round(self) -> None: ...
+    def should_stop(self) -> bool:
+        return False  # learner 0 decides it for all
+
+    def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
+        """Record agent steps that are learned from, the episodes that ended in them, and the policy lag in versions."""
+        self.progress.record_rollout(steps, episodes, actor, policy_lag)
+
+    def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
+        """Record metrics, to be averaged until they are written."""
+
+    def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None:
+        """Record an update of the weights, its metrics, and the samples it used, for charts/samples_per_second."""
+        self.progress.record_update(samples)
+
+    def on_restart(self, message: WorkerEvent) -> None:
+        """Record the restart of an actor that died or hung, lost games, joins and leaves."""
+        self.progress.on_restart(message)
+
+    def keep(self, **parts: Stateful) -> None:
+        """Add what an exact resume needs to the checkpoints of a deterministic run; on resume, restore it."""
+
+    def end_round(self) -> None:
+        """End a round of all learners; here, seed the next one from the steps, so that a resumed run draws the same."""
+        self.rng.manual_seed(derive_seeds(self.args.seed, self.steps, self.rank, LEARNER)[0])
+
+
+class Timings:
+    """A timer of named sections of code; `with timings("learning"):` adds to one."""
+
+    def __init__(self) -> None:
+        self.seconds, self.since = defaultdict[str, float](float), time.monotonic()
+        self.ended = 0.0  # when the last section or round ended
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.ended = time.monotonic()
+            self.seconds[name] += self.ended - start
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of each section in the time since the last call."""
+        now = time.monotonic()
+        shares = {name: seconds / (now - self.since) for name, seconds in self.seconds.items()}
+        self.seconds.clear()
+        self.since = now
+        return shares
 
 
 class Progress:
     """Counters, mean return, policy lag and wall time of a run, and the stop rules that follow from them."""
 
-    SAVED = ("steps", "updates", "samples", "worker_restarts", "policy_lag", "confirmed_mean")  # as they are
+    SAVED = ("steps", "updates", "samples", "worker_restarts", "policy_lag", "confirmed_mean")  # in checkpoints
 
     def __init__(self, args: CommonArgs, steps: int = 0, updates: int = 0):
         self.args, self.steps, self.updates = args, steps, updates
@@ -67,15 +113,15 @@ class Progress:
         self.evals = Evaluations(args)
         self.best_mean = -math.inf  # of the checkpoints so far
         self.policy_lag = [0, 0]  # sum over rollouts, their number
-        self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier processes of a resumed run
-        self.budget_since: float | None = None  # when `--max-seconds` began to count: at the first rollout
+        self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier starts
+        self.budget_since: float | None = None  # `--max-seconds` count from the first rollout
         self.confirmed_mean = -math.inf  # of games played to confirm that the task is solved, where a chapter does so
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
 
     def record_rollout(
         self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int
     ) -> list[CountedEpisode]:
-        """Count agent steps, the episodes that ended in them, and the policy lag; returns those that enter the mean."""
+        """Count a rollout; returns the episodes that enter the mean return with it."""
         self.start_budget()
         self.steps += steps
         self.policy_lag = [self.policy_lag[0] + policy_lag, self.policy_lag[1] + 1]
@@ -86,10 +132,10 @@ class Progress:
         self.samples += samples
 
     def on_restart(self, message: WorkerEvent) -> list[CountedEpisode]:
-        """Count a restarted actor, and drop its unfinished games unless rebuilt; returns as `record_rollout`."""
+        """Count a restart, and drop the actor's unfinished games unless rebuilt; returns as `record_rollout`."""
         self.worker_restarts += message.replaced
-        plays_on = self.args.deterministic and message.replaced
-        if message.actor < 0 or plays_on:  # below 0, it concerns no actor's games
+        is_rebuilt = self.args.deterministic and message.replaced
+        if message.actor < 0 or is_rebuilt:  # below 0, it concerns no actor's games
             return []
         if message.left:
             self.window.leave(message.actor)
@@ -98,14 +144,14 @@ class Progress:
 
     def stop_reason(self) -> str | None:
         """Why the run should stop: "solved", "max_seconds" or "total_steps"; None if it should not."""
-        if self.solved_at is not None or self._is_solved():
+        if self.solved_at is not None or self._is_solved:
             return "solved"
         if self.seconds_left <= 0:
             return "max_seconds"
         return "total_steps" if self.steps >= self.args.total_steps else None
 
     def start_budget(self) -> None:
-        """Count `--max-seconds` from now on, unless they count already."""
+        """Count `--max-seconds` from now on; only the first call counts."""
         if self.budget_since is None:
             self.budget_since = time.monotonic()
 
@@ -122,8 +168,8 @@ class Progress:
         return self.seconds_before + time.monotonic() - self.started
 
     def record_solved(self) -> None:
-        """Record when a mean return, of training or evaluation, first reaches its goal; called between rounds."""
-        if self.solved_at is None and self._is_solved():
+        """Record when a mean return, of training or evaluation, first reaches its goal."""
+        if self.solved_at is None and self._is_solved:
             self.solved_at = (round(self.wall_seconds, 2), self.steps)
 
     def confirm(self, mean: float) -> None:
@@ -133,9 +179,10 @@ class Progress:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the games of `confirm` reached `--stop-return`."""
+        """Whether those games reached `--stop-return`."""
         return self.args.stop_return is not None and self.confirmed_mean >= self.args.stop_return
 
+    @property
     def _is_solved(self) -> bool:
         goal = self.args.training_goal
         by_training = goal is not None and self.window.is_representative and self.window.mean >= goal
@@ -152,7 +199,6 @@ class Progress:
         return self.is_highest and (not self.args.evaluates or self.evals.has_failed)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint written now holds of it."""
         return {
             **{name: getattr(self, name) for name in self.SAVED},
             "best_mean": self.window.mean if self.is_highest else self.best_mean,
@@ -167,10 +213,7 @@ class Progress:
         for name in (*self.SAVED, "best_mean"):
             setattr(self, name, state[name])
         self.seconds_before, self.window.episodes = state["wall_seconds"], state["episodes"]
-        self.window.returns.clear()
-        self.window.returns.extend(state["returns"])
-        self.counters.clear()
-        self.counters.update(state["counters"])
+        self.window.returns, self.counters = deque(state["returns"], WINDOW), Counter(state["counters"])
         self.evals.load_state_dict(state["evals"], self.steps)
 
     def summary(self) -> dict[str, Any]:

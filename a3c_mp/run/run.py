@@ -171,7 +171,7 @@ class Run(RunState):
 
     def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None:
         """Write the result of an evaluation, and the net that was evaluated if it is the best so far."""
-        self.metrics.write([(f"eval/{name}", value, evaluation.steps) for name, value in evaluation.figures.items()])
+        self.metrics.write(evaluation.steps, {f"eval/{name}": value for name, value in evaluation.figures.items()})
         self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
             self.checkpointer.save_best(best_net, evaluation)
@@ -246,7 +246,7 @@ class Run(RunState):
 
 def make_evaluator(run: Run, make_policy: MakePolicy | None) -> Evaluator:
     """Make the evaluator's process, which the first snapshot starts."""
-    from a3c_mp.run import evaluate, evaluator  # here, as most runs are not evaluated
+    from a3c_mp.run import evaluate  # here, as most runs are not evaluated
 
     def on_restart(message: WorkerEvent) -> None:
         run.progress.evals.restarts += 1
@@ -254,7 +254,7 @@ def make_evaluator(run: Run, make_policy: MakePolicy | None) -> Evaluator:
 
     make_policy = make_policy or evaluate.make_policy
     snapshot = run.progress.evals.snapshot
-    return evaluator.EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
+    return evaluate.EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
 
 
 def refuse_ended(folder: Path, progress: Progress) -> None:

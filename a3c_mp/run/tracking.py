@@ -1,4 +1,4 @@
-"""Experiment trackers (`--track`): the points of all curves, sent to Weights & Biases or trackio as well."""
+"""Where the points of all curves go: TensorBoard's event file, and Weights & Biases or trackio (`--track`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import logging
 import os
 import secrets
 import sys
-from collections import defaultdict
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar, text
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import one_line
@@ -18,16 +23,49 @@ from a3c_mp.run.files import write_atomically
 from a3c_mp.run.run_dir import as_recorded, name_of
 from a3c_mp.run.script import in_time
 
+RETRY_SECONDS = 60.0
+"""time after a failed write of the event file until the next attempt"""
 FINISH_SECONDS = 30.0
 """longest wait, at the end of a run, for a tracker to send what it has"""
 
 
-class Tracker:
-    """A run in an experiment tracker; what it fails at costs a warning and all further points, never the run.
+class EventFile:
+    """A TensorBoard event file, written by the calling thread.
 
-    Both trackers have the interface of wandb: `init`, `log`, `finish`. Offline modes are set by their environment
-    variables (`WANDB_MODE=offline`; trackio is local by default). The folder keeps the id of the run for a resume.
+    tensorboardX's `SummaryWriter` writes on a thread; once that dies (disk full), `add_scalar` blocks for ever. The
+    `EventsWriter` underneath raises instead: a failed write costs a warning, and points of the curves until a new file
+    is opened after `RETRY_SECONDS`. TensorBoard hides events of earlier processes from `purge_step` on.
     """
+
+    def __init__(self, folder: Path, purge_step: int | None, log: logging.Logger):
+        self.folder, self.log, self.retry_at = folder, log, 0.0
+        self.writer: Any = None
+        if purge_step is not None:
+            self._write([{"step": purge_step, "session_log": SessionLog(status=SessionLog.START)}])
+
+    def scalars(self, steps: int, points: Mapping[str, float]) -> None:
+        self._write([{"step": steps, "summary": scalar(name, value)} for name, value in points.items()])
+
+    def text(self, steps: int, name: str, markdown: str) -> None:
+        self._write([{"step": steps, "summary": text(name, markdown)}])
+
+    def _write(self, events: list[dict[str, Any]]) -> None:
+        if time.monotonic() < self.retry_at:
+            return
+        try:
+            if self.writer is None:
+                self.writer = EventsWriter(str(self.folder / "events"), f".{os.getpid()}.{time.monotonic_ns()}")
+            for event in events:
+                self.writer.write_event(Event(wall_time=time.time(), **event))
+            self.writer.flush()
+        except OSError as error:
+            pause = f"training continues without curves for {RETRY_SECONDS:.0f} s"
+            self.log.warning(f"TensorBoard cannot be written ({error}); {pause}")
+            self.writer, self.retry_at = None, time.monotonic() + RETRY_SECONDS
+
+
+class Tracker:
+    """A run in an experiment tracker (`init`, `log`, `finish`); a failure costs a warning and all further points."""
 
     def __init__(self, args: CommonArgs, folder: Path, log: logging.Logger):
         self.name, self.log = args.track, log
@@ -46,13 +84,8 @@ class Tracker:
         except Exception as error:  # whatever a network, a server or an account can cause
             self._give_up(error)
 
-    def scalars(self, values: list[tuple[str, float, int]]) -> None:
-        """Send (name, value, step) triples."""
-        by_step: dict[int, dict[str, float]] = defaultdict(dict)
-        for name, value, step in values:
-            by_step[step][name] = value
-        for step, metrics in by_step.items():
-            self._call("log", {**metrics, "steps": step})
+    def scalars(self, steps: int, points: Mapping[str, float]) -> None:
+        self._call("log", {**points, "steps": steps})
 
     def close(self) -> None:
         """Have everything sent, for at most `FINISH_SECONDS`: signals do not end the process meanwhile."""
@@ -74,7 +107,7 @@ class Tracker:
 
 
 def run_id(folder: Path) -> str:
-    """The id of a run in a tracker, made at its first start: names of folders are not unique."""
+    """The id of a run in a tracker, kept for a resume: names of folders are not unique."""
     file = folder / "tracker_id"
     if not file.exists():
         write_atomically(file, secrets.token_hex(8).encode())

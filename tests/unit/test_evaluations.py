@@ -21,15 +21,30 @@ from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.run import Run
 
-ARGS = CommonArgs(eval_every=100, eval_episodes=3)
+ARGS = CommonArgs(eval_every=100, eval_episodes=3, num_actors=1, num_envs=1)
+WITH_GOAL = replace(ARGS, stop_eval_return=6.0)
 DETERMINISTIC = replace(ARGS, deterministic=True, stop_eval_return=50.0)
+LOST = WorkerError("evaluator (pid 1) is lost")
 
 
-class FakeEvaluator:
-    """Remembers which weights it was given; a test says when it answers, and with what."""
+class Scene:
+    """A run of one weight, which is the number of agent steps, and its evaluator: a test says what that answers."""
 
-    def __init__(self):
-        self.played, self.answer, self.tape = [], None, []
+    def __init__(self, log, args=ARGS):
+        self.progress, self.net = Progress(args), nn.Linear(1, 1, bias=False)
+        self.played, self.results, self.answer, self.tape = [], [], None, []
+        self.evals = self.progress.evals
+        self.evals.attach(self.net, log, self.record)
+        self.evals.evaluator = self
+
+    def record(self, evaluation, best_net):
+        best = None if best_net is None else best_net.weight.item()
+        self.results.append((evaluation.steps, evaluation.figures["return_mean"], best))
+
+    def round(self, steps, answer=None):
+        self.progress.steps, self.answer = steps, answer
+        nn.init.constant_(self.net.weight, steps)
+        return self.evals.end_round(steps)
 
     def start(self, net):
         self.played.append(net.weight.item())
@@ -48,25 +63,6 @@ class FakeEvaluator:
         self.tape.append("closed")
 
 
-class Scene:
-    """A run of one weight, which is the number of agent steps."""
-
-    def __init__(self, log, args=ARGS):
-        self.progress, self.net, self.evaluator = Progress(args), nn.Linear(1, 1, bias=False), FakeEvaluator()
-        self.results, self.evaluations = [], self.progress.evals
-        self.evaluations.attach(self.net, log, self.record)
-        self.evaluations.evaluator = self.evaluator
-
-    def record(self, evaluation, best_net):
-        best = None if best_net is None else best_net.weight.item()
-        self.results.append((evaluation.number, evaluation.steps, evaluation.figures["return_mean"], best))
-
-    def round(self, steps, answer=None):
-        self.progress.steps, self.evaluator.answer = steps, answer
-        nn.init.constant_(self.net.weight, steps)
-        return self.evaluations.end_round(steps)
-
-
 def games(mean, sha="0"):
     return PlayedGames([mean - 1.0, mean, mean + 1.0], [5, 6, 7], sha)
 
@@ -76,38 +72,20 @@ def scene(log):
     return Scene(log)
 
 
-def test_an_evaluation_starts_at_every_multiple_once_the_last_one_has_ended(scene):
+def test_an_evaluation_starts_at_every_multiple_once_the_last_one_has_ended_and_the_net_that_played_is_the_best(scene):
     for steps in (30, 99, 130, 190, 260):
         scene.round(steps)
-    assert scene.evaluator.played == [130]
+    assert scene.played == [130]
     scene.round(290, games(7.0))  # that of 200 is overdue
     scene.round(310, games(8.0))
-    scene.round(350)
-    assert scene.evaluator.played == [130, 290, 310]
-    assert scene.results == [(1, 130, 7.0, 130), (2, 290, 8.0, 290)]
-
-
-def test_the_net_that_played_is_the_best_one_whatever_has_been_learned_meanwhile(scene):
-    scene.round(100)
-    for steps in (150, 170):
-        scene.round(steps)
-    scene.round(190, games(5.0))
-    scene.round(200)
-    scene.round(290, games(4.0))
-    assert scene.results == [(1, 100, 5.0, 100), (2, 200, 4.0, None)]
-    assert scene.progress.evals.best_mean == 5.0
-
-
-@pytest.mark.parametrize("mean", [math.nan, -math.inf])
-def test_a_mean_that_is_no_number_is_never_the_best(scene, mean):
-    scene.round(100)
-    scene.round(150, games(mean))
-    assert scene.results[0][3] is None
-    assert not scene.progress.evals.best
+    scene.round(350, games(4.0))
+    assert scene.played == [130, 290, 310]
+    assert scene.results == [(130, 7.0, 130), (290, 8.0, 290), (310, 4.0, None)]
+    assert scene.evals.best_mean == 8.0
 
 
 def test_the_goal_is_reached_by_an_evaluation_and_the_mean_return_of_training_decides_no_best(log):
-    scene = Scene(log, replace(ARGS, stop_eval_return=6.0, num_actors=1, num_envs=1))
+    scene = Scene(log, WITH_GOAL)
     scene.progress.record_rollout(0, [Episode(99.0, 5)] * MIN_EPISODES, 0, 0)
     assert not scene.progress.is_best
     scene.round(100)
@@ -117,140 +95,101 @@ def test_the_goal_is_reached_by_an_evaluation_and_the_mean_return_of_training_de
     scene.round(250, games(6.0))
     assert scene.progress.stop_reason() == "solved"
     scene.round(300)
-    assert scene.evaluator.played == [100, 200], "a solved run starts no further one"
+    assert scene.played == [100, 200], "a solved run starts no further one"
 
 
-def test_a_failed_evaluator_costs_a_warning_and_with_a_goal_the_run(log, tape):
-    scene = Scene(log, replace(ARGS, num_actors=1, num_envs=1))
+def test_a_failed_evaluator_costs_a_warning_and_with_a_goal_the_run(scene, log, tape):
     scene.progress.record_rollout(0, [Episode(9.0, 5)] * MIN_EPISODES, 0, 0)
     scene.round(100)
     assert not scene.progress.is_best
-    scene.round(150, WorkerError("evaluator (pid 1) is lost"))
+    scene.round(150, LOST)
     assert scene.progress.is_best, "from here on training decides"
     scene.progress.best_mean = scene.progress.state_dict()["best_mean"]  # as a checkpoint does
     assert not scene.progress.is_best, "it is no higher than it was"
     for steps in (200, 300):
         scene.round(steps)
     assert tape.messages == ["no further evaluation in this run, training continues: evaluator (pid 1) is lost"]
-    assert scene.evaluator.played == [100]
-    assert scene.evaluator.tape == ["closed"]
-    scene = Scene(log, replace(ARGS, stop_eval_return=6.0))
+    assert (scene.played, scene.tape) == ([100], ["closed"])
+    scene = Scene(log, WITH_GOAL)
     scene.round(100)
     with pytest.raises(WorkerError, match="is lost"):
-        scene.round(150, WorkerError("evaluator (pid 1) is lost"))
+        scene.round(150, LOST)
 
 
-# ---- a deterministic run with a goal
-
-
-def test_where_a_result_ends_a_deterministic_run_it_counts_when_the_next_is_due_and_is_waited_for(log):
+def test_in_a_deterministic_run_with_a_goal_a_result_counts_when_the_next_is_due_and_is_waited_for(log):
     scene = Scene(log, DETERMINISTIC)
     scene.round(100)
     scene.round(120, games(60.0))
     assert scene.progress.stop_reason() is None, "it has arrived, and does not count yet"
     scene.round(200)
-    assert scene.results == [(1, 100, 60.0, 100)]
+    assert scene.results == [(100, 60.0, 100)]
     assert scene.progress.stop_reason() == "solved"
 
     scene = Scene(log, DETERMINISTIC)
-    for steps in (100, 150):
-        scene.round(steps)
-    assert scene.evaluator.tape == [], "nothing is waited for before"
+    assert all(scene.round(steps) for steps in (100, 150))
+    assert scene.tape == [], "nothing is waited for before"
+    assert not scene.round(200), "a signal ends the wait, and leaves the round open"
+    assert (scene.played, scene.results) == ([100], [])
     assert scene.round(230, games(7.0))
-    assert scene.evaluator.tape == [math.inf]
-    assert scene.evaluator.played == [100, 230]
+    assert scene.tape == [math.inf, math.inf]
+    assert scene.played == [100, 230]
 
 
-def test_a_signal_ends_the_wait_and_leaves_the_round_open(log):
-    scene = Scene(log, DETERMINISTIC)
-    assert scene.round(100)
-    assert not scene.round(200), "as a wait returns without games after a signal"
-    assert scene.evaluator.played == [100]
-    assert scene.results == []
-
-
-def test_a_resumed_one_plays_with_the_snapshot_that_was_running(log):
-    scene, other = Scene(log, DETERMINISTIC), Scene(log, DETERMINISTIC)
-    idle = scene.evaluations.state_dict()
-    scene.round(100)
-    scene.round(150)
-    other.progress.load_state_dict({**scene.progress.state_dict(), "wall_seconds": 0.0})
-    other.round(160)
-    assert other.evaluator.played == [100]
-    other.round(200, games(7.0))
-    assert other.results == [(1, 100, 7.0, 100)]
-    assert other.evaluator.played == [100, 200]
-    other.evaluations.load_state_dict(idle, 50)  # an older checkpoint, as a newer one cannot be read
-    assert other.evaluations.running is None
-
-
-def test_progress_goes_on_where_it_was_and_figures_are_those_of_play():
-    evals, again, overdue = (Evaluations(replace(ARGS, seed=2)) for _ in range(3))
+def test_a_resumed_run_counts_on_and_the_next_one_may_be_overdue():
+    evals = Evaluations(ARGS)
+    evals.record(Evaluation(130, PlayedGames([1.0, 3.0], [5, 7], "abc")))
     evals.next_steps = 200
-    evals.record(evaluation := Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
-    assert evaluation.figures == {"return_mean": 2.0, "return_std": 1.0, "length_mean": 6.0}
-    again.load_state_dict(evals.state_dict(), 170)
-    assert again.state_dict() == evals.state_dict()
-    assert again.summary() == evals.summary()
-    assert (again.summary()["eval_weights_sha256"], again.next_steps, again.best_mean) == ("abc", 200, 2.0)
-    overdue.load_state_dict(evals.state_dict(), 250)
-    assert overdue.next_steps == 200
+    for steps in (170, 250):
+        again = Evaluations(ARGS)
+        again.load_state_dict(evals.state_dict(), steps)
+        assert again.state_dict() == evals.state_dict()
+        assert again.summary() == evals.summary()
+    assert (again.next_steps, again.best_mean, again.summary()["eval_weights_sha256"]) == (200, 2.0, "abc")
     off = Evaluations(CommonArgs())
     assert (off.summary(), off.end_round(10**9), off.is_solved) == ({}, True, False)
 
 
-def test_a_confirmed_evaluation_is_the_best_also_after_a_luckier_one():
+def test_the_best_has_the_highest_mean_that_is_a_number_or_was_confirmed_after_a_luckier_one():
     evals = Evaluations(ARGS)
-    assert evals.record(Evaluation(1, 130, [1.0, 3.0], [5, 7], "abc"))
-    assert not evals.record(Evaluation(2, 140, [1.0, 2.0], [5, 7], "abd"))
-    assert evals.record(Evaluation(3, 150, [1.0, 2.0], [5, 7], "abe"), confirmed=True)
-    assert (evals.best["steps"], evals.best_mean) == (150, 1.5)
-
-
-# ---- the end of a run, and its progress
+    results = [(math.nan, False), (-math.inf, False), (2.0, False), (1.5, False), (1.5, True), (math.inf, False)]
+    found = [evals.record(Evaluation(130, games(mean)), confirmed=confirmed) for mean, confirmed in results]
+    assert found == [False, False, True, False, True, False]
+    assert evals.best_mean == 1.5
 
 
 def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it_should(scene, tape):
-    scene.evaluations.finish()
+    scene.evals.finish()
     scene.round(100)
-    scene.progress.steps, scene.evaluator.answer = 180, None
-    scene.evaluations.finish()
+    scene.progress.steps, scene.answer = 180, None
+    scene.evals.finish()
     assert scene.results == []
-    [seconds] = scene.evaluator.tape
+    [seconds] = scene.tape
     assert seconds <= 60
     assert tape.messages[-1] == "evaluation 1 has not ended; the run ends without it"
-    scene.evaluator.answer = WorkerError("evaluator (pid 1) is lost")
-    scene.evaluations.finish()
-    assert not scene.progress.evals.has_failed, "it decides which of the checkpoints is the best"
-    scene.evaluator.answer = games(7.0)
-    scene.evaluations.finish()
-    assert scene.results == [(1, 100, 7.0, 100)]
-    assert len(scene.evaluator.tape) == 1, "it had arrived"
+    scene.answer = LOST
+    scene.evals.finish()
+    assert not scene.evals.has_failed, "it decides which of the checkpoints is the best"
+    scene.answer = games(7.0)
+    scene.evals.finish()
+    assert scene.results == [(100, 7.0, 100)]
+    assert len(scene.tape) == 1, "it had arrived"
 
 
-@pytest.mark.parametrize(
-    ("during", "mean", "reason"),
-    [("SIGTERM", None, "total_steps"), ("the time limit", None, "total_steps"), ("SIGTERM", 60.0, "solved")],
-)
-def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(during, mean, reason, tmp_path, monkeypatch):
-    settings = {"total_steps": 1000, "max_seconds": 10.0, "stop_eval_return": 50.0}
-    args = replace(ARGS, env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", **settings)
+@pytest.mark.parametrize(("mean", "reason"), [(4.0, "total_steps"), (6.0, "solved")])
+def test_a_signal_that_ends_the_wait_at_the_end_does_not_end_the_run_again(mean, reason, tmp_path, monkeypatch):
+    args = replace(WITH_GOAL, env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", total_steps=1000)
     net = nn.Linear(1, 1)
     with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
 
         def finish():
-            if during == "SIGTERM":
-                signal.raise_signal(signal.SIGTERM)
-            else:
-                run.progress.budget_since -= 20.0
+            signal.raise_signal(signal.SIGTERM)
             assert run.is_interrupted()
-            if mean is not None:
-                run.progress.evals.record(Evaluation(1, 100, [mean], [5], "0"))
+            run.progress.evals.record(Evaluation(100, games(mean)))
 
         monkeypatch.setattr(run.progress.evals, "finish", finish)
         run.record_rollout(1000, [], 0, 0)
         run.end_round()
-    assert (run.exit_code, run.exit_reason, run.summary()["solved"]) == (0, reason, mean is not None)
+    assert (run.exit_code, run.exit_reason, run.summary()["solved"]) == (0, reason, reason == "solved")
 
 
 # ---- whole runs of every chapter
@@ -268,7 +207,6 @@ def test_a_run_is_evaluated_beside_its_training_and_play_repeats_its_best_games(
         assert points[evals["steps"]] == pytest.approx(evals[name])
         assert points[evals["best_steps"]] == pytest.approx(evals[f"best_{name}"])
     assert max(event.value for event in curves["eval/return_mean"]) == pytest.approx(evals["best_return_mean"])
-    assert done.log.count("; the best so far") >= 1
 
     best = done.load(done.best)
     assert best["steps"] == evals["best_steps"]
@@ -288,24 +226,30 @@ def test_games_that_do_not_end_are_cut_in_evaluations_and_in_play(run_inline, ch
     assert "3 games, of which 3 reached 7 steps, where they are cut (--eval-max-steps)" in done.log
     assert "as play.py --episodes 3 " in done.log
     played = run_inline("play.py", "runs/r", "--episodes", "3", "--max-steps", "7")
-    assert played.code == 0, played.err
     assert "raw scores: 7 7 7" in played.out
     assert "3 of them reached 7 steps, where they are cut (--max-steps)" in played.out
 
 
-def test_a_run_that_is_solved_by_evaluation_ends_with_the_weights_that_passed(run_inline):
+def test_a_run_that_is_solved_by_evaluation_ends_with_the_weights_that_passed_and_can_go_on(run_inline, each_round):
     done = run_inline.train(A3C_DATA, *EVALUATED, "--stop-eval-return", "5", "--total-steps", "1000000")
     assert (done.code, done.summary["exit_reason"], done.summary["solved"]) == (0, "solved", True)
     assert done.evals["count"] == 1
     assert sha256_of_weights(done.load(done.best)["net"]) == done.evals["weights_sha256"]
     again = run_inline("train_a3c_data.py", "--resume", "runs/r")
     assert again.summary["steps"] == done.summary["steps"], "a solved run has nothing left to do"
-    further = run_inline(
-        "train_a3c_data.py", "--resume", "runs/r", "--stop-eval-return", "501", "--total-steps", "4000"
-    )
+    behind = []
+
+    def compare(run):
+        saved = torch.load(list_checkpoints(run.checkpointer.folder)[0], weights_only=True)["evals"]["best"]
+        behind.append(saved != run.progress.evals.best)
+
+    each_round(compare)
+    flags = ["--stop-eval-return", "501", "--total-steps", "4000"]
+    further = run_inline("train_a3c_data.py", "--resume", "runs/r", *flags)
     assert further.summary["exit_reason"] == "total_steps"
     assert further.evals["count"] > 1
     assert further.evals["best_return_mean"] >= done.evals["return_mean"]
+    assert not any(behind), "the best evaluation is in the checkpoint of its round"
 
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, TASK], ids=row_id)
@@ -319,32 +263,3 @@ def test_a_deterministic_run_is_solved_by_evaluation_at_the_same_step_each_time(
     assert first == second
     assert first[0] >= 1000, "when the second evaluation was due"
     assert runs[0].evals["count"] == 1
-
-
-def test_evaluation_changes_nothing_of_a_deterministic_run(run_inline):
-    flags = ["--deterministic", "--total-steps", "2000"]
-    without = run_inline.train(A3C_DATA, *flags, name="without")
-    evaluated = run_inline.train(A3C_DATA, *flags, *EVALUATED, name="with")
-    assert evaluated.evals["count"] >= 1
-    assert evaluated.summary["weights_sha256"] == without.summary["weights_sha256"]
-    assert torch.equal(evaluated.state["rng"], without.state["rng"])
-
-
-def test_a_best_evaluation_is_in_the_checkpoint_of_its_round_and_a_resume_counts_on(run_inline, each_round):
-    behind = []
-
-    def compare(run):
-        if run.progress.evals.best and (folder := run.checkpointer.folder).exists():
-            saved = torch.load(list_checkpoints(folder)[0], weights_only=True)["evals"]["best"]
-            behind.append(saved != run.progress.evals.best)
-
-    each_round(compare)
-    done = run_inline.train(A3C_DATA, *EVALUATED, "--total-steps", "1200")
-    assert behind
-    assert not any(behind)
-    assert done.state["evals"]["started"] >= done.evals["count"] >= 1
-    first = done.evals
-    resumed = run_inline("train_a3c_data.py", "--resume", "runs/r", "--total-steps", "2400")
-    assert resumed.code == 0, resumed.err
-    assert resumed.evals["count"] > first["count"]
-    assert resumed.evals["best_return_mean"] >= first["best_return_mean"]

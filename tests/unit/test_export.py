@@ -27,19 +27,16 @@ def trained(net, space):
     return net
 
 
-NETS = {
-    "MLP": (lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE),
-    "convolutions": (lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE),
-    "Gaussian": (lambda: make_actor_critic(VECTOR, FORCE), VECTOR, FORCE),
-    "LSTM": (lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE),
-}
-SLOW_NETS = {
-    "several choices": (lambda: make_actor_critic(VECTOR, CHOICES), VECTOR, CHOICES),
-    "DQN": (lambda: dqn.make_net(VECTOR, CHOICE), VECTOR, CHOICE),
-    "DDPG": (lambda: ddpg.make_net(VECTOR, FORCE), VECTOR, FORCE),
-}
-CASES = [pytest.param(*case, id=name) for name, case in NETS.items()]
-CASES += [pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in SLOW_NETS.items()]
+slow = pytest.mark.slow
+CASES = [
+    pytest.param(lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE, id="MLP"),
+    pytest.param(lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE, id="convolutions"),
+    pytest.param(lambda: make_actor_critic(VECTOR, FORCE), VECTOR, FORCE, id="Gaussian"),
+    pytest.param(lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE, id="LSTM"),
+    pytest.param(lambda: make_actor_critic(VECTOR, CHOICES), VECTOR, CHOICES, id="several choices", marks=slow),
+    pytest.param(lambda: dqn.make_net(VECTOR, CHOICE), VECTOR, CHOICE, id="DQN", marks=slow),
+    pytest.param(lambda: ddpg.make_net(VECTOR, FORCE), VECTOR, FORCE, id="DDPG", marks=slow),
+]
 
 
 def action_of(net, output, space):

@@ -49,38 +49,32 @@ def test_a_game_that_does_not_end_is_passed_over_and_counts_when_it_ends_after_a
     assert counted(window.end(0, [Episode(-3.0, 9, env=1), Episode(-4.0, 9, env=0)])) == [(0, -3.0), (0, -4.0)]
 
 
-def test_of_many_long_games_few_are_passed_over():
+@pytest.mark.parametrize("seed", range(5))
+def test_of_many_long_games_few_are_passed_over(seed):
     """Acrobot: 4 of 5 games end after some 90 steps, the others after 500, with the return -length: -172 on average."""
-    highest = []
-    for seed in range(5):
-        rng = np.random.default_rng(seed)
-        lengths = iter(lambda rng=rng: int(rng.integers(70, 111)) if rng.random() < 0.8 else 500, None)
-        found = play(ReturnWindow(1, 64), lengths, 64, steps=3000)
-        means = np.convolve(np.array(found) - 400, np.ones(100) / 100, "valid")
-        highest.append(means.max())
-    assert max(highest) < -110, "-100 would count as solved"
+    rng = np.random.default_rng(seed)
+    lengths = iter(lambda: int(rng.integers(70, 111)) if rng.random() < 0.8 else 500, None)
+    found = play(ReturnWindow(1, 64), lengths, 64, steps=3000)
+    means = np.convolve(np.array(found) - 400, np.ones(100) / 100, "valid")
+    assert means.max() < -110, "-100 would count as solved"
 
 
 def test_many_games_that_never_end_are_passed_over_at_last():
-    window, found = ReturnWindow(num_actors=1, num_envs=4), []
-    for number in range(window.long_limit):
-        found += counted(window.end(0, [Episode(float(number), 1, env=3)]))
+    window = ReturnWindow(num_actors=1, num_envs=4)
+    found = [window.end(0, [Episode(1.0, 1, env=3)]) for _ in range(window.long_limit)]
     assert window.passed_over == 2, "and one as the few are"
-    assert len(found) == window.long_limit
+    assert sum(map(len, found)) == window.long_limit
 
 
 def test_games_of_an_actor_that_has_not_reported_since_they_started_are_not_passed_over():
     """One rollout of the other actor holds hundreds of short games."""
-    window, found = ReturnWindow(num_actors=2, num_envs=2), []
-    for _ in range(3):
-        for actor in (0, 0, 1):
-            found += counted(window.end(actor, [Episode(1.0, 1, env=i % 2) for i in range(200)]))
-    assert window.passed_over == 0
-    assert len(found) > 600, "those that started before the latest games of either actor"
+    window, ended = ReturnWindow(num_actors=2, num_envs=2), [Episode(1.0, 1, env=i % 2) for i in range(200)]
+    found = [len(window.end(actor, ended)) for actor in (0, 0, 1) * 3]
+    assert sum(found) > 600, "those that started before the latest games of either actor"
     for _ in range(2):
-        found += counted(window.end(0, [Episode(1.0, 1, env=i % 2) for i in range(200)]))
+        window.end(0, ended)
     assert window.passed_over == 0
-    assert counted(window.end(1, [])), "now it is known that its games still run"
+    assert window.end(1, []), "now it is known that its games still run"
 
 
 def play(window, lengths, num_envs, steps):
@@ -104,24 +98,19 @@ def test_the_mean_return_is_unbiased_after_a_common_start(seed):
     rng = np.random.default_rng(seed)
     lengths = iter(lambda: int(rng.integers(20, 401)), None)
     found = play(ReturnWindow(1, 64), lengths, 64, steps=4000)[:1000]
-    assert len(found) == 1000
     assert np.mean(found) == pytest.approx(190, rel=0.05)
     windows = [np.mean(found[max(0, end - 100) : end]) for end in range(20, 1000)]
     assert max(windows) < 300, "never solved"
 
 
 @given(st.lists(st.integers(1, 9), min_size=40, max_size=40), st.integers(1, 30))
-def test_games_that_were_saved_go_on_alike(lengths, split):
-    first, second = (iter(lengths * 9) for _ in range(2))
-    whole, half, again = (ReturnWindow(1, 4) for _ in range(3))
-    assert play(half, second, 4, split) == play(whole, first, 4, split)
-    again.load_state_dict(half.state_dict())
+def test_games_that_were_saved_go_on_alike_and_those_of_other_environments_are_refused(lengths, split):
+    whole, again = ReturnWindow(1, 4), ReturnWindow(1, 4)
+    play(whole, iter(lengths * 9), 4, split)
+    again.load_state_dict(whole.state_dict())
     assert again.state_dict() == whole.state_dict()
     ends = [Episode(float(env), 1, env) for env in (2, 0, 3, 1, 2)]
     assert counted(again.end(0, ends)) == counted(whole.end(0, ends))
     assert again.state_dict() == whole.state_dict()
-
-
-def test_games_of_other_environments_are_refused():
     with pytest.raises(ValueError, match=r"it has \(actors, environments\) \[1, 4\]"):
-        ReturnWindow(2, 2).load_state_dict(ReturnWindow(1, 4).state_dict())
+        ReturnWindow(2, 2).load_state_dict(whole.state_dict())

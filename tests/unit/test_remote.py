@@ -25,8 +25,7 @@ from a3c_mp.processes.pool import WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run import evaluator
-from a3c_mp.run.evaluator import EvaluationGames
+from a3c_mp.run import evaluate
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.run import Run
 from a3c_mp.task import node as node_module
@@ -297,7 +296,7 @@ def test_a_collector_that_has_lost_its_place_ends_alone(nodes, monkeypatch, tape
 
 
 def test_a_run_whose_evaluator_is_a_node_shares_no_snapshots(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluator, "Weights", lambda net: pytest.fail("allocated"))
+    monkeypatch.setattr(evaluate, "Weights", lambda net: pytest.fail("allocated"))
     args = train_task.Args(env_id="CartPole-v1", eval_every=100, runs_dir=tmp_path, run_name="r")
     setup = A3CSetup(args)
     with Run(args, args.chapter, setup.net, setup.optimizer, evaluates_elsewhere=True) as run:
@@ -411,7 +410,7 @@ def test_a_malformed_result_is_dropped(nodes, evaluators, tape, args):
 def test_the_games_of_a_standalone_evaluator_end_with_the_run_and_with_the_time(seconds):
     settings = train_task.Args(env_id="CartPole-v1", eval_episodes=1_000_000)
     looks, interrupted = itertools.count(), seconds == math.inf
-    end = InlineEvaluator(EvaluationGames.of(settings), lambda: interrupted and next(looks) > 50)
+    end = InlineEvaluator(settings, lambda: interrupted and next(looks) > 50)
     closing, closed = end.closing, []
     end.closing = lambda env: closed.append(env) or closing(env)
     end.start(A3CSetup(settings).net)
@@ -436,10 +435,8 @@ def test_the_mean_return_waits_for_a_collector_from_its_join_until_it_leaves():
     games = iter(range(100))
 
     def end_game(actor=0):
-        return [
-            counted.episode.episode_return
-            for counted in progress.record_rollout(1, [Episode(next(games), 5)], actor, 0)
-        ]
+        counted = progress.record_rollout(1, [Episode(next(games), 5)], actor, 0)
+        return [episode.episode_return for _, episode in counted]
 
     assert end_game() == [0], "nobody has joined"
     progress.on_restart(WorkerEvent(1, "", replaced=False, joined=True))

@@ -1,34 +1,36 @@
 """A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
 
-import io
 import math
 import os
-import re
 import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
+from gymnasium.spaces import Discrete
 from torch import nn
 
-from a3c_mp.algorithms import apex, apex_settings
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError, NothingToDo, TrainingError, WorkerError
-from a3c_mp.processes.console import progress_bar
-from a3c_mp.processes.pool import WorkerEvent
+from a3c_mp.data.resume_states import ActorLayout
+from a3c_mp.errors import ConfigError, NothingToDo, PeerLost, WorkerError
+from a3c_mp.processes.learner_group import LearnerGroup
+from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.prints import prints
+from a3c_mp.processes.slots import Slots
+from a3c_mp.processes.weights import Weights
 from a3c_mp.run import display
-from a3c_mp.run import run as run_module
 from a3c_mp.run.banner import error_summary, resume_command, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import open_log
+from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.mean_return import MIN_EPISODES
+from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import end_of
 
@@ -38,17 +40,12 @@ TRACEBACK = """Traceback (most recent call last):
 """
 
 
-class Part:
+class Part(nn.Module):
     """Something else that a chapter keeps."""
 
     def __init__(self, value=0.0):
-        self.value = torch.tensor(value)
-
-    def state_dict(self):
-        return {"value": self.value}
-
-    def load_state_dict(self, state):
-        self.value = state["value"]
+        super().__init__()
+        self.register_buffer("value", torch.tensor(value))
 
 
 class Misfit(Part):
@@ -88,9 +85,6 @@ def clock(monkeypatch):
     now = [float(math.ceil(time.monotonic()) + 1)]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now
-
-
-# ---- what comes back
 
 
 def test_extra_parts_and_counters_come_back_and_what_a_checkpoint_lacks_starts_empty(args):
@@ -170,21 +164,6 @@ def test_a_run_whose_summary_was_not_written_writes_it_on_resume(args):
         assert end_of(run.folder) == ("total_steps", 100)
 
 
-def test_what_a_deterministic_run_keeps_comes_back(args):
-    args = replace(args, deterministic=True, num_actors=1, num_envs=2)
-    with a_run(args) as run:
-        run.keep(actors=Part(3.0))
-        run.record_rollout(10, [Episode(7.0, 5, env=1)], 0, 0)
-        run.end_round()
-        assert not run.progress.window.returns, "environment 0 is still in its first game"
-    with a_run(resumed(args)) as run:
-        run.keep(actors=(found := Part()))
-        assert found.value == 3.0
-        run.record_rollout(10, [Episode(5.0, 9, env=0)], 0, 0)
-        assert list(run.progress.window.returns) == [5.0, 7.0]
-    assert "differs" not in log_of(run)
-
-
 @pytest.mark.parametrize("change", [{"num_envs": 3}, {"deterministic": False}])
 def test_a_checkpoint_of_other_actors_or_of_an_asynchronous_run_is_resumed_with_a_warning(args, change):
     args = replace(args, deterministic=True, num_actors=1, num_envs=2)
@@ -198,9 +177,6 @@ def test_a_checkpoint_of_other_actors_or_of_an_asynchronous_run_is_resumed_with_
         run.record_rollout(10, [Episode(5.0, 9, env=0)], 0, 0)
         assert list(run.progress.window.returns) == [5.0], "the game that had ended is lost with the one before it"
     assert "the run differs from one that was never interrupted" in log_of(run)
-
-
-# ---- the log
 
 
 def test_the_log_says_at_the_start_what_is_trained_and_when_the_run_ends(tmp_path):
@@ -231,18 +207,14 @@ def test_the_log_says_which_learning_rate_a_run_ends_with_and_where_rewards_are_
     assert settings_parts(replace(falling, entropy_steps=25))[-1] == "entropy 0.03 -> 0 after 25 steps"
 
 
-@pytest.mark.parametrize(
-    ("event", "what", "restarts"),
-    [
-        (
-            WorkerEvent(0, "actor 0 raised; restart 1 of 5\nTraceback:\nError"),
-            "; rebuilt to where it was\nTraceback:",
-            1,
-        ),
-        (WorkerEvent(0, "actor 0 plays new games\nError", replaced=False), "; determinism is lost for the rest of", 0),
-        (WorkerEvent(-1, "actor 1 waits for a place", replaced=False, left=True), "\n", 0),
-    ],
-)
+INCIDENTS = [
+    (WorkerEvent(0, "actor 0 raised; restart 1 of 5\nTraceback:\nError"), "; rebuilt to where it was\nTraceback:", 1),
+    (WorkerEvent(0, "actor 0 plays new games\nError", replaced=False), "; determinism is lost for the rest of", 0),
+    (WorkerEvent(-1, "actor 1 waits for a place", replaced=False, left=True), "\n", 0),
+]
+
+
+@pytest.mark.parametrize(("event", "what", "restarts"), INCIDENTS)
 def test_what_an_incident_means_for_a_deterministic_run_stands_before_the_traceback(args, event, what, restarts):
     with a_run(replace(args, deterministic=True)) as run:
         games = run.progress.window.state_dict()
@@ -262,14 +234,11 @@ def test_the_log_keeps_what_children_print_up_to_a_limit(tmp_path, monkeypatch):
     assert lines == ["line 0", "line 1", "further lines that child processes print are shown on the console only"]
 
 
-# ---- rates and the progress line
-
-
 def test_rates_begin_with_the_first_rollout_and_count_what_came_after_it(args, clock, monkeypatch):
     """A checkpoint right after the first rollout writes the curves too, but no rate over almost no time."""
     with a_run(args) as run:
         written = []
-        monkeypatch.setattr(run.metrics, "write", lambda points: written.append({n: value for n, value, _ in points}))
+        monkeypatch.setattr(run.metrics, "write", lambda steps, points: written.append(points))
         run.metrics.gauges["replay/size"] = lambda: 123
         for seconds, steps in ((0.0, 1000), (0.0625, 0), (5.0, 1000), (5.0, 1000)):
             clock[0] += seconds
@@ -282,73 +251,17 @@ def test_rates_begin_with_the_first_rollout_and_count_what_came_after_it(args, c
         assert run.metrics.sps == pytest.approx(2000 / 10.0625)
 
 
-@pytest.mark.parametrize("stall", [0.0, 300.0])
-def test_rates_have_the_wait_in_which_a_run_ends_but_not_what_comes_after_its_loop(args, clock, stall):
+def test_rates_have_the_wait_in_which_a_run_ends_but_not_what_comes_after_its_loop(args, clock):
     with a_run(args) as run:
         for steps in (0, 1000):  # the first starts the clock
             run.record_rollout(steps, [], 0, policy_lag=0)
-        clock[0] += 10.0
-        run.end_round()
         with run.timing("waiting"):  # for an actor that hangs, until a signal comes
-            clock[0] += stall
+            clock[0] += 300.0
         clock[0] += 50.0  # actors end
-    assert run.summary()["sps"] == pytest.approx(1000 / (10.0 + stall), abs=0.05)
+    assert run.summary()["sps"] == pytest.approx(1000 / 300, abs=0.05)
 
 
-def test_the_rate_of_the_progress_line_is_that_of_the_last_half_minute(args, clock):
-    with a_run(args) as run:
-        assert "  - sps  " in run.metrics.progress_line(0.0, run.metrics.clock.recent_sps)
-        run.record_rollout(10, [], 0, 0)
-        for second in range(1, 101):
-            clock[0] += 1.0
-            run.record_rollout(1000 if second <= 50 else 100, [], 0, 0)
-            run.metrics.flush()
-            if second in (50, 100):
-                assert run.metrics.clock.recent_sps == (1000 if second == 50 else 100)
-        assert run.metrics.sps == 550, "the mean of the run"
-
-
-def test_of_a_thousand_updates_per_second_some_enter_the_curves_and_all_are_counted(args, clock, monkeypatch):
-    """Each is as likely as any other: where an update stands in its rollout must not decide."""
-    with a_run(args) as run:
-        run.record_rollout(10, [], 0, 0)  # starts the clock
-        for _ in range(2):
-            recorded = []
-            with monkeypatch.context() as patch:
-                patch.setattr(run.metrics, "record", lambda metrics: recorded.append(metrics["position"]))  # noqa: B023
-                for update in range(1000):
-                    run.record_update({"position": update % 4})
-            run.metrics.record({"losses/total": 0.0})
-            clock[0] += 1.0
-            run.metrics.flush()
-        assert run.updates == 2000
-        assert 80 <= len(recorded) <= 120
-        assert all(15 <= recorded.count(position) <= 35 for position in range(4))
-
-
-def test_the_progress_bar_of_a_long_run_fits_into_80_columns(args, clock):
-    with a_run(args) as run:
-        run.record_rollout(9_876_543, [Episode(-20.9, 800)], 0, 0)
-        clock[0] += 1000.0
-        line = run.metrics.progress_line(lag=12.3, sps=run.metrics.sps)
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
-    bar = progress_bar(console)
-    bar.add_task("", completed=run.steps, total=args.total_steps, eta="1:00:00", line=line)
-    console.print(bar.get_renderable())
-    assert line in console.file.getvalue()
-
-
-def test_progress_lines_say_how_full_the_replay_is_until_learning_starts(args):
-    with a_run(args) as run:
-        for held, said in ((7_040, "collecting 7,040/20,000  return -"), (20_000, "return -")):
-            apex.show_replay(run, apex_settings.Args(), lambda held=held: held, "")
-            assert run.metrics.progress_line(0.0, 1.0).startswith(said)
-
-
-# ---- checkpoints by the clock and by steps
-
-
-def test_checkpoints_are_written_by_the_clock(args, clock):
+def test_checkpoints_are_written_by_the_clock_and_by_steps_where_asked(args, clock):
     with a_run(replace(args, checkpoint_seconds=60)) as run:
         saved = []
         for seconds in (1.0, 29.0, 32.0, 28.0):
@@ -356,11 +269,8 @@ def test_checkpoints_are_written_by_the_clock(args, clock):
             clock[0] += seconds
             run.end_round()
             saved.append(run.checkpointer.saved_steps)
-        assert saved == [100, 100, 300, 300], "after the first round, and every 60 s from then on"
-
-
-def test_checkpoints_are_also_written_by_steps_where_asked(args):
-    with a_run(replace(args, checkpoint_steps=100, checkpoint_seconds=3600)) as run:
+    assert saved == [100, 100, 300, 300], "after the first round, and every 60 s from then on"
+    with a_run(replace(args, checkpoint_steps=100, run_name="by steps")) as run:
         for _ in range(10):
             run.record_rollout(24, [], 0, 0)
             run.end_round()
@@ -368,14 +278,10 @@ def test_checkpoints_are_also_written_by_steps_where_asked(args):
     assert found == [240, 216, 120], "the last one is that of the end"
 
 
-# ---- the end
-
-
 @pytest.mark.parametrize(
     ("script", "ranks", "command"),
     [
         ("train_a3c_data.py", None, "python train_a3c_data.py --resume 'runs/a run'"),
-        ("/my scripts/train.py", None, "python '/my scripts/train.py' --resume 'runs/a run'"),
         ("a3c-mp train a3c_data", None, "a3c-mp train a3c_data --resume 'runs/a run'"),
         ("train_population.py", "2", "--resume 'runs/a run'"),  # accelerate and torchrun have flags of their own
     ],
@@ -393,7 +299,6 @@ def test_the_command_that_goes_on_is_as_the_run_was_started(script, ranks, comma
     [
         ("actor 0 is lost", "actor 0 is lost"),
         (f"actor 0 failed:\n{TRACEBACK}ValueError: no\n(raised by reset())", "actor 0 failed: ValueError: no"),
-        (f"budget spent\n{TRACEBACK}ValueError: no\n  luck", "budget spent: ValueError: no"),
         ("actor 0 failed:\nof old age", "actor 0 failed:"),
     ],
 )
@@ -425,15 +330,14 @@ def test_a_worker_that_is_lost_is_a_failure_unless_the_budget_was_spent_before_i
     assert (run.exit_code, run.exit_reason) == expected
 
 
-ENDS: dict[str, tuple[BaseException, str]] = {
-    "an error of its own": (KeyError("no such key"), "error: KeyError: 'no such key'"),
-    "an exit": (SystemExit(3), "error: SystemExit: 3"),
-    "a lost worker": (WorkerError("actor 0 (pid 1) is lost"), "error: actor 0 (pid 1) is lost"),
-    "failed learning": (TrainingError("the loss became nan"), "error: the loss became nan"),
-}
-
-
-@pytest.mark.parametrize(("error", "line"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (KeyError("no such key"), "error: KeyError: 'no such key'"),
+        (SystemExit(3), "error: SystemExit: 3"),
+        (WorkerError("actor 0 (pid 1) is lost"), "error: actor 0 (pid 1) is lost"),
+    ],
+)
 def test_whatever_ends_a_run_is_in_run_log(args, error, line):
     with suppress(KeyError, SystemExit), a_run(args) as run:
         run.record_rollout(10, [], 0, 0)
@@ -456,19 +360,6 @@ def test_a_run_is_finished_once(args):
     assert run.checkpointer.newest is not None
 
 
-def test_a_run_handles_signals_that_an_environment_ignores_but_not_those_ignored_from_the_start(args, monkeypatch):
-    monkeypatch.setattr(run_module, "IGNORED_AT_START", {signal.SIGHUP, signal.SIGINT})
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    with a_run(args) as run:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert not run.should_stop()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert run.should_stop()
-    assert run.exit_code == 143
-    assert re.search("SIGINT is ignored, .* SIGTERM ends the run", log_of(run))
-
-
 def test_the_time_limit_counts_from_the_first_rollout(args, clock):
     with a_run(replace(args, max_seconds=60.0)) as run:
         clock[0] += 100
@@ -477,3 +368,32 @@ def test_the_time_limit_counts_from_the_first_rollout(args, clock):
         for seconds, over in ((59, False), (2, True)):
             clock[0] += seconds
             assert run.should_stop() == over
+
+
+class Lost(LearnerGroup):
+    """A group in which the other learner is lost when this one wants to know its messages."""
+
+    def all_gather_object(self, message):
+        raise PeerLost("gone")
+
+    def broadcast_state(self, *parts):
+        pass
+
+
+def test_a_peer_that_is_lost_in_the_middle_of_a_round_leaves_the_states_at_its_start(monkeypatch):
+    """The checkpoint that is written then has the actors' states and the weights of one and the same round."""
+    args, net = CommonArgs(num_actors=2), nn.Linear(1, 1)
+    pool = SimpleNamespace(take=lambda should_stop, size: [Filled(0, 0, 0)])
+    carrier = SimpleNamespace(share=lambda net, dtype, untrained: Weights(net), start=lambda *_, **options: pool)
+    layout, slots = ActorLayout(Discrete(2), 8, {}), Slots({"x": ((1,), torch.float32)}, 1)
+    setup, tape = Setup(net, torch.optim.SGD(net.parameters()), slots, layout, torch.float32), []
+    for group, expected in ((LearnerGroup(), ["report"]), (Lost(0, 2), [])):
+        learner = Learner(args, RunState(args, 0, steps=0, updates=0), setup, None, group, carrier)
+        monkeypatch.setattr(learner.states, "read", lambda filled: ["report"] * len(filled))
+        monkeypatch.setattr(learner.states, "advance", tape.extend)
+        filled = learner.take()
+        assert tape == expected, "a learner alone advances at once"
+        tape.clear()
+    with pytest.raises(PeerLost):
+        learner.record(filled, [MessageStats(8, [], 0, True)])
+    assert tape == []
