@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from a3c_mp.cli import parse_args
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.learner import Learner, Setup
-from a3c_mp.run.replica import ReplicaRun
-from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
+
+if TYPE_CHECKING:
+    from a3c_mp.run.run import Run
 
 
 class Chapter:
@@ -34,6 +34,9 @@ class Chapter:
 
     def __call__(self) -> int:
         """Run the chapter with the settings of the command line; returns the exit code."""
+        from a3c_mp.cli import parse_args  # here, as actors import the chapter and need neither flags nor folders
+        from a3c_mp.run.run import Run
+
         description = sys.modules[self.args_class.__module__].__doc__ or ""
         args = parse_args(self.args_class, self.presets, description)
         setup = self.setup(args)
@@ -60,6 +63,8 @@ class Chapter:
 def peer(group: LearnerGroup, args: Any, steps: int, updates: int, *parts: Callable[..., Any]) -> None:
     """Entry point of learners 1, 2, ...: `parts` are the chapter's actor, train and setup."""
     actor, train, setup = parts
+    from a3c_mp.run.replica import ReplicaRun
+
     run = ReplicaRun(args, group.rank, steps, updates)
     with Learner(args, run, setup(args, group.rank), actor, group) as learner:
         train(args, learner)

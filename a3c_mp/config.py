@@ -1,8 +1,7 @@
 """Settings: the flags that all chapters share, and the check of ranges.
 
-Settings are composed: a chapter's `Args` lists the groups that it is made of (`class Args(A3CArgs, RolloutArgs,
-RewardArgs, CommonArgs)`), and adds its own. A group is a frozen dataclass: a field is a flag, its annotation the range,
-the docstring under it the help text.
+A chapter's `Args` lists the groups that it is made of (`class Args(A3CArgs, RolloutArgs, RewardArgs, CommonArgs)`). A
+group is a frozen dataclass: a field is a flag, its annotation the range, the docstring under it the help text.
 """
 
 from __future__ import annotations
@@ -170,7 +169,6 @@ Fraction = Annotated[float, Between(0, 1)]
 
 
 def flag_name(field: str) -> str:
-    """`num_envs` -> `num-envs`"""
     return field.replace("_", "-")
 
 

@@ -15,8 +15,8 @@ from typing import Any, NoReturn, TypeVar
 from gymnasium.spaces import Box
 
 import wrappers
+from a3c_mp.cli.flags import as_flag, check_unused
 from a3c_mp.cli.parser import UnknownFlag, make_parser, read_flags, refusal
-from a3c_mp.cli.unused_flags import as_flag, check_unused
 from a3c_mp.config import check_ranges, flag_name, format_error
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.layers import is_image
@@ -28,11 +28,6 @@ Presets = Mapping[str, Mapping[str, Any]]
 
 def parse_args(args_class: type[A], presets: Presets, description: str, argv: Sequence[str] | None = None) -> A:
     """Parse the command line over the defaults of a chapter and an environment, or over the settings of a resumed run.
-
-    Args:
-        args_class: the chapter's frozen dataclass; its fields are the flags.
-        presets: of the library; see `defaults_for`.
-        description: shown by `--help`.
 
     Raises:
         ConfigError: anything unknown, malformed or out of range.
@@ -58,11 +53,7 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
 def parse_algo(
     settings: Mapping[str, tuple[type[A], Presets]], description: str, argv: Sequence[str] | None = None
 ) -> A:
-    """Parse the command line of a chapter whose `--algo` decides which settings there are, by default the first ones.
-
-    Args:
-        settings: algorithm -> (args_class, presets), as for `parse_args`.
-    """
+    """Parse the command line of a chapter whose `--algo` decides which (settings, presets) hold, or else the first."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--algo", nargs="?")
     parser.add_argument("--resume", nargs="?", type=Path)
@@ -116,7 +107,6 @@ def _fields(args_class: Any) -> set[str]:
 
 
 def _with_kwargs(env_id: str, env_kwargs: Sequence[str]) -> str:
-    """An environment id with the arguments of `--env-kwargs`."""
     try:
         return wrappers.with_kwargs(env_id, env_kwargs)
     except ValueError as error:

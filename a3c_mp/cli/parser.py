@@ -53,9 +53,8 @@ def make_parser(
 ) -> argparse.ArgumentParser:
     """Make the parser of a dataclass, whose result has only what the command line gives.
 
-    Args:
-        args_class: its fields are the flags; those without a default take words that stand alone.
-        description, default, grouped: for the help; `default` has the values that hold without flags.
+    Fields are flags; those without a default take words that stand alone. `default` has the values that hold without
+    flags, for the help.
     """
     parser = argparse.ArgumentParser(
         usage="%(prog)s [flags]",
@@ -85,7 +84,6 @@ def make_parser(
 
 
 def _options(name: str, hint: Any) -> dict[str, Any]:
-    """How argparse reads a field of this annotation."""
     kind = plain_type(hint)
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}

@@ -20,7 +20,7 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.preflight import FOUND
-from a3c_mp.run.run_dir import as_recorded, changed_settings, starts_of
+from a3c_mp.run.run_dir import changed_settings, starts_of
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
@@ -43,10 +43,8 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
         lines.append(f"observations are flattened: {layout}")
     if note := note_on_inputs(net):
         lines.append(note)
-    for start in starts_of(folder)[-2:-1]:  # the one before this
-        changed = changed_settings(as_recorded(args), start["args"]).items()
-        texts = [f"{flag} {new} ({old} before)" for flag, (old, new) in changed]
-        lines += [f"changed: {', '.join(texts)}"] if texts else []
+    if changed := changed_settings(args, starts_of(folder)[-2:-1]):  # the one before this
+        lines.append(f"changed: {', '.join(f'{flag} {new} ({old} before)' for flag, (old, new) in changed.items())}")
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     lines.append(f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}")
     explorers = f", of which {args.explorers} explore" if args.explorers else ""

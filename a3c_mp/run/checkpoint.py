@@ -22,7 +22,7 @@ import torch
 
 from a3c_mp.config import FORMAT, format_error
 from a3c_mp.errors import CheckpointError
-from a3c_mp.run.files import write_together
+from a3c_mp.run.run_dir import write_together
 
 KEEP = 3
 OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
@@ -30,12 +30,11 @@ OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
 
 
 def save(folder: Path, state: dict[str, Any], kind: str = "step", **origin: str) -> Path:
-    """Write a checkpoint, prune old ones, return its path.
+    """Write a checkpoint of kind "step" or "best", prune old ones, return its path.
 
     Args:
         folder: `checkpoints/` of the run; made if missing, but not the run's own folder above it.
         state: what `torch.load(weights_only=True)` reads back; "steps" name the file, "net" has the weights.
-        kind: "step" or "best".
         origin: `algorithm` and `env_id`, which are checked on loading.
 
     Raises:
@@ -78,8 +77,7 @@ def _ours(folder: Path, pattern: str) -> list[Path]:
 
 
 def _steps(path: Path) -> str:
-    """The steps in a checkpoint's name; as text they sort like numbers."""
-    return path.stem[len("step_") :]
+    return path.stem[len("step_") :]  # twelve digits: they sort like numbers
 
 
 def _prune(folder: Path) -> None:
@@ -134,12 +132,9 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
 def load_newest(
     folder: Path, restore: Callable[[dict[str, Any], Path], None], warn: Callable[[str], None], **origin: str
 ) -> Path:
-    """Restore the newest checkpoint that can be; return its path, and warn of every newer one that cannot.
+    """Restore the newest checkpoint that can be; return its path, and `warn` of every newer one that cannot.
 
-    Args:
-        restore: called with a state and its path; raises if the state does not fit.
-        warn: called with a line for each that is skipped.
-        origin: `algorithm` and `env_id`, as for `load`.
+    `restore` gets a state and its path, and raises if the state does not fit.
 
     Raises:
         CheckpointError: there is none. Never a silent fresh start.
@@ -166,10 +161,7 @@ def load_newest(
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the moments of a saved optimizer; the learning rate and other settings stay as they are now.
-
-    Raises ValueError if it is from another kind of optimizer, or for other parameters.
-    """
+    """Load the moments of a saved optimizer, but not its settings. Raises ValueError if it is of another kind."""
     if [set(group) for group in state["param_groups"]] != [set(group) for group in optimizer.param_groups]:
         raise ValueError("it holds the state of another optimizer")
     moments = copy.deepcopy(state["state"])  # else they would keep the whole file mapped
@@ -183,10 +175,7 @@ def _check_finite(net_state: dict[str, torch.Tensor], name: str) -> None:
 
 
 def sha256_of_weights(net_state: dict[str, torch.Tensor]) -> str | None:
-    """SHA-256 over the bytes of all tensors in state_dict order: equal only if the weights are bit-identical.
-
-    None if the device that holds them has failed.
-    """
+    """SHA-256 over the bytes of all tensors in state_dict order; None if the device that holds them has failed."""
     digest = hashlib.sha256()
     try:
         for tensor in net_state.values():

@@ -15,7 +15,7 @@ from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluation import Evaluation
-from a3c_mp.run.run_dir import as_recorded, changed_settings, starts_of
+from a3c_mp.run.run_dir import changed_settings, starts_of
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 class Checkpointer:
     """Saves the state of a run at intervals; with `--resume`, restores the newest one that can be read.
 
-    Args:
-        optimizer: of the run's net; without one, `extra` has what trains it.
-        extra: the chapter's own parts, by name.
+    `extra` are the chapter's own parts; where the net has no optimizer, they include what trains it.
     """
 
     def __init__(self, run: Run, optimizer: torch.optim.Optimizer | None, extra: Mapping[str, Stateful]):
@@ -44,7 +42,6 @@ class Checkpointer:
         self._tried_steps = self.progress.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a checkpoint holds."""
         return {
             "net": self.net.state_dict(),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
@@ -55,7 +52,6 @@ class Checkpointer:
         }
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
-        """Continue from the state that was saved in a file; raises where it does not fit."""
         self.net.load_state_dict(state["net"])
         if self.optimizer is not None:
             checkpoint.restore_optimizer(self.optimizer, state["optimizer"])
@@ -75,10 +71,8 @@ class Checkpointer:
         try:
             path = checkpoint.load_newest(self.folder, self._restore, self.log.warning, **self.origin)
         except CheckpointError as error:
-            changed = [
-                changed_settings(as_recorded(self.args), start["args"]) for start in starts_of(self.run.folder)[-1:]
-            ]
-            flags = f" or leave out {' '.join(changed[0])}" if changed and changed[0] else ""
+            changed = changed_settings(self.args, starts_of(self.run.folder)[-1:])
+            flags = f" or leave out {' '.join(changed)}" if changed else ""
             fix = f"start a new run, or restore the folder{flags}"
             raise ConfigError("resume", self.args.resume, str(error), fix) from error
         self.newest, self.saved_steps = path, self.progress.steps
@@ -122,8 +116,8 @@ class Checkpointer:
         self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
 
     def save_best(self, net: nn.Module, evaluation: Evaluation) -> None:
-        """Write the net of the best evaluation, and let the next checkpoint come at once; a failure costs a warning."""
-        self._tried_seconds = -math.inf  # it knows the result that belongs to this file
+        """Write the net of the best evaluation; a failure costs a warning."""
+        self._tried_seconds = -math.inf  # the next checkpoint is due: it knows the result that belongs to this file
         try:
             state = {"net": net.state_dict(), "steps": evaluation.steps}
             checkpoint.save(self.folder, state, "best", **self.origin)

@@ -31,29 +31,20 @@ from a3c_mp.run.progress import RunState
 class Setup:
     """What an algorithm makes before its run begins, in the process of each learner."""
 
-    net: Any
-    """an `ActorCritic`, `DuelingQ` or `DDPGNet`"""
+    net: Any  # an `ActorCritic`, `DuelingQ` or `DDPGNet`
     optimizer: torch.optim.Optimizer
-    slots: Slots
-    """shared memory for what actors send"""
-    layout: ActorLayout
-    """of the states that deterministic actors send"""
-    dtype: torch.dtype
-    """that actors compute in"""
-    message: str = "rollout"
-    """what a slot holds, in log lines and in the name of the counter of those with NaN or inf"""
-    bad_in_a_row: int = BAD_IN_A_ROW
-    """messages with NaN or inf in a row, from one actor, that end a run"""
-    saved: dict[str, Stateful] = field(default_factory=dict)
-    """what all checkpoints hold besides net, optimizer and progress"""
+    slots: Slots  # shared memory for what actors send
+    layout: ActorLayout  # of the states that deterministic actors send
+    dtype: torch.dtype  # that actors compute in
+    message: str = "rollout"  # what a slot holds: in log lines, and in the name of the counter of those with NaN or inf
+    bad_in_a_row: int = BAD_IN_A_ROW  # messages with NaN or inf in a row, from one actor, that end a run
+    saved: dict[str, Stateful] = field(default_factory=dict)  # in all checkpoints, besides net, optimizer and progress
     kept: dict[str, Stateful] | None = field(default_factory=dict)
-    """what checkpoints of deterministic runs hold besides, for an exact resume; None: not even what actors need"""
+    """for an exact resume, in checkpoints of deterministic runs, besides actors and weights; None: nor are these"""
     make_policy: Any = None
     """for evaluations (`evaluate.MakePolicy`); None: as for an actor-critic net"""
-    samples_per_update: int = 0
-    """of each learner, where the metrics have samples a second"""
-    more: Any = None
-    """shared with actors, besides slots and weights; see `Memory.more`"""
+    samples_per_update: int = 0  # of each learner, where the metrics have samples a second
+    more: Any = None  # shared with actors, besides slots and weights; see `Memory.more`
 
     def begin(self, learner: Learner) -> None:
         """Do what follows the restoring of a checkpoint and comes before the start of actors."""
@@ -102,13 +93,8 @@ class Round(NamedTuple):
 class Learner:
     """A learner and its supervised actors; used in a `with` block.
 
-    Args:
-        args: of the chapter.
-        run: counts, logs, saves; says when to stop.
-        setup: of the algorithm.
-        make_actor: the chapter's `actor(channel, args)`.
-        group: the learners that take every step together.
-        carrier: what starts actors and carries what they send.
+    `run` counts, logs, saves and says when to stop; `make_actor` is the chapter's `actor(channel, args)`; the learners
+    of a `group` take every step together; a `carrier` starts actors and carries what they send.
     """
 
     def __init__(
@@ -125,10 +111,8 @@ class Learner:
         self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
         self.weights = self.carrier.share(setup.net, setup.dtype, untrained=run.updates == 0)
         self.states = ResumeStates(args, setup.layout, start=run.steps, group=self.group)
-        self.own = self.states.own
-        """numbers of this learner's actors in the whole run"""
-        self.on_event: Callable[[WorkerEvent], None] = lambda event: None
-        """called in addition with each `WorkerEvent`: of an actor that is replaced, leaves or joins"""
+        self.own = self.states.own  # numbers of this learner's actors in the whole run
+        self.on_event: Callable[[WorkerEvent], None] = lambda event: None  # for the algorithm, besides the run's
         setup.begin(self)
         if setup.kept is not None:
             run.keep(actors=self.states, weights=self.weights, **setup.kept)
@@ -179,12 +163,10 @@ class Learner:
 
     @property
     def steps(self) -> int:
-        """Agent steps of the run so far."""
         return self.run.steps
 
     @property
     def updates(self) -> int:
-        """Updates of the weights so far."""
         return self.run.updates
 
     @property
@@ -192,8 +174,12 @@ class Learner:
         """For minibatches and replay; its state is part of checkpoints."""
         return self.run.rng
 
-    def is_finite(self, value: Tensor) -> bool:
-        """Whether a gradient, of which `value` is the norm plus the loss, is finite; others are counted and logged."""
+    def check_gradient(self, value: Tensor) -> bool:
+        """Whether a gradient is finite, whose norm plus loss is `value`; if not, log and count it.
+
+        Raises:
+            TrainingError: it is the fifth in a row that is not.
+        """
         source = "the learner" if self.group.size == 1 else "the learners"
         return self._grad_filter.check(value, source, f"gradient {self.run.updates + 1}")
 
@@ -216,11 +202,7 @@ class Learner:
         return filled
 
     def record(self, filled: Sequence[Filled], stats: Sequence[MessageStats], replay_size: int = 0) -> Round:
-        """Record steps and episodes of messages, with those of other learners: all keep equal counters.
-
-        Args:
-            filled, stats: messages of this learner, and the statistics of each.
-            replay_size: transitions that this learner's replay holds, to share with the others.
+        """Record steps and episodes of this learner's messages, with those of other learners: all keep equal counters.
 
         Raises:
             TrainingError: several messages with NaN or inf in a row, from one actor.

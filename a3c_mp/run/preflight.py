@@ -38,7 +38,7 @@ FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
 
 
 def check_settings(args: CommonArgs) -> None:
-    """Raise ConfigError for a goal, a tracker or exploration that cannot be; `probe_env` has found the actions."""
+    """Raise ConfigError for a goal, a tracker or exploration that cannot be; called after `probe_env`."""
     if args.stop_eval_return is not None and not args.eval_every:
         why = "there is no evaluation whose return could reach it"
         fix = "give --eval-every too, or leave it out (resumed: --stop-eval-return none)"
@@ -60,10 +60,7 @@ def check_settings(args: CommonArgs) -> None:
 
 
 def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True) -> None:
-    """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights.
-
-    An evaluator, if there is one, may share snapshots of the net through shared memory.
-    """
+    """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights."""
     check_system()
     evaluators = int(args.eval_every > 0)
     check_memory(args.local_actors, getattr(args, "num_learners", 1) - 1 + evaluators, args.actors_flag)
@@ -77,10 +74,7 @@ def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True
 
 
 def check_system() -> None:
-    """Raise ConfigError on anything but Linux on a processor with ordered stores.
-
-    `Weights` and `Shards` write data and then a counter into shared memory, without a lock or a memory barrier.
-    """
+    """Raise ConfigError on anything but Linux on a processor with ordered stores."""
     if (system := platform.system()) != "Linux":
         why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
         raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
@@ -90,7 +84,7 @@ def check_system() -> None:
 
 
 def check_memory(num_actors: int, others: int = 0, flag: str = "num-actors") -> None:
-    """Raise ConfigError, which names `flag`, if memory is too small for the actors and `others`, without --cuda's."""
+    """Raise ConfigError, which names `flag`, if memory is too small for the actors and other processes."""
     if (needed := (num_actors + others) * ACTOR_BYTES) > (free := free_memory()):
         why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
         raise ConfigError(flag, num_actors, why, "lower it")
@@ -127,23 +121,18 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
         raise ConfigError("num-learners", num_learners, why, "lower it, or leave --cuda out")
 
 
-def check_device(cuda: bool) -> torch.device:
-    """The device of the nets. Raises ConfigError for `--cuda` without CUDA."""
-    if cuda and not torch.cuda.is_available():
-        version = torch.version.cuda
-        why = f"torch sees no GPU that its CUDA {version} can use" if version else "this torch has no CUDA"
-        fix = "see nvidia-smi for GPU and driver" if version else "install a CUDA build of torch"
-        raise ConfigError("cuda", True, why, f"leave --cuda out (resumed: give --no-cuda), or {fix}")
-    return torch.device("cuda" if cuda else "cpu")
-
-
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
     """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`.
 
     Raises:
         ConfigError: `--cuda` without a CUDA device.
     """
-    device = check_device(args.cuda)
+    if args.cuda and not torch.cuda.is_available():
+        version = torch.version.cuda
+        why = f"torch sees no GPU that its CUDA {version} can use" if version else "this torch has no CUDA"
+        fix = "see nvidia-smi for GPU and driver" if version else "install a CUDA build of torch"
+        raise ConfigError("cuda", True, why, f"leave --cuda out (resumed: give --no-cuda), or {fix}")
+    device = torch.device("cuda" if args.cuda else "cpu")
     if args.cuda and rank:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
@@ -161,20 +150,15 @@ def probe_env(
 
     Discrete actions of an environment with masks are `MaskedDiscrete`.
 
-    Args:
-        env_id: gymnasium id.
-        actions: class of action space that the chapter needs; by default all that actor-critic nets can have.
-
     Raises:
-        ConfigError: it cannot be made, has another kind of actions, breaks gymnasium's API or ends the process.
+        ConfigError: it cannot be made, has no `actions` of this class, breaks gymnasium's API or ends the process.
     """
     try:
         env = wrappers.make_env(env_id)
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:  # an environment of the user's own can raise anything
-        # gymnasium's guess leaves out the version
-        why = _describe_env_error(error).split(" Did you mean:")[0].rstrip(".")
+        why = _describe_env_error(error).split(" Did you mean:")[0].rstrip(".")  # that guess leaves out the version
         fix = "install it, or choose another" if isinstance(error, DependencyNotInstalled) else _fix_for(env_id)
         raise ConfigError("env-id", env_id, why, fix) from error
     try:
@@ -215,7 +199,6 @@ def _check_contract(env: gymnasium.Env, env_id: str) -> None:
 
 
 def _describe_env_error(error: BaseException) -> str:
-    """The message of an error that an environment raised."""
     text = " ".join(str(error).split())
     if not isinstance(error, Exception):  # SystemExit: an environment must not end the process
         return f"it raises {type(error).__name__}({text})"

@@ -1,8 +1,4 @@
-"""A training run: its folder, signals, checkpoints, exit code and summary.
-
-A chapter opens a `Run` in a `with` block, records rollouts and updates in it, and asks it when to stop.
-However the block is left, a checkpoint and `summary.json` are written.
-"""
+"""A training run: its folder, signals, checkpoints, exit code and summary."""
 
 from __future__ import annotations
 
@@ -32,11 +28,10 @@ from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
 from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluation import Evaluation, Evaluator
-from a3c_mp.run.files import write_json
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
-from a3c_mp.run.run_dir import claim_folder, describe_run, end_of, refuse_unwritable
+from a3c_mp.run.run_dir import claim_folder, describe_run, end_of, refuse_unwritable, write_json
 
 if TYPE_CHECKING:
     from a3c_mp.run.evaluate import MakePolicy
@@ -46,7 +41,7 @@ HOW_TO_GO_ON = {"total_steps": "--total-steps", "solved": "--stop-return or --st
 
 
 class Run(RunState):
-    """The `RunState` of learner 0: a run in `runs_dir/run_name`, or the one that `--resume` names.
+    """The `RunState` of learner 0, a `with` block: however it is left, a checkpoint and `summary.json` are written.
 
     Checkpoints hold net, optimizer and `extra`, by name; on resume, all are restored from the newest one, and what it
     lacks of `extra` starts empty, with a warning. `make_policy` makes the policy that is evaluated with
@@ -107,7 +102,6 @@ class Run(RunState):
         return self
 
     def should_stop(self) -> bool:
-        """Whether a signal has arrived, or a stop rule is met."""
         return self.exit_reason is not None or self.progress.stop_reason() is not None
 
     def keep(self, **parts: Stateful) -> None:
@@ -116,7 +110,6 @@ class Run(RunState):
             self.checkpointer.keep(**parts)
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
-        """Record agent steps that are learned from, the episodes that ended in them, and the policy lag in versions."""
         window = self.progress.window
         passed_over = window.passed_over
         self.metrics.record_rollout(policy_lag, self.progress.record_rollout(steps, episodes, actor, policy_lag))
@@ -125,11 +118,9 @@ class Run(RunState):
             self.log.warning(f"{what}; the mean return does not wait for them")
 
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
-        """Record metrics, to be averaged until they are written."""
         self.metrics.record(metrics)
 
     def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None:
-        """Record an update of the weights, its metrics, and the samples it used, for charts/samples_per_second."""
         self.progress.record_update(samples)
         self.metrics.record_update(metrics)
 
@@ -157,7 +148,6 @@ class Run(RunState):
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint; a failure costs a warning, and the previous one stays."""
         self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
         self.checkpointer.save()
 
@@ -180,18 +170,14 @@ class Run(RunState):
         self.finish(error)
         if (evaluator := self.progress.evals.evaluator) is not None:
             evaluator.close()
-        self.report_end(error)
-        self._cleanup.close()
-        return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
-
-    def report_end(self, error: BaseException | None) -> None:
-        """Close the files of metrics, and print and log how the run has ended; after `finish`."""
         self.metrics.close_files()
         prints.settle()
         self.metrics.display.close()
         for level, line in end_lines(self, error):
             self.log.log(level, line)
         console.drain()
+        self._cleanup.close()
+        return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
 
     def finish(self, error: BaseException | None) -> None:
         """Set exit code and reason, and write the last metrics, checkpoint and summary; only the first call counts."""
@@ -245,7 +231,6 @@ class Run(RunState):
 
 
 def make_evaluator(run: Run, make_policy: MakePolicy | None) -> Evaluator:
-    """Make the evaluator's process, which the first snapshot starts."""
     from a3c_mp.run import evaluate, evaluator  # here, as most runs are not evaluated
 
     def on_restart(message: WorkerEvent) -> None:

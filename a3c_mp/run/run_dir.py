@@ -1,4 +1,4 @@
-"""The folder of a run: made, checked, locked, and described in `config.json`."""
+"""The folder of a run: made, checked, locked, described in `config.json`; files written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import gymnasium
 import numpy as np
@@ -32,10 +32,7 @@ PLACE = ("resume", "run_name", "runs_dir")
 
 
 def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
-    """Make, check and lock the folder that `--resume` or `--run-name` names.
-
-    Returns:
-        the folder, and its lock file, which releases the lock when it is closed.
+    """Make, check and lock the folder that `--resume` or `--run-name` names; return it and its lock file.
 
     Raises:
         ConfigError: it cannot be made or written, another process holds it, or there is a run in it already.
@@ -103,10 +100,11 @@ def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
     lock.flush()
 
 
-def changed_settings(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Flags of settings, as files hold them, that two starts of a run do not share -> (value before, value now)."""
-    names = [name for name in before if name not in PLACE and now.get(name, before[name]) != before[name]]
-    return {f"--{flag_name(name)}": (before[name], now[name]) for name in names}
+def changed_settings(args: CommonArgs, earlier: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Flags whose values differ from those of an earlier start, if there is one -> (value then, value now)."""
+    now, then = as_recorded(args), earlier[0]["args"] if earlier else {}
+    names = [name for name in then if name not in PLACE and now.get(name, then[name]) != then[name]]
+    return {f"--{flag_name(name)}": (then[name], now[name]) for name in names}
 
 
 def as_recorded(args: CommonArgs) -> dict[str, Any]:
@@ -165,3 +163,42 @@ def git_commit() -> str | None:
         return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file; the previous one stays until the new one is complete. Raises OSError."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write to a temporary file (`.tmp`), sync it, rename it into place, sync the folder. Raises OSError."""
+    write_together({path: lambda file: file.write(content)})
+
+
+def write_together(files: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
+    """Write files of one folder as `write_atomically` does; none is renamed before all of them are on disk.
+
+    A full disk therefore leaves all of them as they were; a kill between two renames does not. Raises OSError.
+    """
+    temporary = {path: path.with_suffix(path.suffix + ".tmp") for path in files}
+    try:
+        for path, write in files.items():
+            with temporary[path].open("w+b") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        for path in files:
+            os.replace(temporary[path], path)
+            _sync_folder(path.parent)  # the rename, too, must survive a power cut, and before the next one
+    except OSError:
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -14,8 +14,7 @@ from typing import Any
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import one_line
-from a3c_mp.run.files import write_atomically
-from a3c_mp.run.run_dir import as_recorded, name_of
+from a3c_mp.run.run_dir import as_recorded, name_of, write_atomically
 from a3c_mp.run.script import in_time
 
 FINISH_SECONDS = 30.0

@@ -21,7 +21,7 @@ from a3c_mp.cli.parser import parse_int
 from a3c_mp.config import FORMAT, Between, CommonArgs, Count, Fraction, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.run.preflight import check_device
+from a3c_mp.run.preflight import set_up_torch
 
 
 @dataclass(frozen=True)
@@ -437,10 +437,10 @@ def test_damaged_settings_of_a_saved_run_are_named_with_their_file(setting, valu
     assert line.startswith("passes=0: must be"), "what is given now is an error of its own"
 
 
-def test_check_device_refuses_cuda_where_there_is_none(monkeypatch):
-    assert check_device(False) == torch.device("cpu")
+def test_cuda_is_refused_where_there_is_none(monkeypatch):
+    assert set_up_torch(CommonArgs()) == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert check_device(True) == torch.device("cuda")
+    assert set_up_torch(CommonArgs(cuda=True)) == torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"^cuda=True: (this torch has|torch sees) no .+; .*--no-cuda.*$"):
-        check_device(True)
+        set_up_torch(CommonArgs(cuda=True))
