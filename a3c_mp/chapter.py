@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 class Chapter:
     """A chapter of this machine: a learner, or several, and the actors that they spawn.
 
-    Args:
-        args_class: the chapter's settings, whose module's docstring is its description.
-        presets: environment id -> settings that differ from the defaults.
-        actor: `actor(channel, args)` makes an actor, in a process of its own; returns what fills one slot at a call.
-        train: `train(args, learner)` is the loop, in the process of each learner.
-        setup: `setup(args, rank)` makes nets, optimizer and slots.
+    The docstring of the module of `args_class` is its description; `presets` are settings by environment id. In a
+    process of its own, `actor(channel, args)` makes an actor, which fills one slot at a call; in the process of each
+    learner, `setup(args, rank)` makes nets, optimizer and slots, and `train(args, learner)` is the loop.
     """
 
     def __init__(
@@ -56,7 +53,6 @@ class Chapter:
         return Learners.of(run, peer, self.actor, self.train, self.setup)
 
     def run_as_script(self) -> None:
-        """Run the chapter and end the process with its exit code."""
         exit_with(self)
 
 

@@ -18,7 +18,7 @@ from a3c_mp.processes.pool import NICENESS
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluator import NICENESS as EVALUATOR_NICENESS
-from a3c_mp.run.preflight import check_memory, check_open_files, check_system, probe_env
+from a3c_mp.run.preflight import check_processes, check_system, probe_env
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.node import REPORT_REFUSAL, Node
 from a3c_mp.task.parallel import JoinedNodes, Role
@@ -39,8 +39,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     log = open_log()
     roles = [Role("evaluator", ("evaluator",), "--role", EVALUATOR_NICENESS, on_restart=log.warning)]
     if args.role == "collector":
-        check_memory(args.num_actors)
-        check_open_files(args.num_actors)
+        check_processes(args.num_actors)
         roles = [Role("collector", ("collector",), "--num-actors", NICENESS, on_restart=log.warning)] * args.num_actors
     try:
         with Router(Endpoint(dials=args.attach_to, key_file=args.key_file), log) as router:

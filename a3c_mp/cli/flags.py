@@ -1,4 +1,4 @@
-"""Flags: their groups in `--help`, their names elsewhere and in older versions, and those that have no effect."""
+"""Flags: their names elsewhere and in older versions, and those that have no effect."""
 
 from __future__ import annotations
 
@@ -8,18 +8,6 @@ from typing import Any, NamedTuple
 
 from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
-
-GROUPS = {
-    "run": "total-steps stop-return max-seconds eval-every eval-episodes eval-max-steps stop-eval-return "
-    "confirm-episodes seed deterministic run-name runs-dir resume checkpoint-seconds checkpoint-steps save-replay "
-    "track cuda precision learner-threads num-learners print-per-step standalone async-mode listen attach-to "
-    "role key-file remote-actors address token-file insecure-cluster",
-    "environment": "env-id env-kwargs reward-clip reward-scale life-loss-terminal normalize-obs",
-    "collection": "num-actors population num-envs unroll-length slots-per-actor block-length blocks-per-actor "
-    "replay-size learning-starts num-shards generation-steps explore-envs explore-steps explore-after epsilon "
-    "ladder-exponent noise noise-exponent noise-memory max-restarts hang-seconds",
-}
-"""title of a group in `--help` -> its flags; all others are in the last group, `learning`"""
 
 OTHER_NAMES = {
     "total-steps": "total-timesteps n-timesteps total-env-steps train-for-env-steps max-steps num-timesteps timesteps",
@@ -58,7 +46,6 @@ OTHER_NAMES = {
 
 
 def suggestion(name: str, flags: Collection[str]) -> str:
-    """What to write instead of an unknown flag."""
     plain = name.removeprefix("no-")
     here = next((flag for flag, others in OTHER_NAMES.items() if plain in others.split()), None)
     if here in flags:
@@ -66,10 +53,6 @@ def suggestion(name: str, flags: Collection[str]) -> str:
     if close := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
         return f"perhaps you meant --{close[0]}"
     return "play.py --video records one" if plain in ("capture-video", "record-video", "video") else "see --help"
-
-
-def group_of(flag: str) -> str:
-    return next((title for title, flags in GROUPS.items() if flag in flags.split()), "learning")
 
 
 class Rule(NamedTuple):
@@ -82,6 +65,7 @@ class Rule(NamedTuple):
 
 
 RULES = (
+    Rule("run-name runs-dir", "resume", lambda folder: folder is None, "start a new run without --resume"),
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
@@ -128,10 +112,7 @@ def unused(settings: Mapping[str, Any]) -> dict[str, Rule]:
 
 
 def as_flag(name: str, value: Any) -> list[str]:
-    """A setting as the words of a command line: `--name=value`, `--name`, `--no-name`, or `--name` and some values.
-
-    A space before each of these says that it is no flag, whatever it begins with.
-    """
+    """A setting as the words of a command line; a space before each of several values says that it is no flag."""
     flag = flag_name(name)
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]

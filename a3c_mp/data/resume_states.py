@@ -156,7 +156,7 @@ class ResumeStates:
         """
         if len(state["actors"]) != len(self._games):
             raise ValueError(f"it has {len(state['actors'])} actors, not {len(self._games)}")
-        spec, messages = _spec(self.args.num_envs, self.layout), state.get("messages", self.layout.messages)
+        spec, messages = _spec(self.args.num_envs, self.layout), state["messages"]
         for saved in state["actors"]:
             for name, tensor in saved["successor_state"].items():
                 if name in spec and tensor.shape != spec[name][0]:

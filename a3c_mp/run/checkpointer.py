@@ -15,7 +15,6 @@ from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluation import Evaluation
-from a3c_mp.run.run_dir import changed_settings, starts_of
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
@@ -28,7 +27,7 @@ class Checkpointer:
     """
 
     def __init__(self, run: Run, optimizer: torch.optim.Optimizer | None, extra: Mapping[str, Stateful]):
-        self.run, self.net, self.optimizer, self.extra = run, run.net, optimizer, dict(extra)
+        self.net, self.optimizer, self.extra = run.net, optimizer, dict(extra)
         self.folder, self.log, self.args, self.progress = run.folder / "checkpoints", run.log, run.args, run.progress
         self.origin: dict[str, Any] = {"algorithm": run.algorithm, "env_id": self.args.env_id}
         self.rng = torch.Generator().manual_seed(self.args.seed)
@@ -71,9 +70,7 @@ class Checkpointer:
         try:
             path = checkpoint.load_newest(self.folder, self._restore, self.log.warning, **self.origin)
         except CheckpointError as error:
-            changed = changed_settings(self.args, starts_of(self.run.folder)[-1:])
-            flags = f" or leave out {' '.join(changed)}" if changed else ""
-            fix = f"start a new run, or restore the folder{flags}"
+            fix = "start a new run, restore the folder, or leave out flags that are new"
             raise ConfigError("resume", self.args.resume, str(error), fix) from error
         self.newest, self.saved_steps = path, self.progress.steps
         checkpoint.set_aside_newer(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,25 +47,18 @@ class Setup:
     more: Any = None  # shared with actors, besides slots and weights; see `Memory.more`
 
     def begin(self, learner: Learner) -> None:
-        """Do what follows the restoring of a checkpoint and comes before the start of actors."""
+        """Called after a checkpoint is restored and before actors start."""
 
     def end(self, learner: Learner, error: BaseException | None) -> None:
-        """Do what comes after the last round and before the end of the actors."""
+        """Called after the last round and before actors end."""
 
     def rounds(self, learner: Learner) -> Any:
         """Iterate over what the chapter learns from."""
         raise NotImplementedError
 
 
-class Carrier(Protocol):
-    """How weights reach actors, and what they send reaches the learner: processes, nodes of a task, Ray."""
-
-    def share(self, net: nn.Module, dtype: torch.dtype, untrained: bool) -> Weights: ...
-    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> WorkerPool: ...
-
-
 class Processes:
-    """The carrier of one machine: spawned processes, and memory that they share with their learner."""
+    """The carrier of one machine: spawned processes share memory with their learner. Others have these two methods."""
 
     def share(self, net: nn.Module, dtype: torch.dtype, untrained: bool) -> Weights:
         return Weights(net, dtype, untrained)
@@ -99,14 +92,13 @@ class Learner:
 
     def __init__(
         self, args: Any, run: RunState, setup: Setup, make_actor: Callable[..., Any],
-        group: LearnerGroup | None = None, carrier: Carrier | None = None,
+        group: LearnerGroup | None = None, carrier: Any = None,
     ):  # fmt: skip
         self.args, self.run = args, run
         self.setup: Any = setup
         self.group = group or LearnerGroup()
         self.carrier: Any = carrier or Processes()
-        self.net = setup.net
-        self.optimizer = setup.optimizer
+        self.net, self.optimizer = setup.net, setup.optimizer
         self.device = next(self.net.parameters()).device
         self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
         self.weights = self.carrier.share(setup.net, setup.dtype, untrained=run.updates == 0)
@@ -122,23 +114,15 @@ class Learner:
         self._events: list[WorkerEvent] = []  # of a group of learners, until the next `record`
         self._reports: list[ActorReport] = []
         self.memory = Memory(setup.slots, self.weights, self.states, setup.dtype, args.in_order, setup.more)
+        slots = setup.layout.slots_per_actor
+        options = WorkerOptions(
+            role="actor", slots_per_worker=slots, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            in_order=args.in_order, versions=self.weights.versions_in_flight(slots), first_actor=self.own.start,
+        )  # fmt: skip
         self.pool: Any = self.carrier.start(
-            make_actor,
-            args,
-            self.memory,
-            num_workers=len(self.own),
-            states=self.states,
-            options=WorkerOptions(
-                role="actor",
-                slots_per_worker=setup.layout.slots_per_actor,
-                max_restarts=args.max_restarts,
-                hang_seconds=args.hang_seconds,
-                in_order=args.in_order,
-                versions=self.weights.versions_in_flight(setup.layout.slots_per_actor),
-                first_actor=self.own.start,
-            ),
+            make_actor, args, self.memory, num_workers=len(self.own), states=self.states, options=options,
             on_restart=self._on_event,
-        )
+        )  # fmt: skip
 
     def __enter__(self) -> Learner:
         with ExitStack() as stack:
@@ -171,29 +155,20 @@ class Learner:
 
     @property
     def rng(self) -> torch.Generator:
-        """For minibatches and replay; its state is part of checkpoints."""
         return self.run.rng
 
     def check_gradient(self, value: Tensor) -> bool:
-        """Whether a gradient is finite, whose norm plus loss is `value`; if not, log and count it.
-
-        Raises:
-            TrainingError: it is the fifth in a row that is not.
-        """
+        """Whether a gradient, of this norm plus loss, is finite; else count it. Raises TrainingError at the fifth."""
         source = "the learner" if self.group.size == 1 else "the learners"
         return self._grad_filter.check(value, source, f"gradient {self.run.updates + 1}")
 
     def record_update(self, metrics: Metrics) -> None:
-        """Count an update of the weights; its metrics are averaged and written."""
         self.run.record_update(metrics, self.setup.samples_per_update * self.group.size)
 
     # ---- what a round is made of
 
     def take(self, size: int = 1) -> list[Filled]:
-        """Wait for a round of filled slots: `size` in order of arrival, or in order one of every actor.
-
-        Empty when the run should stop. The slots belong to the caller until `release`.
-        """
+        """Wait for a round of filled slots: `size` as they arrive, or in order one of every actor; none at the end."""
         with self.run.timing("waiting"):
             filled = self.pool.take(self.run.should_stop, size)
         self._reports = self.states.read(filled)
@@ -202,10 +177,9 @@ class Learner:
         return filled
 
     def record(self, filled: Sequence[Filled], stats: Sequence[MessageStats], replay_size: int = 0) -> Round:
-        """Record steps and episodes of this learner's messages, with those of other learners: all keep equal counters.
+        """Record steps and episodes of messages, with those of other learners: all keep equal counters.
 
-        Raises:
-            TrainingError: several messages with NaN or inf in a row, from one actor.
+        Raises TrainingError if one actor has sent several messages with NaN or inf in a row.
         """
         named = [(self.own[message.worker], figures) for message, figures in zip(filled, stats, strict=True)]
         reports = self._reports if self.group.size > 1 else []

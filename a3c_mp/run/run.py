@@ -58,7 +58,7 @@ class Run(RunState):
         evaluates_elsewhere: bool = False,
     ):  # fmt: skip
         check_settings(args)
-        check_limits(args, net, shares_snapshots=not evaluates_elsewhere)
+        check_limits(args)
         self.args, self.algorithm, self.net = args, algorithm, net
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
@@ -95,7 +95,7 @@ class Run(RunState):
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         if signal.SIGINT in IGNORED_AT_START:
             self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")
-        for line in first_lines(self.args, self.net, self.folder):
+        for line in first_lines(self.args, self.net):
             self.log.info(line)
         if self.args.eval_every:
             self.log.info(self.progress.evals.announcement)
@@ -199,9 +199,6 @@ class Run(RunState):
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
         if error is not None and self.failed:
             self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
-        elif reached_its_end and not self.updates and has_skipped(self.counters):
-            self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
-            self.log.error(self.exit_reason)
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
@@ -224,7 +221,6 @@ class Run(RunState):
             self.exit_reason = signal.Signals(signum).name  # `should_stop` is called several times a second
 
     def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`."""
         weights_sha256 = sha256_of_weights(self.net.state_dict())
         end = {"sps": round(self.metrics.sps, 1), "exit_reason": self.exit_reason, "weights_sha256": weights_sha256}
         return self.progress.summary() | end
@@ -248,9 +244,3 @@ def refuse_ended(folder: Path, progress: Progress) -> None:
     if reason in HOW_TO_GO_ON and end_of(folder) == (reason, progress.steps):
         what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
         raise NothingToDo(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on")
-
-
-def has_skipped(counters: Mapping[str, int]) -> bool:
-    """Whether rollouts, blocks or gradients were skipped because of NaN or inf."""
-    others = {"obs_moments_not_finite"}  # what is learned from was there
-    return any(count for name, count in counters.items() if name.endswith("_not_finite") and name not in others)

@@ -20,8 +20,7 @@ from a3c_mp.errors import ConfigError, NothingToDo, Stopped
 from a3c_mp.processes.console import console, discard_output
 from a3c_mp.processes.spawn import SIGNALS
 
-END_SECONDS = 1.0
-"""longest wait for each of output, other threads and processes, and exit functions"""
+END_SECONDS = 1.0  # longest wait for each of output, other threads and processes, and exit functions
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:

@@ -18,17 +18,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from harness import (
-    A3C_DATA,
-    A3C_GRAD,
-    APEX_DQN,
-    EVERY_CHAPTER,
-    EVERY_ONE_OF_ALL,
-    IMPALA,
-    ROOT,
-    files_no_longer_than,
-    row_id,
-)
+from harness import A3C_DATA, A3C_GRAD, EVERY_CHAPTER, EVERY_ONE_OF_ALL, ROOT, files_no_longer_than
 
 from a3c_mp.algorithms import apex
 from a3c_mp.config import check_ranges
@@ -111,17 +101,6 @@ def test_what_is_not_finite_is_skipped_counted_and_named(run_inline, chapter, en
     assert done.summary["updates"] > 10
     assert done.config["args"]["env_id"] == env_id
     assert done.state
-
-
-@pytest.mark.parametrize("chapter", [A3C_DATA, APEX_DQN, IMPALA], ids=row_id)
-def test_a_run_that_ends_before_the_first_update_because_of_them_has_failed(run_inline, chapter):
-    learning = ["--learning-starts", "32"] if "dqn" in chapter.algorithm else []
-    done = run_inline.train(
-        chapter, "--env-id", "envs:NanObsForEver-v0?at=4", *learning, *EQUAL_SHARES, "--total-steps", "128"
-    )
-    assert done.code == 1
-    assert done.summary["updates"] == 0
-    assert "no update, because of NaN or inf" in done.summary["exit_reason"]
 
 
 @EVERY_CHAPTER
@@ -266,7 +245,7 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is(run_
 
     for path in done.checkpoints:
         flip_a_bit(path)
-    with pytest.raises(ConfigError, match=r"resume=runs/r: .* is damaged: .*; start a new run, or restore the folder"):
+    with pytest.raises(ConfigError, match=r"resume=runs/r: .* is damaged: .*; start a new run, restore the folder, or"):
         run_inline.resume(chapter)
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from a3c_mp.config import format_error
 from a3c_mp.errors import CheckpointError
 from a3c_mp.run import checkpoint
 from a3c_mp.run.checkpoint import list_checkpoints, set_aside_newer, sha256_of_weights
@@ -128,33 +127,24 @@ def test_a_net_and_its_optimizer_go_on_as_if_never_interrupted_and_keep_no_file_
 # ---- which are kept
 
 
-def test_the_last_three_are_kept_in_order_of_steps_not_of_letters(tmp_path):
-    for steps in (5, 40, 300, 2_000, 10_000):
-        save(tmp_path, steps)
-    assert steps_of(tmp_path) == [10_000, 2_000, 300]
-    assert len(list(tmp_path.iterdir())) == 6
+def test_the_last_three_are_kept_and_the_best_as_of_each_of_them(tmp_path):
+    for steps in (1, 2, 5, 40, 300, 2_000):  # in order of steps, not of letters
+        save(tmp_path, steps, best=steps in (1, 2, 40))
+    assert (steps_of(tmp_path), steps_of(tmp_path, "best")) == ([2_000, 300, 40], [40])
+    for steps in (10_000, 10_001):
+        save(tmp_path, steps, best=steps == 10_000)
+    assert (steps_of(tmp_path), steps_of(tmp_path, "best")) == ([10_001, 10_000, 2_000], [10_000, 40])
+    assert len(list(tmp_path.iterdir())) == 10
+    set_aside_newer(tmp_path / name_of(2_000))
+    assert steps_of(tmp_path, "best") == [40]
 
 
-def test_the_best_stays_and_whichever_a_run_goes_on_from_the_best_before_it(tmp_path):
-    for steps in range(1, 9):
-        save(tmp_path, steps, best=steps in (1, 2, 5))
-    assert (steps_of(tmp_path), steps_of(tmp_path, "best")) == ([8, 7, 6], [5])
-    for steps in (9, 10):
-        save(tmp_path, steps, best=steps == 9)
-    assert steps_of(tmp_path, "best") == [9, 5]
-    set_aside_newer(tmp_path / name_of(8))
-    assert steps_of(tmp_path, "best") == [5]
-
-
-def test_the_best_by_evaluation_holds_the_weights_that_played_and_is_nothing_to_resume_from(tmp_path):
+def test_the_best_by_evaluation_is_nothing_to_resume_from(tmp_path):
     save(tmp_path, 10)
     for steps in (8, 12, 14):
-        path = checkpoint.save(tmp_path, a_state(steps), "best", **ORIGIN)
-    assert load(path)["net"]["weight"].tolist() == [14.0] * 3
+        checkpoint.save(tmp_path, a_state(steps), "best", **ORIGIN)
     assert steps_of(tmp_path, "best") == [14, 8], "that of every checkpoint"
     assert load_newest(tmp_path).name == name_of(10)
-    set_aside_newer(tmp_path / name_of(10))
-    assert steps_of(tmp_path, "best") == [8]
 
 
 def test_what_was_set_aside_is_kept_until_the_next_time(tmp_path):
@@ -249,16 +239,6 @@ def test_a_disk_that_fills_up_in_the_middle_is_an_error_of_the_disk(tmp_path, mo
     assert steps_of(tmp_path) == [1]
 
 
-def test_what_a_killed_save_leaves_behind_is_no_checkpoint(tmp_path):
-    """Temporary files, or content whose manifest was never written."""
-    save(tmp_path, 1)
-    for name in (f"{name_of(2)}.tmp", "step_000000000002.json.tmp", name_of(2)):
-        (tmp_path / name).write_bytes(b"half of ")
-    assert load_newest(tmp_path).name == name_of(1)
-    save(tmp_path, 2)
-    assert steps_of(tmp_path) == [2, 1], "it does not stand in the way either"
-
-
 # ---- damage
 
 
@@ -287,23 +267,16 @@ DAMAGE = {
     "empty": (lambda path: path.write_bytes(b""), "SHA-256"),
     "text": (lambda path: path.write_text("these are not the weights you are looking for\n"), "SHA-256"),
     "a flipped bit": (flip_a_bit_of_a_weight, "SHA-256"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read"),
     "no manifest": (lambda path: path.with_suffix(".json").unlink(), "cannot be read"),
     "an empty manifest": (lambda path: path.with_suffix(".json").write_bytes(b""), "cannot be read"),
-    "a binary manifest": (lambda path: path.with_suffix(".json").write_bytes(b"\xff\xfe\x00"), "cannot be read"),
     "a manifest of another kind": (lambda path: path.with_suffix(".json").write_text("[1, 2]"), "cannot be read"),
-    "a manifest without a sum": (lambda path: path.with_suffix(".json").write_text('{"format": 2}'), "cannot be read"),
     "vouched for, empty": (vouched(b""), "cannot be read"),
-    "vouched for, text": (vouched(b"these are not the weights you are looking for\n"), "cannot be read"),
     "vouched for, truncated": (lambda path: forge(path, path.read_bytes()[:-100]), "cannot be read"),
     "vouched for, no net": (vouched({"steps": 7}), "cannot be read"),
-    "vouched for, no dictionary": (vouched([1, 2]), "cannot be read"),
     "vouched for, no tensors": (vouched({"net": {"weight": "heavy"}}), "cannot be read"),
     "vouched for, NaN": (vouched({"net": {"weight": torch.tensor(float("nan"))}}), "weight holds NaN or infinity"),
-    "vouched for, infinity": (vouched({"net": {"weight": torch.tensor(-torch.inf)}}), "weight holds NaN or infinity"),
     "the format of a3c-mp 0.1": (changed(format=1), "written by a3c-mp 0.1, in format 1; this version reads format 2"),
     "a newer format": (changed(format=3), "written by another version of a3c-mp, in format 3"),
-    "no number for a format": (changed(format="one"), "in format one"),
     "another algorithm": (changed(algorithm="apex_dqn"), "algorithm apex_dqn, not a3c_data"),
     "another environment": (changed(env_id="PongNoFrameskip-v4"), "env_id PongNoFrameskip-v4, not CartPole-v1"),
 }
@@ -316,11 +289,6 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(damage, reason, tmp_
     damage(path)
     with pytest.raises(CheckpointError, match=rf"{path.stem}.*{reason}"):
         load(path)
-
-
-def test_settings_of_an_older_version_are_refused_like_its_checkpoints():
-    assert format_error(Path("config.json"), checkpoint.FORMAT) is None
-    assert format_error(Path("config.json"), None).startswith("config.json was written by a3c-mp 0.1, in format 1;")
 
 
 class Malice:
@@ -358,43 +326,33 @@ def test_weights_that_are_not_finite_are_never_saved(bad, kind, tmp_path):
 # ---- the newest that can be read
 
 
-@pytest.mark.parametrize("num_damaged", [0, 1, 2, 3])
-def test_the_newest_readable_one_is_taken_each_skipped_one_named_and_there_is_never_a_fresh_start(
-    num_damaged, tmp_path
-):
+@pytest.mark.parametrize("num_damaged", [0, 1, 2])
+def test_the_newest_readable_one_is_taken_and_each_skipped_one_named(num_damaged, tmp_path):
     paths, warnings = [save(tmp_path, steps) for steps in (3, 2, 1)], []
     for path in paths[:num_damaged]:
         truncate(path)
-    if num_damaged == 3:
-        with pytest.raises(CheckpointError, match=rf"{paths[0].name} is damaged.*; 2 older skipped too$"):
-            load_newest(tmp_path, warnings.append)
-        assert warnings == []
-        return
     assert load_newest(tmp_path, warnings.append) == paths[num_damaged]
     assert len(warnings) == num_damaged
     assert all(str(path) in warning for path, warning in zip(paths, warnings, strict=False))
 
 
-@pytest.mark.parametrize("folder", ["empty", "missing"])
-def test_a_folder_without_checkpoints_is_an_error_that_names_it(folder, tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=folder):
-        load_newest(tmp_path / folder)
+def test_there_is_never_a_fresh_start(tmp_path):
+    paths = [save(tmp_path / "damaged", steps) for steps in (3, 2, 1)]
+    for path in paths:
+        truncate(path)
+    with pytest.raises(CheckpointError, match=rf"{paths[0].name} is damaged.*; 2 older skipped too$"):
+        load_newest(tmp_path / "damaged")
+    with pytest.raises(CheckpointError, match="missing holds no checkpoint"):
+        load_newest(tmp_path / "missing")
 
 
 # ---- the hash in the summary
 
 
-def test_the_hash_of_weights_is_over_their_bytes_in_order():
+def test_the_hash_of_weights_is_over_their_bytes_in_order_and_not_over_the_memory_format():
     weights = {"b": torch.tensor([1.5, 2.5]), "a": torch.tensor(3.0), "half": torch.tensor([1.0]).bfloat16()}
     expected = np.array([1.5, 2.5, 3.0], np.float32).tobytes() + b"\x80\x3f"  # the upper half of float32's 1.0
     assert sha256_of_weights(weights) == hashlib.sha256(expected).hexdigest()
-
-
-def test_the_hash_of_weights_sees_a_single_bit_and_not_the_memory_format():
     weight = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-    weight[0, 0, 0, 0] = 0.0
     digest = sha256_of_weights({"weight": weight})
     assert sha256_of_weights({"weight": weight.to(memory_format=torch.channels_last)}) == digest
-    weight[0, 0, 0, 0] = -0.0
-    assert sha256_of_weights({"weight": weight}) != digest
