@@ -1,7 +1,6 @@
 """Key files and addresses: what is made with which mode, and what is refused, by a line that says why."""
 
 import os
-import pickle
 import stat
 
 import pytest
@@ -9,7 +8,7 @@ import zmq
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.task import endpoint as endpoint_module
-from a3c_mp.task.endpoint import Endpoint, check_tcp, ipc_folder, local_endpoints, make_key, read_key
+from a3c_mp.task.endpoint import Endpoint, check_tcp, ipc_folder, make_key, read_key
 
 ADDRESS = "tcp://127.0.0.1:50515"
 
@@ -71,8 +70,7 @@ def test_a_key_that_cannot_be_made(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["50515", "localhost:50515", "udp://a:1", "tcp://a", "tcp://:1", "tcp://a:b", "tcp://a:65536", "tcp://a:1/b"],
+    "address", ["50515", "localhost:50515", "udp://a:1", "tcp://:1", "tcp://a:65536", "tcp://a:1/b"]
 )
 def test_addresses_that_are_no_host_and_port_are_refused(address):
     with pytest.raises(ConfigError, match=r"^listen(=.*)?: is not tcp://HOST:PORT; for instance"):
@@ -104,11 +102,3 @@ def test_the_folder_of_unix_sockets_is_for_its_owner_alone_and_goes_at_the_end(t
         assert mode_of(folder) == 0o700
         assert folder.parent != long, "the path of a socket in it is short enough"
     assert not folder.exists()
-
-
-def test_endpoints_of_one_machine(tmp_path):
-    first, second = ends = local_endpoints(tmp_path, [(), ("a",)], ADDRESS, greeting={"seed": 1})
-    assert first.binds == (second.dials, ADDRESS)
-    assert (second.number, second.labels) == (1, ("a",))
-    assert first.greeting == {"seed": 1}
-    assert pickle.loads(pickle.dumps(ends)) == ends, "it is passed to spawned processes"

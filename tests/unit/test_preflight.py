@@ -1,6 +1,6 @@
 """Free memory as the kernel reports it, and the limit of open files, which may be raised up to a point."""
 
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,21 +50,10 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(soft, hard, monke
     assert limit == [(hard, hard)]
 
 
-class Sizes(NamedTuple):
-    """As much of a chapter's settings as limits depend on."""
-
-    num_actors: int
-    num_learners: int = 1
-    eval_every: int = 0
-    actors_flag: str = "num-actors"
-
-    local_actors = property(lambda self: self.num_actors)
-
-
 @pytest.mark.parametrize("num_learners", [1, 2])
 @pytest.mark.parametrize("eval_every", [0, 1000])
 def test_every_process_besides_the_first_learner_takes_memory(num_learners, eval_every, monkeypatch):
-    args = Sizes(6, num_learners, eval_every)
+    args = SimpleNamespace(local_actors=6, num_learners=num_learners, eval_every=eval_every, actors_flag="num-actors")
     needed = (6 + num_learners - 1 + (eval_every > 0)) * limits.ACTOR_BYTES
     monkeypatch.setattr(limits, "free_memory", lambda: needed)
     check_limits(args)
