@@ -83,35 +83,21 @@ def test_the_hash_is_that_of_the_file_also_where_the_state_changes_meanwhile(tmp
         assert hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
-def trainer():
-    torch.manual_seed(1)
-    net = nn.Linear(4, 3)
-    return net, torch.optim.Adam(net.parameters(), lr=0.01)
-
-
-def train(net, optimizer):
-    for i in range(3):
-        optimizer.zero_grad()
-        net(torch.full((2, 4), float(i))).square().sum().backward()
-        optimizer.step()
-
-
-def test_a_net_and_its_optimizer_go_on_as_if_never_interrupted_and_keep_no_file_mapped(tmp_path):
+def test_a_restored_optimizer_keeps_no_file_mapped(tmp_path):
     """Else the gigabytes of a pruned checkpoint with a replay would stay on the disk until the run ends."""
-    net, optimizer = trainer()
-    train(net, optimizer)
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
     state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "steps": 3}
-    path = checkpoint.save(tmp_path, state, **ORIGIN)
-    train(net, optimizer)
-    resumed, resumed_optimizer = trainer()
-    state = load(path)
+    state = load(path := checkpoint.save(tmp_path, state, **ORIGIN))
     assert str(path) in Path("/proc/self/maps").read_text(), "a loaded file is mapped"
-    resumed.load_state_dict(state["net"])
-    checkpoint.restore_optimizer(resumed_optimizer, state["optimizer"])
+    restored = torch.optim.Adam(nn.Linear(4, 3).parameters())
+    checkpoint.restore_optimizer(restored, state["optimizer"])
     del state
     assert str(path) not in Path("/proc/self/maps").read_text()
-    train(resumed, resumed_optimizer)
-    assert sha256_of_weights(resumed.state_dict()) == sha256_of_weights(net.state_dict())
+    for own, theirs in zip(restored.state.values(), optimizer.state.values(), strict=True):
+        assert all(torch.equal(own[name], theirs[name]) for name in theirs)
 
 
 # ---- which are kept
@@ -137,15 +123,6 @@ def test_the_best_by_evaluation_is_nothing_to_resume_from(tmp_path):
     assert load_newest(tmp_path).name == name_of(10)
 
 
-def test_what_was_set_aside_is_kept_until_the_next_time(tmp_path):
-    for steps in (1, 2, 3):
-        save(tmp_path, steps)
-    set_aside_newer(tmp_path / name_of(2))
-    assert {path.stem for path in tmp_path.glob("*.unused")} == {name_of(3), name_of(3).replace("pt", "json")}
-    set_aside_newer(tmp_path / name_of(2))
-    assert not list(tmp_path.glob("*.unused"))
-
-
 def test_files_that_a_user_has_put_beside_checkpoints_are_neither_resumed_from_nor_deleted(tmp_path):
     digits = f"{9:012d}"
     names = [f"{kind}_{middle}" for kind in ("step", "best") for middle in ("keep", f"{digits}0", f"{digits}_copy")]
@@ -157,8 +134,9 @@ def test_files_that_a_user_has_put_beside_checkpoints_are_neither_resumed_from_n
     for steps in range(2, 7):
         save(tmp_path, steps, best=True)
     assert load_newest(tmp_path).name == name_of(6)
-    for _ in range(2):  # the second time deletes what the first has set aside
+    for left in (8, 0):  # the second time deletes what the first has set aside: two steps, the best as of each
         set_aside_newer(tmp_path / name_of(4))
+        assert len({path.name for path in tmp_path.glob("*.unused")} - set(theirs)) == left
     assert {path.name for path in tmp_path.iterdir()} >= set(theirs)
     assert len(list(tmp_path.iterdir())) == len(theirs) + 4, "a step, the best as of it, and their manifests"
 
@@ -259,11 +237,8 @@ DAMAGE = {
     "a flipped bit": (flip_a_bit_of_a_weight, "SHA-256"),
     "no manifest": (lambda path: path.with_suffix(".json").unlink(), "cannot be read"),
     "an empty manifest": (lambda path: path.with_suffix(".json").write_bytes(b""), "cannot be read"),
-    "a manifest of another kind": (lambda path: path.with_suffix(".json").write_text("[1, 2]"), "cannot be read"),
-    "vouched for, empty": (vouched(b""), "cannot be read"),
     "vouched for, truncated": (lambda path: forge(path, path.read_bytes()[:-100]), "cannot be read"),
     "vouched for, no net": (vouched({"steps": 7}), "cannot be read"),
-    "vouched for, no tensors": (vouched({"net": {"weight": "heavy"}}), "cannot be read"),
     "vouched for, NaN": (vouched({"net": {"weight": torch.tensor(float("nan"))}}), "weight holds NaN or infinity"),
     "the format of a3c-mp 0.1": (changed(format=1), "written by a3c-mp 0.1, in format 1; this version reads format 2"),
     "a newer format": (changed(format=3), "written by another version of a3c-mp, in format 3"),

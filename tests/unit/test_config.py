@@ -95,6 +95,7 @@ def test_a_default_in_the_body_of_a_chapter_gives_way_only_to_what_stands_there_
     class Copy(PPOArgs):
         chapter = "copy"
         changes: ClassVar[dict[str, dict[str, Any]]] = {"CartPole-v1": {"num_envs": 2, "gamma": 0.5}}
+        vectors: ClassVar = {"num_envs": 5}
 
         num_envs: Count = 3
         batch_size: Count = 6
@@ -105,20 +106,10 @@ def test_a_default_in_the_body_of_a_chapter_gives_way_only_to_what_stands_there_
         args = parse_args(args_class, presets, "", ["--env-id", env_id])
         return args.num_envs, args.batch_size, args.gamma, args.learning_rate
 
-    rate = PPOArgs.learning_rate
-    assert found(Copy, "CartPole-v1") == (2, 6, 0.5, 0.25)
-    assert found(Copy, "PongNoFrameskip-v4") == (3, 6, 0.99, rate), "images of the library have 16"
-    assert found(Copy, "Acrobot-v1") == (3, 6, 0.99, rate), "and vectors 8 and 64"
+    assert found(Copy, "CartPole-v1") == (2, 6, 0.5, 0.25), "the rate is inherited"
+    assert found(Copy, "PongNoFrameskip-v4") == (3, 6, 0.99, PPOArgs.learning_rate), "images of the library have 16"
+    assert found(Copy, "Acrobot-v1") == (5, 6, 0.99, PPOArgs.learning_rate), "and vectors 8 and 64"
     assert found(PPOArgs, "CartPole-v1") == (PPOArgs.num_envs, 64, 0.99, 0.25)
-
-    @dataclass(frozen=True)
-    class WithKinds(Copy):
-        vectors: ClassVar = {"num_envs": 5, "batch_size": 10}
-
-        num_envs: Count = 4
-
-    assert found(WithKinds, "Acrobot-v1") == (5, 10, 0.99, rate)
-    assert found(WithKinds, "CartPole-v1") == (4, 64, 0.5, 0.25), "what it inherits"
 
 
 def test_without_a_preset_the_environment_has_the_goal():
@@ -213,16 +204,13 @@ def test_a_script_without_presets_may_have_words_that_must_be_given():
     @dataclass(frozen=True)
     class Plain:
         checkpoint: str
-        """file to play"""
         others: tuple[Path, ...]
-        """more of them"""
         episodes: Count = 10
 
     assert parse_plain(Plain, "Play.", ["a.pt", "--episodes", "3"]) == Plain("a.pt", (), 3)
     assert parse_plain(Plain, "Play.", ["--episodes", "3", "a.pt", "b.pt"]) == Plain("a.pt", (Path("b.pt"),), 3)
-    for argv, line in (([], "checkpoint: must be given"), (["a.pt", "--episodes", "0"], "episodes=0: must be 1 or")):
-        with pytest.raises(ConfigError, match=f"^{line}.*; .+$"):
-            parse_plain(Plain, "Play.", argv)
+    with pytest.raises(ConfigError, match=r"^checkpoint: must be given; .+$"):
+        parse_plain(Plain, "Play.", [])
 
 
 def test_help_has_groups_docstrings_and_the_defaults_of_the_preset(capsys):
