@@ -243,24 +243,6 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_it_is(run_
 # ---- small machines
 
 
-UNROLLS = ["--num-envs", "4096", "--unroll-length", "1e7", "--replay-proportion", "0"]
-TOO_LARGE = {
-    "apex_dqn": ["--replay-size", "1e12"],
-    "population": ["--replay-size", "1e12"],
-    "impala": UNROLLS,
-    "ray_impala": UNROLLS,
-    "ray_dqn": ["--algo", "dqn", "--replay-size", "1e12"],
-}
-
-
-@EVERY_ONE_OF_ALL
-def test_too_little_shared_memory_is_found_before_the_start(chapter, refused):
-    flags = TOO_LARGE.get(chapter.algorithm, ["--num-envs", "4096", "--unroll-length", "1e7"])
-    message = refused(chapter.module.main, ["--env-id", "CartPole-v1", *flags])
-    assert " free" in message
-    assert "; lower --" in message
-
-
 @EVERY_ONE_OF_ALL
 def test_too_little_memory_and_too_few_open_files_are_found_before_the_start(chapter, refused, monkeypatch):
     flags = [*chapter.flags, f"--{chapter.actors_flag}", "100"]

@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ from harness import (
 )
 
 import play
-from a3c_mp.cluster.fleet import Fleet
+from a3c_mp.algorithms.ray_settings import DqnArgs
+from a3c_mp.algorithms.ray_trainer import TooFewActors
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run import metrics
 from a3c_mp.run.run import Run
@@ -141,22 +143,15 @@ def test_a_resume_with_another_n_leaves_the_unfinished_transitions_behind(run_in
     assert "the checkpoint has no actors that fit these settings" in resumed.out
 
 
-def test_too_few_actors_to_fill_the_replay_are_warned_of_once(run_inline, monkeypatch):
-    """Actor 1 of two has no place; the lanes of actor 0 cannot hold 2,000 transitions."""
-    start = Fleet._start
-
-    def start_first(fleet, number):
-        start(fleet, number)
-        if number == 1:
-            fleet.actors[1].calls.clear()
-            fleet.actors[1].is_waiting = True
-            fleet.on_restart(WorkerEvent(number, "actor 1 waits", replaced=False, left=True))
-
-    monkeypatch.setattr(Fleet, "_start", start_first)
-    sizes = ["--num-actors", "2", "--num-shards", "1", "--replay-size", "4000", "--learning-starts", "2000"]
-    done = run_inline.train(RAY_DQN, "--total-steps", "2400", *sizes)
-    assert (done.code, done.summary["updates"]) == (0, 0)
-    assert done.log.count("the replay of 1 of 2 actors may never hold 2,000 transitions (--learning-starts)") == 1
+@pytest.mark.parametrize(("learning_starts", "warned"), [(400, 0), (2000, 1)])
+def test_too_few_actors_to_fill_the_replay_are_warned_of_once(learning_starts, warned):
+    """Actor 1 of two has no place. The lanes of actor 0 can hold 400 transitions, but not 2,000."""
+    args, log = DqnArgs(replay_size=4000, learning_starts=learning_starts, num_shards=1), []
+    few = TooFewActors(args, SimpleNamespace(updates=0, log=SimpleNamespace(warning=log.append)))
+    for _ in range(2):
+        few.warn(WorkerEvent(1, "actor 1 waits", replaced=False, left=True), 1)
+    warning = f"the replay of 1 of 2 actors may never hold {learning_starts:,} transitions (--learning-starts)"
+    assert [line.startswith(warning) for line in log] == [True] * warned
 
 
 @pytest.fixture
