@@ -15,7 +15,7 @@ import pytest
 import torch
 from envs import Env
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from harness import ALL_CHAPTERS, APEX_DDPG, APEX_DQN, CONTINUOUS, EVERY_ONE_OF_ALL, IMPALA, RAY_DQN, TASK  # fmt: skip
+from harness import ALL_CHAPTERS, APEX_DDPG, APEX_DQN, CONTINUOUS, EVERY_ONE_OF_ALL, IMPALA, RAY_DQN, TASK
 
 import play
 import plot
@@ -150,7 +150,6 @@ apex_dqn | --deterministic --blocks-per-actor 4 | blocks-per-actor=4: --determin
 a3c_data | --n-step 8 | n-step=8: --returns=gae does not use it; add --returns nstep
 a3c_grad | --sync --grads-per-step 5 | grads-per-step=5:
 apex_dqn | --replay-size 100 --learning-starts 9 | replay-size=100: each of
-apex_dqn | --learning-starts 1e6 | learning-starts=1000000: the replay has room for
 apex_ddpg | --env-id CartPole-v1 | env-id=CartPole-v1: its actions are Disc
 apex_dqn | --env-id Pendulum-v1 | env-id=Pendulum-v1: its actions are Box(
 population | --env-id Pendulum-v1 | env-id=Pendulum-v1: its actions are Box(
@@ -185,18 +184,14 @@ task | LISTENING --deterministic | listen=tcp://127.0.0.1:0: who joins, and when
 task | LISTENING --num-envs 4096 --unroll-length 2048 | num-envs=4096: field obs of a rollout would have 134,283,264 by
 population | --population 3 --tournament-size 4 | tournament-size=4: there are 3 members; lower it, or raise --populati
 population | --learning-rate-range 1e-1 1e-5 | learning-rate-range=0.1 to 1e-05: both ends must be finite and
-population | --units-range 16 64.5 | units-range=64.5: must be a whole number
 population | --batch-size-range 8 | batch-size-range: expected 2 arguments
 population | --batch-size 512 | batch-size-range=8 to 256: the first member has 512; widen the range, or start inside i
 population | --hidden 8 | units-range=16 to 256: the first member has 8;
 population | --grow-factor 1 2 | grow-factor=1 to 2: both ends must be finite and 1.01 or more
-population | --learning-rate 0 | learning-rate-range=1e-05 to 0.1: the first member has 0;
 population | --no-deterministic | deterministic=False: a population is always
 population | --num-actors 2 | num-actors=2: there is no such flag
 population | --replay-size 1000 --learning-starts 501 | learning-starts=501: the replay has room for 1000; use half of
 population | --env-id PongNoFrameskip-v4 | env-id=PongNoFrameskip-v4: observations are images (4, 84, 84), members need
-a3c_data | --env-id CartPole-v9 | env-id=CartPole-v9: Environment version `v9` for environment `CartPole` doesn't exist
-a3c_data | --env-id= | env-id: Malformed environment ID
 a3c_data | --env-id CartPole-v1?size=5 | ; choose another, or other --env-kwargs
 a3c_data | --env-id gymnasium:CartPole | ; perhaps you meant gymnasium:CartPole-v1
 a3c_data | --env-id Pong-v4 | use PongNoFrameskip-v4 or ALE/Pong-v5; choose another

@@ -8,7 +8,7 @@ import zmq
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.task import endpoint as endpoint_module
-from a3c_mp.task.endpoint import Endpoint, check_tcp, ipc_folder, make_key, read_key
+from a3c_mp.task.endpoint import Endpoint, ipc_folder, make_key, read_key
 
 ADDRESS = "tcp://127.0.0.1:50515"
 
@@ -73,13 +73,6 @@ def test_a_key_that_cannot_be_made(tmp_path):
 def test_addresses_that_are_no_host_and_port_are_refused(address):
     with pytest.raises(ConfigError, match=r"^listen(=.*)?: is not tcp://HOST:PORT; for instance"):
         Endpoint(binds=(address,)).load_key()
-
-
-def test_addresses():
-    assert check_tcp("listen", "tcp://*:0") == ("*", 0)
-    assert check_tcp("attach-to", "tcp://[::1]:9") == ("::1", 9)
-    with pytest.raises(ConfigError, match=r"^attach-to="):
-        check_tcp("attach-to", "tcp://localhost:0")
 
 
 def test_tcp_needs_a_key_which_only_a_node_that_listens_makes(path):
