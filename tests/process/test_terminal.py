@@ -13,9 +13,6 @@ from harness import A3C_DATA, BUSY_SECONDS, TASK, actors_of
 
 from a3c_mp.run.checkpoint import list_checkpoints
 
-ALONE = ("--standalone",)
-"""flags of a trainer without other processes, where these do not matter"""
-
 
 def full_pipe():
     """Both ends of a pipe that takes nothing more until somebody reads."""
@@ -42,7 +39,7 @@ def ended(scripts, trainer, signum):
 
 def test_a_run_whose_output_is_not_read_trains_and_heeds_signals(scripts):
     reader, writer = full_pipe()
-    trainer = scripts.train(TASK, *ALONE, stdout=writer)
+    trainer = scripts.train(TASK, "--standalone", stdout=writer)
     scripts.wait_for_game(trainer)
     trainer.send_signal(signal.SIGTERM)
     ended(scripts, trainer, signal.SIGTERM)
@@ -70,7 +67,7 @@ def test_a_terminal_that_closes_costs_neither_checkpoint_nor_summary(scripts):
         return episodes.exists() and episodes.read_text().count("\n") > 1
 
     streams = {"stdout": stdio, "stderr": stdio, "stdin": stdio}
-    trainer = scripts.train(TASK, *ALONE, **streams, start_new_session=True, preexec_fn=own_terminal)
+    trainer = scripts.train(TASK, "--standalone", **streams, start_new_session=True, preexec_fn=own_terminal)
     os.close(stdio)
     scripts.wait_until(read_until_under_way, trainer)
     assert b"sps" in shown, "there is a bar"

@@ -263,14 +263,13 @@ def test_the_newest_readable_one_is_taken_and_each_skipped_one_named(num_damaged
     assert all(str(path) in warning for path, warning in zip(paths, warnings, strict=False))
 
 
-def test_there_is_never_a_fresh_start(tmp_path):
-    paths = [save(tmp_path / "damaged", steps) for steps in (3, 2, 1)]
-    for path in paths:
-        truncate(path)
-    with pytest.raises(CheckpointError, match=rf"{paths[0].name} is damaged.*; 2 older skipped too$"):
-        load_newest(tmp_path / "damaged")
-    with pytest.raises(CheckpointError, match="missing holds no checkpoint"):
-        load_newest(tmp_path / "missing")
+@pytest.mark.parametrize("folder", ["damaged", "missing"])
+def test_there_is_never_a_fresh_start(folder, tmp_path):
+    for steps in (3, 2, 1):
+        truncate(save(tmp_path / "damaged", steps))
+    why = rf"{name_of(3)} is damaged.*; 2 older skipped too$" if folder == "damaged" else "missing holds no checkpoint"
+    with pytest.raises(CheckpointError, match=why):
+        load_newest(tmp_path / folder)
 
 
 # ---- the hash in the summary

@@ -79,7 +79,8 @@ def test_flags_override_presets_and_presets_override_defaults():
     assert parse("--env-id", "Nowhere-v0") == Args(env_id="Nowhere-v0"), "without a preset"
 
 
-def test_flags_are_read_in_either_spelling():
+def test_flags_are_read_in_either_spelling_and_may_turn_off_what_has_no_effect():
+    assert parse_args(PPOArgs, {}, "", ["--num-envs", "1", "--explore-envs", "0"]).explorers == 0
     args = parse("--num-envs", "4", "--max_seconds=2.5", "--cuda", "--runs-dir", "/tmp/x", "--stop-return", "-1e3")
     assert (args.num_envs, args.max_seconds, args.cuda, args.runs_dir) == (4, 2.5, True, Path("/tmp/x"))
     assert args.stop_return == -1000.0
@@ -231,10 +232,8 @@ def test_help_has_groups_docstrings_and_the_defaults_of_the_preset(capsys):
         ("--gamma -0.1", "gamma=-0.1: must be between 0 and 1; "),
         ("--total-steps -1e6", "total-steps=-1000000: must be 1 or more; "),
         ("--stop-return inf", "stop-return=inf: must be a finite number; "),
-        ("--num-envs many", "num-envs=many: must be a whole number"),
         ("--resume", "resume: expected one argument; "),
         ("--fast --cuda --num-envs 8", "fast: there is no such flag; see --help"),
-        ("--seed 3 1", "arguments=1: a value without a flag; see --help"),
         ("--cuda yes", "arguments=yes: a value without a flag; switches take no value: --NAME turns one on, --no-NAME"),
         ("--cuda=true", "cuda: ignored explicit argument 'true'; "),
         ("--total-timesteps=1", "total-timesteps=1: there is no such flag; here it is --total-steps"),
@@ -282,10 +281,6 @@ def test_ranges_hold_for_presets_too_and_both_ends_belong_to_them():
             check_ranges(Settings(share))
     with pytest.raises(ConfigError, match="gamma=2"):
         parse_args(Args, {"CartPole-v1": {"gamma": 2}}, "", ["--env-id", "CartPole-v1"])
-
-
-def test_a_flag_that_turns_off_what_has_no_effect_is_no_mistake():
-    assert parse_args(PPOArgs, {}, "", ["--num-envs", "1", "--explore-envs", "0"]).explorers == 0
 
 
 # ---- resume

@@ -136,13 +136,6 @@ def test_a_deterministic_run_without_its_replay_warns_that_it_will_differ(run_in
     assert f"{why} a resumed run differs from one that was never interrupted" in resumed.out
 
 
-def test_a_resume_with_another_n_leaves_the_unfinished_transitions_behind(run_inline):
-    assert run_inline.train(APEX_DQN, "--deterministic", "--save-replay", "--total-steps", "480").code == 0
-    resumed = run_inline("train_apex.py", "--resume", "runs/r", "--total-steps", "800", "--n-step", "2")
-    assert resumed.code == 0, resumed.err
-    assert "the checkpoint has no actors that fit these settings" in resumed.out
-
-
 @pytest.mark.parametrize(("learning_starts", "warned"), [(400, 0), (2000, 1)])
 def test_too_few_actors_to_fill_the_replay_are_warned_of_once(learning_starts, warned):
     """Actor 1 of two has no place. The lanes of actor 0 can hold 400 transitions, but not 2,000."""
