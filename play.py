@@ -22,7 +22,7 @@ import numpy as np
 from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
-from a3c_mp.cli import hint_of_runs, parse_plain
+from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, CommonArgs, Count
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import CheckpointError, ConfigError
@@ -80,7 +80,7 @@ def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     paths = best or checkpoint.list_checkpoints(folder)
     if not paths:
         why = "there is no checkpoint in this folder" if run.is_dir() else "there is no such folder or checkpoint (.pt)"
-        raise ConfigError("run", run, why, hint_of_runs(run))
+        raise ConfigError("run", run, why, "name a run folder, runs/<name>")
     return run, paths[0]
 
 

@@ -72,7 +72,7 @@ def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch:
     learner.group.all_reduce_gradients(learner.net, total)  # the mean over all learners: chapters 3 and 4
     norms = [nn.utils.clip_grad_norm_(g["params"], args.max_grad_norm) for g in learner.optimizer.param_groups]
     metrics["losses/grad_norm"] = norm = torch.stack(norms).norm()
-    if finite := learner.is_finite(norm + total):  # only if both are
+    if finite := learner.check_gradient(norm + total):  # only if both are
         learner.optimizer.step()
         learner.record_update(metrics)
     return metrics if finite else None

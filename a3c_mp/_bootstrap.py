@@ -1,12 +1,4 @@
-"""Process setup by `import a3c_mp`, before torch is imported: threads, malloc, the end with the parent, sys.path.
-
-Parallelism comes from processes; threads inside them would compete for the same cores. OpenMP reads its thread count
-once, when it loads: it is set here, in the environment that spawned processes inherit. Learners set `--learner-threads`
-in torch.
-
-malloc keeps freed memory in the process. By default the C library returns every large block to the kernel at once and
-requests it again, zeroed page by page, at the next gradient step: a fifth of the learner's time on a CPU.
-"""
+"""Process setup by `import a3c_mp`, before torch is imported: threads, malloc, the end with the parent, sys.path."""
 
 import ctypes
 import os
@@ -23,6 +15,7 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 PARENT_VARIABLE = "A3C_MP_PARENT_PID"
 """environment variable with the parent's pid; `spawn.start_child` sets it, the child reads it before other imports"""
 
+# Threads of OpenMP, which reads their number once, when it loads, would compete with processes for the same cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; --deterministic needs it
 
@@ -41,7 +34,9 @@ for fd, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.i
         with suppress(AttributeError, ValueError):  # replaced by something without encoding
             getattr(sys, name).reconfigure(errors="backslashreplace")
 
-with suppress(OSError, AttributeError):  # a C library other than glibc
+# glibc returns every large block to the kernel at once and requests it again, zeroed page by page, at the next gradient
+# step: a fifth of the learner's time on a CPU. Here freed memory stays in the process.
+with suppress(OSError, AttributeError):  # another C library
     mallopt = ctypes.CDLL(None).mallopt
     # Older versions refuse more than 32 MiB. Setting the second option without the first is worse than setting neither.
     if mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25):
@@ -49,12 +44,7 @@ with suppress(OSError, AttributeError):  # a C library other than glibc
 
 
 def end_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel kill this process when the thread that started it ends; exit now if it already has.
-
-    Args:
-        parent_pid: the process of that thread.
-        signum: SIGTERM for a process that has something to save.
-    """
+    """Have the kernel send this process a signal when the thread that started it ends; exit now if it already has."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signum))
     if os.getppid() != parent_pid:  # the parent died before prctl could watch it

@@ -5,25 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from a3c_mp.cli import parse_args
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.learner import Learner, Setup
 from a3c_mp.run.progress import RunState
-from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
+
+if TYPE_CHECKING:
+    from a3c_mp.run.run import Run
 
 
 class Chapter:
     """A chapter of this machine: a learner, or several, and the actors that they spawn.
 
-    Args:
-        args_class: the chapter's settings, whose module's docstring is its description.
-        presets: environment id -> settings that differ from the defaults.
-        actor: `actor(channel, args)` makes an actor, in a process of its own; returns what fills one slot at a call.
-        train: `train(args, learner)` is the loop, in the process of each learner.
-        setup: `setup(args, rank)` makes nets, optimizer and slots.
+    The docstring of the module of `args_class` is its description; `presets` are settings by environment id. In a
+    process of its own, `actor(channel, args)` makes an actor, which fills one slot at a call; in the process of each
+    learner, `setup(args, rank)` makes nets, optimizer and slots, and `train(args, learner)` is the loop.
     """
 
     def __init__(
@@ -34,6 +32,9 @@ class Chapter:
 
     def __call__(self) -> int:
         """Run the chapter with the settings of the command line; returns the exit code."""
+        from a3c_mp.cli import parse_args  # here, as actors import the chapter and need neither flags nor folders
+        from a3c_mp.run.run import Run
+
         description = sys.modules[self.args_class.__module__].__doc__ or ""
         args = parse_args(self.args_class, self.presets, description)
         setup = self.setup(args)
@@ -53,7 +54,6 @@ class Chapter:
         return Learners(run, peer, self.actor, self.train, self.setup)
 
     def run_as_script(self) -> None:
-        """Run the chapter and end the process with its exit code."""
         exit_with(self)
 
 

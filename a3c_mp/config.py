@@ -1,8 +1,7 @@
 """Settings: the flags that all chapters share, and the check of ranges.
 
-Settings are composed: a chapter's `Args` lists the groups that it is made of (`class Args(A3CArgs, RolloutArgs,
-RewardArgs, CommonArgs)`), and adds its own. A group is a frozen dataclass: a field is a flag, its annotation the range,
-the docstring under it the help text.
+A chapter's `Args` lists the groups that it is made of (`class Args(A3CArgs, RolloutArgs, RewardArgs, CommonArgs)`). A
+group is a frozen dataclass: a field is a flag, its annotation the range, the docstring under it the help text.
 """
 
 from __future__ import annotations
@@ -36,12 +35,9 @@ class CommonArgs:
     chapter = ""  # without an annotation it is no flag: what the algorithm's name begins with in config.json
     actors_flag = "num-actors"  # the flag that says how many actors there are, for error messages
     actor_name = "actor"  # what the chapter calls one, in messages
-    continuous: ClassVar[Mapping[str, Any]] = {}
-    """defaults for environments with continuous actions that have no preset"""
-    vectors: ClassVar[Mapping[str, Any]] = {}
-    """defaults for other environments without a preset whose observations are vectors"""
-    images: ClassVar[Mapping[str, Any]] = {}
-    """defaults for Atari, which a preset may change, and for others without a preset whose observations are images"""
+    continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions
+    vectors: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for others whose observations are vectors
+    images: ClassVar[Mapping[str, Any]] = {}  # defaults for Atari, under its presets, and without a preset for images
 
     env_id: str = "PongNoFrameskip-v4"
     """gymnasium environment id; module:Env-v0 imports the module first, also from the current folder"""
@@ -99,7 +95,7 @@ class CommonArgs:
 
     @property
     def max_actors(self) -> int:
-        """Actors that there can be at the same time."""
+        """With those that may join."""
         return self.num_actors
 
     @property
@@ -110,7 +106,6 @@ class CommonArgs:
 
     @property
     def training_goal(self) -> float | None:
-        """The mean return of training games that solves the task."""
         return self.stop_return
 
     @property
@@ -125,7 +120,7 @@ class CommonArgs:
 
     @property
     def local_actors(self) -> int:
-        """Actors that this machine must have memory and open files for."""
+        """Those that this machine must have memory and open files for."""
         return self.num_actors
 
     @property
@@ -170,7 +165,6 @@ Fraction = Annotated[float, Between(0, 1)]
 
 
 def flag_name(field: str) -> str:
-    """`num_envs` -> `num-envs`"""
     return field.replace("_", "-")
 
 

@@ -13,9 +13,7 @@ class A3CError(Exception):
 class ConfigError(A3CError):
     """Bad input, found before any process starts: one line for the user, exit code 2.
 
-    Args:
-        what, value: the setting, as its flag is spelled, and what was given; "" if nothing was.
-        why, fix: what is wrong with it, and what to do.
+    `what` is the setting, as its flag is spelled, and `value` what was given; "" if nothing was.
     """
 
     def __init__(self, what: str, value: object, why: str, fix: str = "see --help"):

@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
 from a3c_mp.cli import parse_plain
-from a3c_mp.cli.unused_flags import unused
+from a3c_mp.cli.flags import unused
 from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with

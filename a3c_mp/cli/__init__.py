@@ -15,28 +15,18 @@ from typing import Any, NoReturn, TypeVar
 from gymnasium.spaces import Box
 
 import wrappers
-from a3c_mp.cli.parser import UnknownFlag, make_parser, read_flags, refusal
-from a3c_mp.cli.unused_flags import as_flag, check_unused
+from a3c_mp.cli.flags import as_flag, check_unused
+from a3c_mp.cli.parser import make_parser, read_flags, refusal
 from a3c_mp.config import check_ranges, flag_name, format_error
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.layers import is_image
 
 A = TypeVar("A")
-Presets = Mapping[str, Mapping[str, Any]]
-"""environment id -> settings that differ from the defaults of a class"""
+Presets = Mapping[str, Mapping[str, Any]]  # environment id -> settings that differ from the defaults
 
 
 def parse_args(args_class: type[A], presets: Presets, description: str, argv: Sequence[str] | None = None) -> A:
-    """Parse the command line over the defaults of a chapter and an environment, or over the settings of a resumed run.
-
-    Args:
-        args_class: the chapter's frozen dataclass; its fields are the flags.
-        presets: of the library; see `defaults_for`.
-        description: shown by `--help`.
-
-    Raises:
-        ConfigError: anything unknown, malformed or out of range.
-    """
+    """Parse the command line over the defaults of an environment, or a resumed run's settings. Raises ConfigError."""
     given, others = read_flags(args_class, sys.argv[1:] if argv is None else argv)
     if others:
         raise refusal(others, args_class)
@@ -48,7 +38,7 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
         default = make(**{**defaults_for(args_class, env_id, presets), "env_id": env_id})
     if wants_help:
         note = f"Defaults depend on --env-id; there are presets for {', '.join(presets)}."
-        _print_help(make_parser(args_class, f"{description}\n{note}", default, grouped=True))
+        _print_help(make_parser(args_class, f"{description}\n{note}", default))
     args = dataclasses.replace(default, **given)
     check_ranges(args)
     check_unused(args, given)
@@ -58,11 +48,7 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
 def parse_algo(
     settings: Mapping[str, tuple[type[A], Presets]], description: str, argv: Sequence[str] | None = None
 ) -> A:
-    """Parse the command line of a chapter whose `--algo` decides which settings there are, by default the first ones.
-
-    Args:
-        settings: algorithm -> (args_class, presets), as for `parse_args`.
-    """
+    """Parse the command line of a chapter whose `--algo` decides which (settings, presets) hold, or else the first."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--algo", nargs="?")
     parser.add_argument("--resume", nargs="?", type=Path)
@@ -71,15 +57,7 @@ def parse_algo(
         with suppress(OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
             early.algo = json.loads((early.resume / "config.json").read_text())["args"]["algo"]
     args_class, presets = settings.get(str(early.algo), next(iter(settings.values())))
-    try:
-        return parse_args(args_class, presets, description, argv)
-    except UnknownFlag as error:
-        name = error.what.removeprefix("no-").replace("-", "_")
-        others = [algo for algo, (their_class, _) in settings.items() if name in _fields(their_class)]
-        if not others:
-            raise
-        why, fix = f"only --algo {' and '.join(others)} has this flag", f"add --algo {others[0]}, or leave it out"
-        raise ConfigError(error.what, error.value, why, fix) from None
+    return parse_args(args_class, presets, description, argv)
 
 
 def parse_plain(args_class: type[A], description: str, argv: Sequence[str] | None = None) -> A:
@@ -116,7 +94,6 @@ def _fields(args_class: Any) -> set[str]:
 
 
 def _with_kwargs(env_id: str, env_kwargs: Sequence[str]) -> str:
-    """An environment id with the arguments of `--env-kwargs`."""
     try:
         return wrappers.with_kwargs(env_id, env_kwargs)
     except ValueError as error:
@@ -169,7 +146,9 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         content = json.loads(path.read_text())
         saved = dict(content["args"])
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError("resume", folder, "there is no run in this folder", hint_of_runs(folder)) from None
+        raise ConfigError(
+            "resume", folder, "there is no run in this folder", "name a run folder, runs/<name>"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
     if why := format_error(path, content.get("format")):
@@ -177,11 +156,6 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
     if not (algorithm := str(content.get("algorithm", ""))).startswith(args_class.chapter):
         why = f"{path} belongs to another chapter, {algorithm}"
         raise ConfigError("resume", folder, why, "resume it with the script that started it")
-    if foreign := saved.keys() - _fields(args_class):
-        why = f"{path} has {min(map(str, foreign))}, which this version does not know"
-        raise ConfigError("resume", folder, why, "resume it with the version that wrote it")
-    if (name := given.get("run_name")) not in (None, folder.resolve().name):
-        raise ConfigError("run-name", name, f"--resume goes on in {folder}", "leave it out")
     words = [word for name, value in saved.items() if name not in given for word in as_flag(name, value)]
     try:
         settings, others = read_flags(args_class, words)
@@ -192,14 +166,3 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         why = f"{path} has {error.given}: {error.why}"
         raise ConfigError("resume", folder, why, "correct it there, or give its flag now") from None
     return settings
-
-
-def hint_of_runs(folder: Path) -> str:
-    """What to name instead of a path without a run: the run that it is part of, or the newest of those in it."""
-    for parent in folder.absolute().parents[:2]:
-        if (parent / "config.json").exists():
-            return f"name the run folder, {parent}"
-    runs = sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-    if runs:
-        return f"name one of its runs, for instance the newest, {runs[-1].parent}"
-    return "name a run folder, runs/<name>"

@@ -14,25 +14,16 @@ import typing
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import a3c_mp
-from a3c_mp.cli.flags import GROUPS, group_of, suggestion
+from a3c_mp.cli.flags import suggestion
 from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 
 
-class UnknownFlag(ConfigError):
-    """A flag that a script does not have."""
-
-
 def read_flags(args_class: type, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return (settings that a command line gives, words that are not of this class); "help" is one of the settings.
-
-    Raises:
-        ConfigError: a value is missing, is of the wrong type, or is not among the choices.
-    """
+    """Return (settings that a command line gives, "help" among them, other words). Raises ConfigError for bad ones."""
     try:
         found, others = make_parser(args_class).parse_known_intermixed_args([_plain(word) for word in argv])
     except argparse.ArgumentError as error:
@@ -48,44 +39,36 @@ def _plain(word: str) -> str:
     return f" {word}" if re.match(r"-[.\d]", word) else word
 
 
-def make_parser(
-    args_class: type, description: str = "", default: Any = None, grouped: bool = False
-) -> argparse.ArgumentParser:
+def make_parser(args_class: type, description: str = "", default: Any = None) -> argparse.ArgumentParser:
     """Make the parser of a dataclass, whose result has only what the command line gives.
 
-    Args:
-        args_class: its fields are the flags; those without a default take words that stand alone.
-        description, default, grouped: for the help; `default` has the values that hold without flags.
+    Fields are flags; those without a default take words that stand alone. `default` has the values for `--help`.
     """
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]",
-        description=textwrap.dedent(description).replace("%", "%%"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
+        usage="%(prog)s [flags]", description=textwrap.dedent(description).replace("%", "%%"),
+        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
+        add_help=False, allow_abbrev=False, exit_on_error=False,
+    )  # fmt: skip
     parser.add_argument("-h", "--help", action="store_true", help="show this help and exit")
     parser.add_argument("--version", action="version", version=f"a3c-mp {a3c_mp.__version__}", help="show the version")
-    groups = {title: parser.add_argument_group(f"{title} options") for title in (*GROUPS, "learning") if grouped}
     docs = field_docs(args_class) if default is not None else {}
-    hints = typing.get_type_hints(args_class, include_extras=True)
+    titles = dict.fromkeys(title for title, _ in docs.values() if title)
+    groups = {title: parser.add_argument_group(title) for title in titles}
+    hints = typing.get_type_hints(args_class)
     for field in dataclasses.fields(args_class):
         options, value = _options(field.name, hints[field.name]), getattr(default, field.name, None)
-        shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
-        options["help"] = f"{docs.get(field.name, '')} (default: {shown})".replace("%", "%%")
+        title, text = docs.get(field.name, ("", ""))
         if field.default is dataclasses.MISSING:
-            options |= {"help": docs.get(field.name), "default": () if "nargs" in options else None}
+            options |= {"help": text, "default": () if "nargs" in options else None}
             parser.add_argument(field.name, **{"nargs": "?", **options})
         else:
-            flag = flag_name(field.name)
-            groups.get(group_of(flag), parser).add_argument(f"--{flag}", dest=field.name, **options)
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            options["help"] = f"{text} (default: {shown})".replace("%", "%%")
+            groups.get(title, parser).add_argument(f"--{flag_name(field.name)}", dest=field.name, **options)
     return parser
 
 
 def _options(name: str, hint: Any) -> dict[str, Any]:
-    """How argparse reads a field of this annotation."""
     kind = plain_type(hint)
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -99,23 +82,22 @@ def _options(name: str, hint: Any) -> dict[str, Any]:
 
 
 def plain_type(hint: Any) -> Any:
-    """The type in an annotation: `int` in `Annotated[int, Between(1)] | None`."""
-    if typing.get_origin(hint) is typing.Annotated:
-        return plain_type(typing.get_args(hint)[0])
+    """The type in an annotation: `int` in `int | None`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return plain_type(next(part for part in typing.get_args(hint) if part is not type(None)))
+        return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint
 
 
-def field_docs(args_class: type) -> dict[str, str]:
-    """field -> the docstring below it, in the class itself or in one that it is made of"""
-    docs: dict[str, str] = {}
+def field_docs(args_class: type) -> dict[str, tuple[str, str]]:
+    """field -> (what the class says that declares it, the docstring below it, also in a subclass)"""
+    docs: dict[str, tuple[str, str]] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(args_class.__mro__)):
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        for field, below in itertools.pairwise(typing.cast(ast.ClassDef, definition).body):
+        definition = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0])
+        title = re.split("[.:]", ast.get_docstring(definition) or "")[0]
+        for field, below in itertools.pairwise(definition.body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[name] = " ".join(text.split())
+                    docs[name] = docs.get(name, (title, ""))[0], " ".join(text.split())
     return docs
 
 
@@ -151,12 +133,10 @@ def refusal(others: Sequence[str], args_class: type) -> ConfigError:
     name, _, value = word.partition("=")
     if name.startswith("-"):
         value = value or next((other for other in following[:1] if not other.startswith("-")), "")
-        return UnknownFlag(name.lstrip("-"), value, "there is no such flag", suggestion(name.lstrip("-"), flags))
+        return ConfigError(name.lstrip("-"), value, "there is no such flag", suggestion(name.lstrip("-"), flags))
     fix = "see --help"
     if word.lower() in ("true", "false", "yes", "no", "on", "off"):
         fix = "switches take no value: --NAME turns one on, --no-NAME off"
     elif "env-id" in flags and re.fullmatch(r".+-v\d+(\?.*)?|\w+:.+", word):
         fix = f"perhaps --env-id {word}"
-    elif "resume" in flags and (Path(word) / "config.json").exists():
-        fix = f"perhaps --resume {word}"
     return ConfigError("arguments", word, "a value without a flag", fix)

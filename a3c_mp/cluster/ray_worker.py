@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import a3c_mp
 from a3c_mp.processes.pool import Closing, Token
 from a3c_mp.processes.slots import Spec
-
-ROOT = Path(a3c_mp.__file__).parent
-sys.path.append(str(ROOT / "chapters" if (ROOT / "chapters").exists() else ROOT.parent))  # actors are those of chapters
 
 
 class FleetChannel(Closing):

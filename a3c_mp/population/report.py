@@ -21,8 +21,8 @@ from a3c_mp.population.memory import METRICS, SKIPPED
 from a3c_mp.population.population import Population
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import Evaluation, PlayedGames
-from a3c_mp.run.files import write_atomically
 from a3c_mp.run.run import Run
+from a3c_mp.run.run_dir import write_atomically
 
 CUT = "evaluation_games_at_max_steps"
 WARNINGS = {

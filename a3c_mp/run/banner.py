@@ -20,19 +20,17 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.preflight import FOUND
-from a3c_mp.run.run_dir import as_recorded, changed_settings, starts_of
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
 
-ENDS = ("total_steps", "max_seconds", "stop_return", "stop_eval_return")
-"""settings that end a run"""
+ENDS = ("total_steps", "max_seconds", "stop_return", "stop_eval_return")  # settings that end a run
 ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds reached"}
 """reason why a run has ended -> its name in the last line; others stay as they are"""
 
 
-def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
-    """The lines that describe a run, for its log at the start; its `config.json` has this start already."""
+def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
+    """The lines that describe a run, for its log at the start."""
     number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
     parts = [net_name(args, net), number, *settings_parts(args)]
     if found := FOUND.get(args.env_id):
@@ -43,10 +41,6 @@ def first_lines(args: CommonArgs, net: nn.Module, folder: Path) -> list[str]:
         lines.append(f"observations are flattened: {layout}")
     if note := note_on_inputs(net):
         lines.append(note)
-    for start in starts_of(folder)[-2:-1]:  # the one before this
-        changed = changed_settings(as_recorded(args), start["args"]).items()
-        texts = [f"{flag} {new} ({old} before)" for flag, (old, new) in changed]
-        lines += [f"changed: {', '.join(texts)}"] if texts else []
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     lines.append(f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}")
     explorers = f", of which {args.explorers} explore" if args.explorers else ""
@@ -64,27 +58,20 @@ def net_name(args: CommonArgs, net: Any) -> str:
 
 
 def settings_parts(args: CommonArgs) -> list[str]:
-    """What becomes of rewards, the learning rate and, where it is annealed, the entropy coefficient."""
+    """What becomes of rewards, and of the learning rate in the steps of this run."""
     settings, parts = vars(args), list[str]()  # not every chapter has all of them
     if "reward_clip" in settings:
         changes = ["clipped to -1, 0, 1 (--no-reward-clip: as they are)"] if settings["reward_clip"] else []
         changes += [f"x {settings['reward_scale']:g}"] if settings["reward_scale"] != 1.0 else []
         parts.append(f"rewards {' '.join(changes) or 'as they are'}")
     if "learning_rate_end" in settings:
-        start, end = settings["learning_rate"], settings["learning_rate_end"]
-        parts.append(schedule_text("lr", start, end, settings["anneal_steps"], args.total_steps))
+        start, end, steps = settings["learning_rate"], settings["learning_rate_end"], settings["anneal_steps"]
+        last = linear(start, end, args.total_steps, steps or args.total_steps)
+        after = f" after {steps:,} steps" if 0 < steps < args.total_steps else ""
+        parts.append(f"lr {start:g} -> {last:.4g}{after}")
     elif "learning_rate" in settings:
         parts.append(f"lr {settings['learning_rate']:g}")
-    if (end := settings.get("entropy_coef_end")) is not None:
-        start, own_end = settings["entropy_coef"], settings["entropy_steps"]
-        parts.append(schedule_text("entropy", start, end, own_end, args.total_steps))
     return parts
-
-
-def schedule_text(name: str, start: float, end: float, own_end: int, total: int) -> str:
-    """What a run of `total` steps anneals: `lr 0.0005 -> 0 after 800,000 steps`; with `own_end` 0, over the run."""
-    text = f"{name} {start:g} -> {linear(start, end, total, own_end or total):.4g}"
-    return f"{text} after {own_end:,} steps" if 0 < own_end < total else text
 
 
 def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]]:
@@ -119,7 +106,6 @@ def resume_command(folder: Path) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """The text of an error for run.log."""
     return str(error) if isinstance(error, A3CError) and str(error) else f"{type(error).__name__}: {error}"
 
 

@@ -1,10 +1,9 @@
 """Checkpoint files: each is complete or not there at all.
 
 `step_<steps>.pt` and its manifest `step_<steps>.json`, with the SHA-256 of the bytes, are written to temporary files,
-synced and renamed, the manifest last. A checkpoint exists once its manifest does. A kill between the two renames of one
-that is saved again at the same step leaves it with another SHA-256: a resume takes the one before. The last three are
-kept, and as `best_<steps>.pt` the best one so far and that as of each of the three. Chosen by the mean return of
-training, it is a copy of a checkpoint; chosen by evaluation, it holds the evaluated net.
+synced and renamed, the manifest last. A checkpoint exists once its manifest does. The last three are kept, and as
+`best_<steps>.pt` the best one so far and that as of each of the three. Chosen by the mean return of training, it is a
+copy of a checkpoint; chosen by evaluation, it holds the evaluated net.
 """
 
 from __future__ import annotations
@@ -22,21 +21,17 @@ import torch
 
 from a3c_mp.config import FORMAT, format_error
 from a3c_mp.errors import CheckpointError
-from a3c_mp.run.files import write_together
+from a3c_mp.run.run_dir import write_together
 
 KEEP = 3
-OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")
-"""names of the files that this module writes; it ignores all others"""
+OURS = re.compile(r"(step|best)_\d{12}\.(pt|json)(\.tmp|\.unused)?")  # names of own files; all others are ignored
 
 
 def save(folder: Path, state: dict[str, Any], kind: str = "step", **origin: str) -> Path:
-    """Write a checkpoint, prune old ones, return its path.
+    """Write a checkpoint of kind "step" or "best", prune old ones, return its path.
 
-    Args:
-        folder: `checkpoints/` of the run; made if missing, but not the run's own folder above it.
-        state: what `torch.load(weights_only=True)` reads back; "steps" name the file, "net" has the weights.
-        kind: "step" or "best".
-        origin: `algorithm` and `env_id`, which are checked on loading.
+    `state` is what `torch.load(weights_only=True)` reads back: "steps" name the file, "net" has the weights. `origin`
+    (`algorithm` and `env_id`) is checked on loading.
 
     Raises:
         CheckpointError: a tensor of `state["net"]` holds NaN or infinity, or the run folder was deleted.
@@ -78,8 +73,7 @@ def _ours(folder: Path, pattern: str) -> list[Path]:
 
 
 def _steps(path: Path) -> str:
-    """The steps in a checkpoint's name; as text they sort like numbers."""
-    return path.stem[len("step_") :]
+    return path.stem[len("step_") :]  # twelve digits: they sort like numbers
 
 
 def _prune(folder: Path) -> None:
@@ -94,11 +88,8 @@ def _prune(folder: Path) -> None:
 
 
 def set_aside_newer(path: Path) -> None:
-    """Rename the checkpoints newer than the one that a run resumes from, so that they are not used again.
-
-    Those that were renamed earlier are deleted: with a replay in them they are large.
-    """
-    for old in _ours(path.parent, "*.unused"):
+    """Rename the checkpoints newer than the one that a run resumes from, so that they are not used again."""
+    for old in _ours(path.parent, "*.unused"):  # from an earlier time: with a replay in them they are large
         old.unlink(missing_ok=True)
     for file in _ours(path.parent, "*"):
         if file.suffix != ".tmp" and _steps(file) > _steps(path):
@@ -106,11 +97,7 @@ def set_aside_newer(path: Path) -> None:
 
 
 def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
-    """Read one checkpoint onto the CPU; code in it is never executed.
-
-    Raises:
-        CheckpointError: missing, damaged, of another algorithm or format, or with weights that are not finite.
-    """
+    """Read one checkpoint onto the CPU; code in it is never executed. Raises CheckpointError if it cannot be used."""
     try:
         manifest = json.loads(path.with_suffix(".json").read_text())
         with path.open("rb") as file:
@@ -134,15 +121,9 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
 def load_newest(
     folder: Path, restore: Callable[[dict[str, Any], Path], None], warn: Callable[[str], None], **origin: str
 ) -> Path:
-    """Restore the newest checkpoint that can be; return its path, and warn of every newer one that cannot.
+    """Restore the newest checkpoint that can be; return its path, and `warn` of every newer one that cannot.
 
-    Args:
-        restore: called with a state and its path; raises if the state does not fit.
-        warn: called with a line for each that is skipped.
-        origin: `algorithm` and `env_id`, as for `load`.
-
-    Raises:
-        CheckpointError: there is none. Never a silent fresh start.
+    `restore` raises if a state does not fit. Raises CheckpointError if there is none: never a silent fresh start.
     """
     skipped = list[CheckpointError]()
     for path in list_checkpoints(folder):
@@ -166,10 +147,7 @@ def load_newest(
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the moments of a saved optimizer; the learning rate and other settings stay as they are now.
-
-    Raises ValueError if it is from another kind of optimizer, or for other parameters.
-    """
+    """Load the moments of a saved optimizer, but not its settings. Raises ValueError if it is of another kind."""
     if [set(group) for group in state["param_groups"]] != [set(group) for group in optimizer.param_groups]:
         raise ValueError("it holds the state of another optimizer")
     moments = copy.deepcopy(state["state"])  # else they would keep the whole file mapped
@@ -183,10 +161,7 @@ def _check_finite(net_state: dict[str, torch.Tensor], name: str) -> None:
 
 
 def sha256_of_weights(net_state: dict[str, torch.Tensor]) -> str | None:
-    """SHA-256 over the bytes of all tensors in state_dict order: equal only if the weights are bit-identical.
-
-    None if the device that holds them has failed.
-    """
+    """SHA-256 over the bytes of all tensors in state_dict order; None if the device that holds them has failed."""
     digest = hashlib.sha256()
     try:
         for tensor in net_state.values():

@@ -15,7 +15,6 @@ from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluation import Evaluation
-from a3c_mp.run.run_dir import as_recorded, changed_settings, starts_of
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
@@ -24,13 +23,11 @@ if TYPE_CHECKING:
 class Checkpointer:
     """Saves the state of a run at intervals; with `--resume`, restores the newest one that can be read.
 
-    Args:
-        optimizer: of the run's net; without one, `extra` has what trains it.
-        extra: the chapter's own parts, by name.
+    `extra` are the chapter's own parts; where the net has no optimizer, they include what trains it.
     """
 
     def __init__(self, run: Run, optimizer: torch.optim.Optimizer | None, extra: Mapping[str, Stateful]):
-        self.run, self.net, self.optimizer, self.extra = run, run.net, optimizer, dict(extra)
+        self.net, self.optimizer, self.extra = run.net, optimizer, dict(extra)
         self.folder, self.log, self.args, self.progress = run.folder / "checkpoints", run.log, run.args, run.progress
         self.origin: dict[str, Any] = {"algorithm": run.algorithm, "env_id": self.args.env_id}
         self.rng = torch.Generator().manual_seed(self.args.seed)
@@ -44,7 +41,6 @@ class Checkpointer:
         self._tried_steps = self.progress.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a checkpoint holds."""
         return {
             "net": self.net.state_dict(),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
@@ -55,7 +51,6 @@ class Checkpointer:
         }
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
-        """Continue from the state that was saved in a file; raises where it does not fit."""
         self.net.load_state_dict(state["net"])
         if self.optimizer is not None:
             checkpoint.restore_optimizer(self.optimizer, state["optimizer"])
@@ -75,11 +70,7 @@ class Checkpointer:
         try:
             path = checkpoint.load_newest(self.folder, self._restore, self.log.warning, **self.origin)
         except CheckpointError as error:
-            changed = [
-                changed_settings(as_recorded(self.args), start["args"]) for start in starts_of(self.run.folder)[-1:]
-            ]
-            flags = f" or leave out {' '.join(changed[0])}" if changed and changed[0] else ""
-            fix = f"start a new run, or restore the folder{flags}"
+            fix = "start a new run, restore the folder, or leave out flags that are new"
             raise ConfigError("resume", self.args.resume, str(error), fix) from error
         self.newest, self.saved_steps = path, self.progress.steps
         checkpoint.set_aside_newer(path)
@@ -122,8 +113,8 @@ class Checkpointer:
         self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
 
     def save_best(self, net: nn.Module, evaluation: Evaluation) -> None:
-        """Write the net of the best evaluation, and let the next checkpoint come at once; a failure costs a warning."""
-        self._tried_seconds = -math.inf  # it knows the result that belongs to this file
+        """Write the net of the best evaluation; a failure costs a warning."""
+        self._tried_seconds = -math.inf  # the next checkpoint is due: it knows the result that belongs to this file
         try:
             state = {"net": net.state_dict(), "steps": evaluation.steps}
             checkpoint.save(self.folder, state, "best", **self.origin)

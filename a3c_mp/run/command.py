@@ -14,23 +14,20 @@ from a3c_mp.run.script import exit_with
 def run_script() -> int:
     """Run the script that the command line names, with the flags that follow; returns its exit code."""
     scripts = sorted(path.stem for path in CHAPTERS.glob("*.py") if path.stem.startswith(("train_", "play", "plot")))
-    command, flags = sys.argv[1:2], sys.argv[2:]
-    if command == ["train"]:
-        command, flags = ["train", *flags[:1]], flags[1:]
+    command = sys.argv[1:3] if sys.argv[1:2] == ["train"] else sys.argv[1:2]
     name = "_".join(command)
     if name == "--version":
         print(f"a3c-mp {a3c_mp.__version__}")
         return 0
     if {"-h", "--help"} & {*command}:
-        print(
-            "usage: a3c-mp SCRIPT [--help]   SCRIPT:", " | ".join(name.replace("train_", "train ") for name in scripts)
-        )
+        names = " | ".join(name.replace("train_", "train ") for name in scripts)
+        print(f"usage: a3c-mp SCRIPT [--help]   SCRIPT: {names}")
         return 0
     if name not in scripts:
         raise ConfigError("script", " ".join(command), f"must be one of {', '.join(scripts)}", "see a3c-mp --help")
     is_installed = CHAPTERS.name == "chapters"
     module = importlib.import_module(f"a3c_mp.chapters.{name}" if is_installed else name)
-    sys.argv = [" ".join(["a3c-mp", *command]), *flags]
+    sys.argv = [" ".join(["a3c-mp", *command]), *sys.argv[1 + len(command) :]]
     return module.main()
 
 

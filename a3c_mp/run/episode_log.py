@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.run.files import write_atomically
+from a3c_mp.run.run_dir import write_atomically
 
 
 class EpisodeRow(NamedTuple):

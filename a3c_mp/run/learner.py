@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,52 +31,35 @@ from a3c_mp.run.progress import RunState
 class Setup:
     """What an algorithm makes before its run begins, in the process of each learner."""
 
-    net: Any
-    """an `ActorCritic`, `DuelingQ` or `DDPGNet`"""
+    net: Any  # an `ActorCritic`, `DuelingQ` or `DDPGNet`
     optimizer: torch.optim.Optimizer
-    slots: Slots
-    """shared memory for what actors send"""
-    layout: ActorLayout
-    """of the states that deterministic actors send"""
-    dtype: torch.dtype
-    """that actors compute in"""
-    weights_dtype: torch.dtype | None = None
-    """of the weights that actors load; None: `dtype`"""
-    message: str = "rollout"
-    """what a slot holds, in log lines and in the name of the counter of those with NaN or inf"""
-    bad_in_a_row: int = BAD_IN_A_ROW
-    """messages with NaN or inf in a row, from one actor, that end a run"""
-    saved: dict[str, Stateful] = field(default_factory=dict)
-    """what all checkpoints hold besides net, optimizer and progress"""
+    slots: Slots  # shared memory for what actors send
+    layout: ActorLayout  # of the states that deterministic actors send
+    dtype: torch.dtype  # that actors compute in
+    weights_dtype: torch.dtype | None = None  # of the weights that actors load; None: `dtype`
+    message: str = "rollout"  # what a slot holds: in log lines, and in the name of the counter of those with NaN or inf
+    bad_in_a_row: int = BAD_IN_A_ROW  # messages with NaN or inf in a row, from one actor, that end a run
+    saved: dict[str, Stateful] = field(default_factory=dict)  # in all checkpoints, besides net, optimizer and progress
     kept: dict[str, Stateful] | None = field(default_factory=dict)
-    """what checkpoints of deterministic runs hold besides, for an exact resume; None: not even what actors need"""
+    """for an exact resume, in checkpoints of deterministic runs, besides actors and weights; None: nor are these"""
     make_policy: Any = None
     """for evaluations (`evaluate.MakePolicy`); None: as for an actor-critic net"""
-    samples_per_update: int = 0
-    """of each learner, where the metrics have samples a second"""
-    more: Any = None
-    """shared with actors, besides slots and weights; see `Memory.more`"""
+    samples_per_update: int = 0  # of each learner, where the metrics have samples a second
+    more: Any = None  # shared with actors, besides slots and weights; see `Memory.more`
 
     def begin(self, learner: Learner) -> None:
-        """Do what follows the restoring of a checkpoint and comes before the start of actors."""
+        """Called after a checkpoint is restored and before actors start."""
 
     def end(self, learner: Learner, error: BaseException | None) -> None:
-        """Do what comes after the last round and before the end of the actors."""
+        """Called after the last round and before actors end."""
 
     def rounds(self, learner: Learner) -> Any:
         """Iterate over what the chapter learns from."""
         raise NotImplementedError
 
 
-class Carrier(Protocol):
-    """How weights reach actors, and what they send reaches the learner: processes, nodes of a task, Ray."""
-
-    def share(self, net: nn.Module, dtype: torch.dtype, untrained: bool) -> Weights: ...
-    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> WorkerPool: ...
-
-
 class Processes:
-    """The carrier of one machine: spawned processes, and memory that they share with their learner."""
+    """The carrier of one machine: spawned processes share memory with their learner. Others have these two methods."""
 
     def share(self, net: nn.Module, dtype: torch.dtype, untrained: bool) -> Weights:
         return Weights(net, dtype, untrained)
@@ -104,33 +87,25 @@ class Round(NamedTuple):
 class Learner:
     """A learner and its supervised actors; used in a `with` block.
 
-    Args:
-        args: of the chapter.
-        run: counts, logs, saves; says when to stop.
-        setup: of the algorithm.
-        make_actor: the chapter's `actor(channel, args)`.
-        group: the learners that take every step together.
-        carrier: what starts actors and carries what they send.
+    `run` counts, logs, saves and says when to stop; `make_actor` is the chapter's `actor(channel, args)`; the learners
+    of a `group` take every step together; a `carrier` starts actors and carries what they send.
     """
 
     def __init__(
         self, args: Any, run: RunState, setup: Setup, make_actor: Callable[..., Any],
-        group: LearnerGroup | None = None, carrier: Carrier | None = None,
+        group: LearnerGroup | None = None, carrier: Any = None,
     ):  # fmt: skip
         self.args, self.run = args, run
         self.setup: Any = setup
         self.group = group or LearnerGroup()
         self.carrier: Any = carrier or Processes()
-        self.net = setup.net
-        self.optimizer = setup.optimizer
+        self.net, self.optimizer = setup.net, setup.optimizer
         self.device = next(self.net.parameters()).device
         self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
         self.weights = self.carrier.share(setup.net, setup.weights_dtype or setup.dtype, untrained=run.updates == 0)
         self.states = ResumeStates(args, setup.layout, start=run.steps, group=self.group)
-        self.own = self.states.own
-        """numbers of this learner's actors in the whole run"""
-        self.on_event: Callable[[WorkerEvent], None] = lambda event: None
-        """called in addition with each `WorkerEvent`: of an actor that is replaced, leaves or joins"""
+        self.own = self.states.own  # numbers of this learner's actors in the whole run
+        self.on_event: Callable[[WorkerEvent], None] = lambda event: None  # for the algorithm, besides the run's
         setup.begin(self)
         if setup.kept is not None:
             run.keep(actors=self.states, weights=self.weights, **setup.kept)
@@ -140,23 +115,15 @@ class Learner:
         self._events: list[WorkerEvent] = []  # of a group of learners, until the next `record`
         self._reports: list[ActorReport] = []
         self.memory = Memory(setup.slots, self.weights, self.states, setup.dtype, args.in_order, setup.more)
+        slots = setup.layout.slots_per_actor
+        options = WorkerOptions(
+            role="actor", slots_per_worker=slots, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            in_order=args.in_order, versions=self.weights.versions_in_flight(slots), first_actor=self.own.start,
+        )  # fmt: skip
         self.pool: Any = self.carrier.start(
-            make_actor,
-            args,
-            self.memory,
-            num_workers=len(self.own),
-            states=self.states,
-            options=WorkerOptions(
-                role="actor",
-                slots_per_worker=setup.layout.slots_per_actor,
-                max_restarts=args.max_restarts,
-                hang_seconds=args.hang_seconds,
-                in_order=args.in_order,
-                versions=self.weights.versions_in_flight(setup.layout.slots_per_actor),
-                first_actor=self.own.start,
-            ),
+            make_actor, args, self.memory, num_workers=len(self.own), states=self.states, options=options,
             on_restart=self._on_event,
-        )
+        )  # fmt: skip
 
     def __enter__(self) -> Learner:
         with ExitStack() as stack:
@@ -181,35 +148,28 @@ class Learner:
 
     @property
     def steps(self) -> int:
-        """Agent steps of the run so far."""
         return self.run.steps
 
     @property
     def updates(self) -> int:
-        """Updates of the weights so far."""
         return self.run.updates
 
     @property
     def rng(self) -> torch.Generator:
-        """For minibatches and replay; its state is part of checkpoints."""
         return self.run.rng
 
-    def is_finite(self, value: Tensor) -> bool:
-        """Whether a gradient, of which `value` is the norm plus the loss, is finite; others are counted and logged."""
+    def check_gradient(self, value: Tensor) -> bool:
+        """Whether a gradient, of this norm plus loss, is finite; else count it. Raises TrainingError at the fifth."""
         source = "the learner" if self.group.size == 1 else "the learners"
         return self._grad_filter.check(value, source, f"gradient {self.run.updates + 1}")
 
     def record_update(self, metrics: Metrics) -> None:
-        """Count an update of the weights; its metrics are averaged and written."""
         self.run.record_update(metrics, self.setup.samples_per_update * self.group.size)
 
     # ---- what a round is made of
 
     def take(self, size: int = 1) -> list[Filled]:
-        """Wait for a round of filled slots: `size` in order of arrival, or in order one of every actor.
-
-        Empty when the run should stop. The slots belong to the caller until `release`.
-        """
+        """Wait for a round of filled slots: `size` as they arrive, or in order one of every actor; none at the end."""
         with self.run.timing("waiting"):
             filled = self.pool.take(self.run.should_stop, size)
         self._reports = self.states.read(filled)
@@ -220,12 +180,7 @@ class Learner:
     def record(self, filled: Sequence[Filled], stats: Sequence[MessageStats], replay_size: int = 0) -> Round:
         """Record steps and episodes of messages, with those of other learners: all keep equal counters.
 
-        Args:
-            filled, stats: messages of this learner, and the statistics of each.
-            replay_size: transitions that this learner's replay holds, to share with the others.
-
-        Raises:
-            TrainingError: several messages with NaN or inf in a row, from one actor.
+        Raises TrainingError if one actor has sent several messages with NaN or inf in a row.
         """
         named = [(self.own[message.worker], figures) for message, figures in zip(filled, stats, strict=True)]
         reports = self._reports if self.group.size > 1 else []

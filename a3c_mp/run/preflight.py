@@ -17,27 +17,23 @@ import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from torch import nn
 
 import wrappers
 from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.precision import make_deterministic
-from a3c_mp.processes.slots import GIB, MIB, check_shared_memory, free_memory
+from a3c_mp.processes.slots import GIB, MIB, free_memory
 
-FILES, FILES_PER_ACTOR = 64, 4
-"""upper bound on the open files of a trainer without actors, which has about 15; three pipes and a sentinel"""
-ACTOR_BYTES = 150 * MIB
-"""private memory of an actor once torch is loaded, without environments"""
-ACTIONS_OF = {Discrete: "from 0", MultiDiscrete: "from 0", Box: "of floating-point numbers"}
-"""class of action spaces -> which of them can be used"""
+FILES, FILES_PER_ACTOR = 64, 4  # open files of a trainer without actors, which has about 15; three pipes and a sentinel
+ACTOR_BYTES = 150 * MIB  # private memory of an actor once torch is loaded, without environments
+ACTIONS_OF = {Discrete: "from 0", MultiDiscrete: "from 0", Box: "of floating-point numbers"}  # those that can be used
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
 """environment id -> (observation space, action space, layout of observations that are flattened) of `probe_env`"""
 
 
 def check_settings(args: CommonArgs) -> None:
-    """Raise ConfigError for a goal, a tracker or exploration that cannot be; `probe_env` has found the actions."""
+    """Raise ConfigError for a goal, a tracker or exploration that cannot be; called after `probe_env`."""
     if args.stop_eval_return is not None and not args.eval_every:
         why = "there is no evaluation whose return could reach it"
         fix = "give --eval-every too, or leave it out (resumed: --stop-eval-return none)"
@@ -58,28 +54,15 @@ def check_settings(args: CommonArgs) -> None:
         raise ConfigError("explore-envs", settings["explore_envs"], why, fix)
 
 
-def check_limits(args: CommonArgs, net: nn.Module, shares_snapshots: bool = True) -> None:
-    """Raise ConfigError if the processor, free memory or open files do not suffice for the processes and weights.
-
-    An evaluator, if there is one, may share snapshots of the net through shared memory.
-    """
+def check_limits(args: CommonArgs) -> None:
+    """Raise ConfigError if the processor, free memory or open files do not suffice for the processes of a run."""
     check_system()
-    evaluators = int(args.eval_every > 0)
-    check_memory(args.local_actors, getattr(args, "num_learners", 1) - 1 + evaluators, args.actors_flag)
-    check_open_files(args.local_actors, args.actors_flag)
-    copies = 0 if args.cuda else 2 + 2 * evaluators * shares_snapshots
-    try:
-        check_shared_memory(copies * sum(4 * t.numel() for t in net.state_dict().values()))
-    except MemoryError as error:
-        fix = "lower it or --num-envs"
-        raise ConfigError(args.actors_flag, args.num_actors, f"for the weights {error}", fix) from error
+    others = getattr(args, "num_learners", 1) - 1 + (args.eval_every > 0)
+    check_processes(args.local_actors, others, args.actors_flag)
 
 
 def check_system() -> None:
-    """Raise ConfigError on anything but Linux on a processor with ordered stores.
-
-    `Weights` and `Shards` write data and then a counter into shared memory, without a lock or a memory barrier.
-    """
+    """Raise ConfigError on anything but Linux on a processor with ordered stores."""
     if (system := platform.system()) != "Linux":
         why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
         raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
@@ -88,11 +71,20 @@ def check_system() -> None:
         raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
 
 
-def check_memory(num_actors: int, others: int = 0, flag: str = "num-actors") -> None:
-    """Raise ConfigError, which names `flag`, if memory is too small for the actors and `others`, without --cuda's."""
+def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") -> None:
+    """Raise ConfigError, which names `flag`, if memory or open files do not suffice for actors and other processes.
+
+    The soft limit of open files is raised to the hard one, as whoever connects takes files, too.
+    """
     if (needed := (num_actors + others) * ACTOR_BYTES) > (free := free_memory()):
         why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
         raise ConfigError(flag, num_actors, why, "lower it")
+    files = FILES + FILES_PER_ACTOR * num_actors
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < files:
+        why = f"that takes {files} open files, {hard} are allowed"
+        raise ConfigError(flag, num_actors, why, "lower it, or raise the limit (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_replay_memory(replay_size: int, needed: int) -> None:
@@ -101,19 +93,6 @@ def check_replay_memory(replay_size: int, needed: int) -> None:
         rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
         why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
         raise ConfigError("replay-size", replay_size, why, "lower --replay-size")
-
-
-def check_open_files(num_actors: int, flag: str = "num-actors") -> None:
-    """Raise the soft limit of open files to the hard one. Raises ConfigError, which names `flag`, if that is too low.
-
-    Others that connect to this process take files, too: a usual soft limit of 1,024 would leave none for a checkpoint.
-    """
-    needed = FILES + FILES_PER_ACTOR * num_actors
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        why = f"that takes {needed} open files, {hard} are allowed"
-        raise ConfigError(flag, num_actors, why, "lower it, or raise the limit (ulimit -Hn)")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
@@ -126,23 +105,14 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
         raise ConfigError("num-learners", num_learners, why, "lower it, or leave --cuda out")
 
 
-def check_device(cuda: bool) -> torch.device:
-    """The device of the nets. Raises ConfigError for `--cuda` without CUDA."""
-    if cuda and not torch.cuda.is_available():
+def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
+    """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`."""
+    if args.cuda and not torch.cuda.is_available():
         version = torch.version.cuda
         why = f"torch sees no GPU that its CUDA {version} can use" if version else "this torch has no CUDA"
         fix = "see nvidia-smi for GPU and driver" if version else "install a CUDA build of torch"
         raise ConfigError("cuda", True, why, f"leave --cuda out (resumed: give --no-cuda), or {fix}")
-    return torch.device("cuda" if cuda else "cpu")
-
-
-def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
-    """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`.
-
-    Raises:
-        ConfigError: `--cuda` without a CUDA device.
-    """
-    device = check_device(args.cuda)
+    device = torch.device("cuda" if args.cuda else "cpu")
     if args.cuda and rank:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
@@ -158,22 +128,14 @@ def probe_env(
 ) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(observation space, action space) of an environment, which is made, stepped and closed for it.
 
-    Discrete actions of an environment with masks are `MaskedDiscrete`.
-
-    Args:
-        env_id: gymnasium id.
-        actions: class of action space that the chapter needs; by default all that actor-critic nets can have.
-
-    Raises:
-        ConfigError: it cannot be made, has another kind of actions, breaks gymnasium's API or ends the process.
+    Raises ConfigError if it cannot be made, has no `actions` of this class, breaks gymnasium's API or ends the process.
     """
     try:
         env = wrappers.make_env(env_id)
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:  # an environment of the user's own can raise anything
-        # gymnasium's guess leaves out the version
-        why = _describe_env_error(error).split(" Did you mean:")[0].rstrip(".")
+        why = _describe_env_error(error).split(" Did you mean:")[0].rstrip(".")  # that guess lacks the version
         fix = "install it, or choose another" if isinstance(error, DependencyNotInstalled) else _fix_for(env_id)
         raise ConfigError("env-id", env_id, why, fix) from error
     try:
@@ -214,7 +176,6 @@ def _check_contract(env: gymnasium.Env, env_id: str) -> None:
 
 
 def _describe_env_error(error: BaseException) -> str:
-    """The message of an error that an environment raised."""
     text = " ".join(str(error).split())
     if not isinstance(error, Exception):  # SystemExit: an environment must not end the process
         return f"it raises {type(error).__name__}({text})"
@@ -225,8 +186,6 @@ def _fix_for(env_id: str) -> str:
     """How to fix an environment id that cannot be made: a similar id, if there is one."""
     module, _, name = wrappers.split_id(env_id)[0].rpartition(":")
     if module and module not in sys.modules:
-        if module.endswith(".py"):
-            return "leave out .py: a module name stands before the colon"
         return "the module must be installed or lie in the current folder"
     if name in gymnasium.registry:
         return "choose another, or other --env-kwargs"

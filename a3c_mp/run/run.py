@@ -1,8 +1,4 @@
-"""A training run: its folder, signals, checkpoints, exit code and summary.
-
-A chapter opens a `Run` in a `with` block, records rollouts and updates in it, and asks it when to stop.
-However the block is left, a checkpoint and `summary.json` are written.
-"""
+"""A training run: its folder, signals, checkpoints, exit code and summary."""
 
 from __future__ import annotations
 
@@ -32,11 +28,10 @@ from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
 from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluation import Evaluation, Evaluator
-from a3c_mp.run.files import write_json
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
-from a3c_mp.run.run_dir import claim_folder, describe_run, end_of, refuse_unwritable
+from a3c_mp.run.run_dir import claim_folder, describe_run, end_of, refuse_unwritable, write_json
 
 if TYPE_CHECKING:
     from a3c_mp.run.evaluate import MakePolicy
@@ -46,7 +41,7 @@ HOW_TO_GO_ON = {"total_steps": "--total-steps", "solved": "--stop-return or --st
 
 
 class Run(RunState):
-    """The `RunState` of learner 0: a run in `runs_dir/run_name`, or the one that `--resume` names.
+    """The `RunState` of learner 0, a `with` block: however it is left, a checkpoint and `summary.json` are written.
 
     Checkpoints hold net, optimizer and `extra`, by name; on resume, all are restored from the newest one, and what it
     lacks of `extra` starts empty, with a warning. `make_policy` makes the policy that is evaluated with
@@ -63,7 +58,7 @@ class Run(RunState):
         evaluates_elsewhere: bool = False,
     ):  # fmt: skip
         check_settings(args)
-        check_limits(args, net, shares_snapshots=not evaluates_elsewhere)
+        check_limits(args)
         self.args, self.algorithm, self.net = args, algorithm, net
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
@@ -100,14 +95,13 @@ class Run(RunState):
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         if signal.SIGINT in IGNORED_AT_START:
             self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")
-        for line in first_lines(self.args, self.net, self.folder):
+        for line in first_lines(self.args, self.net):
             self.log.info(line)
         if self.args.eval_every:
             self.log.info(self.progress.evals.announcement)
         return self
 
     def should_stop(self) -> bool:
-        """Whether a signal has arrived, or a stop rule is met."""
         return self.exit_reason is not None or self.progress.stop_reason() is not None
 
     def keep(self, **parts: Stateful) -> None:
@@ -116,7 +110,6 @@ class Run(RunState):
             self.checkpointer.keep(**parts)
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
-        """Record agent steps that are learned from, the episodes that ended in them, and the policy lag in versions."""
         window = self.progress.window
         passed_over = window.passed_over
         self.metrics.record_rollout(policy_lag, self.progress.record_rollout(steps, episodes, actor, policy_lag))
@@ -125,11 +118,9 @@ class Run(RunState):
             self.log.warning(f"{what}; the mean return does not wait for them")
 
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
-        """Record metrics, to be averaged until they are written."""
         self.metrics.record(metrics)
 
     def record_update(self, metrics: Mapping[str, Tensor | float], samples: int = 0) -> None:
-        """Record an update of the weights, its metrics, and the samples it used, for charts/samples_per_second."""
         self.progress.record_update(samples)
         self.metrics.record_update(metrics)
 
@@ -157,7 +148,6 @@ class Run(RunState):
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint; a failure costs a warning, and the previous one stays."""
         self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
         self.checkpointer.save()
 
@@ -180,18 +170,14 @@ class Run(RunState):
         self.finish(error)
         if (evaluator := self.progress.evals.evaluator) is not None:
             evaluator.close()
-        self.report_end(error)
-        self._cleanup.close()
-        return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
-
-    def report_end(self, error: BaseException | None) -> None:
-        """Close the files of metrics, and print and log how the run has ended; after `finish`."""
         self.metrics.close_files()
         prints.settle()
         self.metrics.display.close()
         for level, line in end_lines(self, error):
             self.log.log(level, line)
         console.drain()
+        self._cleanup.close()
+        return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
 
     def finish(self, error: BaseException | None) -> None:
         """Set exit code and reason, and write the last metrics, checkpoint and summary; only the first call counts."""
@@ -213,9 +199,6 @@ class Run(RunState):
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
         if error is not None and self.failed:
             self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
-        elif reached_its_end and not self.updates and has_skipped(self.counters):
-            self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
-            self.log.error(self.exit_reason)
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
@@ -238,7 +221,6 @@ class Run(RunState):
             self.exit_reason = signal.Signals(signum).name  # `should_stop` is called several times a second
 
     def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`."""
         weights_sha256 = sha256_of_weights(self.net.state_dict())
         end = {"sps": round(self.metrics.sps, 1), "exit_reason": self.exit_reason, "weights_sha256": weights_sha256}
         return self.progress.summary() | end
@@ -263,9 +245,3 @@ def refuse_ended(folder: Path, progress: Progress) -> None:
     if reason in HOW_TO_GO_ON and end_of(folder) == (reason, progress.steps):
         what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
         raise NothingToDo(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on")
-
-
-def has_skipped(counters: Mapping[str, int]) -> bool:
-    """Whether rollouts, blocks or gradients were skipped because of NaN or inf."""
-    others = {"obs_moments_not_finite"}  # what is learned from was there
-    return any(count for name, count in counters.items() if name.endswith("_not_finite") and name not in others)

@@ -1,4 +1,4 @@
-"""The folder of a run: made, checked, locked, and described in `config.json`."""
+"""The folder of a run: made, checked, locked, described in `config.json`; files written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import gymnasium
 import numpy as np
 import torch
 
 import a3c_mp
-from a3c_mp.config import FORMAT, CommonArgs, flag_name
+from a3c_mp.config import FORMAT, CommonArgs
 from a3c_mp.errors import ConfigError
 
-LEFT_BY_FAILED_START = {".lock", "run.log"}
-"""files in a folder whose run failed to start, besides an empty folder for checkpoints"""
-PLACE = ("resume", "run_name", "runs_dir")
-"""settings that say where a run is, not what it does"""
+LEFT_BY_FAILED_START = {".lock", "run.log"}  # besides an empty folder for checkpoints
 
 
 def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
-    """Make, check and lock the folder that `--resume` or `--run-name` names.
-
-    Returns:
-        the folder, and its lock file, which releases the lock when it is closed.
-
-    Raises:
-        ConfigError: it cannot be made or written, another process holds it, or there is a run in it already.
-    """
+    """Make, check and lock the folder of a run; return it and its lock file. Raises ConfigError if that fails."""
     with refuse_unwritable(args, args.runs_dir):
         folder = new_folder(args, algorithm) if args.resume is None else args.resume
     with refuse_unwritable(args, folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
         try:
-            hold(lock, folder, args.resume is not None)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.seek(0)
+                flag, why = (
+                    "run-name" if args.resume is None else "resume",
+                    f"{folder} is in use by process {lock.read()}",
+                )
+                raise ConfigError(flag, folder.name, why, "wait for it, or choose another") from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
             if args.resume is None and (folder / "config.json").exists():
                 fix = f"choose another name, or --resume {folder}"
                 raise ConfigError("run-name", folder.name, f"{folder} holds a run already", fix)
@@ -90,25 +91,6 @@ def refuse_unwritable(args: CommonArgs, folder: Path) -> Iterator[None]:
         raise ConfigError("runs-dir", args.runs_dir, why, "choose another --runs-dir") from error
 
 
-def hold(lock: TextIO, folder: Path, resumed: bool) -> None:
-    """Lock a folder's lock file and write this process's pid into it. Raises ConfigError if another holds it."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.seek(0)
-        flag, why = "resume" if resumed else "run-name", f"{folder} is in use by process {lock.read()}"
-        raise ConfigError(flag, folder.name, why, "wait for it, or choose another") from None
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-
-
-def changed_settings(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Flags of settings, as files hold them, that two starts of a run do not share -> (value before, value now)."""
-    names = [name for name in before if name not in PLACE and now.get(name, before[name]) != before[name]]
-    return {f"--{flag_name(name)}": (before[name], now[name]) for name in names}
-
-
 def as_recorded(args: CommonArgs) -> dict[str, Any]:
     """Settings as files hold them: with lists and strings."""
     return json.loads(json.dumps(dataclasses.asdict(args), default=str))
@@ -131,16 +113,10 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
         "command": sys.argv,
     }
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    starts = [*starts_of(folder), {"time": now, "steps": steps, **start}]
+    path = folder / "config.json"
+    earlier = json.loads(path.read_text()).get("starts", []) if path.exists() else []
+    starts = [*earlier, {"time": now, "steps": steps, **start}]
     return {"format": FORMAT, "algorithm": algorithm, **start, "starts": starts}
-
-
-def starts_of(folder: Path) -> list[dict[str, Any]]:
-    """The starts in the `config.json` of a run folder, oldest first; none where it cannot be read."""
-    try:
-        return list(json.loads((folder / "config.json").read_text())["starts"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return []
 
 
 def end_of(folder: Path) -> tuple[str | None, int] | None:
@@ -165,3 +141,39 @@ def git_commit() -> str | None:
         return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file; the previous one stays until the new one is complete. Raises OSError."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write to a temporary file (`.tmp`), sync it, rename it into place, sync the folder. Raises OSError."""
+    write_together({path: lambda file: file.write(content)})
+
+
+def write_together(files: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
+    """Write files of one folder so; none is renamed before all are on disk: a full disk leaves all as they were."""
+    temporary = {path: path.with_suffix(path.suffix + ".tmp") for path in files}
+    try:
+        for path, write in files.items():
+            with temporary[path].open("w+b") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        for path in files:
+            os.replace(temporary[path], path)
+            _sync_folder(path.parent)  # the rename, too, must survive a power cut, and before the next one
+    except OSError:
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -20,8 +20,7 @@ from a3c_mp.errors import ConfigError, NothingToDo, Stopped
 from a3c_mp.processes.console import console, discard_output
 from a3c_mp.processes.spawn import SIGNALS
 
-END_SECONDS = 1.0
-"""longest wait for each of output, other threads and processes, and exit functions"""
+END_SECONDS = 1.0  # longest wait for each of output, other threads and processes, and exit functions
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
@@ -59,18 +58,12 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
 
 
 def _ignore_signals() -> None:
-    """Ignore further signals while the process ends."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 
 def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoReturn:
-    """Raise SystemExit, or end at once where the interpreter could wait without limit.
-
-    Args:
-        code: as for `sys.exit`.
-        own_threads: threads that ran at the start; the interpreter waits for all others that are no daemons.
-    """
+    """Raise SystemExit, or end at once where the interpreter could wait without limit for threads not of its own."""
     is_clear = console.drain() and in_time(flush_output)
     is_clear &= in_time(partial(end_others, own_threads))
     is_clear &= not (dist.is_available() and dist.is_initialized())  # its destructor may wait for peers
@@ -89,16 +82,15 @@ def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> boo
 
 
 def flush_output() -> None:
-    """Flush stdout and stderr; output that cannot be written is dropped, as it would change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
-            discard_output(stream)
+            discard_output(stream)  # else it would change the exit code
 
 
 def end_others(own_threads: Collection[threading.Thread]) -> None:
-    """Terminate the child processes, and wait for the threads, that the interpreter would wait for."""
+    """Terminate child processes and wait for threads, as the interpreter would wait for both."""
     for child in multiprocessing.active_children():
         if not child.daemon:
             child.terminate()

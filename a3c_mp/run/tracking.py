@@ -19,8 +19,7 @@ from tensorboardX.summary import scalar, text
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import one_line
-from a3c_mp.run.files import write_atomically
-from a3c_mp.run.run_dir import as_recorded, name_of
+from a3c_mp.run.run_dir import as_recorded, name_of, write_atomically
 from a3c_mp.run.script import in_time
 
 RETRY_SECONDS = 60.0

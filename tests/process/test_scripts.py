@@ -24,7 +24,6 @@ from harness import (
 )
 
 from a3c_mp.processes.supervisor import START_SECONDS
-from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.episode_log import read_episodes
 
 CURVES_OF_LEARNING = {
@@ -57,20 +56,6 @@ def test_a_run_leaves_what_it_promises(scripts, chapter):
     assert 0.5 < max(shares) <= 1.01, "the learner's time is accounted for"
     assert "--total-steps reached" in done.log
     assert len(done.checkpoints) == 2, "after the first round, and at the end"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("chapter", "flags"), [(A3C_DATA, ()), (A3C_GRAD, ()), (IMPALA, ("--num-envs", "2", "--net", "deep"))], ids=row_id
-)
-def test_deterministic_runs_of_pong_end_bit_identical(scripts, chapter, flags):
-    flags = ["--env-id", "PongNoFrameskip-v4", "--deterministic", "--total-steps", "320", *flags]
-    seeds = {"a": "3", "b": "3", "c": "4"}
-    trainers = {name: scripts.train(chapter, *flags, "--seed", seed, name=name) for name, seed in seeds.items()}
-    runs = [scripts.finish(trainer, name) for name, trainer in trainers.items()]
-    assert [run.code for run in runs] == [0, 0, 0], [run.err for run in runs]
-    a, b, c = (run.summary["weights_sha256"] for run in runs)
-    assert a == b != c
 
 
 def test_impala_with_a_memory_and_two_learners_is_trained_and_played(run_inline):
@@ -115,24 +100,6 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(run_inl
     assert done.state["steps"] == done.summary["steps"]
 
 
-def test_resume_after_a_kill_drops_what_the_checkpoint_does_not_know(scripts, run_inline):
-    trainer = scripts.train(A3C_DATA, "--num-actors", "1", "--checkpoint-seconds", "1")
-    scripts.wait_for_game(trainer)
-    checkpoints = scripts.runs_dir / "runs" / "r" / "checkpoints"
-    scripts.wait_until(lambda: list_checkpoints(checkpoints), trainer)
-    lines = len(episode_steps(scripts.runs_dir / "runs" / "r"))
-    scripts.wait_until(lambda: len(episode_steps(scripts.runs_dir / "runs" / "r")) >= lines + 10, trainer)
-    trainer.kill()
-    trainer.communicate()
-    steps = int(list_checkpoints(checkpoints)[0].stem.split("_")[1])
-    done = run_inline(A3C_DATA.script, "--resume", "runs/r", "--total-steps", str(steps + 2000))
-    assert done.code == 0, done.err
-    assert f"at {steps:,} steps" in done.out
-    assert len(episode_steps(done.folder)) == done.summary["episodes"]
-    sps = [event.step for event in scalars(done.folder)["charts/sps"]]
-    assert sps == sorted(set(sps))
-
-
 def test_a_second_run_in_the_same_folder_is_refused(scripts):
     trainer = scripts.train(TASK, "--standalone")
     scripts.wait_for("r", "config.json:args", trainer)
@@ -149,16 +116,6 @@ def test_bad_input_of_a_real_process(scripts):
     done = scripts.resume(A3C_DATA, name="nothing")
     assert (done.code, done.out) == (2, "")
     assert done.err == "error: resume=runs/nothing: there is no run in this folder; name a run folder, runs/<name>\n"
-
-
-@pytest.mark.slow
-def test_too_little_shared_memory_is_found_before_the_start(scripts):
-    done = scripts.run(A3C_DATA, "--num-envs", "4096", "--unroll-length", "1e7")
-    assert done.code == 2
-    assert "MiB of shared memory is needed, " in done.err
-    assert " MiB of memory is free; lower --num-actors, --num-envs or --unroll-length" in done.err
-    assert done.err.count("\n") == 1
-    assert not done.folder.exists()
 
 
 def test_a_run_goes_on_when_the_reader_of_its_output_goes(scripts):

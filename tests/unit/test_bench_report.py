@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from a3c_mp.cli.unused_flags import unused
+from a3c_mp.cli.flags import unused
 from a3c_mp.errors import ConfigError
 from bench import common, games, records, report, reproduce
 

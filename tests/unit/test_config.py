@@ -3,30 +3,27 @@
 import dataclasses
 import importlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
-import torch
 from gymnasium.spaces import Box, Discrete
 from harness import ALL_CHAPTERS
 
 from a3c_mp.algorithms import apex_settings
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.cli import parse_args, parse_plain
-from a3c_mp.cli.flags import GROUPS, OTHER_NAMES
+from a3c_mp.cli.flags import OTHER_NAMES
 from a3c_mp.cli.parser import parse_int
 from a3c_mp.config import FORMAT, Between, CommonArgs, Count, Fraction, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.run.preflight import check_device
 
 
 @dataclass(frozen=True)
 class Base(CommonArgs):
-    """What a library has."""
+    """Settings of a library."""
 
     chapter = "chapter"
 
@@ -82,7 +79,8 @@ def test_flags_override_presets_and_presets_override_defaults():
     assert parse("--env-id", "Nowhere-v0") == Args(env_id="Nowhere-v0"), "without a preset"
 
 
-def test_flags_are_read_in_either_spelling():
+def test_flags_are_read_in_either_spelling_and_may_turn_off_what_has_no_effect():
+    assert parse_args(PPOArgs, {}, "", ["--num-envs", "1", "--explore-envs", "0"]).explorers == 0
     args = parse("--num-envs", "4", "--max_seconds=2.5", "--cuda", "--runs-dir", "/tmp/x", "--stop-return", "-1e3")
     assert (args.num_envs, args.max_seconds, args.cuda, args.runs_dir) == (4, 2.5, True, Path("/tmp/x"))
     assert args.stop_return == -1000.0
@@ -96,6 +94,7 @@ def test_a_default_in_the_body_of_a_chapter_gives_way_only_to_what_stands_there_
     class Copy(PPOArgs):
         chapter = "copy"
         changes: ClassVar[dict[str, dict[str, Any]]] = {"CartPole-v1": {"num_envs": 2, "gamma": 0.5}}
+        vectors: ClassVar = {"num_envs": 5}
 
         num_envs: Count = 3
         batch_size: Count = 6
@@ -106,20 +105,10 @@ def test_a_default_in_the_body_of_a_chapter_gives_way_only_to_what_stands_there_
         args = parse_args(args_class, presets, "", ["--env-id", env_id])
         return args.num_envs, args.batch_size, args.gamma, args.learning_rate
 
-    rate = PPOArgs.learning_rate
-    assert found(Copy, "CartPole-v1") == (2, 6, 0.5, 0.25)
-    assert found(Copy, "PongNoFrameskip-v4") == (3, 6, 0.99, rate), "images of the library have 16"
-    assert found(Copy, "Acrobot-v1") == (3, 6, 0.99, rate), "and vectors 8 and 64"
+    assert found(Copy, "CartPole-v1") == (2, 6, 0.5, 0.25), "the rate is inherited"
+    assert found(Copy, "PongNoFrameskip-v4") == (3, 6, 0.99, PPOArgs.learning_rate), "images of the library have 16"
+    assert found(Copy, "Acrobot-v1") == (5, 6, 0.99, PPOArgs.learning_rate), "and vectors 8 and 64"
     assert found(PPOArgs, "CartPole-v1") == (PPOArgs.num_envs, 64, 0.99, 0.25)
-
-    @dataclass(frozen=True)
-    class WithKinds(Copy):
-        vectors: ClassVar = {"num_envs": 5, "batch_size": 10}
-
-        num_envs: Count = 4
-
-    assert found(WithKinds, "Acrobot-v1") == (5, 10, 0.99, rate)
-    assert found(WithKinds, "CartPole-v1") == (4, 64, 0.5, 0.25), "what it inherits"
 
 
 def test_without_a_preset_the_environment_has_the_goal():
@@ -147,48 +136,29 @@ def test_ape_x_has_settings_for_both_kinds_of_actions():
     assert not found[0].reward_clip
 
 
-ROLLOUTS = pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_impala", "train_task"])
-
-
-@ROLLOUTS
+@pytest.mark.parametrize("chapter", ["train_a3c_data", "train_a3c_grad", "train_impala", "train_task"])
 def test_chapters_of_rollouts_have_settings_for_each_kind_of_environment(chapter):
     """Images: Atari with what its preset adds, and others, without bursts where actions are continuous."""
     args_class = importlib.import_module(chapter).Args
-    repeats = "update_epochs" in {field.name for field in dataclasses.fields(args_class)}
-
-    def found(env_id):
-        presets = {"PongNoFrameskip-v4": {"gamma": 0.5}}
-        return parse_args(args_class, presets, "", ["--env-id", env_id])
-
-    kinds = {"Acrobot-v1": args_class.vectors, "Pendulum-v1": args_class.continuous}
-    for env_id, defaults in kinds.items():
-        assert defaults.items() <= vars(found(env_id)).items()
-        assert found(env_id).num_envs == 8
-    assert vars(found("Acrobot-v1")).get("update_epochs") == (4 if repeats else None)
-    assert found("Nowhere-v0") == args_class(env_id="Nowhere-v0")
-    for env_id in ("PongNoFrameskip-v4", "CarRacing-v3?continuous=false", "CarRacing-v3"):
-        args = found(env_id)
-        expected = {**(args_class.continuous if env_id == "CarRacing-v3" else {}), **args_class.images}
-        if env_id == "CarRacing-v3":
-            expected |= {"explore_envs": 0.0}
-        assert expected.items() <= vars(args).items() | {("explore_envs", args.explore_envs)}
-        assert args.gamma == (0.5 if "Pong" in env_id else 0.99)
+    vectors, continuous, images = args_class.vectors, args_class.continuous, args_class.images
+    for env_id, expected in {
+        "Nowhere-v0": {"num_envs": args_class.num_envs},
+        "Acrobot-v1": {**vectors, "num_envs": 8},
+        "Pendulum-v1": {**continuous, "num_envs": 8},
+        "PongNoFrameskip-v4": {**images, "gamma": 0.5},
+        "CarRacing-v3?continuous=false": {**images, "gamma": 0.99},
+        "CarRacing-v3": {**continuous, **images, "explore_envs": 0.0},
+    }.items():
+        found = parse_args(args_class, {"PongNoFrameskip-v4": {"gamma": 0.5}}, "", ["--env-id", env_id])
+        assert expected.items() <= vars(found).items(), env_id
 
 
 def test_both_ways_to_give_keyword_arguments_are_the_same():
-    for env_id, *pairs in (("CarRacing-v3", "continuous=false"), ("CliffWalking-v1", "is_slippery=true")):
-        long_id = f"{env_id}?{'&'.join(pairs)}"
-        long, short, mixed = (
-            parse_args(PPOArgs, {}, "", flags)
-            for flags in (
-                ["--env-id", long_id],
-                ["--env-id", env_id, "--env-kwargs", *pairs, "--seed", "1"],
-                ["--env_kwargs=x=1", "--env-id", env_id, "--env-kwargs", *pairs],
-            )
-        )
-        assert long == short == mixed
-        assert (long.env_id, long.env_kwargs) == (long_id, ())
-        assert long.num_envs == (16 if "Racing" in env_id else 8)
+    env_id, pair = "CarRacing-v3", "continuous=false"
+    whole = parse_args(PPOArgs, {}, "", ["--env-id", f"{env_id}?{pair}"])
+    assert (whole.env_id, whole.env_kwargs, whole.num_envs) == (f"{env_id}?{pair}", (), 16)
+    for flags in (["--env-kwargs", pair], ["--env_kwargs=x=1", "--env-kwargs", pair]):
+        assert parse_args(PPOArgs, {}, "", ["--env-id", env_id, *flags]) == whole
     assert parse("--env-id", "CartPole-v1", "--env-kwargs", "sutton_barto_reward=true").gamma == 0.98, "the preset's"
     assert refused("--env-kwargs", "size").startswith("env-kwargs=size: must be name=value; for instance")
 
@@ -198,23 +168,20 @@ def test_observations_that_are_flattened_have_the_settings_of_vectors(register):
     assert parse_args(PPOArgs, {}, "", ["--env-id", env_id]).num_envs == PPOArgs.vectors["num_envs"]
 
 
-def test_rewards_are_clipped_on_atari_unless_a_flag_or_a_preset_says_otherwise(saved_run, tmp_path):
-    pong, cartpole = "PongNoFrameskip-v4", "CartPole-v1"
-    presets = {pong: {}, cartpole: {}}
-    for argv, clipped, preset in [
-        ((), True, {}),
-        (("--env-id", "ALE/Breakout-v5"), True, {}),
-        (("--env-id", cartpole), False, {}),
-        (("--env-id", "Acrobot-v1"), False, {}),
-        (("--env-id", "Acrobot-v1", "--reward-clip"), True, {}),
-        (("--no-reward-clip",), False, {}),
-        (("--env-id", cartpole), True, {cartpole: {"reward_clip": True}}),
-        ((), False, {pong: {"reward_clip": False}}),
-    ]:
-        assert parse_args(PPOArgs, presets | preset, "", argv).reward_clip is clipped, (argv, preset)
-    settings = dataclasses.asdict(PPOArgs(env_id=cartpole, reward_clip=True)) | {"runs_dir": "somewhere"}
-    (tmp_path / "config.json").write_text(json.dumps({"format": FORMAT, "args": settings}))
-    assert parse_args(PPOArgs, presets, "", ["--resume", str(tmp_path)]).reward_clip, "as it did"
+@pytest.mark.parametrize(
+    ("argv", "clipped", "preset"),
+    [
+        ("", True, {}),
+        ("--env-id ALE/Breakout-v5", True, {}),
+        ("--env-id Acrobot-v1", False, {}),
+        ("--env-id Acrobot-v1 --reward-clip", True, {}),
+        ("--no-reward-clip", False, {}),
+        ("--env-id CartPole-v1", True, {"CartPole-v1": {"reward_clip": True}}),
+        ("", False, {"PongNoFrameskip-v4": {"reward_clip": False}}),
+    ],
+)
+def test_rewards_are_clipped_on_atari_unless_a_flag_or_a_preset_says_otherwise(argv, clipped, preset):
+    assert parse_args(PPOArgs, preset, "", argv.split()).reward_clip is clipped
 
 
 WHOLE = {
@@ -236,16 +203,13 @@ def test_a_script_without_presets_may_have_words_that_must_be_given():
     @dataclass(frozen=True)
     class Plain:
         checkpoint: str
-        """file to play"""
         others: tuple[Path, ...]
-        """more of them"""
         episodes: Count = 10
 
     assert parse_plain(Plain, "Play.", ["a.pt", "--episodes", "3"]) == Plain("a.pt", (), 3)
     assert parse_plain(Plain, "Play.", ["--episodes", "3", "a.pt", "b.pt"]) == Plain("a.pt", (Path("b.pt"),), 3)
-    for argv, line in (([], "checkpoint: must be given"), (["a.pt", "--episodes", "0"], "episodes=0: must be 1 or")):
-        with pytest.raises(ConfigError, match=f"^{line}.*; .+$"):
-            parse_plain(Plain, "Play.", argv)
+    with pytest.raises(ConfigError, match=r"^checkpoint: must be given; .+$"):
+        parse_plain(Plain, "Play.", [])
 
 
 def test_help_has_groups_docstrings_and_the_defaults_of_the_preset(capsys):
@@ -253,10 +217,9 @@ def test_help_has_groups_docstrings_and_the_defaults_of_the_preset(capsys):
         parse("--env-id", "CartPole-v1", "--help")
     assert not end.value.code
     printed = " ".join(capsys.readouterr().out.split())
-    for expected in ("A chapter.", "--total-steps", "discount for each agent step (default: 0.98)", "100% of them"):
-        assert expected in printed
-    parts = [printed.index(part) for part in ("run options", "environment options", "learning options", "--gamma")]
-    assert parts == sorted(parts)
+    parts = "A chapter.|Settings of every chapter|--total-steps|Settings of a library|discount for each agent step"
+    found = [printed.index(part) for part in f"{parts} (default: 0.98)|A chapter's settings|100% of them".split("|")]
+    assert found == sorted(found)
 
 
 # ---- refusals
@@ -265,36 +228,15 @@ def test_help_has_groups_docstrings_and_the_defaults_of_the_preset(capsys):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ("--num-envs 0", "num-envs=0: must be between 1 and 4096; "),
         ("--num-envs 4097", "num-envs=4097: must be between 1 and 4096; "),
         ("--gamma -0.1", "gamma=-0.1: must be between 0 and 1; "),
         ("--total-steps -1e6", "total-steps=-1000000: must be 1 or more; "),
-        ("--max-seconds 0", "max-seconds=0.0: must be 0.1 or more; "),
-        ("--gamma nan", "gamma=nan: must be a finite number; "),
         ("--stop-return inf", "stop-return=inf: must be a finite number; "),
-        ("--num-envs many", "num-envs=many: must be a whole number"),
-        ("--num_envs=1.5", "num-envs=1.5: must be a whole number"),
-        ("--total-steps none", "total-steps=none: must be a whole number"),
-        ("--gamma high", "gamma=high: must be a number; "),
-        ("--stop-return high", "stop-return=high: must be a number; "),
-        ("--precision fp8", "precision=fp8: must be one of 'auto', 'fp32', 'bf16'; "),
-        ("--num-envs", "num-envs: expected one argument; "),
         ("--resume", "resume: expected one argument; "),
-        ("--resume /no/such/run", "resume=/no/such/run: there is no run in this folder; "),
-        ("--num-envs 4 --num-envs five", "num-envs=five: must be a whole number"),
         ("--fast --cuda --num-envs 8", "fast: there is no such flag; see --help"),
-        ("--fast=yes", "fast=yes: there is no such flag; see --help"),
-        ("-v", "v: there is no such flag; "),
-        ("CartPole-v1", "arguments=CartPole-v1: a value without a flag; perhaps --env-id CartPole-v1"),
-        ("my_module:My-v0", "arguments=my_module:My-v0: a value without a flag; perhaps --env-id my_module:My-v0"),
-        ("--seed 3 1", "arguments=1: a value without a flag; see --help"),
         ("--cuda yes", "arguments=yes: a value without a flag; switches take no value: --NAME turns one on, --no-NAME"),
         ("--cuda=true", "cuda: ignored explicit argument 'true'; "),
-        ("--num-envz 3", "num-envz=3: there is no such flag; perhaps you meant --num-envs"),
-        ("--cuda --gama=3", "gama=3: there is no such flag; perhaps you meant --gamma"),
-        ("--max_restart 3", "max-restart=3: there is no such flag; perhaps you meant --max-restarts"),
         ("--total-timesteps=1", "total-timesteps=1: there is no such flag; here it is --total-steps"),
-        ("--device=1", "device=1: there is no such flag; here it is --cuda"),
         ("--no-torch-deterministic", "no-torch-deterministic: there is no such flag; here it is --deterministic"),
         ("--capture-video", "capture-video: there is no such flag; play.py --video records one"),
     ],
@@ -303,8 +245,7 @@ def test_bad_input_is_one_line_that_says_what_and_why_and_what_to_do(argv, line)
     assert refused(*argv.split()).startswith(line)
 
 
-def test_line_breaks_in_values_do_not_break_the_line():
-    assert refused("--num-envs", "4\n5").startswith("num-envs=4 5: must be a whole number")
+def test_line_breaks_do_not_break_the_line():
     error = ConfigError("run-name", "two\nlines", "must be\none line", "mend\r\nit")
     assert str(error) == "run-name=two lines: must be one line; mend it"
 
@@ -323,7 +264,7 @@ def test_flags_and_values_of_older_versions_are_answered_with_those_of_today():
 def test_names_of_other_libraries_lead_to_flags_that_there_are():
     flags = {flag_name(field.name) for chapter in ALL_CHAPTERS for field in dataclasses.fields(chapter.args_class)}
     other = " ".join(OTHER_NAMES.values()).split()
-    assert set(OTHER_NAMES) | set(" ".join(GROUPS.values()).split()) <= flags
+    assert set(OTHER_NAMES) <= flags
     assert len(set(other)) == len(other)
     assert not set(other) & flags
 
@@ -342,10 +283,6 @@ def test_ranges_hold_for_presets_too_and_both_ends_belong_to_them():
         parse_args(Args, {"CartPole-v1": {"gamma": 2}}, "", ["--env-id", "CartPole-v1"])
 
 
-def test_a_flag_that_turns_off_what_has_no_effect_is_no_mistake():
-    assert parse_args(PPOArgs, {}, "", ["--num-envs", "1", "--explore-envs", "0"]).explorers == 0
-
-
 # ---- resume
 
 
@@ -353,58 +290,29 @@ def test_a_resumed_run_keeps_its_settings_except_for_flags_given_now(saved_run):
     folder = saved_run(env_id="CartPole-v1", num_envs=7, gamma=0.5, stop_return=None, passes="left out")
     args = Args(env_id="CartPole-v1", num_envs=7, gamma=0.5, resume=folder, runs_dir=Path("somewhere"))
     assert parse("--resume", str(folder), "--env-id", "CartPole-v1") == args, "no preset comes in between"
-    assert parse("--resume", str(folder), "--total-steps", "2e6") == dataclasses.replace(args, total_steps=2_000_000)
-    for saved, now, steps in (
-        (None, [], None),
-        ("None", [], None),
-        (7, [], 7),
-        (7, ["--checkpoint-steps=1e4"], 10_000),
-    ):
-        assert parse("--resume", str(saved_run(checkpoint_steps=saved)), *now).checkpoint_steps == steps
+    now = parse("--resume", str(folder), "--total-steps", "2e6", "--checkpoint-steps=7")
+    assert now == dataclasses.replace(args, total_steps=2_000_000, checkpoint_steps=7)
+    assert parse("--resume", str(saved_run(checkpoint_steps=7))).checkpoint_steps == 7
 
 
-def test_checkpoints_and_folders_of_runs_lead_to_a_run(tmp_path):
-    for name, time in (("first", 10), ("newest", 30), ("second", 20)):
-        (tmp_path / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / name / "config.json").touch()
-        os.utime(tmp_path / name / "config.json", (time, time))
-    newest = tmp_path / "newest"
-    (checkpoint := newest / "checkpoints" / "step_000000000010.pt").touch()
-    for path in (checkpoint, checkpoint.parent):
-        assert refused("--resume", str(path)).endswith(
-            f": there is no run in this folder; name the run folder, {newest}"
-        )
-    assert refused("--resume", str(tmp_path)).endswith(f"; name one of its runs, for instance the newest, {newest}")
-    assert refused(str(newest)).endswith(f"; perhaps --resume {newest}")
-
-
-def test_a_resumed_run_keeps_its_name(saved_run, monkeypatch):
-    folder = saved_run()
-    monkeypatch.chdir(folder)
-    for named in (str(folder), "."):
-        assert parse("--resume", named, "--run-name", folder.name).run_name == folder.name
-    line = refused("--resume", str(folder), "--run-name", "other")
-    assert line == f"run-name=other: --resume goes on in {folder}; leave it out"
+def test_the_folder_of_a_resumed_run_is_the_one_that_is_named(saved_run):
+    line = refused("--resume", str(folder := saved_run()), "--run-name", "other")
+    assert line.startswith(f"run-name=other: --resume={folder} does not use it; start a new run without --resume, or")
 
 
 def test_settings_of_another_chapter_or_version_are_refused(saved_run):
     line = refused("--resume", str(saved_run("impala", replay_size=1000)))
     assert "config.json belongs to another chapter, impala; resume it with the script that started it" in line
-    assert refused("--resume", str(saved_run(env_kwargs=["--help"]))).startswith(
-        "env-kwargs=--help: must be name=value"
-    )
-    line = refused("--resume", str(saved_run(turbo=True)))
-    assert line.endswith(
-        "config.json has turbo, which this version does not know; resume it with the version that wrote it"
-    )
+    assert "config.json has turbo: there is no such flag" in refused("--resume", str(saved_run(turbo=True)))
+    assert refused("--resume", str(saved_run(env_kwargs=["--help"]))).startswith("env-kwargs=--help: must be name")
 
 
-def test_a_run_of_another_version_is_refused_by_name(saved_run):
-    folder = saved_run()
-    (folder / "config.json").write_text(
-        (folder / "config.json").read_text().replace(f'"format": {FORMAT}', '"format": 1')
-    )
-    assert "config.json was written by a3c-mp 0.1, in format 1; this version reads" in refused("--resume", str(folder))
+@pytest.mark.parametrize("form", ["1", "null", "3"])
+def test_a_run_of_another_version_is_refused_by_name(form, saved_run):
+    path = saved_run() / "config.json"
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {form}'))
+    writer = "another version of a3c-mp, in format 3" if form == "3" else "a3c-mp 0.1, in format 1"
+    assert f"config.json was written by {writer}; this version reads" in refused("--resume", str(path.parent))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"args": 3}', b'{"args": null}', b"\xff"])
@@ -418,11 +326,7 @@ def test_a_config_that_cannot_be_read_is_named(content, tmp_path):
     ("setting", "value", "message", "now"),
     [
         ("num_envs", 0, "num-envs=0: must be between 1 and 4096", "--num-envs 4"),
-        ("num_envs", "abc", "num-envs=abc: must be a whole number", "--num-envs 4"),
-        ("num_envs", [1, 2], "arguments=2: a value without a flag", "--num-envs 4"),
         ("precision", "fp8", "precision=fp8: must be one of", "--precision=fp32"),
-        ("gamma", None, "gamma=None: must be a number", "--gamma 0.5"),
-        ("gamma", float("nan"), "gamma=nan: must be a finite number", "--gamma 0.5"),
         ("cuda", "maybe", "cuda: ignored explicit argument 'maybe'", "--no-cuda"),
     ],
 )
@@ -435,12 +339,3 @@ def test_damaged_settings_of_a_saved_run_are_named_with_their_file(setting, valu
     assert parse("--resume", str(folder), *now.split()).resume == folder
     line = refused("--resume", str(folder), *now.split(), "--passes", "0")
     assert line.startswith("passes=0: must be"), "what is given now is an error of its own"
-
-
-def test_check_device_refuses_cuda_where_there_is_none(monkeypatch):
-    assert check_device(False) == torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert check_device(True) == torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"^cuda=True: (this torch has|torch sees) no .+; .*--no-cuda.*$"):
-        check_device(True)

@@ -1,7 +1,6 @@
 """Key files and addresses: what is made with which mode, and what is refused, by a line that says why."""
 
 import os
-import pickle
 import stat
 
 import pytest
@@ -9,7 +8,7 @@ import zmq
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.task import endpoint as endpoint_module
-from a3c_mp.task.endpoint import Endpoint, check_tcp, ipc_folder, local_endpoints, make_key, read_key
+from a3c_mp.task.endpoint import Endpoint, ipc_folder, make_key, read_key
 
 ADDRESS = "tcp://127.0.0.1:50515"
 
@@ -43,25 +42,20 @@ def write(path, content=b"x", mode=0o600):
     path.chmod(mode)
 
 
-BAD_KEYS = {
-    "there is no such file": lambda path: None,
-    "holds no CURVE key of 40": lambda path: write(path, b" \n"),
-    "holds no CURVE key of 40 characters": lambda path: write(path, b"x" * 39),
-    "holds no CURVE key of 40 characters;": lambda path: write(path, b"x" * 39 + b'"'),
-    "holds no CURVE key of 40 characters; copy": lambda path: write(path, b"x" * 200),
-    "holds no CURVE key of 40 characters; copy the": lambda path: write(path, b"\xff" * 40),
-    "holds no CURVE key of 40 characters; copy the file": lambda path: os.mkfifo(path),
-    r"other users can access it \(mode 0640\)": lambda path: write(path, mode=0o640),
-    r"other users can access it \(mode 0604\)": lambda path: write(path, mode=0o604),
-    r"cannot be read \(Not a directory\)": lambda path: write(path.parent),
-}
+BAD_KEYS = [
+    (lambda path: None, "there is no such file"),
+    (lambda path: write(path, b" \n"), "holds no CURVE key of 40 characters; copy the file"),
+    (lambda path: write(path, b"x" * 39 + b'"'), "holds no CURVE key of 40"),
+    (lambda path: write(path, b"x" * 200), "holds no CURVE key of 40"),
+    (lambda path: write(path, b"\xff" * 40), "holds no CURVE key of 40"),
+    (os.mkfifo, "holds no CURVE key of 40"),
+    (lambda path: write(path, mode=0o640), r"other users can access it \(mode 0640\); chmod 600 it"),
+    (lambda path: write(path, mode=0o604), r"other users can access it \(mode 0604\)"),
+]
 
 
-@pytest.mark.parametrize(("why", "make"), BAD_KEYS.items(), ids=BAD_KEYS.keys())
-def test_key_files_of_no_use_are_refused(tmp_path, why, make):
-    path = tmp_path / "folder" / "key"
-    if "directory" not in why:
-        path.parent.mkdir()
+@pytest.mark.parametrize(("make", "why"), BAD_KEYS)
+def test_key_files_of_no_use_are_refused(path, make, why):
     make(path)
     with pytest.raises(ConfigError, match=f"^key-file={path}: {why}") as error:
         read_key(path)
@@ -71,24 +65,14 @@ def test_key_files_of_no_use_are_refused(tmp_path, why, make):
 def test_a_key_that_cannot_be_made(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot be created \(No such file or directory\)"):
         make_key(tmp_path / "missing" / "key")
-    with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\)|holds no CURVE key"):
-        make_key(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["50515", "localhost:50515", "udp://a:1", "tcp://a", "tcp://:1", "tcp://a:b", "tcp://a:65536", "tcp://a:1/b"],
+    "address", ["50515", "localhost:50515", "udp://a:1", "tcp://:1", "tcp://a:65536", "tcp://a:1/b"]
 )
 def test_addresses_that_are_no_host_and_port_are_refused(address):
     with pytest.raises(ConfigError, match=r"^listen(=.*)?: is not tcp://HOST:PORT; for instance"):
         Endpoint(binds=(address,)).load_key()
-
-
-def test_addresses():
-    assert check_tcp("listen", "tcp://*:0") == ("*", 0)
-    assert check_tcp("attach-to", "tcp://[::1]:9") == ("::1", 9)
-    with pytest.raises(ConfigError, match=r"^attach-to="):
-        check_tcp("attach-to", "tcp://localhost:0")
 
 
 def test_tcp_needs_a_key_which_only_a_node_that_listens_makes(path):
@@ -109,12 +93,3 @@ def test_the_folder_of_unix_sockets_is_for_its_owner_alone_and_goes_at_the_end(t
         assert mode_of(folder) == 0o700
         assert folder.parent != long, "the path of a socket in it is short enough"
     assert not folder.exists()
-
-
-def test_endpoints_of_one_machine(tmp_path):
-    first, second = ends = local_endpoints(tmp_path, [(), ("a",)], ADDRESS, greeting={"seed": 1})
-    assert first.binds == (second.dials, ADDRESS)
-    assert (second.number, second.labels) == (1, ("a",))
-    assert first.known_labels == second.known_labels == ("a", "distributed", "node.0", "node.1")
-    assert first.greeting == {"seed": 1}
-    assert pickle.loads(pickle.dumps(ends)) == ends, "it is passed to spawned processes"

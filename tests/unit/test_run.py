@@ -112,7 +112,7 @@ def test_extra_parts_and_counters_come_back_and_what_a_checkpoint_lacks_starts_e
 def test_what_does_not_fit_is_bad_input_that_names_it_and_the_flags(tmp_path):
     args = PPOArgs(env_id="CartPole-v1", runs_dir=tmp_path, run_name="r")
     ten_steps(args, replay=Part())
-    flags = "start a new run, or restore the folder or leave out --total-steps --hidden"
+    flags = "start a new run, restore the folder, or leave out flags that are new"
     now = replace(resumed(args), hidden=(3,), total_steps=5)
     for message, parts in (
         (rf"does not fit these settings: .*size mismatch for weight.*{flags}", {"net": nn.Linear(3, 2)}),
@@ -186,12 +186,6 @@ def test_the_log_says_at_the_start_what_is_trained_and_when_the_run_ends(tmp_pat
     assert "Linear · 6 parameters · rewards as they are · lr 0.0005 -> 0\n" in log
     assert "the run ends at --total-steps 50,000 or --stop-return 475.0 or --stop-eval-return 1.5\n" in log
     assert f"actors: 2, with {args.num_envs} environments each\n" in log
-    assert "changed:" not in log
-    now = replace(resumed(args), runs_dir=tmp_path / "x", batch_size=32, normalize_obs=False, hidden=(8,))
-    for change in (True, False):
-        log = log_of(ten_steps(now))
-        what = "--normalize-obs False (True before), --hidden [8] ([8, 8] before), --batch-size 32 (128 before)"
-        assert (f"changed: {what}\n" in log) == change
 
 
 @pytest.mark.parametrize(
@@ -202,9 +196,6 @@ def test_the_log_says_which_learning_rate_a_run_ends_with_and_where_rewards_are_
     args = PPOArgs(total_steps=total_steps, learning_rate_end=5e-5, anneal_steps=75)
     assert settings_parts(args) == ["rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)", text]
     assert settings_parts(replace(args, anneal_steps=0))[-1] == "lr 0.0005 -> 5e-05"
-    falling = replace(args, entropy_coef=0.03, entropy_coef_end=0.0)
-    assert settings_parts(falling)[-2:] == [text, "entropy 0.03 -> 0"]
-    assert settings_parts(replace(falling, entropy_steps=25))[-1] == "entropy 0.03 -> 0 after 25 steps"
 
 
 INCIDENTS = [

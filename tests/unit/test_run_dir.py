@@ -1,7 +1,6 @@
 """The folder of a run: found writable at the start, and described in `config.json`."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -14,7 +13,6 @@ from harness import files_no_longer_than
 from torch import nn
 
 from a3c_mp.config import FORMAT, CommonArgs
-from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.run import run_dir as folder
 from a3c_mp.run.run import Run
@@ -40,10 +38,9 @@ def ten_steps(run):
 
 
 def test_the_current_folder_has_its_name(args, tmp_path, monkeypatch):
-    (folder := tmp_path / "runs" / "r").mkdir(parents=True)
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(tmp_path)
     recorded = describe_run(replace(args, resume=Path()), "test", Path(), 0)["args"]
-    assert (recorded["run_name"], recorded["runs_dir"]) == ("r", "..")
+    assert (recorded["run_name"], recorded["runs_dir"]) == (tmp_path.name, "..")
 
 
 # ---- what cannot be written or read is one line, at the start
@@ -66,59 +63,28 @@ def test_a_disk_that_is_full_at_the_start_or_on_resume_is_bad_input(room, resume
         assert ten_steps(a_run(args)).exit_code == 0, "nothing of it stands in the way of the next start"
 
 
-BLOCKED = [".lock", "run.log", "episodes.csv", "config.json.tmp", "checkpoints"]
-
-
-def block(path):
-    """Put something in the place of a file or folder that not even root can write to."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    path.touch() if path.name == "checkpoints" else path.mkdir()
-
-
-@pytest.mark.parametrize("name", BLOCKED)
-def test_what_cannot_be_written_on_resume_is_named(name, args):
-    run = ten_steps(a_run(args))
-    block(run.folder / name)
-    with pytest.raises(ConfigError, match="cannot be written") as error:
-        a_run(replace(args, resume=run.folder))
-    line = str(error.value)
-    assert line.startswith(f"resume={run.folder}: {run.folder / name.removesuffix('.tmp')}"), line
-    assert line.endswith("make it writable, or resume a copy of it")
-
-
 # ---- the last state
 
 
-@pytest.mark.parametrize("spoilt", ["folder", "weights"])
-def test_a_run_whose_last_state_is_not_saved_has_failed_and_names_the_last_checkpoint_if_it_is_there(
-    spoilt, args, monkeypatch
-):
+def test_a_run_whose_last_state_is_not_saved_has_failed_and_names_the_last_checkpoint(args, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train_x.py"])
-    run = a_run(args)
-    with run:
+    with a_run(args) as run:
         run.record_rollout(10, [], 0, 0)
         run.save()
         run.record_rollout(10, [], 0, 0)
         run.exit_reason = "total_steps"
-        if spoilt == "folder":
-            block(run.checkpointer.folder)
-        else:
-            with torch.no_grad():
-                run.net.bias.fill_(torch.nan)
+        with torch.no_grad():
+            run.net.bias.fill_(torch.nan)
     assert run.exit_code == 1
     log = (run.folder / "run.log").read_text()
     assert "ERROR error: the state at 20 steps was not saved" in log
-    assert ("bias holds NaN or infinity" in log) == (spoilt == "weights")
-    command = f"python train_x.py --resume {run.folder}\n"
-    newest = f"the last checkpoint is {run.checkpointer.folder / 'step_'}{10:012d}.pt; continue with {command}"
-    assert (newest in log) == (spoilt == "weights"), "where it still exists"
+    assert "bias holds NaN or infinity" in log
+    newest = run.checkpointer.folder / f"step_{10:012d}.pt"
+    assert f"the last checkpoint is {newest}; continue with python train_x.py --resume {run.folder}\n" in log
 
 
 def test_a_run_folder_that_is_deleted_is_missed_and_not_made_again(args, capsys):
-    run = a_run(args)
-    with run:
+    with a_run(args) as run:
         run.record_rollout(10, [], 0, 0)
         shutil.rmtree(run.folder)
         run.save()
@@ -126,26 +92,9 @@ def test_a_run_folder_that_is_deleted_is_missed_and_not_made_again(args, capsys)
     assert not run.folder.exists()
     assert run.exit_code == 1
     shown = capsys.readouterr().out
-    deleted = (
-        f"checkpoint at 10 steps not written to {run.checkpointer.folder}: the run folder {run.folder} was deleted"
-    )
-    assert deleted in shown
+    assert f"at 10 steps not written to {run.checkpointer.folder}: the run folder {run.folder} was deleted" in shown
     assert "the state at 20 steps was not saved" in shown
-
-
-def test_what_a_checkpoint_counts_is_on_disk_before_it(args, monkeypatch):
-    tape, fsync = [], os.fsync
-
-    def taped(descriptor):
-        tape.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        fsync(descriptor)
-
-    with a_run(args) as run:
-        monkeypatch.setattr(os, "fsync", taped)
-        run.record_rollout(10, [Episode(1.0, 10)], 0, 0)
-        run.save()
-        assert tape[0] == "episodes.csv"
-        assert "10," in (run.folder / "episodes.csv").read_text()
+    assert "the last checkpoint is" not in shown, "it does not exist"
 
 
 # ---- config.json

@@ -4,10 +4,10 @@ The same with real processes, as far as these matter, is in tests/process.
 """
 
 import json
-import re
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,10 +29,8 @@ from harness import (
 )
 
 import play
-from a3c_mp.algorithms import dqn
-from a3c_mp.cluster.fleet import Fleet
-from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.algorithms.ray_settings import DqnArgs
+from a3c_mp.algorithms.ray_trainer import TooFewActors
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run import metrics
 from a3c_mp.run.run import Run
@@ -138,75 +136,15 @@ def test_a_deterministic_run_without_its_replay_warns_that_it_will_differ(run_in
     assert f"{why} a resumed run differs from one that was never interrupted" in resumed.out
 
 
-def test_a_run_that_has_learned_nothing_acts_at_random_when_it_is_resumed_too(run_inline, monkeypatch):
-    at_random, act = set(), dqn.Policy.act
-
-    def noted(policy, obs, mask, warm_up=False):
-        at_random.add(warm_up)
-        return act(policy, obs, mask, warm_up)
-
-    monkeypatch.setattr(dqn.Policy, "act", noted)
-    run_inline.train(APEX_DQN, "--total-steps", "200")
-    for total_steps, expected in ((500, {True}), (4000, {True, False}), (4200, {False})):
-        resumed = run_inline("train_apex.py", "--resume", "runs/r", "--total-steps", str(total_steps))
-        assert resumed.code == 0, resumed.err
-        assert at_random == expected, "also where the replay is empty"
-        assert (resumed.summary["updates"] > 0) == (total_steps > 500)
-        at_random.clear()
-
-
-def test_a_resume_with_another_n_leaves_the_unfinished_transitions_behind(run_inline):
-    assert run_inline.train(APEX_DQN, "--deterministic", "--save-replay", "--total-steps", "480").code == 0
-    resumed = run_inline("train_apex.py", "--resume", "runs/r", "--total-steps", "800", "--n-step", "2")
-    assert resumed.code == 0, resumed.err
-    assert "the checkpoint has no actors that fit these settings" in resumed.out
-
-
-def test_a_saved_replay_of_other_sizes_names_the_flag_that_leaves_it_out(run_inline):
-    first = run_inline.train(APEX_DQN, "--save-replay", "--replay-size", "8000", "--total-steps", "600")
-    assert first.code == 0, first.err
-    larger = ["--resume", "runs/r", "--replay-size", "9000", "--total-steps", "700"]
-    with pytest.raises(ConfigError, match=r"does not fit these settings: the saved replay has .*--no-save-replay"):
-        run_inline("train_apex.py", *larger)
-    assert run_inline("train_apex.py", *larger, "--no-save-replay").code == 0
-
-
-@pytest.mark.parametrize("chapter", [RAY_IMPALA, RAY_DQN], ids=row_id)
-def test_a_run_on_ray_is_saved_before_its_actors_end(run_inline, monkeypatch, chapter):
-    """Where the node ends too, Ray may end the trainer in the rest."""
-    saved, end = [], Fleet.__exit__
-
-    def noted(fleet, *exc):
-        saved.append((run_inline.folder() / "summary.json").exists())
-        return end(fleet, *exc)
-
-    monkeypatch.setattr(Fleet, "__exit__", noted)
-    done = run_inline.train(chapter, "--total-steps", "600")
-    assert done.code == 0, done.err
-    assert saved == [True]
-    assert done.state["steps"] == done.summary["steps"]
-
-
-@pytest.mark.parametrize(("learning_starts", "warned"), [("400", 0), ("2000", 1)])
-def test_too_few_actors_to_fill_the_replay_are_warned_of_once(run_inline, monkeypatch, learning_starts, warned):
+@pytest.mark.parametrize(("learning_starts", "warned"), [(400, 0), (2000, 1)])
+def test_too_few_actors_to_fill_the_replay_are_warned_of_once(learning_starts, warned):
     """Actor 1 of two has no place. The lanes of actor 0 can hold 400 transitions, but not 2,000."""
-    start = Fleet._start
-
-    def start_first(fleet, number):
-        start(fleet, number)
-        if number == 1:
-            fleet.actors[1].calls.clear()
-            fleet.actors[1].is_waiting = True
-            fleet.on_restart(WorkerEvent(number, "actor 1 waits", replaced=False, left=True))
-
-    monkeypatch.setattr(Fleet, "_start", start_first)
-    sizes = ["--num-actors", "2", "--num-shards", "1", "--replay-size", "4000", "--learning-starts", learning_starts]
-    done = run_inline.train(RAY_DQN, "--total-steps", "2400", *sizes)
-    assert done.code == 0, done.err
-    log = (done.folder / "run.log").read_text()
-    warning = f"the replay of 1 of 2 actors may never hold {int(learning_starts):,} transitions (--learning-starts)"
-    assert log.count(warning) == warned
-    assert (done.summary["updates"] == 0) == bool(warned)
+    args, log = DqnArgs(replay_size=4000, learning_starts=learning_starts, num_shards=1), []
+    few = TooFewActors(args, SimpleNamespace(updates=0, log=SimpleNamespace(warning=log.append)))
+    for _ in range(2):
+        few.warn(WorkerEvent(1, "actor 1 waits", replaced=False, left=True), 1)
+    warning = f"the replay of 1 of 2 actors may never hold {learning_starts:,} transitions (--learning-starts)"
+    assert [line.startswith(warning) for line in log] == [True] * warned
 
 
 @pytest.fixture
@@ -253,13 +191,10 @@ def test_play_and_plot_read_a_run(run_inline, monkeypatch):
     run_inline.train(A3C_DATA, "--env-id", "MountainCar-v0", "--total-steps", "64", name="short")  # games of 200 steps
     done = run_inline.train(A3C_GRAD, "--hidden", "24", "16", "--total-steps", "4000")
     assert done.code == 0, done.err
-    assert [done.state["net"][f"policy.{i}.weight"].shape[0] for i in (0, 2, 4)] == [24, 16, 2]
-
-    played = run_inline("play.py", "runs/r", "--episodes", "5", "--sampled")
+    played, again = (run_inline("play.py", "runs/r", "--episodes", "5", "--sampled") for _ in range(2))
     assert played.code == 0, played.err
     scores = next(line for line in played.out.splitlines() if line.startswith("raw scores:")).split()[2:]
     assert len(scores) == 5
-    again = run_inline("play.py", "runs/r", "--episodes", "5", "--sampled")
     assert again.out == played.out, "a seed fixes the evaluation"
 
     plotted = run_inline("plot.py", "runs/r", "runs/short", "docs", "--out", "cart.png")
@@ -271,18 +206,6 @@ def test_play_and_plot_read_a_run(run_inline, monkeypatch):
     monkeypatch.chdir(done.folder / "checkpoints")
     newest = max(Path().glob("step_*.pt"))
     assert play.find_checkpoint(newest) == (done.folder.absolute(), newest), "a bare name is one of the current folder"
-
-
-def test_an_evaluation_that_is_stopped_shows_the_scores_so_far(run_inline, monkeypatch, capsys):
-    def interrupted(*_, **options):
-        yield from (Episode(9.0, 9), Episode(11.0, 11))
-        raise Stopped(130)
-
-    assert run_inline.train(A3C_DATA, "--total-steps", "200").code == 0
-    monkeypatch.setattr(play, "play_episodes", interrupted)
-    with pytest.raises(Stopped):
-        run_inline("play.py", "runs/r", "--episodes", "3")
-    assert re.search(r"stopped after 2 of 3 games: .*\nraw scores: 9 11\nmean 10.00", capsys.readouterr().out)
 
 
 def test_play_exports_a_policy(run_inline):
@@ -297,12 +220,9 @@ def test_play_exports_a_policy(run_inline):
 def test_play_records_a_game_of_breakout(run_inline):
     imageio = pytest.importorskip("imageio.v2")
     run_inline.train(A3C_DATA, "--env-id", "BreakoutNoFrameskip-v4", "--total-steps", "64")
-    done = run_inline("play.py", "runs/r", "--episodes", "1", "--sampled", "--video", "game.mp4")
-    assert done.code == 0, done.err
-    cut = run_inline("play.py", "runs/r", "--episodes", "1", "--max-steps", "7", "--video", "cut.mp4")
-    assert "cut.mp4: a game of 7 steps" in cut.out
-    with imageio.get_reader("game.mp4") as video:
+    cut = run_inline("play.py", "runs/r", "--episodes", "1", "--max-steps", "60", "--video", "cut.mp4")
+    assert "cut.mp4: a game of 60 steps" in cut.out
+    with imageio.get_reader("cut.mp4") as video:
         frame = video.get_data(50)
-        assert video.get_meta_data()["duration"] > 5
     assert frame.shape == (420, 320, 3)
     assert frame.std() > 10, "there is something to see"
