@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_population
-from a3c_mp.errors import ConfigError
 from a3c_mp.nets import q_values
 from a3c_mp.population.evolution import HYPERPARAMETERS, Genome, Member, Range, first_members, move, mutate_genome, rank
-from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Args, check_settings
+from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Args
 
 ARGS = Args(learning_rate=1e-3, batch_size=45, learn_every=30, hidden=(64, 32), units_range=(16, 512))
 START = first_members(ARGS)[0].genome
@@ -45,13 +44,7 @@ def assert_distribution(counts, probabilities):
 
 
 def members(fitness, genome=START, first_id=0):
-    return [Member(first_id + i, first_id + i, "first", "", genome, 0, (value,)) for i, value in enumerate(fitness)]
-
-
-def winners(fitness, size, num, rng):
-    """Fitness of the winners of tournaments."""
-    args = replace(ARGS, tournament_size=size)
-    return [winner.fitness for winner in train_population.tournament(args, members(fitness), num, rng)]
+    return [Member(first_id + i, first_id + i, "first", genome, 0, (value,)) for i, value in enumerate(fitness)]
 
 
 # ---- genomes and ranges
@@ -59,10 +52,7 @@ def winners(fitness, size, num, rng):
 
 @given(genomes)
 def test_a_genome_survives_json_bit_by_bit(genome):
-    restored = Genome.from_json(genome.to_json())
-    assert restored == genome
-    assert hash(restored) == hash(genome)
-    assert "\n" not in genome.to_json()
+    assert Genome.from_json(genome.to_json()) == genome
 
 
 def test_nets_know_every_activation():
@@ -96,28 +86,6 @@ def test_a_product_beyond_a_limit_is_reflected_there(value, factor, expected, rn
     assert Range(1, 10).multiply(value, factor, rng) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"learning_rate_range": (1e-1, 1e-5)}, "learning-rate-range=0.1 to 1e-05: both ends must be finite and 1e-12"),
-        ({"learning_rate_range": (0.0, 1e-1)}, "learning-rate-range=0 to 0.1: both ends"),
-        ({"learning_rate_range": (1e-5, INF)}, "learning-rate-range=1e-05 to inf: both ends"),
-        ({"learning_rate_range": (NAN, 1.0)}, "learning-rate-range=nan to 1: both ends"),
-        ({"learning_rate_range": (1e-5, 1e-4)}, "the first member has 0.001; widen the range, or start inside it"),
-        ({"batch_size_range": (46, 256)}, "batch-size-range=46 to 256: the first member has 45"),
-        ({"learn_every_range": (0, 120)}, "learn-every-range=0 to 120: both ends"),
-        ({"units_range": (33, 512)}, "units-range=33 to 512: the first member has 32"),
-        ({"layers_range": (1, 1)}, "layers-range=1 to 1: the first member has 2"),
-        ({"layers_range": (1, 33)}, "more than 32 layers"),
-        ({"shrink_factor": (2.0, 1.5)}, "shrink-factor=2 to 1.5: both ends must be finite and 1.01 or more"),
-    ],
-)
-def test_ranges_that_cannot_be_and_starts_outside_them_are_refused(changes, message):
-    check_settings(ARGS)
-    with pytest.raises(ConfigError, match=message):
-        check_settings(replace(ARGS, **changes))
-
-
 # ---- ranking and tournaments
 
 
@@ -139,16 +107,12 @@ def test_ties_are_drawn(rng):
             assert_distribution([counts[i] for i in tied], np.full(len(tied), 1 / len(tied)))
 
 
-@pytest.mark.parametrize(("n", "size"), [(8, 3), (4, 2), (5, 1), (3, 7)])
+@pytest.mark.parametrize(("n", "size"), [(8, 3), (4, 2), (5, 1)])
 def test_the_rth_least_fit_wins_a_tournament_as_often_as_it_should(n, size, rng):
-    counts = Counter(winners([*rng.permutation(n).astype(float), NAN], size, 20_000, rng))
-    r = np.arange(1, n + 1)
-    probabilities = (r**size - (r - 1) ** size) / n**size
-    if (n, size) == (4, 2):
-        assert (16 * probabilities).tolist() == [1, 3, 5, 7]
-    if size == 7:  # the least fit wins once in 2,187: too rare for the test
-        probabilities, r = probabilities[1:] / probabilities[1:].sum(), r[1:]
-    assert_distribution([counts[k - 1] for k in r], probabilities)
+    parents = members([*rng.permutation(n).astype(float), NAN])
+    won = train_population.tournament(replace(ARGS, tournament_size=size), parents, 20_000, rng)
+    counts, r = Counter(winner.fitness for winner in won), np.arange(1, n + 1)
+    assert_distribution([counts[k - 1] for k in r], (r**size - (r - 1) ** size) / n**size)
 
 
 # ---- mutations
@@ -172,7 +136,7 @@ def test_kinds_are_drawn_with_their_probabilities(rng):
 def test_limits_hold_over_30_000_mutations_and_every_integer_is_reached(args, rng):
     genome, seen = START, Counter()
     for _ in range(30_000):
-        parent, (genome, _) = genome, mutate_genome(genome, "hyperparameters", args, rng)
+        parent, genome = genome, mutate_genome(genome, "hyperparameters", args, rng)
         assert genome != parent, "each mutation changes something"
         seen[genome.learn_every] += 1
         for name in HYPERPARAMETERS:
@@ -215,7 +179,7 @@ def test_an_integer_at_its_limit_moves_by_one_at_least_and_the_seeds_factors_can
 
 
 def test_each_hyperparameter_is_touched_half_of_the_time_and_one_at_least(rng):
-    mutated = [mutate_genome(START, "hyperparameters", ARGS, rng)[0] for _ in range(8000)]
+    mutated = [mutate_genome(START, "hyperparameters", ARGS, rng) for _ in range(8000)]
     touched = [tuple(getattr(genome, name) != getattr(START, name) for name in HYPERPARAMETERS) for genome in mutated]
     assert (False, False, False) not in touched
     share = 1 / 2 + 1 / 8 / 3  # where none was to be touched, 1 in 8 times, it is one of three
@@ -227,36 +191,29 @@ def test_architectures_grow_and_shrink_equally_often_inside_their_limits(rng):
     genome, wider, narrower = replace(START, hidden=(64,)), 0, 0
     args = replace(ARGS, units_range=(16, 80), new_layer=0.01)
     for _ in range(5000):
-        parent, (genome, change) = genome, mutate_genome(genome, "architecture", args, rng)
+        parent, genome = genome, mutate_genome(genome, "architecture", args, rng)
         assert replace(parent, hidden=genome.hidden) == genome, "other genes stay"
         assert all(16 <= units <= 80 for units in genome.hidden)
         if len(parent.hidden) == len(genome.hidden):
-            ((before, after),) = [pair for pair in zip(parent.hidden, genome.hidden, strict=True) if pair[0] != pair[1]]
-            assert f"{before} to {after} units" in change
-            wider, narrower = wider + (after > before), narrower + (after < before)
+            (change,) = [b - a for a, b in zip(parent.hidden, genome.hidden, strict=True) if a != b]
+            wider, narrower = wider + (change > 0), narrower + (change < 0)
     assert len(genome.hidden) == 3
     assert wider == pytest.approx(narrower, rel=0.1)
 
 
-def test_a_relu_net_gets_a_copy_of_a_layers_size_and_others_are_widened_and_say_so(rng):
+def test_a_relu_net_gets_a_copy_of_a_layers_size_and_others_are_widened(rng):
     always = replace(ARGS, new_layer=1.0)
-    deeper = {mutate_genome(START, "architecture", always, rng) for _ in range(50)}
-    assert {(genome.hidden, change) for genome, change in deeper} == {
-        ((64, 64, 32), "a new layer of 64 units"),
-        ((64, 32, 32), "a new layer of 32 units"),
-    }
+    deeper = {mutate_genome(START, "architecture", always, rng).hidden for _ in range(50)}
+    assert deeper == {(64, 64, 32), (64, 32, 32)}
     for activation in ACTIVATIONS[1:]:
         for _ in range(50):
-            genome, change = mutate_genome(replace(START, activation=activation), "architecture", always, rng)
-            assert len(genome.hidden) == 2
-            assert sorted(after - before > 0 for before, after in zip((64, 32), genome.hidden, strict=True)) == [0, 1]
-            assert f"new {activation} layer is not exact" in change
+            genome = mutate_genome(replace(START, activation=activation), "architecture", always, rng)
+            assert sorted(after > before for before, after in zip((64, 32), genome.hidden, strict=True)) == [0, 1]
 
 
 def test_an_activation_mutates_to_each_of_the_others(rng):
-    drawn = [mutate_genome(START, "activation", ARGS, rng)[0] for _ in range(100)]
-    assert {genome.activation for genome in drawn} == set(ACTIVATIONS) - {"relu"}
-    assert {replace(genome, activation="relu") for genome in drawn} == {START}
+    drawn = {mutate_genome(START, "activation", ARGS, rng) for _ in range(100)}
+    assert drawn == {replace(START, activation=name) for name in ACTIVATIONS[1:]}
 
 
 # ---- births

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from envs import EPISODE_LENGTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import train_population
 from a3c_mp.population import member as member_module
 from a3c_mp.population.evolution import Genome, first_members
-from a3c_mp.population.memory import MemberState, PopulationMemory, read_member, write_member
-from a3c_mp.population.population import EliteNet, Population, saved_net
+from a3c_mp.population.growth import MemberState
+from a3c_mp.population.population import EliteNet, Population, PopulationMemory, saved_net
 from a3c_mp.population.settings import ACTIVATIONS, Args
 from a3c_mp.processes.pool import Token
 from a3c_mp.run.preflight import probe_env
@@ -52,6 +51,10 @@ def generations_later(num, genomes=(START, START), **changes):
     return population
 
 
+def hidden_biases(state):
+    return [layers[0].bias for layers in state.net.layers()[:-1]]
+
+
 @pytest.fixture
 def updates(monkeypatch):
     """All calls of `learn`, in a list."""
@@ -61,10 +64,9 @@ def updates(monkeypatch):
         state = generation.state
         updates.append(
             SimpleNamespace(
-                number=generation.updates,
+                number=generation.counts["updates"],
                 learning_steps=generation.learning_steps,
-                learning_rate=state.optimizer.param_groups[0]["lr"],
-                hidden=tuple(len(side_by_side[0].weight) for side_by_side in state.net.layers()[:-1]),
+                genes=(state.optimizer.param_groups[0]["lr"], len(batch.reward), *map(len, hidden_biases(state))),
                 batch=batch,
             )
         )
@@ -79,15 +81,12 @@ def updates(monkeypatch):
 
 @pytest.mark.parametrize("learn_every", [1, 3, 64])
 def test_each_gene_acts(updates, learn_every):
-    genome = Genome(2.5e-3, 17, learn_every, (24, 40))
-    population = generations_later(1, genomes=(START, genome))
+    population = generations_later(1, genomes=(START, Genome(2.5e-3, 17, learn_every, (24, 40))))
     updates.clear()
     live(population, 1)
-    assert {update.learning_rate for update in updates} == {2.5e-3}
-    assert {update.hidden for update in updates} == {(24, 40)}
-    assert {len(update.batch.reward) for update in updates} == {17}
+    assert {update.genes for update in updates} == {(2.5e-3, 17, 24, 40)}
     assert [update.number for update in updates] == list(range(1, 200 // learn_every + 1))
-    assert population.results[1]["updates"] == 200 // learn_every
+    assert population.results[1]["counts"][0] == 200 // learn_every
     for update in updates:  # none is early, or later than the step of four environments that it is due in
         assert update.learning_steps - 4 < update.number * learn_every <= update.learning_steps
 
@@ -135,7 +134,7 @@ def test_members_draw_all_finished_generations_and_their_own_new_transitions(upd
 
 def test_members_compute_targets_with_their_own_discount_factor(updates):
     args = generations_later(2).args
-    net, target_net, _ = MemberState.make(SPACES, START, args.adam_eps)
+    net, target_net, *_ = MemberState.make(SPACES, START, args.adam_eps)
     torch.nn.init.normal_(next(iter(target_net.parameters())), std=0.3)  # the two nets differ
     batch = updates[-1].batch
     assert set(batch.discount.tolist()) == {0.0, 1.0}, "no writer's discount factor"
@@ -187,14 +186,6 @@ def test_fitness_games_start_alike_for_all_members_and_differ_between_generation
     assert (first != third).all()
 
 
-@pytest.mark.parametrize(("limit", "length"), [(5, 5), (EPISODE_LENGTH + 1, EPISODE_LENGTH)])
-def test_fitness_games_that_do_not_end_are_cut_with_the_return_so_far_and_the_next_one_is_new(limit, length):
-    args = dataclasses.replace(FAST, env_id="envs:Count-v0", eval_max_steps=limit)
-    net = MemberState.make(probe_env(args.env_id), START, 1e-5).net
-    games = list(member_module.play_greedily(args, net, 20, seed=1, beat=lambda: None))  # in eight environments
-    assert [(game.length, game.episode_return) for game in games] == [(length, sum(range(length)))] * 20
-
-
 # ---- what is kept
 
 
@@ -217,26 +208,24 @@ def equal(one, other):
 )
 def test_a_record_holds_every_bit_of_a_member(hidden, activation, learning_rate, steps, seed):
     torch.manual_seed(seed)
-    genome = Genome(learning_rate, 64, 4, tuple(hidden), activation)
-    state = MemberState.make(SPACES, genome, 1e-5)
+    state = MemberState.make(SPACES, Genome(learning_rate, 64, 4, tuple(hidden), activation), 1e-5)
     for _ in range(steps):
         for parameter in state.net.parameters():
             parameter.grad = torch.randn_like(parameter)
         state.optimizer.step()
     state.net.norm.update(torch.randn(9, 4))
     record = PopulationMemory.allocate(FAST, SPACES).births[0]
-    write_member(record, genome, state)
+    state.write(record)
     written = {name: field.clone() for name, field in record.items()}
-    found, restored = read_member(record, SPACES, 1e-5)
-    assert found == genome
-    assert restored.updates == steps
-    for part, original in zip(restored, state, strict=True):
+    restored = MemberState.read(record, SPACES, 1e-5)
+    assert (restored.genome, restored.updates) == (state.genome, steps)
+    for part, original in zip(restored[:3], state[:3], strict=True):
         assert equal(part.state_dict(), original.state_dict())
     assert not any(parameter.requires_grad for parameter in restored.target_net.parameters())
     for field in record.values():
         field.fill_(7)
     assert equal(restored.net.state_dict(), state.net.state_dict()), "a copy"
-    write_member(record, found, restored)
+    restored.write(record)
     assert equal(record, written), "nothing is left of a member that was there before"
 
 
@@ -247,6 +236,3 @@ def test_the_net_of_the_fittest_is_restored_with_its_architecture():
     assert loaded.genome == large
     obs = torch.randn(5, 4)
     assert torch.equal(loaded(obs)[0], net(obs)[0])
-    again = EliteNet(SPACES, START)
-    again.load_state_dict(loaded.state_dict())
-    assert equal(again.state_dict(), loaded.state_dict())
