@@ -54,7 +54,7 @@ def loss(args: Args, net: nn.Module, target_net: nn.Module, batch: Batch) -> tup
 
 def learn(args: Args, generation: MemberGeneration, batch: Batch) -> None:
     """Take one gradient step of a member."""
-    net, target_net, optimizer = generation.state
+    net, target_net, optimizer, _ = generation.state
     total, metrics = loss(args, net, target_net, batch)
     optimizer.zero_grad(set_to_none=True)
     total.backward()
@@ -93,8 +93,8 @@ def mutate(args: Args, parent: Member, child_id: int, rng: Generator) -> Member:
     weights = [getattr(args, f"mutate_{kind}") for kind in MUTATIONS]
     total = sum(weights)
     kind = MUTATIONS[rng.choice(len(weights), p=[weight / total for weight in weights])] if total else "none"
-    genome, change = mutate_genome(parent.genome, kind, args, rng)
-    return Member(child_id, parent.id, kind, change, genome, int(rng.integers(2**63)), parent.fitnesses)
+    genome = mutate_genome(parent.genome, kind, args, rng)
+    return Member(child_id, parent.id, kind, genome, int(rng.integers(2**63)), parent.fitnesses)
 
 
 def train(args: Args, generations: Generations) -> None:

@@ -12,21 +12,14 @@ from a3c_mp.run.script import exit_with
 
 
 def exchange(group):
-    """Exchange bytes of several lengths, also none."""
+    """Exchange bytes of several lengths, also none; returns the pids of all."""
     assert group.all_gather_bytes(b"x" * 7 * group.rank) == [b"x" * 7 * rank for rank in range(group.size)]
-    for sent in (b"births \0 of this generation", b""):
-        assert group.broadcast_bytes(sent if group.rank == 0 else b"") == sent
     return [data.decode() for data in group.all_gather_bytes(str(os.getpid()).encode())]
 
 
-def main() -> int:
-    mode = sys.argv[1]
-    rank = int(os.environ.get("RANK", 0))
-    ranks.RANK_SECONDS = 60.0
-    with ranks.refused_once():
-        group = ranks.join(Args(seed=rank if mode == "differ" else 1))
-    pids = exchange(group)
-    print(f"rank {group.rank}:", *pids, flush=True)
+def run(mode: str) -> int:
+    group = ranks.join(Args(seed=int(os.environ.get("RANK", 0)) if mode == "differ" else 1))
+    print(f"rank {group.rank}:", *exchange(group), flush=True)
     if mode == "meet":
         own = {c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
         listening = group.all_gather_bytes(",".join(own).encode())
@@ -39,6 +32,12 @@ def main() -> int:
         exchange(group)
         if mode == f"rank {group.rank} raises":
             raise ArithmeticError(f"rank {group.rank} cannot go on")
+
+
+def main() -> int:
+    ranks.RANK_SECONDS = 60.0
+    with ranks.one_voice():
+        return run(sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -16,8 +16,6 @@ from a3c_mp.seeds import FIRST, derive_seeds
 
 HYPERPARAMETERS = ("learning_rate", "batch_size", "learn_every")
 """genes that a mutation of hyperparameters changes"""
-TOUCH = 0.5
-"""probability that it changes each of them; it changes one at least"""
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,11 @@ class Range(NamedTuple):
     def multiply(self, value: float, factor: float, rng: Generator) -> float:
         """Return value * factor, reflected at the limits that it would pass; an int if `integer`.
 
-        Reflection keeps the distribution of `sample` as it is, if factors f and 1/f are equally likely. Clipping would
-        collect values at the limits, and to draw again until a value is inside would move them away from there. For
-        the same reason, an integer is first replaced by a random number of its interval.
+        Reflection keeps the distribution of `sample` as it is, if factors f and 1/f are equally likely; clipping would
+        collect values at the limits. For the same reason, an integer is first spread over its interval.
         """
         exact = value + (rng.random() - 0.5 if self.integer else 0.0)
         low, high = self._ends
-        if low == high:
-            return value
         distance = (math.log(exact * factor) - low) % (2 * (high - low))
         return self._value(low + min(distance, 2 * (high - low) - distance))
 
@@ -88,7 +83,6 @@ class Member(NamedTuple):
     id: int
     parent: int  # id of the member whose weights and optimizer it starts from
     kind: str  # of its mutation, one of `MUTATIONS`; "first" without parents, "elite" or "kept" for a survivor
-    change: str  # what the mutation has changed, for tables and logs
     genome: Genome
     seed: int = 0  # of the random numbers that its weights need: new units, parameter noise
     fitnesses: tuple[float, ...] = ()  # of its line's last generations; once it has been evaluated, its own is the last
@@ -99,7 +93,7 @@ class Member(NamedTuple):
 
     def survive(self, kind: str) -> Member:
         """Return it as a member of the next generation, unchanged."""
-        return self._replace(parent=self.id, kind=kind, change="")
+        return self._replace(parent=self.id, kind=kind)
 
 
 def first_members(args: Args) -> list[Member]:
@@ -110,7 +104,7 @@ def first_members(args: Args) -> list[Member]:
         rng = np.random.default_rng(derive_seeds(args.seed, FIRST)[1])
         drawn = [{name: Range.of(name, args).sample(rng) for name in HYPERPARAMETERS} for _ in genomes[1:]]
         genomes[1:] = [replace(given, **genes) for genes in drawn]  # type: ignore[arg-type]
-    return [Member(place, place, "first", "", genome) for place, genome in enumerate(genomes)]
+    return [Member(place, place, "first", genome) for place, genome in enumerate(genomes)]
 
 
 def rank(members: Sequence[Member], rng: Generator) -> list[Member]:
@@ -119,54 +113,38 @@ def rank(members: Sequence[Member], rng: Generator) -> list[Member]:
     return sorted(shuffled, key=lambda member: -member.fitness if math.isfinite(member.fitness) else math.inf)
 
 
-def mutate_genome(genome: Genome, kind: str, args: Args, rng: Generator) -> tuple[Genome, str]:
-    """Return a mutated genome, and what has changed; kinds "none" and "parameters" change no gene."""
+def mutate_genome(genome: Genome, kind: str, args: Args, rng: Generator) -> Genome:
+    """Return a mutated genome; kinds "none" and "parameters" change no gene."""
     if kind == "hyperparameters":
-        return _mutate_hyperparameters(genome, args, rng)
+        touched = [name for name in HYPERPARAMETERS if rng.random() < 0.5]
+        touched = touched or [HYPERPARAMETERS[rng.integers(len(HYPERPARAMETERS))]]
+        genes = {name: move(getattr(genome, name), Range.of(name, args), args, rng, args.resample) for name in touched}
+        return replace(genome, **genes)  # type: ignore[arg-type]
     if kind == "architecture":
-        return _mutate_architecture(genome, args, rng)
+        return replace(genome, hidden=_mutate_hidden(genome, args, rng))
     if kind == "activation":
         others = [activation for activation in ACTIVATIONS if activation != genome.activation]
-        activation = others[rng.integers(len(others))]
-        return replace(genome, activation=activation), f"{genome.activation} to {activation}"
-    return genome, ""
+        return replace(genome, activation=others[rng.integers(len(others))])
+    return genome
 
 
-def _mutate_hyperparameters(genome: Genome, args: Args, rng: Generator) -> tuple[Genome, str]:
-    touched = [name for name in HYPERPARAMETERS if rng.random() < TOUCH]
-    touched = touched or [HYPERPARAMETERS[rng.integers(len(HYPERPARAMETERS))]]
-    genes: dict[str, Any] = {}
-    for name in touched:
-        genes[name] = move(getattr(genome, name), Range.of(name, args), args, rng, args.resample)
-    changes = [f"{name} {getattr(genome, name):.3g} to {value:.3g}" for name, value in genes.items()]
-    return replace(genome, **genes), ", ".join(changes)
-
-
-def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> tuple[Genome, str]:
-    """Add a copy of a hidden layer, or widen or shrink one.
-
-    Only ReLU nets can have a new layer that changes nothing at first; others are widened instead.
-    """
+def _mutate_hidden(genome: Genome, args: Args, rng: Generator) -> tuple[int, ...]:
+    """Copy a hidden layer, or widen or shrink one. A copy changes no outputs of ReLU nets; others get wider instead."""
     hidden, bounds = list(genome.hidden), Range.of("units", args)
     layer = int(rng.integers(len(hidden)))
     units = hidden[layer]
     deepens = rng.random() < args.new_layer and len(hidden) < args.layers_range[1]
     if deepens and genome.activation == "relu":
         hidden.insert(layer, units)
-        return replace(genome, hidden=tuple(hidden)), f"a new layer of {units} units"
-    if deepens:
+    elif deepens:
         hidden[layer] = min(max(round(units * _factor(args.grow_factor, rng)), units + 1), int(bounds.high))
     else:
         hidden[layer] = int(move(units, bounds, args, rng))
-    why = f", as a new {genome.activation} layer is not exact" if deepens else ""
-    return replace(genome, hidden=tuple(hidden)), f"layer {layer + 1}: {units} to {hidden[layer]} units{why}"
+    return tuple(hidden)
 
 
 def move(value: float, bounds: Range, args: Args, rng: Generator, resample: float = 0.0) -> float:
-    """Return a value multiplied or divided by a random factor, or with probability `resample` drawn from its range.
-
-    The result is inside the range and never the same value, unless the range is a single number.
-    """
+    """Return another value: times or over a random factor, or with probability `resample` drawn from the range."""
     draws_again, moved = rng.random() < resample, value
     while moved == value and bounds.low < bounds.high:
         if draws_again:
@@ -178,5 +156,4 @@ def move(value: float, bounds: Range, args: Args, rng: Generator, resample: floa
 
 
 def _factor(between: tuple[float, float], rng: Generator) -> float:
-    """Draw a log-uniform factor."""
     return math.exp(rng.uniform(math.log(between[0]), math.log(between[1])))

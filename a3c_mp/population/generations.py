@@ -14,61 +14,50 @@ from a3c_mp.population.member import Confirmation, MemberGeneration, run_member
 from a3c_mp.population.population import Population
 from a3c_mp.population.report import Report
 from a3c_mp.population.settings import Args, check_settings
-from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
+from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.workers import Workers
-from a3c_mp.run.preflight import check_system, probe_env, set_up_torch
+from a3c_mp.run.preflight import probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 
-Target = Callable[[Args, MemberGeneration], None]
-"""the chapter's member, a module-level function"""
+Target = Callable[[Args, MemberGeneration], None]  # the chapter's member, a module-level function
 
 
 class Generations:
-    """The generations of a population, an iterator; in its `with` block, each member of this rank has a process.
+    """The generations of a population, an iterator; in a `with` block of `workers`, its members here have processes.
 
     Each rank has an equal share of the places, in order. The run of rank 0 is a `Run`.
     """
 
     def __init__(self, member: Target, run: RunState, population: Population, group: LearnerGroup):
         group.broadcast_state(population)
-        args, self.places = population.args, group.own_share(population.args.population)
+        args, places = population.args, group.own_share(population.args.population)
         self.run, self.population, self.group = run, population, group
-        self.report = Report(run, population, self.places) if isinstance(run, Run) else None
+        self.report = Report(run, population, places) if isinstance(run, Run) else None
         self._ended: list[Filled] = []  # of this rank's members, in the generation that has ended
         self._restarts: list[WorkerEvent] = []  # of a rank besides 0, until the generation ends
         self.workers = Workers(
             run_member,
-            len(self.places),
+            len(places),
             (member, args, population.memory),
             options=WorkerOptions(
-                role="member", flag="--population", slots_per_worker=1, in_order=True, first_actor=self.places.start,
+                role="member", flag="--population", slots_per_worker=1, in_order=True, first_actor=places.start,
                 versions=[population.generation], max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
             ),
             on_restart=run.on_restart if group.rank == 0 else self._restarts.append,
         )  # fmt: skip
 
-    def __enter__(self) -> Generations:
-        self.workers.__enter__()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.workers.__exit__(*exc)
-
     def __iter__(self) -> Iterator[Population]:
         """Yield the population whenever a generation has ended in every rank, until the run should stop.
 
-        Raises:
-            TrainingError: no member has a finite fitness, or ranks have different members.
-            WorkerError: the restart budget is spent.
-            PeerLost: another rank has ended.
+        Raises TrainingError if no member has a finite fitness, or ranks have different members; as `Workers.take`.
         """
         while self._take():
             if self.group.size > 1:
                 self._exchange()
-            confirmation = None
-            if self._reaches_goal() and (confirmation := self._confirm()) is None:
+            confirmation = self._confirm() if self._reaches_goal() else None
+            if not self._ended:
                 return
             self.population.take_elite()
             if self.report is not None:
@@ -87,10 +76,9 @@ class Generations:
         return bool(self._ended)
 
     def _stops_waiting(self) -> bool:
-        stops = self.run.should_stop()
-        if self.report is not None and not stops:
+        if self.report is not None:
             self.report.show_progress()
-        return stops
+        return self.run.should_stop()
 
     def _reaches_goal(self) -> bool:
         """Whether the fitness of the fittest member reaches the goal, which rank 0 then has confirmed."""
@@ -103,26 +91,20 @@ class Generations:
         """Have the fittest member play new games: it has been lucky too. None if an interruption ends them."""
         self.population.memory.confirming.fill_(self.population.fittest)
         self.workers.release(self._ended, self.population.generation)
-        if not self._take():
-            return None
-        self.population.memory.confirming.fill_(-1)
-        return Confirmation(*self._ended[0].payload)
+        if self._take():
+            self.population.memory.confirming.fill_(-1)
+            return self._ended[0].payload
+        return None
 
     def _should_stop(self) -> bool:
         """Whether rank 0 says that the run should stop. Raises TrainingError if ranks have different populations."""
-        if self.group.size == 1:
-            return self.run.should_stop()
-        digests = self.group.all_gather(from_bytes(self.population.digest())[None])
-        if not bool((digests == digests[0]).all()):
+        if self.group.size > 1 and len(set(self.group.all_gather_bytes(self.population.digest()))) > 1:
             raise TrainingError(f"ranks have different members in generation {self.population.generation}")
         return bool(self.group.broadcast_bytes(b"stop" if self.run.should_stop() else b""))
 
     def _exchange(self) -> None:
         """Exchange results, transitions and reports of restarts with the other ranks."""
-        memory, num = self.population.memory, len(self.population.members)
-        for rank, packed in enumerate(self.group.all_gather_bytes(memory.pack(self.places))):
-            if rank != self.group.rank:
-                memory.unpack(LearnerGroup(rank, self.group.size).own_share(num), packed)
+        self.population.memory.exchange(self.group)
         reports = self.group.all_gather_bytes(json.dumps(self._restarts).encode())
         self._restarts.clear()
         for report in reports:
@@ -136,23 +118,26 @@ def launch(parse: Callable[[], Args], member: Target, train: Callable[[Args, Gen
     Rank 0 writes the run and decides when it ends. Its exit code says how, so that of the others is 0, unless they fail
     by themselves.
     """
-    with ranks.refused_once():
+    with ranks.one_voice():
         args = parse()
         check_settings(args)
-        check_system()  # the population's memory comes before the run
         spaces = probe_env(args.env_id, dqn.ACTIONS)
         if is_image(spaces[0]):
             why = f"observations are images {spaces[0].shape}, members need vectors"
             raise ConfigError("env-id", args.env_id, why, "choose another, or train_apex.py")
         group = ranks.join(args)
         population = Population(args, spaces)
-    set_up_torch(args, group.rank)
-    if group.rank > 0:
-        replica = RunState(args, group.rank, steps=0, updates=0)
-        with suppress(PeerLost, TrainingError), Generations(member, replica, population, group) as generations:
-            train(args, generations)  # until rank 0 has ended, or fails alike and says why
-        return 0
-    run = Run(args, args.chapter, population.elite, None, {"population": population})
-    with run, Generations(member, run, population, group) as generations:
-        train(args, generations)
+        set_up_torch(args, group.rank)
+
+        def train_in(run: RunState) -> None:
+            generations = Generations(member, run, population, group)
+            with generations.workers:
+                train(args, generations)
+
+        if group.rank > 0:
+            with suppress(PeerLost, TrainingError):  # rank 0 has ended, or fails alike and says why
+                train_in(RunState(args, group.rank, steps=0, updates=0))
+            return 0
+        with Run(args, args.chapter, population.elite, None, {"population": population}) as run:
+            train_in(run)
     return run.exit_code

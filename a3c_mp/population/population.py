@@ -5,22 +5,82 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.errors import TrainingError
+from a3c_mp.algorithms import dqn
+from a3c_mp.data.transitions import episode_stats_spec
+from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.population.evolution import Genome, Member, first_members, rank
-from a3c_mp.population.growth import breed
-from a3c_mp.population.memory import MemberState, PopulationMemory, Record, Spaces, make_net, read_member, write_member
+from a3c_mp.population.growth import MemberState, Record, Spaces, breed, make_net
 from a3c_mp.population.settings import Args
-from a3c_mp.processes.learner_group import from_bytes
+from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
+from a3c_mp.processes.slots import Slots, Spec, shared_counters
+from a3c_mp.replay import Shards
 from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
+METRICS = ("losses/value", "values/q")
+"""means over a member's updates"""
+COUNTS = ("updates", "transitions_not_finite", "obs_values_clipped", "obs_moments_not_finite")
+"""what is counted in a generation: updates, and what a member could not learn from (see `run.guard`)"""
 RECENT = 5
 """generations in the mean fitness of a line of descent"""
+
+
+class PopulationMemory(NamedTuple):
+    """What members share: memory, and the spaces of their environments."""
+
+    shards: Shards  # of the replay, one for each place
+    rows: Tensor  # int64 [lanes]: rows of each that are filled as the current generation begins
+    births: Slots  # for each place: the member as its generation begins
+    results: Slots  # for each place: the member as its generation ends, its games, and the rows of its own lanes
+    progress: Tensor  # int64 [2, places]: agent steps and evaluation games so far in the current generation
+    confirming: Tensor  # int64 [1]: place of the member that new games are to confirm, -1 in a generation
+    spaces: Spaces
+
+    @classmethod
+    def allocate(cls, args: Args, spaces: Spaces) -> PopulationMemory:
+        """Allocate the memory of a population. Raises ConfigError if too little is free."""
+        with torch.device("meta"):  # the largest net that evolution can reach
+            net = dqn.make_net(*spaces, (args.units_range[1],) * args.layers_range[1])
+        weights = sum(tensor.numel() for tensor in net.state_dict().values())
+        adam = sum(2 * parameter.numel() + 1 for parameter in net.parameters())
+        genome_bytes = 256 + 16 * args.layers_range[1]  # as JSON
+        record: Spec = {"genome": ((genome_bytes,), torch.uint8), "tensors": ((2 * weights + adam,), torch.float32)}
+        results = {
+            **record,
+            **episode_stats_spec(args.rounds, args.num_envs),
+            "eval_returns": ((args.eval_episodes,), torch.float64),
+            "eval_lengths": ((args.eval_episodes,), torch.int64),
+            "metrics": ((len(METRICS),), torch.float64),
+            "counts": ((len(COUNTS),), torch.int64),
+            "rows": ((args.num_envs,), torch.int64),
+        }
+        num = args.population
+        # A lane has its share of the replay, and room for a generation of at most two rows a step.
+        rows = -(-args.replay_size // (num * args.num_envs)) + 2 * args.rounds + 2
+        try:
+            shards = Shards(num, args.num_envs, rows, *spaces)
+            slots = shared_counters(shards.num_lanes), Slots(record, num), Slots(results, num)
+            return cls(shards, *slots, shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1), spaces)
+        except MemoryError as error:
+            fix = "lower --replay-size, --population or --units-range"
+            raise ConfigError("replay-size", args.replay_size, f"for replay and nets {error}", fix) from error
+
+    def exchange(self, group: LearnerGroup) -> None:
+        """Exchange what a generation has written, results and rows of the replay, with the other ranks."""
+        rounds, num_envs = self.results.spec["done"][0]
+        for source in range(group.size):
+            places = LearnerGroup(source, group.size).own_share(len(self.results.arena))
+            lanes = torch.arange(places.start * num_envs, places.stop * num_envs)[:, None]
+            new_rows = (self.rows[lanes] + torch.arange(2 * rounds)) % self.shards.rows  # at most two for each step
+            for field in self.shards.fields().values():
+                field[lanes, new_rows] = group.broadcast(field[lanes, new_rows], source)
+            results = self.results.arena[places.start : places.stop]
+            results.copy_(group.broadcast(results, source))
 
 
 class EliteNet(nn.Module):
@@ -30,10 +90,6 @@ class EliteNet(nn.Module):
         super().__init__()
         self.spaces, self.genome = spaces, genome or Genome(1e-3, 1, 1)
         self.net = make_net(spaces, self.genome)
-
-    @property
-    def norm(self) -> nn.Module:
-        return self.net.norm
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
         return self.net(obs)
@@ -53,11 +109,7 @@ def saved_net(genome: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Population:
-    """The members of a generation, the memory that they share, and the fittest net so far.
-
-    Raises:
-        ConfigError: too little memory.
-    """
+    """The members of a generation, the memory that they share, and the fittest net. Raises as `allocate` does."""
 
     def __init__(self, args: Args, spaces: Spaces):
         self.args, self.spaces = args, spaces
@@ -67,8 +119,7 @@ class Population:
         self.memory = PopulationMemory.allocate(args, spaces)
         for place, member in enumerate(self.members):
             torch.manual_seed(derive_seeds(args.seed, place, WEIGHTS)[1])
-            state = MemberState.make(spaces, member.genome, args.adam_eps)
-            write_member(self.memory.births[place], member.genome, state)
+            MemberState.make(spaces, member.genome, args.adam_eps).write(self.memory.births[place])
 
     @property
     def results(self) -> list[Record]:
@@ -94,8 +145,7 @@ class Population:
     def fittest(self) -> int:
         """Place of the fittest member, the elite; of equals the one that the chapter finds by the first use of `rng`.
 
-        Raises:
-            TrainingError: no member has a finite fitness.
+        Raises TrainingError if no member has a finite fitness.
         """
         members = self.evaluated
         fittest = rank(members, self.rng)[0]
@@ -105,22 +155,20 @@ class Population:
 
     def take_elite(self) -> None:
         """Take the net of the fittest member, whose generation ends, as the elite's. Raises as `fittest` does."""
-        genome, state = self._read(self.results[self.fittest])
-        self.elite.load_state_dict(saved_net(genome.to_json(), state.net.state_dict()))
+        state = self._read(self.results[self.fittest])
+        self.elite.load_state_dict(saved_net(state.genome.to_json(), state.net.state_dict()))
 
     def breed(self, births: Sequence[Member]) -> None:
         """Make the members of the next generation from those of this one, in the order of `births`."""
         results = {member.id: result for member, result in zip(self.members, self.results, strict=True)}
         parents = {id: self._read(results[id]) for id in {birth.parent for birth in births}}
         self.memory.rows.copy_(torch.cat([result["rows"] for result in self.results]))
+        self.memory.progress.zero_()
         self.generation += 1
-        self.memory.steps.zero_()
-        self.memory.games.zero_()
         self.members = list(births)
         for place, birth in enumerate(births):
-            genome, state = parents[birth.parent]
-            child = breed(state, genome, birth, self.spaces, self.args.parameter_noise)
-            write_member(self.memory.births[place], birth.genome, child)
+            child = breed(parents[birth.parent], birth, self.spaces, self.args.parameter_noise)
+            child.write(self.memory.births[place])
 
     def digest(self) -> bytes:
         """SHA-256 of the members as their generation begins, and of where the replay ends."""
@@ -130,14 +178,17 @@ class Population:
         """Everything that the next generation follows from; between two generations only."""
         shards, members = self.memory.shards, []
         for place, member in enumerate(self.members):
-            genome, state = self._read(self.memory.births[place])
-            parts = [part.state_dict() for part in state]
+            net, target_net, optimizer, genome = self._read(self.memory.births[place])
+            parts = [net.state_dict(), target_net.state_dict(), optimizer.state_dict()]
             members.append({**member._asdict(), "genome": genome.to_json(), "state": parts})
         used = min(int(self.memory.rows.max()), shards.rows)
-        replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items()}
-        sizes = [self.args.population, self.args.num_envs, shards.rows]
-        rows = self.memory.rows.clone()
-        return {"generation": self.generation, "sizes": sizes, "rows": rows, "replay": replay, "members": members}
+        return {
+            "generation": self.generation,
+            "sizes": [self.args.population, self.args.num_envs, shards.rows],
+            "rows": self.memory.rows.clone(),
+            "replay": {name: rows[:, :used].clone() for name, rows in shards.fields().items()},
+            "members": members,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`. Raises ValueError if it is of other sizes."""
@@ -152,12 +203,11 @@ class Population:
         self.memory.rows.copy_(state["rows"])
         for place, saved in enumerate(state["members"]):
             genome = Genome.from_json(saved["genome"])
-            fields = {name: saved[name] for name in Member._fields}
-            self.members[place] = Member(**fields | {"genome": genome})
+            self.members[place] = Member(**{name: saved[name] for name in Member._fields} | {"genome": genome})
             member = MemberState.make(self.spaces, genome, self.args.adam_eps)
-            for part, content in zip(member, saved["state"], strict=True):
+            for part, content in zip(member[:3], saved["state"], strict=True):
                 part.load_state_dict(content)  # type: ignore[attr-defined]
-            write_member(self.memory.births[place], genome, member)
+            member.write(self.memory.births[place])
 
-    def _read(self, record: Record) -> tuple[Genome, MemberState]:
-        return read_member(record, self.spaces, self.args.adam_eps)
+    def _read(self, record: Record) -> MemberState:
+        return MemberState.read(record, self.spaces, self.args.adam_eps)

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TextIO
 
 from a3c_mp._bootstrap import end_with_parent
 from a3c_mp.errors import ConfigError, PeerLost
@@ -26,17 +25,10 @@ RANK_SECONDS = 1800.0
 """longest time that a rank waits for another, which may have a generation of slow games to play"""
 REFUSAL_SECONDS = 20.0
 """longest time that rank 0 may take longer than others to find the same bad input"""
-THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
-ONE_COMMAND = "start all ranks by one command: accelerate launch --multi_gpu --num_processes 2"
 
 
 def join(args: Args) -> LearnerGroup:
-    """Connect to the other ranks, if a launcher has started several.
-
-    Raises:
-        ConfigError: a wrong launch, fewer members than ranks, accelerate is not installed, or settings differ.
-        PeerLost: another rank has died, or gave no answer in time.
-    """
+    """Connect to the other ranks, if a launcher has started several; raises ConfigError and PeerLost."""
     rank, size = read_ranks(os.environ)
     if size == 1:
         return LearnerGroup()
@@ -51,13 +43,12 @@ def join(args: Args) -> LearnerGroup:
         end_with_parent(os.getppid(), signal.SIGTERM)  # the launcher, which may be killed
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     with losing_peers():
-        state = PartialState(cpu=True, timeout=timedelta(seconds=RANK_SECONDS))  # gloo, whatever the launcher assumes
-    if (state.process_index, state.num_processes) != (rank, size):
-        raise ConfigError("WORLD_SIZE", size, f"accelerate counts {state.num_processes} processes", ONE_COMMAND)
+        PartialState(cpu=True, timeout=timedelta(seconds=RANK_SECONDS))  # gloo, whatever the launcher assumes
     group = LearnerGroup(rank, size)
     digests = group.all_gather_bytes(hashlib.sha256(repr(args).encode()).digest())
     if differing := [other for other, digest in enumerate(digests) if digest != digests[0]]:
-        raise ConfigError("RANK", differing[0], "its settings differ from those of rank 0", ONE_COMMAND)
+        fix = "start all ranks by one command: accelerate launch --multi_gpu --num_processes 2"
+        raise ConfigError("RANK", differing[0], "its settings differ from those of rank 0", fix)
     return group
 
 
@@ -67,50 +58,41 @@ def read_ranks(env: Mapping[str, str]) -> tuple[int, int]:
     `accelerate launch` sets no variable to the number of processes that it was asked for. Where it starts one process
     itself, it sets MASTER_ADDR if that number is above 1, and never WORLD_SIZE.
     """
-    if "WORLD_SIZE" not in env:
+    if "WORLD_SIZE" not in env or "RANK" not in env:
         if "ACCELERATE_MIXED_PRECISION" in env and "MASTER_ADDR" in env:
             why = "accelerate launch has started one process only, as it does without --multi_gpu"
             fix = "add --multi_gpu (ranks on the CPU need it too), or give --num_processes 1"
             raise ConfigError("num_processes", "2 or more", why, fix)
         return 0, 1
-    size, rank = env["WORLD_SIZE"], env.get("RANK", "")
-    if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size)):
-        raise ConfigError("RANK", rank, f"no rank of WORLD_SIZE {size}", ONE_COMMAND)
-    if int(size) > 1 and (address := env.get("MASTER_ADDR", "")) not in THIS_MACHINE:
+    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+    if size > 1 and (address := env.get("MASTER_ADDR", "")) not in ("127.0.0.1", "::1", "localhost"):
         why = "ranks communicate over the loopback interface, which this is not"
         raise ConfigError("MASTER_ADDR", address, why, "start all ranks on one machine")
-    return int(rank), int(size)
+    return rank, size
 
 
 @contextmanager
-def refused_once() -> Iterator[None]:
-    """Have rank 0 alone print a ConfigError, and end first: the launcher ends all ranks when one of them ends.
+def one_voice() -> Iterator[None]:
+    """Have rank 0 alone print: others print nothing but the traceback of an error of their own that ends them.
 
-    From here on, other ranks print nothing but the traceback of an error of their own that ends them.
+    Rank 0 also ends first where all refuse the same bad input: the launcher ends all ranks when one of them ends.
     """
     rank = os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
-    stderr = silence(rank) if rank != "0" else None
-    try:
+    if rank == "0":
         yield
-    except ConfigError as error:
-        if stderr is not None:
-            time.sleep(REFUSAL_SECONDS)  # by then the launcher has ended this rank, if rank 0 was refused too
-            print(f"error: {error}", file=stderr, flush=True)
-        raise
-
-
-def silence(rank: str) -> TextIO:
-    """Discard what this process prints, except for a traceback; returns stderr as it was."""
-    stderr = os.fdopen(os.dup(2), "w")
-
-    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if not isinstance(error, PeerLost):  # the end of another rank, which says why itself
-            print(f"rank {rank} failed:", *traceback.format_exception(kind, error, trace), file=stderr, flush=True)
-
-    sys.excepthook = show
-    null = os.open(os.devnull, os.O_WRONLY)
+        return
+    null, stderr = os.open(os.devnull, os.O_WRONLY), os.fdopen(os.dup(2), "w")
     for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         os.dup2(null, fd)
-    os.close(null)
-    return stderr
+    try:
+        yield
+    except ConfigError as error:
+        time.sleep(REFUSAL_SECONDS)  # by then the launcher has ended this rank, if rank 0 was refused too
+        print(f"error: {error}", file=stderr, flush=True)
+        raise
+    except PeerLost:  # the end of another rank, which says why itself
+        raise
+    except Exception:
+        print(f"rank {rank} failed:", traceback.format_exc(), file=stderr, flush=True)
+        raise

@@ -13,8 +13,6 @@ from a3c_mp.errors import ConfigError
 
 MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameters")
 """kinds of mutation; `--mutate-KIND` is the relative probability of each"""
-MAX_LAYERS = 32
-"""that a record of a member has room for"""
 Activation = Literal["relu", "elu", "gelu", "tanh"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
@@ -101,11 +99,11 @@ class Args(ReplayArgs):
     """Adam epsilon"""
     target_period: Count = 100
     """target network update interval (updates)"""
-    cuda: bool = False
-    """refused: members train on the CPU, where small nets are faster"""
     deterministic: bool = True
     """always on in this chapter: runs with the same seed are bit-identical"""
     # Flags of other chapters that this one does not have: class variables are no fields.
+    cuda: ClassVar = False  # type: ignore[misc]  # small nets are faster on the CPU
+    learner_threads: ClassVar = 1  # type: ignore[misc]  # each member is a process
     num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
     eval_every: ClassVar = 0  # type: ignore[misc]
     stop_eval_return: ClassVar = None  # type: ignore[misc]
@@ -120,30 +118,25 @@ class Args(ReplayArgs):
 
 def check_settings(args: Args) -> None:
     """Raise ConfigError for settings that do not fit each other, or that this chapter does not have."""
-    for is_bad, name, why, fix in (
-        (args.tournament_size > args.population, "tournament_size", f"there are {args.population} members",
-         "lower it, or raise --population"),
-        (not args.deterministic, "deterministic", "a population is always deterministic", "leave it out"),
-        (args.learner_threads > 1, "learner_threads", "each member is a process with one thread",
-         "leave it out, or raise --population"),
-        (args.cuda, "cuda", "members train on the CPU, where small nets are faster", "leave it out"),
-        (args.layers_range[1] > MAX_LAYERS, "layers_range", f"more than {MAX_LAYERS} layers", "lower it"),
-        (args.learning_starts > args.replay_size // 2, "learning_starts",
-         f"the replay has room for {args.replay_size}", "use half of it at most"),
-    ):  # fmt: skip
-        if is_bad:
-            raise ConfigError(flag_name(name), getattr(args, name), why, fix)
+    if args.tournament_size > args.population:
+        why, fix = f"there are {args.population} members", "lower it, or raise --population"
+        raise ConfigError("tournament-size", args.tournament_size, why, fix)
+    if not args.deterministic:
+        raise ConfigError("deterministic", False, "a population is always deterministic", "leave it out")
+    if args.learning_starts > args.replay_size // 2:
+        why = f"the replay has room for {args.replay_size}"
+        raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")
     genes = {f"{name}_range": [getattr(args, name)] for name in ("learning_rate", "batch_size", "learn_every")}
     genes |= {"units_range": [*args.hidden], "layers_range": [len(args.hidden)], "grow_factor": [], "shrink_factor": []}
     for name, values in genes.items():
-        (low, high), flag = getattr(args, name), flag_name(name)
+        (low, high), given = getattr(args, name), "{:g} to {:g}".format(*getattr(args, name))
         least = 1e-12 if name.endswith("range") else 1.01
         if not least <= low <= high < math.inf:
             why = f"both ends must be finite and {least:g} or more, the lower one first"
-            raise ConfigError(flag, f"{low:g} to {high:g}", why)
+            raise ConfigError(flag_name(name), given, why)
         if outside := [value for value in values if not low <= value <= high]:
-            why = f"the first member has {outside[0]:g}"
-            raise ConfigError(flag, f"{low:g} to {high:g}", why, "widen the range, or start inside it")
+            why, fix = f"the first member has {outside[0]:g}", "widen the range, or start inside it"
+            raise ConfigError(flag_name(name), given, why, fix)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

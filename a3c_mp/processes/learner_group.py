@@ -101,6 +101,11 @@ class LearnerGroup:
             dist.broadcast(buffer, source)
         return buffer.numpy().tobytes()
 
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """A copy of one learner's tensor on the CPU; the others' have its shape and dtype, and are not used."""
+        data = self.broadcast_bytes(tensor.numpy().tobytes(), source)
+        return from_bytes(data).view(tensor.dtype).view(tensor.shape)
+
     def all_gather_object(self, message: Any) -> list[Any]:
         """The messages of all learners, pickled, in the order of ranks."""
         messages = [message] * self.size

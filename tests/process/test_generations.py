@@ -113,11 +113,3 @@ def test_a_run_goes_on_with_another_number_of_ranks(train, scripts, run_inline, 
     whole = run_inline.train(POPULATION, *MUTATED, *flags, name="whole")
     assert lineage_of(done) == lineage_of(whole)
     assert done.summary["weights_sha256"] == whole.summary["weights_sha256"]
-
-
-@SLOW  # two ranks that refuse: see test_ranks
-def test_ranks_refuse_bad_input_in_one_line(train, scripts):
-    done = scripts.finish(train(2, "--population", "1"), "2")
-    assert done.out == ""
-    assert done.err.count("error: ") == 1
-    assert "error: population=1: must be between 2 and 256; see --help" in done.err

@@ -102,7 +102,7 @@ CartPole-v1                  | arguments=CartPole-v1: a value without a flag; pe
 --env-id nowhere:Env-v0      | env-id=nowhere:Env-v0: No module named 'nowhere'
 """
 if not torch.cuda.is_available():
-    FLAGS += "--cuda             | cuda=True: \n"  # chapter 6 refuses it, the others see no device
+    FLAGS += "--cuda             | error: cuda\n"  # chapter 6 has no such flag, the others see no device
 
 
 def table(text):
@@ -170,7 +170,7 @@ task | ATTACHED --role collector --max-seconds 9 | max-seconds=9.0: a node that 
 task | ATTACHED LISTENING --role collector | attach-to=tcp://127.0.0.1:9: a node that joins does not listen; leave --li
 task | --listen tcp://192.0.2.1:50515 --key-file k | listen=tcp://192.0.2.1:50515: cannot be bound (Cannot assign reque
 task | LISTENING --standalone | listen=tcp://127.0.0.1:0: a standalone task is
-population | --learner-threads 2 | learner-threads=2: each member is a process with one
+population | --learner-threads 2 | learner-threads=2: there is no such flag
 task | --key-file k | key-file=k: nothing is on TCP; add --listen or --attach-to, or
 task | --remote-actors 8 | remote-actors=8: no node can join; add --listen
 task | --async-mode | async-mode=True: nodes run beside each other anyway; add --stand

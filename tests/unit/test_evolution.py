@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import train_population
-from a3c_mp.errors import ConfigError
-from a3c_mp.nets import q_values
 from a3c_mp.population.evolution import HYPERPARAMETERS, Genome, Member, Range, first_members, move, mutate_genome, rank
-from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Args, check_settings
+from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Args
 
 ARGS = Args(learning_rate=1e-3, batch_size=45, learn_every=30, hidden=(64, 32), units_range=(16, 512))
 START = first_members(ARGS)[0].genome
@@ -21,14 +19,6 @@ SEEDS_OWN = replace(ARGS, grow_factor=(1.5, 1.5), shrink_factor=(4 / 3, 4 / 3), 
 """times 1.5 or times 0.75"""
 NAN, INF = math.nan, math.inf
 fitness_values = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([NAN, INF, -INF]), st.floats())
-genomes = st.builds(
-    Genome,
-    st.floats(min_value=0, exclude_min=True, allow_infinity=False),
-    st.integers(1, 2**40),
-    st.integers(1, 2**40),
-    st.lists(st.integers(1, 10_000), min_size=1, max_size=5).map(tuple),
-    st.sampled_from(ACTIVATIONS),
-)
 
 
 @pytest.fixture
@@ -44,29 +34,11 @@ def assert_distribution(counts, probabilities):
     assert ((counts - expected) ** 2 / expected).sum() < critical, (counts.tolist(), expected.round().tolist())
 
 
-def members(fitness, genome=START, first_id=0):
-    return [Member(first_id + i, first_id + i, "first", "", genome, 0, (value,)) for i, value in enumerate(fitness)]
-
-
-def winners(fitness, size, num, rng):
-    """Fitness of the winners of tournaments."""
-    args = replace(ARGS, tournament_size=size)
-    return [winner.fitness for winner in train_population.tournament(args, members(fitness), num, rng)]
+def members(fitness):
+    return [Member(i, i, "first", START, fitnesses=(value,)) for i, value in enumerate(fitness)]
 
 
 # ---- genomes and ranges
-
-
-@given(genomes)
-def test_a_genome_survives_json_bit_by_bit(genome):
-    restored = Genome.from_json(genome.to_json())
-    assert restored == genome
-    assert hash(restored) == hash(genome)
-    assert "\n" not in genome.to_json()
-
-
-def test_nets_know_every_activation():
-    assert tuple(q_values.ACTIVATIONS) == ACTIVATIONS
 
 
 def test_a_spread_starts_with_the_given_genome_and_draws_the_hyperparameters_of_all_others():
@@ -96,28 +68,6 @@ def test_a_product_beyond_a_limit_is_reflected_there(value, factor, expected, rn
     assert Range(1, 10).multiply(value, factor, rng) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"learning_rate_range": (1e-1, 1e-5)}, "learning-rate-range=0.1 to 1e-05: both ends must be finite and 1e-12"),
-        ({"learning_rate_range": (0.0, 1e-1)}, "learning-rate-range=0 to 0.1: both ends"),
-        ({"learning_rate_range": (1e-5, INF)}, "learning-rate-range=1e-05 to inf: both ends"),
-        ({"learning_rate_range": (NAN, 1.0)}, "learning-rate-range=nan to 1: both ends"),
-        ({"learning_rate_range": (1e-5, 1e-4)}, "the first member has 0.001; widen the range, or start inside it"),
-        ({"batch_size_range": (46, 256)}, "batch-size-range=46 to 256: the first member has 45"),
-        ({"learn_every_range": (0, 120)}, "learn-every-range=0 to 120: both ends"),
-        ({"units_range": (33, 512)}, "units-range=33 to 512: the first member has 32"),
-        ({"layers_range": (1, 1)}, "layers-range=1 to 1: the first member has 2"),
-        ({"layers_range": (1, 33)}, "more than 32 layers"),
-        ({"shrink_factor": (2.0, 1.5)}, "shrink-factor=2 to 1.5: both ends must be finite and 1.01 or more"),
-    ],
-)
-def test_ranges_that_cannot_be_and_starts_outside_them_are_refused(changes, message):
-    check_settings(ARGS)
-    with pytest.raises(ConfigError, match=message):
-        check_settings(replace(ARGS, **changes))
-
-
 # ---- ranking and tournaments
 
 
@@ -125,9 +75,8 @@ def test_ranges_that_cannot_be_and_starts_outside_them_are_refused(changes, mess
 def test_ranks_descend_and_values_that_are_not_finite_come_last(fitness, seed):
     ranked = rank(members(fitness), np.random.default_rng(seed))
     assert sorted(member.id for member in ranked) == list(range(len(fitness)))
-    finite = [member.fitness for member in ranked if math.isfinite(member.fitness)]
-    assert finite == sorted(finite, reverse=True)
-    assert all(math.isfinite(member.fitness) for member in ranked[: len(finite)])
+    finite = [value for value in fitness if math.isfinite(value)]
+    assert [member.fitness for member in ranked[: len(finite)]] == sorted(finite, reverse=True)
 
 
 def test_ties_are_drawn(rng):
@@ -139,16 +88,12 @@ def test_ties_are_drawn(rng):
             assert_distribution([counts[i] for i in tied], np.full(len(tied), 1 / len(tied)))
 
 
-@pytest.mark.parametrize(("n", "size"), [(8, 3), (4, 2), (5, 1), (3, 7)])
+@pytest.mark.parametrize(("n", "size"), [(8, 3), (4, 2), (5, 1)])
 def test_the_rth_least_fit_wins_a_tournament_as_often_as_it_should(n, size, rng):
-    counts = Counter(winners([*rng.permutation(n).astype(float), NAN], size, 20_000, rng))
-    r = np.arange(1, n + 1)
-    probabilities = (r**size - (r - 1) ** size) / n**size
-    if (n, size) == (4, 2):
-        assert (16 * probabilities).tolist() == [1, 3, 5, 7]
-    if size == 7:  # the least fit wins once in 2,187: too rare for the test
-        probabilities, r = probabilities[1:] / probabilities[1:].sum(), r[1:]
-    assert_distribution([counts[k - 1] for k in r], probabilities)
+    parents = members([*rng.permutation(n).astype(float), NAN])
+    won = train_population.tournament(replace(ARGS, tournament_size=size), parents, 20_000, rng)
+    counts, r = Counter(winner.fitness for winner in won), np.arange(1, n + 1)
+    assert_distribution([counts[k - 1] for k in r], (r**size - (r - 1) ** size) / n**size)
 
 
 # ---- mutations
@@ -157,28 +102,25 @@ def test_the_rth_least_fit_wins_a_tournament_as_often_as_it_should(n, size, rng)
 def test_kinds_are_drawn_with_their_probabilities(rng):
     (parent,) = members([1.0])
 
-    def kinds(num, **changes):
-        args = replace(ARGS, **{f"mutate_{kind}": weight for kind, weight in changes.items()})
-        return Counter(train_population.mutate(args, parent, 1, rng).kind for _ in range(num))
+    def kinds(num, *weights):
+        args = replace(ARGS, **{f"mutate_{kind}": weight for kind, weight in zip(MUTATIONS, weights, strict=True)})
+        counts = Counter(train_population.mutate(args, parent, 1, rng).kind for _ in range(num))
+        return [counts[kind] for kind in MUTATIONS]
 
-    for scale in (1, 2):
-        counts = kinds(8000, **{kind: scale * getattr(ARGS, f"mutate_{kind}") for kind in MUTATIONS})
-        assert counts.pop("activation", 0) == 0
-        assert_distribution([counts[kind] for kind in MUTATIONS if kind != "activation"], [0.4, 0.2, 0.2, 0.2])
-    assert set(kinds(100, **dict.fromkeys(MUTATIONS, 0.0))) == {"none"}, "without any probability nothing mutates"
+    assert_distribution(kinds(8000, 0.8, 0.4, 0.4, 0.2, 0.2), [0.4, 0.2, 0.2, 0.1, 0.1])
+    assert kinds(100, 0, 1, 0, 0, 0) == [0, 100, 0, 0, 0]
+    assert kinds(100, 0, 0, 0, 0, 0) == [100, 0, 0, 0, 0], "without any probability nothing mutates"
 
 
-@pytest.mark.parametrize("args", [ARGS, SEEDS_OWN], ids=["symmetric", "of the seed script"])
-def test_limits_hold_over_30_000_mutations_and_every_integer_is_reached(args, rng):
+def test_limits_hold_over_30_000_mutations_and_every_integer_is_reached(rng):
     genome, seen = START, Counter()
     for _ in range(30_000):
-        parent, (genome, _) = genome, mutate_genome(genome, "hyperparameters", args, rng)
+        parent, genome = genome, mutate_genome(genome, "hyperparameters", ARGS, rng)
         assert genome != parent, "each mutation changes something"
         seen[genome.learn_every] += 1
         for name in HYPERPARAMETERS:
-            assert Range.of(name, args).low <= getattr(genome, name) <= Range.of(name, args).high
+            assert Range.of(name, ARGS).low <= getattr(genome, name) <= Range.of(name, ARGS).high
     assert sorted(seen) == list(range(1, 121))
-    assert max(seen.values()) < 0.3 * sum(seen.values()), "no value collects the others"
 
 
 @pytest.mark.parametrize("name", HYPERPARAMETERS)
@@ -188,12 +130,8 @@ def test_away_from_the_limits_genes_do_not_drift(name, rng):
     moved = [move(value, bounds, ARGS, rng) for _ in range(100_000)]
     assert abs(np.log(np.array(moved) / value).mean()) < 0.005
     half = 0.5 if bounds.integer else 1e-9
-    assert min(moved) >= (value - half) / 2.5 - half
-    assert max(moved) <= (value + half) * 2.5 + half
+    assert (value - half) / 2.5 - half <= min(moved) <= max(moved) <= (value + half) * 2.5 + half
     assert value not in moved
-    if bounds.integer:
-        assert {type(each) for each in moved} == {int}
-        assert {round(value / 1.1), round(value * 1.1)} <= set(moved), "the smallest steps"
 
 
 def test_a_step_leaves_the_log_uniform_distribution_as_it_is_up_to_the_limits(rng):
@@ -208,85 +146,60 @@ def test_an_integer_at_its_limit_moves_by_one_at_least_and_the_seeds_factors_can
     small, bounds = replace(ARGS, grow_factor=(1.01, 1.01), shrink_factor=(1.01, 1.01)), Range(1, 120, integer=True)
     assert min(move(1, bounds, SEEDS_OWN, rng) for _ in range(500)) == 2
     assert {move(120, bounds, small, rng) for _ in range(500)} == {118, 119}
-    assert {move(1, Range(1, 2, integer=True), ARGS, rng) for _ in range(50)} == {2}
     assert move(5, Range(5, 5, integer=True), ARGS, rng) == 5
     rates = {round(move(1e-3, Range(1e-5, 1e-1), SEEDS_OWN, rng), 9) for _ in range(100)}
     assert rates == {1.5e-3, 0.75e-3}
-
-
-def test_each_hyperparameter_is_touched_half_of_the_time_and_one_at_least(rng):
-    mutated = [mutate_genome(START, "hyperparameters", ARGS, rng)[0] for _ in range(8000)]
-    touched = [tuple(getattr(genome, name) != getattr(START, name) for name in HYPERPARAMETERS) for genome in mutated]
-    assert (False, False, False) not in touched
-    share = 1 / 2 + 1 / 8 / 3  # where none was to be touched, 1 in 8 times, it is one of three
-    assert np.mean(touched, axis=0) == pytest.approx(np.full(3, share), abs=0.02)
-    assert {(genome.hidden, genome.activation) for genome in mutated} == {(START.hidden, START.activation)}
 
 
 def test_architectures_grow_and_shrink_equally_often_inside_their_limits(rng):
     genome, wider, narrower = replace(START, hidden=(64,)), 0, 0
     args = replace(ARGS, units_range=(16, 80), new_layer=0.01)
     for _ in range(5000):
-        parent, (genome, change) = genome, mutate_genome(genome, "architecture", args, rng)
+        parent, genome = genome, mutate_genome(genome, "architecture", args, rng)
         assert replace(parent, hidden=genome.hidden) == genome, "other genes stay"
         assert all(16 <= units <= 80 for units in genome.hidden)
         if len(parent.hidden) == len(genome.hidden):
-            ((before, after),) = [pair for pair in zip(parent.hidden, genome.hidden, strict=True) if pair[0] != pair[1]]
-            assert f"{before} to {after} units" in change
-            wider, narrower = wider + (after > before), narrower + (after < before)
+            (change,) = [b - a for a, b in zip(parent.hidden, genome.hidden, strict=True) if a != b]
+            wider, narrower = wider + (change > 0), narrower + (change < 0)
     assert len(genome.hidden) == 3
     assert wider == pytest.approx(narrower, rel=0.1)
 
 
-def test_a_relu_net_gets_a_copy_of_a_layers_size_and_others_are_widened_and_say_so(rng):
+def test_a_relu_net_gets_a_copy_of_a_layers_size_and_others_are_widened(rng):
     always = replace(ARGS, new_layer=1.0)
-    deeper = {mutate_genome(START, "architecture", always, rng) for _ in range(50)}
-    assert {(genome.hidden, change) for genome, change in deeper} == {
-        ((64, 64, 32), "a new layer of 64 units"),
-        ((64, 32, 32), "a new layer of 32 units"),
-    }
+    deeper = {mutate_genome(START, "architecture", always, rng).hidden for _ in range(50)}
+    assert deeper == {(64, 64, 32), (64, 32, 32)}
     for activation in ACTIVATIONS[1:]:
-        for _ in range(50):
-            genome, change = mutate_genome(replace(START, activation=activation), "architecture", always, rng)
-            assert len(genome.hidden) == 2
-            assert sorted(after - before > 0 for before, after in zip((64, 32), genome.hidden, strict=True)) == [0, 1]
-            assert f"new {activation} layer is not exact" in change
+        genome = mutate_genome(replace(START, activation=activation), "architecture", always, rng)
+        assert sorted(after > before for before, after in zip((64, 32), genome.hidden, strict=True)) == [0, 1]
 
 
 def test_an_activation_mutates_to_each_of_the_others(rng):
-    drawn = [mutate_genome(START, "activation", ARGS, rng)[0] for _ in range(100)]
-    assert {genome.activation for genome in drawn} == set(ACTIVATIONS) - {"relu"}
-    assert {replace(genome, activation="relu") for genome in drawn} == {START}
+    drawn = {mutate_genome(START, "activation", ARGS, rng) for _ in range(100)}
+    assert drawn == {replace(START, activation=name) for name in ACTIVATIONS[1:]}
 
 
 # ---- births
 
 
 @given(st.lists(fitness_values, min_size=2, max_size=8), st.booleans(), st.integers(1, 4), st.integers(0, 99))
-def test_every_generation_has_parents_of_the_last_one_and_fresh_ids(fitness, elitism, size, seed):
-    rng, args = np.random.default_rng(seed), replace(ARGS, tournament_size=size, elitism=elitism)
-    parents, used = members(fitness), set(range(len(fitness)))
-    while any(math.isfinite(parent.fitness) for parent in parents) and max(used) < 20 + len(fitness):
-        births = train_population.evolve(args, parents, rng)
-        assert len(births) == len(parents)
-        viable = {member.id: member for member in parents if math.isfinite(member.fitness)}
-        if elitism:
-            elite, *children = births
-            assert (elite.id, elite.kind, elite.genome) == (elite.parent, "elite", viable[elite.id].genome)
-            assert viable[elite.id].fitness == max(member.fitness for member in viable.values())
-        else:
-            children = births
-        ids = [child.id for child in children]
-        assert len(set(ids)) == len(ids)
-        assert not used & set(ids)
-        used |= set(ids)
-        for child in children:
-            assert child.parent in viable
-            assert child.kind in MUTATIONS
-            assert child.fitnesses == viable[child.parent].fitnesses
-            if child.kind in ("none", "parameters"):
-                assert child.genome == viable[child.parent].genome
-        parents = [birth._replace(fitnesses=(float(rng.normal()),)) for birth in births]
+def test_a_generation_has_parents_of_the_last_one_and_fresh_ids(fitness, elitism, size, seed):
+    args, parents = replace(ARGS, tournament_size=size, elitism=elitism), members(fitness)
+    able = {member.id: member for member in parents if math.isfinite(member.fitness)}
+    assume(able)
+    births = train_population.evolve(args, parents, np.random.default_rng(seed))
+    if elitism:
+        elite, *children = births
+        assert elite == able[elite.id]._replace(kind="elite")
+        assert elite.fitness == max(member.fitness for member in able.values())
+    else:
+        children = births
+    assert [child.id for child in children] == list(range(len(parents), 2 * len(parents) - elitism))
+    for child in children:
+        parent = able[child.parent]
+        assert child.kind in MUTATIONS
+        assert child.fitnesses == parent.fitnesses
+        assert (child.genome == parent.genome) >= (child.kind in ("none", "parameters"))
 
 
 def test_births_depend_on_the_seed_alone_and_have_seeds_of_their_own():
