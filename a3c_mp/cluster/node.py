@@ -73,7 +73,7 @@ def environment(cluster: ClusterAddress) -> dict[str, str]:
 
 
 def foreign(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables without those that Ray reads, but for the ones of its TLS, which are the user's choice."""
+    """Environment variables without those that Ray reads, except the ones of its TLS, which are the user's choice."""
     kept = "RAY_USE_TLS", "RAY_TLS_"
     return {name: value for name, value in variables.items() if not name.startswith("RAY_") or name.startswith(kept)}
 

@@ -196,6 +196,7 @@ def test_too_few_actors_to_fill_the_replay_are_warned_of_once(run_inline, monkey
         start(fleet, number)
         if number == 1:
             fleet.actors[1].calls.clear()
+            fleet.actors[1].beat_request = None
             fleet.actors[1].is_waiting = True
             fleet.on_restart(WorkerEvent(number, "actor 1 waits", replaced=False, left=True))
 
