@@ -23,16 +23,9 @@ class RayTaskError(RayError):
         self.cause = cause
 
 
-class RayActorError(RayError):
-    """An actor is gone."""
-
-
-class ActorUnavailableError(RayActorError):
-    """The connection to an actor is gone."""
-
-
-class ObjectLostError(RayError):
-    """What an actor has sent is gone."""
+RayActorError = type("RayActorError", (RayError,), {})
+ActorUnavailableError = type("ActorUnavailableError", (RayActorError,), {})
+ObjectLostError = type("ObjectLostError", (RayError,), {})
 
 
 class Reference(Future):

@@ -13,11 +13,13 @@ from types import SimpleNamespace
 
 import inline_ray
 import numpy as np
+import psutil
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from harness import ROOT, default_signals
+from harness import still_alive
 from inline_ray import ActorUnavailableError, ObjectLostError, RayActorError
+from nodes import free_port
 from torch import nn
 
 from a3c_mp.algorithms.ray_trainer import check_store
@@ -221,21 +223,6 @@ def test_three_shards_are_sampled_as_one(make_replay):
     assert chi_square < used.sum() + 4 * np.sqrt(2 * used.sum())
 
 
-def test_a_batch_with_a_part_of_a_shard_that_was_replaced_is_not_used(make_replay):
-    replay = make_replay(lambda number: shard_of(9, number), 2)
-    replay.totals[:] = 1.0
-    assert replay._gather(replay._request()) is not None
-    parts, wait, waits = replay._request(), replay._wait, iter([False, True])
-
-    def replaced_meanwhile(answer):
-        if next(waits):
-            replay._replace(0, "killed")
-        return wait(answer)
-
-    replay._wait = replaced_meanwhile
-    assert replay._gather(parts) is None
-
-
 def test_insertions_wait_for_a_shard_that_does_not_answer(make_replay):
     """Otherwise their rows would fill the object store."""
 
@@ -294,20 +281,6 @@ def test_a_head_that_does_not_answer_ends_the_run_and_one_that_is_busy_has_more_
             assert 0.2 < time.monotonic() - began < 20
             assert (time.monotonic() - began > 0.8) == (head == "busy")
     session._ending.set()
-
-
-@pytest.mark.parametrize("returns", [True, False], ids=["in time", "late"])
-def test_where_rays_shutdown_does_not_return_the_node_ends_after_this_process(session, monkeypatch, returns):
-    """Nor does the interpreter wait for it again."""
-    go_on, unregistered = threading.Event(), []
-    monkeypatch.setattr(session.ray, "shutdown", (lambda: None) if returns else (lambda: go_on.wait(20)))
-    monkeypatch.setattr(session_module.atexit, "unregister", unregistered.append)
-    monkeypatch.setattr(session_module, "SHUTDOWN_SECONDS", 20.0 if returns else 0.1)
-    with session:
-        assert session.state.num_cpus == 1
-    go_on.set()
-    assert session._node.is_closed == returns
-    assert unregistered == ([] if returns else [session.ray.shutdown])
 
 
 # ---- fleets
@@ -402,37 +375,27 @@ def test_a_round_is_smaller_while_an_actor_has_no_place(fleets):
         assert len(take(fleet, 2)) == 2
 
 
-def lost_with_its_node(news):
-    """Ray may say that a result or a connection is lost, and not why; the head does so before or after, or never."""
-
-    def mishap(nodes):
-        if news == "before":
-            nodes.clear()
-        elif news == "after":
-            threading.Timer(0.3, nodes.clear).start()
-        raise (ObjectLostError if news == "before" else ActorUnavailableError)("no copy, or no connection")
-
-    return mishap
-
-
 @pytest.mark.parametrize(
-    ("mishap", "said"),
+    ("error", "said"),
     [
-        (raising(ArithmeticError("lost")), "raised an exception; restart 1 of 1"),
-        (DIED, "died; restart 1 of 1"),
-        (raising(RayActorError("its node has died")), "was lost with its node"),
-        ("before", "was lost with its node"),
-        ("after", "was lost with its node"),
-        ("never", "died; restart 1 of 1"),
+        (ArithmeticError("lost"), "raised an exception; restart 1 of 1"),
+        (RayActorError("the worker died"), "died; restart 1 of 1"),
+        (RayActorError("its node has died"), "was lost with its node"),
+        (ActorUnavailableError("no connection"), "died; restart 1 of 1"),
+        (ObjectLostError("no copy"), "was lost with its node"),
     ],
-    ids=["exception", "death", "node", "node known as lost", "node known as lost later", "connection"],
+    ids=["exception", "death", "node", "connection", "node, as the head says later"],
 )
-def test_a_lost_actor_is_replaced_and_fills_its_slot_again(fleets, monkeypatch, mishap, said):
+def test_a_lost_actor_is_replaced_and_fills_its_slot_again(fleets, monkeypatch, error, said):
     """A node that is lost costs no restart."""
+    monkeypatch.setattr(session_module, "ANSWER_SECONDS", 0.5)
     nodes = fleets.session.state.nodes
-    if isinstance(mishap, str):
-        news, mishap = mishap, lambda: lost_with_its_node(news)(nodes)
-        monkeypatch.setattr(session_module, "ANSWER_SECONDS", 0.3 if news == "never" else 3.0)
+
+    def mishap():
+        if isinstance(error, ObjectLostError):
+            threading.Timer(0.1, nodes.clear).start()
+        raise error
+
     with fleets([mishap], max_restarts=1, in_order=True) as fleet:
         fleet.release(first := take(fleet), 1)
         second = take(fleet)
@@ -481,7 +444,7 @@ def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleet
 
 
 @pytest.mark.parametrize("is_waiting", [False, True], ids=["hangs", "waits for a place"])
-def test_an_actor_that_hangs_while_it_starts_is_killed_and_one_without_a_place_is_not(
+def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_not(
     fleets, killed, monkeypatch, is_waiting
 ):
     monkeypatch.setattr(fleet_module, "START_SECONDS", 0.5)
@@ -496,13 +459,10 @@ def test_an_actor_that_hangs_while_it_starts_is_killed_and_one_without_a_place_i
             killed.go_on.set()
         take(fleet)
         assert (fleet.placed, fleet.actors[0].starts) == (2, 1 if is_waiting else 2)
-    texts = [event.text for event in fleets.said]
-    if is_waiting:
-        assert texts[0] == "actor 0 waits for a node with a free CPU"
-        assert texts[1].startswith("actor 0 has found a place (pid ")
-        assert {event.actor for event in fleets.said} == {-1}, "in a deterministic run its games stay in the count"
-    else:
-        assert "actor 0 sent no heartbeat" in texts[0]
+    said = ["actor 0 waits for a node", "actor 0 has found a place (pid "] if is_waiting else ["actor 0 sent no heartb"]
+    assert all(event.text.startswith(text) for event, text in zip(fleets.said, said, strict=True))
+    number = -1 if is_waiting else 0  # in a deterministic run the games of one that waits stay in the count
+    assert {event.actor for event in fleets.said} == {number}
 
 
 # ---- who may use a cluster
@@ -538,102 +498,67 @@ def test_tokens_and_addresses_are_for_their_owner_only(home):
     assert access.read_address() is None, "the node has ended, or was killed"
 
 
-@pytest.fixture
-def refused(home, monkeypatch, capsys):
-    """What a command of nodes prints that is refused."""
+def make_token(mode):
+    return lambda home: access.find_token(None, make=True).chmod(mode)
+
+
+NOTHING = "nothing answers there; give HOST:PORT of a head"
+REFUSED = {
+    "head": (lambda home: home.write_text(""), "folder=HOME: it cannot be made (File exists); choose another with the"),
+    "status": (lambda home: (home.mkdir(), home.chmod(0o750)), "folder=HOME: other users may use it; chmod go= "),
+    "head --port 99999": (
+        lambda home: None,
+        "port=127.0.0.1:99999: it cannot be bound (bind(): port must be 0-65535.)",
+    ),
+    "join auto": (lambda home: None, "address=auto: this machine has no node of a cluster"),
+    "join host:1": (lambda home: None, "token-file=HOME/ray_token: it cannot be read (No such file or directory)"),
+    "join host:2": (make_token(0o640), "token-file=HOME/ray_token: other users may use it; chmod go= "),
+    "join 127.0.0.1:99999": (make_token(0o600), f"address=127.0.0.1:99999: {NOTHING}"),
+    "join 127.0.0.1:1": (make_token(0o600), f"address=127.0.0.1:1: {NOTHING}"),
+    "join nowhere": (make_token(0o600), f"address=nowhere: {NOTHING}"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "before", "line"), [(key, *case) for key, case in REFUSED.items()], ids=REFUSED)
+def test_a_node_that_cannot_be_started_says_so_in_one_line(home, monkeypatch, capsys, arguments, before, line):
+    before(home)
     monkeypatch.setattr(command, "check_installed", lambda: None)
-
-    def refused(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cluster", *arguments])
-        assert command.main() == 2
-        printed = capsys.readouterr()
-        assert (printed.out, printed.err.count("\n")) == ("", 1)
-        return printed.err
-
-    return refused
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda home: home.write_text(""), "it cannot be made (File exists); choose another with the environment"),
-        (lambda home: (home.mkdir(), home.chmod(0o750)), "other users may use it; chmod go= "),
-    ],
-    ids=["no folder", "open"],
-)
-def test_a_folder_of_tokens_that_cannot_be_used_is_refused_in_one_line(home, refused, make, message):
-    make(home)
-    for arguments in (["head"], ["join", "host:1"], ["status"]):
-        assert refused(*arguments).startswith(f"error: folder={home}: {message}")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ("head --port 99999", "error: port=127.0.0.1:99999: it cannot be bound (bind(): port must be 0-65535.)"),
-        ("join auto", "error: address=auto: this machine has no node of a cluster"),
-        ("join 127.0.0.1:99999", "error: address=127.0.0.1:99999: nothing answers there; give HOST:PORT"),
-        ("join 127.0.0.1:1", "error: address=127.0.0.1:1: nothing answers there; give HOST:PORT"),
-        ("join nowhere", "error: address=nowhere: nothing answers there; give HOST:PORT"),
-    ],
-)
-def test_a_node_that_cannot_be_started_says_so_in_one_line(refused, arguments, line):
-    access.find_token(None, make=True)
-    assert refused(*arguments.split()).startswith(line)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda home: None, "it cannot be read (No such file or directory)"),
-        (lambda home: access.find_token(None, make=True).chmod(0o640), "other users may use it; chmod go= "),
-    ],
-    ids=["no token", "open"],
-)
-def test_a_token_file_that_cannot_be_used_is_refused(home, refused, make, message):
-    make(home)
-    assert refused("join", "host:1").startswith(f"error: token-file={home}/ray_token: {message}")
+    monkeypatch.setattr(sys, "argv", ["cluster", *arguments.split()])
+    assert command.main() == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith(f"error: {line.replace('HOME', str(home))}")
 
 
 SLOW = "import os, time; print(os.getpid(), file=open('started', 'w', 1)); time.sleep(100)"
 """code in which a command takes long"""
 
 
-def interrupted(folder, *command):
+def interrupt(scripts, *command):
     """(Exit code, stdout, stderr) of a command after Ctrl-C in `SLOW`."""
-    env = {**os.environ, access.HOME_VARIABLE: str(folder / "home"), "TMPDIR": str(folder)}
-    env["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=default_signals,  # the tests may have been started with SIGINT ignored
-    )  # fmt: skip
-    try:
-        until(lambda: process.poll() is not None or (folder / "started").exists(), seconds=60)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    process = scripts.start(*command)
+    scripts.wait_until((scripts.runs_dir / "started").exists, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
     return process.returncode, out, err
 
 
-def test_ctrl_c_while_a_node_imports_gives_one_line(tmp_path):
-    (tmp_path / "numpy.py").write_text(SLOW)  # found before the library
-    assert interrupted(tmp_path, "-m", "a3c_mp.cluster", "head") == (130, "", "interrupted\n")
+def test_ctrl_c_while_a_node_imports_gives_one_line(scripts):
+    (scripts.runs_dir / "numpy.py").write_text(SLOW)  # found before the library
+    assert interrupt(scripts, "a3c_mp.cluster", "head") == (130, "", "interrupted\n")
 
 
-def test_ctrl_c_while_a_node_starts_ends_it_as_later(tmp_path):
+def test_ctrl_c_while_a_node_starts_ends_it_as_later(scripts, home):
     """Also what Ray has started by then, and its folder."""
-    code = f"""
+    (script := scripts.runs_dir / "slow_node.py").write_text(f"""
 import sys
 from a3c_mp.cluster import __main__ as command, node
 node.RAY_START, command.check_installed = {SLOW!r}, lambda: None
 sys.exit(command.main())
-"""
-    with access.socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    assert interrupted(tmp_path, "-c", code, "head", "--port", port) == (0, "", "")
-    assert not os.path.exists(f"/proc/{(tmp_path / 'started').read_text().strip()}")
-    assert {path.name for path in tmp_path.iterdir()} == {"home", "started"}
+""")
+    assert interrupt(scripts, str(script), "head", "--port", str(free_port())) == (0, "", "")
+    assert not psutil.pid_exists(int((scripts.runs_dir / "started").read_text()))
+    assert not list(scripts.temporary.iterdir())
 
 
 CLOSED, NODE = {"error": "Unauthenticated"}, {"address": "10.0.0.2", "cpus": 1, "versions": {"torch": "1.0"}}
@@ -688,26 +613,18 @@ def start_node(monkeypatch, tmp_path):
             new.close()
 
 
-def processes_of(ray_node):
-    """Processes of a node's session, which its guardian leads."""
-    found = []
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            found += [int(name)] if os.getsid(int(name)) == ray_node._guardian.pid else []
-    return found
-
-
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
 def test_a_node_ends_with_its_parent_and_leaves_nothing(start_node, is_killed):
     ray_node = start_node(100)
-    assert len(processes_of(ray_node)) == 2
+    guardian = psutil.Process(ray_node._guardian.pid)
+    (raylet,) = guardian.children()
     if is_killed:
         os.close(ray_node._pipe)  # as the kernel does
-        ray_node._guardian.wait(20)
+        guardian.wait(20)
     else:
         ray_node.close()
     assert not ray_node.folder.exists()
-    assert not processes_of(ray_node)
+    assert not still_alive([guardian, raylet])
 
 
 def test_a_node_that_cannot_be_started_is_a_line_and_leaves_nothing(monkeypatch):
@@ -723,31 +640,19 @@ def test_a_main_process_that_ends_is_noticed(start_node):
     assert command.wait(start_node(1)) == 1
 
 
-@pytest.mark.parametrize("end", ["of the run", "of its time", "by a second signal", "without a run"])
+@pytest.mark.parametrize("end", ["after some time", "by a second signal"])
 def test_a_node_that_is_ended_by_a_signal_waits_for_the_runs_on_it(start_node, monkeypatch, capsys, end):
-    def pause(seconds):
-        if (number := next(pauses)) == 3 and end == "of the run":
-            run.kill()
-            run.wait()
-        elif number == 3 and end == "by a second signal":
-            sys.exit(0)
-
-    used, pauses = start_node(100), itertools.count()
-    code = "import time; file = open('log', 'w'); time.sleep(100)"  # a file of the node's folder, as a trainer has
-    run = subprocess.Popen([sys.executable, "-c", code], cwd=used.folder)
-    try:
+    used = start_node(100)
+    assert not used.is_used()
+    code = "file = open('log', 'w'); input()"  # a file of the node's folder, as a trainer has
+    with subprocess.Popen([sys.executable, "-c", code], cwd=used.folder, stdin=subprocess.PIPE):
         until(used.is_used)
-        if end == "without a run":
-            run.kill()
-            run.wait()
         monkeypatch.setattr(used, "wait_for_end", lambda: sys.exit(0))
-        monkeypatch.setattr(command, "GRACE_SECONDS", 0.5 if end == "of its time" else 60.0)
-        monkeypatch.setattr(command, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+        monkeypatch.setattr(command, "GRACE_SECONDS", 0.5 if end == "after some time" else 60.0)
+        pause = time.sleep if end == "after some time" else lambda seconds: sys.exit(0)
+        monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+        began = time.monotonic()
         with contextlib.suppress(SystemExit):
             assert command.wait(used) == 0
-    finally:
-        run.kill()
-        run.wait()
-    assert (next(pauses) > 0) == (end != "without a run")
-    text = "a run uses this node: stop it; the node ends in "
-    assert (text in capsys.readouterr().err) == (end != "without a run")
+        assert time.monotonic() - began < 20
+    assert capsys.readouterr().err.startswith("a run uses this node: stop it; the node ends in ")
