@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, is_open, read_address, save_address
@@ -21,7 +21,7 @@ from a3c_mp.processes.spawn import SIGNALS
 
 PORT = 6399
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 20.0  # from a signal, or the failure of a main process, to the end: runs save their state meanwhile
+GRACE_SECONDS = 20.0  # longest time from a signal to the end of a node that is used
 
 
 def main() -> int:
@@ -77,7 +77,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def run_node(args: argparse.Namespace, cluster: ClusterAddress, options: list[str], text: str) -> int:
-    """Run a node until a signal (0), or until one of its main processes ends (1); `text` says that it has started."""
+    """Run a node until a signal; `text` says that it has started."""
     for signum in SIGNALS:
         signal.signal(signum, lambda *_: sys.exit(0))
     options += [] if args.num_cpus is None else [f"--num-cpus={args.num_cpus}"]
@@ -86,26 +86,22 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, options: list[st
         node.wait_for_start()
         if args.run is head or (saved := read_address()) is None or not is_open(saved.address):
             save_address(cluster, node)
-        print(text, flush=True)
-        return wait(node)
+        with suppress(SystemExit):
+            print(text, flush=True)
+            while True:
+                time.sleep(1.0)
+        wait_for_runs(node)
+    return 0
 
 
-def wait(node: Node) -> int:
-    """Wait for a signal, or the end of a main process, and then for runs: Ray would end them with the node at once."""
-    try:
-        node.wait_for_end()
-    except SystemExit:
-        code = 0
-    else:
-        code = 1
-        print("the node has failed", file=sys.stderr, flush=True)
+def wait_for_runs(node: Node) -> None:
+    """Give runs time to save their state: Ray ends them at once when their node ends."""
     deadline = time.monotonic() + GRACE_SECONDS
     if node.is_used():
         text = f"a run uses this node: stop it; the node ends in {GRACE_SECONDS:.0f} s, or at a second signal"
         print(text, file=sys.stderr, flush=True)
     while node.is_used() and time.monotonic() < deadline:  # a second signal raises SystemExit
         time.sleep(POLL_SECONDS)
-    return code
 
 
 if __name__ == "__main__":

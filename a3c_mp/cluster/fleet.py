@@ -160,16 +160,11 @@ class Fleet:
         actor.beats, actor.pid, actor.node_id, not_restored = result
         if actor.beats != before:
             actor.silence = 0.0
-        if is_new:
-            self._welcome(number, not_restored)
-
-    def _welcome(self, number: int, not_restored: list[str]) -> None:
-        actor = self.actors[number]
         if actor.is_waiting:
             actor.is_waiting = False
             where = f"pid {actor.pid} at {self.session.state.nodes.get(actor.node_id)}"
             self._report_place(number, f"{actor.name} has found a place ({where})", joined=True)
-        for reason in not_restored:
+        for reason in not_restored if is_new else ():
             self.states.forget(number)
             self.on_restart(WorkerEvent(number, f"{actor} cannot be rebuilt: {reason}", replaced=False))
 
@@ -207,19 +202,18 @@ class Fleet:
         self._start(number)
 
     def _look_after(self) -> None:
+        """Ask silent actors for their heartbeats; replace those that have been silent for too long."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, PAUSE_SECONDS), now
         for number, actor in enumerate(self.actors):
             before = actor.silence
             actor.silence = before + passed if actor.references else 0.0
             if int(before / BEAT_SECONDS) < int(actor.silence / BEAT_SECONDS):
-                self._ask(number)
+                self._ask(number, actor)
 
-    def _ask(self, number: int) -> None:
-        """Ask an actor for its heartbeats; replace it if it has been silent for too long."""
-        actor, longest = self.actors[number], self.options.hang_seconds
-        if not actor.has_result:
-            longest = max(START_SECONDS, longest)
+    def _ask(self, number: int, actor: FleetActor) -> None:
+        hang_seconds = self.options.hang_seconds
+        longest = hang_seconds if actor.has_result else max(START_SECONDS, hang_seconds)
         if actor.handle._actor_id.hex() in self.session.state.waiting:
             if actor.silence >= WAITING_SECONDS and not actor.is_waiting:
                 actor.is_waiting = True

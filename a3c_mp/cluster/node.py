@@ -106,10 +106,6 @@ class Node:
             raise ConfigError("node", "", f"Ray cannot be started here ({why})", "see docs/ray.md")
         return (self.folder / "ray" / "ray_current_cluster").read_text()
 
-    def wait_for_end(self) -> None:
-        """Wait until one of the node's main processes has ended."""
-        select.select([self._output], [], [])
-
     def is_used(self) -> bool:
         """Whether a process that is not of the node has a log file of it open, as a trainer has."""
         for link in Path("/proc").glob("[0-9]*/fd/*"):

@@ -594,28 +594,19 @@ def test_too_little_shared_memory_for_the_object_store_is_found_before_the_start
 
 
 @pytest.fixture
-def start_node(monkeypatch, tmp_path):
-    """Starts nodes of one process, which `ray start` leaves behind: `sleep`, under the name of a main process."""
-    started = []
-    (raylet := tmp_path / "raylet").symlink_to("/bin/sleep")
-
-    def start(seconds):
-        monkeypatch.setattr(node, "RAY_START", f"import subprocess; subprocess.Popen(['{raylet}', '{seconds}'])")
-        started.append(new := Node([], {}))
-        (new.folder / "ray").mkdir()
-        (new.folder / "ray" / "ray_current_cluster").write_text("host:1")
-        assert new.wait_for_start() == "host:1"
-        return new
-
-    yield start
-    for new in started:
-        with contextlib.suppress(OSError):
-            new.close()
+def ray_node(monkeypatch):
+    """A node of one process, which `ray start` leaves behind: `sleep`."""
+    monkeypatch.setattr(node, "RAY_START", "import subprocess; subprocess.Popen(['sleep', '100'])")
+    (folder := (ray_node := Node([], {})).folder / "ray").mkdir()
+    (folder / "ray_current_cluster").write_text("host:1")
+    assert ray_node.wait_for_start() == "host:1"
+    yield ray_node
+    if folder.exists():
+        ray_node.close()
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
-def test_a_node_ends_with_its_parent_and_leaves_nothing(start_node, is_killed):
-    ray_node = start_node(100)
+def test_a_node_ends_with_its_parent_and_leaves_nothing(ray_node, is_killed):
     guardian = psutil.Process(ray_node._guardian.pid)
     (raylet,) = guardian.children()
     if is_killed:
@@ -636,23 +627,17 @@ def test_a_node_that_cannot_be_started_is_a_line_and_leaves_nothing(monkeypatch)
     assert not failed.folder.exists()
 
 
-def test_a_main_process_that_ends_is_noticed(start_node):
-    assert command.wait(start_node(1)) == 1
-
-
 @pytest.mark.parametrize("end", ["after some time", "by a second signal"])
-def test_a_node_that_is_ended_by_a_signal_waits_for_the_runs_on_it(start_node, monkeypatch, capsys, end):
-    used = start_node(100)
-    assert not used.is_used()
+def test_a_node_that_is_ended_by_a_signal_waits_for_the_runs_on_it(ray_node, monkeypatch, capsys, end):
+    assert not ray_node.is_used()
     code = "file = open('log', 'w'); input()"  # a file of the node's folder, as a trainer has
-    with subprocess.Popen([sys.executable, "-c", code], cwd=used.folder, stdin=subprocess.PIPE):
-        until(used.is_used)
-        monkeypatch.setattr(used, "wait_for_end", lambda: sys.exit(0))
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ray_node.folder, stdin=subprocess.PIPE):
+        until(ray_node.is_used)
         monkeypatch.setattr(command, "GRACE_SECONDS", 0.5 if end == "after some time" else 60.0)
         pause = time.sleep if end == "after some time" else lambda seconds: sys.exit(0)
         monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
         began = time.monotonic()
         with contextlib.suppress(SystemExit):
-            assert command.wait(used) == 0
+            command.wait_for_runs(ray_node)
         assert time.monotonic() - began < 20
     assert capsys.readouterr().err.startswith("a run uses this node: stop it; the node ends in ")
