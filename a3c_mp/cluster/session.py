@@ -108,12 +108,12 @@ class Session:
     def _ask_head(self) -> ClusterState:
         from ray._private import state
 
-        ray, store, waiting = self.ray, "object_store_memory", ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
-        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        total, free = ray.cluster_resources(), ray.available_resources()
-        no_place = (key for key, it in state.actors().items() if it["State"] in waiting and not it["Pid"])
-        used = total.get(store, 0.0) - free.get(store, 0.0)
-        return ClusterState(nodes, total.get("CPU", 0.0), used, frozenset(no_place))
+        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self.ray.nodes() if node["Alive"]}
+        total, free = self.ray.cluster_resources(), self.ray.available_resources()
+        used = total.get("object_store_memory", 0.0) - free.get("object_store_memory", 0.0)
+        before_start = "DEPENDENCIES_UNREADY", "PENDING_CREATION"
+        waiting = (key for key, it in state.actors().items() if it["State"] in before_start and not it["Pid"])
+        return ClusterState(nodes, total.get("CPU", 0.0), used, frozenset(waiting))
 
     def actor_class(self, kind: Any, **options: Any) -> Any:
         """Return a class whose `remote(*args)` starts an actor; only the first one waits for the head."""
@@ -125,7 +125,7 @@ class Session:
 
     def kill(self, actor: Any) -> None:
         """Kill an actor; where the head is lost, Ray's call may not return."""
-        thread = threading.Thread(target=self.ray.kill, args=(actor,), kwargs={"no_restart": False}, daemon=True)
+        thread = threading.Thread(target=self.ray.kill, args=(actor,), daemon=True)
         thread.start()
         thread.join(KILL_SECONDS)
 
