@@ -145,6 +145,7 @@ class InlineRay(ModuleType):
         """End an actor; one that Ray restarts only if it may not."""
         actor.dead = no_restart or not actor._max_restarts
         if not actor.dead:
+            actor._thread.submit(bool).result()  # calls that wait are answered first
             actor._start()
 
     def nodes(self):

@@ -19,7 +19,7 @@ from a3c_mp.cluster.session import Session
 from a3c_mp.processes.weights import Weights
 
 PULL_SECONDS, RETRY_SECONDS = 5.0, 0.1  # longest wait of an actor for the server, and its pause where that fails
-SEND_SECONDS = 1.0  # after which the trainer sends the newest versions again, in case the server is a new one
+SEND_SECONDS = 1.0  # after which the trainer sends both versions again, in case the server is a new one
 References = dict[int, Any]  # version -> reference to its values
 
 
@@ -58,8 +58,8 @@ class Publisher(Weights):
         options = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": -1, "max_task_retries": -1}
         self.server = session.actor_class(ParameterServer, **options).remote()
         self._references: References = {}
-        self._answer: Any = None  # reference to the oldest one that has not arrived yet
-        self._sent = 0.0
+        self._answer: Any = None  # reference to that of the latest call
+        self._looked = 0.0
         self._start = ""  # of the server, by its last answer
         super().__init__(net, dtype, untrained)
         session.duties.append(self.look_after)
@@ -75,24 +75,19 @@ class Publisher(Weights):
             self._share(version)
 
     def look_after(self) -> None:
-        """Take the server's answer, and send both versions again after some time; called while the trainer waits."""
-        if self._answer is not None and self.session.is_done(self._answer):
+        """Now and then, see which server answers, and send both versions again; called while the trainer waits."""
+        if time.monotonic() - self._looked >= SEND_SECONDS and self.session.is_done(self._answer):
             start = self.session.ray.get(self._answer)
             if self._start not in ("", start):
                 self.session.log.warning("the parameter server died; another one is started")
-            self._answer, self._start = None, start
-        if self._answer is None and time.monotonic() - self._sent >= SEND_SECONDS:
-            self._send(self._references)
+            self._start, self._looked = start, time.monotonic()
+            self._answer = self.server.publish.remote(self._references)
 
     def _share(self, version: int) -> None:
         values = self.buffers[version % 2].cpu().view(torch.uint8).numpy()
         new = {version: self.session.ray.put(values)}
         self._references = {v: reference for v, reference in self._references.items() if v == version - 1} | new
-        self._send(new)
-
-    def _send(self, references: References) -> None:
-        answer, self._sent = self.server.publish.remote(references), time.monotonic()
-        self._answer = self._answer or answer
+        self._answer = self.server.publish.remote(new)
 
 
 class Reader:

@@ -137,10 +137,6 @@ class ReplayShard:
         self.replay.update(torch.from_numpy(ids.copy()), priorities)
 
 
-Part = tuple[int, np.ndarray, float, Any, Any]
-"""of a batch: number of the shard, places in the batch [n], share in the sum of all priorities, actor, its answer"""
-
-
 class RemoteReplay:
     """The trainer's end: sampling from all shards in proportion to priority, with the calls of `Replay` and `Prefetch`.
 
@@ -161,7 +157,7 @@ class RemoteReplay:
         self.sizes, self.totals = np.zeros(num_shards, np.int64), np.zeros(num_shards)
         self.shards = [start_shard(number) for number in range(num_shards)]
         self._insertions: list[deque[Any]] = [deque() for _ in range(num_shards)]  # answers that have not arrived
-        self._requests: deque[list[Part]] = deque()  # of the next batches
+        self._requests: deque[list[tuple]] = deque()  # of the next batches
         session.duties.append(self.look_after)
 
     @property
@@ -200,8 +196,11 @@ class RemoteReplay:
             chosen = shard == number
             self.shards[number].update.remote(own_ids[chosen], values[chosen])
 
-    def _request(self) -> list[Part]:
-        """Ask shards for their parts of a batch, stratified over the sum of all priorities."""
+    def _request(self) -> list[tuple]:
+        """Ask shards for their parts of a batch, stratified over the sum of all priorities.
+
+        Returns, of each part, the shard's number, places in the batch, share of the sum, actor and answer.
+        """
         edges = self.totals.cumsum()
         places = (np.arange(self.batch_size) + self.rng.random(self.batch_size)) / self.batch_size * edges[-1]
         owner = edges.searchsorted(np.minimum(places, np.nextafter(edges[-1], 0.0)), side="right")
@@ -212,7 +211,7 @@ class RemoteReplay:
             parts.append((number, chosen, share, shard, shard.sample.remote(len(chosen))))
         return parts
 
-    def _gather(self, parts: list[Part]) -> Batch | None:
+    def _gather(self, parts: list[tuple]) -> Batch | None:
         """Wait for the parts of a batch; None if a shard of them is lost, or the run should stop."""
         fields: dict[str, np.ndarray] = {}
         for number, places, share, shard, answer in parts:
