@@ -223,6 +223,14 @@ def test_three_shards_are_sampled_as_one(make_replay):
     assert chi_square < used.sum() + 4 * np.sqrt(2 * used.sum())
 
 
+def test_a_shard_that_is_killed_is_replaced_by_an_empty_one(make_replay, session, tape):
+    replay = make_replay(lambda number: shard_of(9 if number else 0, number), 2)
+    replay.totals[:], replay.sizes[:] = 1.0, 7
+    session.ray.kill(replay.shards[0])
+    assert (replay.next().ids % 2 == 1).all(), "all of it is of the other shard"
+    assert tape.messages == ["replay shard 0 died; its 7 transitions are lost, an empty one is started"]
+
+
 def test_insertions_wait_for_a_shard_that_does_not_answer(make_replay):
     """Otherwise their rows would fill the object store."""
 
@@ -320,24 +328,20 @@ class Mishaps(list):
         return self
 
 
-class Fleets:
-    """Makes fleets of two actors on threads; what is said of restarts is in `said`."""
+@pytest.fixture
+def fleets(session):
+    """Makes fleets of two actors on threads; `fleets.said` is what they report of restarts."""
 
-    def __init__(self, session):
-        self.session, self.said = session, []
-
-    def __call__(self, mishaps, at_start=False, **options):
+    def make(mishaps, at_start=False, **options):
         states = SimpleNamespace(start=0, record_start=lambda actor: None, forget=lambda actor: None)
         settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
         return Fleet(
-            self.session, Counting, (Mishaps(mishaps), at_start), lambda slot, result, rows: result, 2, states=states,
-            options=settings, on_restart=self.said.append,
+            session, Counting, (Mishaps(mishaps), at_start), lambda slot, result, rows: result, 2, states=states,
+            options=settings, on_restart=make.said.append,
         )  # fmt: skip
 
-
-@pytest.fixture
-def fleets(session):
-    return Fleets(session)
+    make.said, make.session = [], session
+    return make
 
 
 def take(fleet, size=1):
