@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -68,7 +69,7 @@ class Outbox:
         ring, before = self.ring, self._counters
         self._counters = np.stack([ring.written, ring.committed])
         rows = Rows(self.start, np.stack([before, self._counters], axis=1), {})
-        for names, (lane, row) in zip((OBSERVED, COMPLETED), map(spread, rows.spans), strict=True):
+        for names, (lane, row) in zip((OBSERVED, COMPLETED), starmap(spread, rows.spans), strict=True):
             rows.fields.update({name: getattr(ring, name)[lane, row % ring.rows] for name in names})
         self.start = None
         ring.writable_until[:] = ring.committed + ring.rows - ring.stack
@@ -82,16 +83,15 @@ def all_finite(rows: Rows) -> bool | None:
     return bool(usable.all()) if priority.any() else None
 
 
-def spread(span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lane, row) of every row from span[0, b] to span[1, b] of each lane b, both [M]."""
-    counts = np.maximum(span[1] - span[0], 0)
-    lane = np.repeat(np.arange(span.shape[1]), counts)
+def spread(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lane, row) of every row from begin[b] to end[b] of each lane b, both [M]."""
+    counts = np.maximum(end - begin, 0)
+    lane = np.repeat(np.arange(len(begin)), counts)
     first = np.cumsum(counts) - counts
-    return lane, np.arange(len(lane)) + np.repeat(span[0] - first, counts)
+    return lane, np.arange(len(lane)) + np.repeat(begin - first, counts)
 
 
-Reply = tuple[int, float, dict[str, np.ndarray]]
-"""what a shard answers: its size and sum of priorities, for the trainer's next draw, and fields of a batch"""
+Reply = tuple[int, float, dict[str, np.ndarray]]  # size and sum of priorities of a shard now; fields of a batch
 
 
 class ReplayShard:
@@ -108,7 +108,7 @@ class ReplayShard:
         replay, shards, is_first = self.replay, self.replay.shards, actor not in self.offsets
         arrays = shards.arrays(actor)
         if new.start == NEW_GAMES:  # drop the transitions that a lost actor has not completed, as `Writer` does
-            lane, row = spread(np.stack([arrays["committed"], arrays["written"]]))
+            lane, row = spread(arrays["committed"], arrays["written"])
             arrays["priority"][lane, row % shards.rows] = 0.0
         if is_first:  # games that go on have earlier rows, which this shard has not
             self.first_whole[actor] = 0 if new.start == NEW_GAMES else shards.stack - 1
@@ -116,7 +116,7 @@ class ReplayShard:
             self.offsets[actor] = arrays["written"] - new.spans[0, 0]
         written, committed = spans = new.spans + self.offsets[actor]
         replay.make_room(actor, int((written[1] - written[0]).max()))
-        for names, (lane, row) in zip((OBSERVED, COMPLETED), map(spread, spans), strict=True):
+        for names, (lane, row) in zip((OBSERVED, COMPLETED), starmap(spread, spans), strict=True):
             kept = row >= 0
             for name in names:
                 values = new.fields[name]
