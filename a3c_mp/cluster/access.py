@@ -63,8 +63,8 @@ def write_private(path: Path, text: str) -> None:
 
 
 def find_token(path: Path | None, make: bool = False) -> Path:
-    """Return the file of a cluster's token. Raises ConfigError if it is missing, or others may read it."""
-    path = (path or home() / "ray_token").absolute()
+    """Return the file of a cluster's token. Raises ConfigError if it is missing, or others may use it."""
+    path = path or home() / "ray_token"
     try:
         if make and not path.exists():
             write_private(path, secrets.token_hex(32))
@@ -72,7 +72,7 @@ def find_token(path: Path | None, make: bool = False) -> Path:
     except OSError as error:
         what, fix = ("made", "choose another") if make else ("read", "copy it from the machine of the cluster's head")
         raise ConfigError("token-file", path, f"it cannot be {what} ({error.strerror})", fix) from error
-    return check_private("token-file", path, "make a new one")
+    return check_private("token-file", path, "make a new one").absolute()
 
 
 def save_address(cluster: ClusterAddress, node: Node) -> None:
