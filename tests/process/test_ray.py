@@ -203,55 +203,46 @@ def test_a_trainer_that_is_killed_leaves_nothing(scripts):
 # ---- two nodes
 
 
-class Nodes:
-    """Starts nodes with `python -m a3c_mp.cluster`."""
+@pytest.fixture
+def start_node(tmp_path, monkeypatch, scripts):
+    """Starts nodes with `python -m a3c_mp.cluster`, with one place each; `start_node.address` is that of the head."""
+    monkeypatch.setenv("A3C_MP_HOME", str(tmp_path / "home"))
 
-    def __init__(self, scripts):
-        self.scripts, self.address = scripts, f"127.0.0.1:{free_port()}"
-
-    def start(self, *flags):
-        node = self.scripts.start("a3c_mp.cluster", *flags, "--num-cpus", "1")
+    def start(command):
+        where = ["--port", start.address.partition(":")[2]] if command == "head" else [start.address]
+        node = scripts.start("a3c_mp.cluster", command, *where, "--num-cpus", "1")
         line = node.stdout.readline()
         assert "cluster at" in line, node.communicate()
         return node
 
-    def head(self):
-        return self.start("head", "--port", self.address.partition(":")[2])
-
-    def join(self):
-        return self.start("join", self.address)
-
-
-@pytest.fixture
-def nodes(tmp_path, monkeypatch, scripts):
-    monkeypatch.setenv("A3C_MP_HOME", str(tmp_path / "home"))
-    return Nodes(scripts)
+    start.address = f"127.0.0.1:{free_port()}"
+    return start
 
 
 @SLOW
-def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, nodes):
-    nodes.head()
-    second = nodes.join()
+def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, start_node):
+    start_node("head")
+    second = start_node("join")
     on_two = scripts.run(RAY_IMPALA, *DETERMINISTIC, "--address", "auto", name="two")
     assert on_two.code == 0, on_two.err
     alone = scripts.run(IMPALA, *DETERMINISTIC, name="alone")
     assert on_two.summary["weights_sha256"] == alone.summary["weights_sha256"]
 
-    trainer = start_learning(scripts, RAY_IMPALA, *LONG, "--address", nodes.address, "--max-restarts", "0")
+    trainer = start_learning(scripts, RAY_IMPALA, *LONG, "--address", start_node.address, "--max-restarts", "0")
     ray_of(second.pid, "/raylet ")[0].kill()
     scripts.wait_for("r", "run.log:was lost with its node", trainer, timeout=20)
     scripts.wait_for("r", "run.log:waits for a node with a free CPU", trainer, timeout=60)
-    nodes.join()
+    start_node("join")
     scripts.wait_for("r", "run.log:has found a place", trainer, timeout=60)
     done = end(scripts, trainer)
     assert done.code == 143
-    assert done.config["args"]["address"] == nodes.address
+    assert done.config["args"]["address"] == start_node.address
 
 
 @SLOW
-def test_a_run_is_saved_where_its_node_is_ended_at_the_same_time(scripts, nodes):
+def test_a_run_is_saved_where_its_node_is_ended_at_the_same_time(scripts, start_node):
     """As at the shutdown of a machine."""
-    node = nodes.head()
+    node = start_node("head")
     trainer = start_learning(scripts, RAY_IMPALA, *LONG, "--address", "auto", "--num-actors", "1")
     node.terminate()
     done = end(scripts, trainer)
@@ -261,16 +252,19 @@ def test_a_run_is_saved_where_its_node_is_ended_at_the_same_time(scripts, nodes)
 
 
 @SLOW
-def test_a_cluster_is_for_those_who_have_its_token(scripts, nodes, tmp_path):
-    nodes.head()
+def test_a_cluster_is_for_those_who_have_its_token(scripts, start_node, tmp_path):
+    start_node("head")
     assert (tmp_path / "home/ray_token").stat().st_mode & 0o777 == 0o600
     (tmp_path / "wrong").write_text("0" * 64)
     (tmp_path / "wrong").chmod(0o600)
     token = ["--token-file", str(tmp_path / "wrong")]
-    for program, *flags in (["a3c_mp.cluster", "join", nodes.address], ["train_ray.py", "--address", nodes.address]):
+    for program, *flags in (
+        ["a3c_mp.cluster", "join", start_node.address],
+        ["train_ray.py", "--address", start_node.address],
+    ):
         process = scripts.start(program, *flags, *token)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err.count("\n")) == (2, "", 1), (out, err)
-        assert err.startswith(f"error: address={nodes.address}: the cluster refuses the token")
+        assert err.startswith(f"error: address={start_node.address}: the cluster refuses the token")
     status = scripts.start("a3c_mp.cluster", "status")
     assert "1 nodes, 1 places for actors free" in status.communicate(timeout=60)[0]
