@@ -19,7 +19,7 @@ import train_impala
 from a3c_mp.algorithms import ray_trainer
 from a3c_mp.algorithms.ray_settings import SETTINGS
 from a3c_mp.cli import parse_algo
-from a3c_mp.cluster import Fleet, Outbox, Publisher, Reader, Result, all_finite
+from a3c_mp.cluster import Fleet, Outbox, Publisher, Reader, all_finite
 from a3c_mp.data.actor import Memory, OneSlot, SentStates
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.run import Run
@@ -36,11 +36,11 @@ def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: t
     channel.memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)
     fill = make_actor(channel, args)
 
-    def send(token: Any) -> tuple[Result, Any]:
+    def send(token: Any) -> tuple[Any, Any]:
         version = fill(token)
         new_rows = rows and rows.take()
         payload = (version, all_finite(new_rows)) if new_rows else version
-        return Result(payload, packer.pack(fields), states.sent), new_rows
+        return (payload, packer.pack(fields), states.sent), new_rows
 
     return send
 
@@ -57,10 +57,11 @@ class RayCarrier:
     def start(self, make_actor: Callable[..., Any], args: Any, memory: Any, **pool: Any) -> Fleet:
         """Start the actors; what they send is copied into slots of the trainer, rows go from node to node."""
 
-        def store(slot: int, result: Result, rows: Any) -> Any:
-            self.packer.unpack(result.fields, memory.slots[slot])
-            memory.states.store(slot, result.state)
-            return (*result.payload, rows) if self.replay else result.payload
+        def store(slot: int, result: tuple[Any, Any, Any], rows: Any) -> Any:
+            payload, fields, state = result
+            self.packer.unpack(fields, memory.slots[slot])
+            memory.states.store(slot, state)
+            return (*payload, rows) if self.replay else payload
 
         setup = self.packer, Reader(memory.weights), self.replay
         return Fleet(self.session, node_actor, (make_actor, args, setup), store, **pool)

@@ -227,8 +227,9 @@ class Scripts:
     def start(self, script: str, *flags: str, prefix: Sequence[str] = (), **popen) -> subprocess.Popen:
         settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": default_signals, **popen}
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        program = [str(ROOT / script)] if script.endswith(".py") else ["-m", script]
         process = subprocess.Popen(
-            [*prefix, sys.executable, str(ROOT / script), *flags],
+            [*prefix, sys.executable, *program, *flags],
             cwd=self.runs_dir,
             text=True,
             env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self.temporary)},

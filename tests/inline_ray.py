@@ -23,16 +23,9 @@ class RayTaskError(RayError):
         self.cause = cause
 
 
-class RayActorError(RayError):
-    """An actor is gone."""
-
-
-class ActorUnavailableError(RayActorError):
-    """The connection to an actor is gone."""
-
-
-class ObjectLostError(RayError):
-    """What an actor has sent is gone."""
+RayActorError = type("RayActorError", (RayError,), {})
+ActorUnavailableError = type("ActorUnavailableError", (RayActorError,), {})
+ObjectLostError = type("ObjectLostError", (RayError,), {})
 
 
 class Reference(Future):
@@ -45,14 +38,17 @@ class Reference(Future):
 class Method:
     """A method of an actor: `actor.method.remote(...)`."""
 
-    def __init__(self, actor, name, num_returns=1):
-        self.actor, self.name, self.num_returns = actor, name, num_returns
+    def __init__(self, actor, name, num_returns=1, concurrency_group=None):
+        self.actor, self.name, self.num_returns, self.group = actor, name, num_returns, concurrency_group
 
-    def options(self, num_returns):
-        return Method(self.actor, self.name, num_returns)
+    def options(self, **options):
+        return Method(self.actor, self.name, **options)
 
     def remote(self, *args):
-        return self.actor._call(self.name, args, self.num_returns)
+        answers = [Reference() for _ in range(self.num_returns)]
+        thread = self.actor._thread if self.group is None else self.actor._control
+        thread.submit(self.actor._answer, self.name, args, answers)
+        return answers[0] if self.num_returns == 1 else answers
 
 
 class Actor:
@@ -75,12 +71,6 @@ class Actor:
 
     def __getattr__(self, name):
         return Method(self, name)
-
-    def _call(self, name, args, num_returns):
-        answers = [Reference() for _ in range(num_returns)]
-        thread = self._control if name == "beats" else self._thread
-        thread.submit(self._answer, name, args, answers)
-        return answers[0] if num_returns == 1 else answers
 
     def _answer(self, name, args, answers):
         try:
@@ -110,12 +100,7 @@ class InlineRay(ModuleType):
         names = (RayError, RayTaskError, RayActorError, ActorUnavailableError, ObjectLostError)
         self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
         self._private = ModuleType("ray._private")
-        self._private.worker = SimpleNamespace()
-        self._private.state = SimpleNamespace(actors=dict)
-
-    def modules(self):
-        """What to put into `sys.modules`."""
-        return {"ray": self, "ray._private": self._private}
+        self._private.worker, self._private.state = SimpleNamespace(), SimpleNamespace(actors=dict)
 
     def init(self, address, **options):
         self.options = options
@@ -136,9 +121,6 @@ class InlineRay(ModuleType):
 
         return actor_class
 
-    def method(self, **options):
-        return lambda function: function
-
     def put(self, value):
         done = Reference()
         done.set_result(copy.deepcopy(value))
@@ -153,10 +135,8 @@ class InlineRay(ModuleType):
             done = [reference for reference in references if reference.done()]
             left = deadline - time.monotonic()
             if len(done) >= num_returns or left <= 0:
-                break
+                return done[:num_returns], [ref for ref in references if ref not in done[:num_returns]]
             wait(references, left, "FIRST_COMPLETED" if num_returns == 1 else "ALL_COMPLETED")
-        done = done[:num_returns]
-        return done, [reference for reference in references if reference not in done]
 
     def cancel(self, reference, force=False):
         reference.cancel()
@@ -165,6 +145,7 @@ class InlineRay(ModuleType):
         """End an actor; one that Ray restarts only if it may not."""
         actor.dead = no_restart or not actor._max_restarts
         if not actor.dead:
+            actor._thread.submit(bool).result()  # calls that wait are answered first
             actor._start()
 
     def nodes(self):
@@ -183,7 +164,7 @@ class InlineNode:
     """Stands in for `Node`."""
 
     def __init__(self, options, settings):
-        self.options, self.is_closed = options, False
+        self.is_closed = False
 
     def wait_for_start(self):
         return "127.0.0.1:1"
@@ -197,6 +178,6 @@ def install(patch):
     ray = InlineRay()
     patch.setattr("os.nice", lambda increment: 0)  # of a thread here, and inherited by those that it starts
     patch.setattr("a3c_mp.cluster.session.Node", InlineNode)
-    for name, module in ray.modules().items():
-        patch.setitem(sys.modules, name, module)
+    patch.setitem(sys.modules, "ray", ray)
+    patch.setitem(sys.modules, "ray._private", ray._private)
     return ray

@@ -2,13 +2,11 @@
 
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.ray_worker import FleetChannel, Packer, Result
-from a3c_mp.cluster.remote_replay import RemoteReplay
+from a3c_mp.cluster.ray_worker import Packer
+from a3c_mp.cluster.remote_replay import Outbox, RemoteReplay, ReplayShard, ReplaySpec, all_finite
 from a3c_mp.cluster.session import Session
-from a3c_mp.cluster.shards import Outbox, ReplayShard, ReplaySpec, Rows, all_finite
-from a3c_mp.processes.pool import Token
 
 __all__ = [
-    "Fleet", "FleetChannel", "Outbox", "Packer", "Publisher", "Reader", "RemoteReplay", "ReplayShard", "ReplaySpec",
-    "Result", "Rows", "Session", "Token", "all_finite",
+    "Fleet", "Outbox", "Packer", "Publisher", "Reader", "RemoteReplay", "ReplayShard", "ReplaySpec", "Session",
+    "all_finite",
 ]  # fmt: skip

@@ -11,48 +11,43 @@ import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import closing, suppress
 from pathlib import Path
 
-from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, is_open, read_address, saved_address
+from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, is_open, read_address, save_address
 from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, check_installed, environment
-from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.errors import ConfigError
 from a3c_mp.processes.spawn import SIGNALS
 
 PORT = 6399
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 20.0  # from a signal, or the failure of a main process, to the end: runs save their state meanwhile
+GRACE_SECONDS = 20.0  # longest time from a signal to the end of a node that is used
 
 
 def main() -> int:
-    args = parse()
+    parser = argparse.ArgumentParser(prog="python -m a3c_mp.cluster", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    for run in (head, join, status):
+        command = commands.add_parser(run.__name__)
+        command.set_defaults(run=run)
+        command.add_argument("--token-file", type=Path, help="the cluster's secret; default: ray_token in ~/.a3c_mp")
+        if run is not status:
+            command.add_argument("--num-cpus", type=int, help="places for actors; default: the cores of this machine")
+            command.add_argument("--host", help="address of this machine for other nodes; default: loopback only")
+    commands.choices["head"].add_argument("--port", type=int, default=PORT)
+    commands.choices["join"].add_argument("address", help="HOST:PORT of the head")
+    commands.choices["status"].add_argument("address", nargs="?", default="auto", help="HOST:PORT of the head, or auto")
+    args = parser.parse_args()
     try:
         check_installed()
-        return {"head": head, "join": join, "status": status}[args.command](args)
+        return args.run(args)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except Stopped:
-        return 0
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m a3c_mp.cluster", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    head, join, status = map(commands.add_parser, ("head", "join", "status"))
-    for command in (head, join, status):
-        command.add_argument("--token-file", type=Path, help="the cluster's secret; default: ray_token in ~/.a3c_mp")
-    for command in (head, join):
-        command.add_argument("--num-cpus", type=int, help="places for actors; default: the cores of this machine")
-        command.add_argument("--host", help="address of this machine for other nodes; default: loopback only")
-    head.add_argument("--port", type=int, default=PORT)
-    join.add_argument("address", help="HOST:PORT of the head")
-    status.add_argument("address", nargs="?", default="auto", help="HOST:PORT of the head, or auto")
-    return parser.parse_args()
 
 
 def head(args: argparse.Namespace) -> int:
-    """Run the first node of a cluster, until a signal."""
+    """Run the first node of a cluster."""
     host = args.host or LOOPBACK_HOST
     cluster = ClusterAddress(f"{host}:{args.port}", str(find_token(args.token_file, make=True)))
     try:
@@ -66,14 +61,13 @@ def head(args: argparse.Namespace) -> int:
 
 
 def join(args: argparse.Namespace) -> int:
-    """Run a node that joins a cluster, until a signal or until the head ends."""
+    """Run a node that joins a cluster."""
     cluster = find_cluster(args.address, args.token_file)
     check_cluster(cluster)
     return run_node(args, cluster, [f"--address={cluster.address}"], f"joined the cluster at {cluster.address}")
 
 
 def status(args: argparse.Namespace) -> int:
-    """Print the nodes of a cluster, and how many places for actors are free."""
     cluster = find_cluster(args.address, args.token_file)
     answer = check_cluster(cluster)
     print(f"{cluster.address}: {len(answer['nodes'])} nodes, {answer['free_cpus']:g} places for actors free")
@@ -83,43 +77,31 @@ def status(args: argparse.Namespace) -> int:
 
 
 def run_node(args: argparse.Namespace, cluster: ClusterAddress, options: list[str], text: str) -> int:
-    """Run a node until a signal (0), or until one of its main processes ends (1); `text` says that it has started."""
-
-    def on_signal(signum: int, frame: object) -> None:
-        raise Stopped(0)
-
+    """Run a node until a signal; `text` says that it has started."""
     for signum in SIGNALS:
-        signal.signal(signum, on_signal)
+        signal.signal(signum, lambda *_: sys.exit(0))
     options += [] if args.num_cpus is None else [f"--num-cpus={args.num_cpus}"]
     options += [] if args.host is None else [f"--node-ip-address={args.host}"]
-    with ExitStack() as stack:
-        node = Node(options, environment(cluster))
-        stack.callback(node.close)
+    with closing(Node(options, environment(cluster))) as node:
         node.wait_for_start()
-        if args.command == "head" or (saved := read_address()) is None or not is_open(saved.address):
-            stack.enter_context(saved_address(cluster))
-        print(text, flush=True)
-        return wait(node)
+        if args.run is head or (saved := read_address()) is None or not is_open(saved.address):
+            save_address(cluster, node)
+        with suppress(SystemExit):
+            print(text, flush=True)
+            while True:
+                time.sleep(1.0)
+        wait_for_runs(node)
+    return 0
 
 
-def wait(node: Node) -> int:
-    """Wait for a signal, or the end of a main process.
-
-    Runs on this node then have time to save their state: where its raylet ends, Ray ends them at once.
-    """
-    try:
-        node.wait_for_end()
-        print(f"the node has failed; it ends in {GRACE_SECONDS:.0f} s", file=sys.stderr, flush=True)
-        time.sleep(GRACE_SECONDS)
-        return 1
-    except Stopped:
-        deadline = time.monotonic() + GRACE_SECONDS
+def wait_for_runs(node: Node) -> None:
+    """Give runs time to save their state: Ray ends them at once when their node ends."""
+    deadline = time.monotonic() + GRACE_SECONDS
     if node.is_used():
         text = f"a run uses this node: stop it; the node ends in {GRACE_SECONDS:.0f} s, or at a second signal"
         print(text, file=sys.stderr, flush=True)
-    while node.is_used() and time.monotonic() < deadline:  # a second signal raises Stopped
+    while node.is_used() and time.monotonic() < deadline:  # a second signal raises SystemExit
         time.sleep(POLL_SECONDS)
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from a3c_mp.cluster.node import ClusterAddress, environment, foreign, versions
+from a3c_mp.cluster.node import ClusterAddress, Node, environment, foreign, versions
 from a3c_mp.errors import ConfigError
 
 HOME_VARIABLE = "A3C_MP_HOME"
@@ -43,12 +43,16 @@ def home() -> Path:
     fix = f"choose another with the environment variable {HOME_VARIABLE}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = folder.stat().st_mode
     except OSError as error:
         raise ConfigError("folder", folder, f"it cannot be made ({error.strerror})", fix) from error
-    if mode & 0o077:
-        raise ConfigError("folder", folder, "other users may use it", f"chmod 700 {folder}, or {fix}")
-    return folder
+    return check_private("folder", folder, fix)
+
+
+def check_private(name: str, path: Path, fix: str) -> Path:
+    """Return the path of what only its owner may use. Raises ConfigError if others may."""
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(name, path, "other users may use it", f"chmod go= {path}, or {fix}")
+    return path
 
 
 def write_private(path: Path, text: str) -> None:
@@ -59,37 +63,27 @@ def write_private(path: Path, text: str) -> None:
 
 
 def find_token(path: Path | None, make: bool = False) -> Path:
-    """Return the file of a cluster's token. Raises ConfigError if it is missing, or others may read it."""
+    """Return the file of a cluster's token. Raises ConfigError if it is missing, or others may use it."""
     path = path or home() / "ray_token"
     try:
         if make and not path.exists():
             write_private(path, secrets.token_hex(32))
-        mode, _ = path.stat().st_mode, path.read_text()
+        path.read_text()
     except OSError as error:
         what, fix = ("made", "choose another") if make else ("read", "copy it from the machine of the cluster's head")
         raise ConfigError("token-file", path, f"it cannot be {what} ({error.strerror})", fix) from error
-    if mode & 0o077:
-        raise ConfigError("token-file", path, "other users may read it", f"chmod 600 {path}, or make a new one")
-    return path.absolute()
+    return check_private("token-file", path, "make a new one").absolute()
 
 
-@contextmanager
-def saved_address(cluster: ClusterAddress) -> Iterator[None]:
-    """Keep a file in which `--address auto` finds the cluster of this machine's node; a later node may overwrite it."""
-    path, content = home() / "ray_cluster.json", json.dumps(cluster)
-    write_private(path, content)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            if path.read_text() == content:
-                path.unlink()
+def save_address(cluster: ClusterAddress, node: Node) -> None:
+    """Write the file in which `--address auto` finds the cluster of this machine's node, as long as that runs."""
+    write_private(home() / "ray_cluster.json", json.dumps([str(node.folder), *cluster]))
 
 
 def read_address() -> ClusterAddress | None:
-    """What `saved_address` keeps; a node that was killed leaves it."""
     with suppress(OSError, ValueError, TypeError):
-        return ClusterAddress(*json.loads((home() / "ray_cluster.json").read_text()))
+        folder, *cluster = json.loads((home() / "ray_cluster.json").read_text())
+        return ClusterAddress(*cluster) if Path(folder).exists() else None
     return None
 
 
@@ -118,38 +112,30 @@ def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: i
     Returns its `nodes` and the sum of their `free_cpus`. Raises ConfigError if it does not answer, refuses the token,
     accepts any, runs other versions, or has no place free where `num_actors` are to be started.
     """
-    address = cluster.address
-    if not is_open(address):
-        fix = "give HOST:PORT of a head, or start one: python -m a3c_mp.cluster head"
-        raise ConfigError("address", address, "nothing answers there", fix)
+    refuse = partial(ConfigError, "address", cluster.address)
+    if not is_open(cluster.address):
+        raise refuse("nothing answers there", "give HOST:PORT of a head, or start one: python -m a3c_mp.cluster head")
     settings = environment(cluster)
     wrong = {**settings, "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # goes before the file
     with ThreadPoolExecutor() as pool:
-        answer, to_stranger = pool.map(partial(_ask, address), (settings, wrong))
-    for why, fix in _objections(cluster, answer, to_stranger, insecure):
-        raise ConfigError("address", address, why, fix)
-    if num_actors and answer["free_cpus"] < 1:
-        fix = "add a node (python -m a3c_mp.cluster join), or end other runs"
-        raise ConfigError("num-actors", num_actors, f"the cluster at {address} has no CPU free", fix)
-    return answer
-
-
-def _objections(
-    cluster: ClusterAddress, answer: Mapping[str, Any], to_stranger: Mapping[str, Any], insecure: bool
-) -> Iterator[tuple[str, str]]:
-    """What is wrong with a cluster that gives these answers, and how to fix it."""
+        answer, to_stranger = pool.map(partial(_ask, cluster.address), (settings, wrong))
     if _is_refusal(answer):
         fix = "copy the token file of its head, and give it as --token-file"
-        yield f"the cluster refuses the token in {cluster.token_file}", fix
+        raise refuse(f"the cluster refuses the token in {cluster.token_file}", fix)
     if "error" in answer:
-        yield f"the head does not answer ({answer['error'][:200]})", "is it the head of a cluster?"
+        raise refuse(f"the head does not answer ({answer['error'][:200]})", "is it the head of a cluster?")
     if not _is_refusal(to_stranger) and not insecure:
-        fix = "start it with python -m a3c_mp.cluster head, or accept it with --insecure-cluster"
-        yield "the cluster does not clearly refuse a wrong token: anyone may be able to run code on it", fix
+        why = "the cluster does not clearly refuse a wrong token: anyone may be able to run code on it"
+        raise refuse(why, "start it with python -m a3c_mp.cluster head, or accept it with --insecure-cluster")
     for node in answer["nodes"]:
-        pairs = [(name, node["versions"].get(name, own), own) for name, own in versions().items()]
-        if differing := [f"{name} {theirs}, here {own}" for name, theirs, own in pairs if theirs != own]:
-            yield f"its node at {node['address']} has {'; '.join(differing)}", "install the same versions"
+        theirs = {**versions(), **node["versions"]}
+        if differing := [
+            f"{name} {theirs[name]}, here {own}" for name, own in versions().items() if theirs[name] != own
+        ]:
+            raise refuse(f"its node at {node['address']} has {'; '.join(differing)}", "install the same versions")
+    if num_actors and answer["free_cpus"] < 1:
+        raise refuse("it has no CPU free", "add a node (python -m a3c_mp.cluster join), or end other runs")
+    return answer
 
 
 def _is_refusal(answer: Mapping[str, Any]) -> bool:

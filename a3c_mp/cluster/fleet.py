@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from a3c_mp.cluster.ray_worker import FleetChannel, RayWorker
+from a3c_mp.cluster.ray_worker import RayWorker
 from a3c_mp.cluster.session import Session
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.pool import Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
@@ -31,13 +31,11 @@ class FleetActor:
     is_waiting: bool = False  # no node has a place for it
     # of the current process:
     handle: Any = None
-    calls: dict[Any, tuple[int | None, Any]] = field(
-        default_factory=dict
-    )  # reference -> (slot that it fills, its rows)
+    calls: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # reference -> (slot that it fills, its rows)
     beat_request: Any = None  # reference
     pid: int = 0  # 0 until it is ready
     node_id: str = ""
-    beats: int = 0
+    beats: int = -1  # its heartbeats by its last answer
     silence: float = 0.0  # seconds since the last heartbeat
     has_result: bool = False
 
@@ -47,7 +45,15 @@ class FleetActor:
     @property
     def references(self) -> list[Any]:
         """What to wait for; of the calls only the oldest, as Ray may deliver a later one first."""
-        return [ref for ref in (self.beat_request, next(iter(self.calls), None)) if ref is not None]
+        oldest = next(iter(self.calls), None) if self.pid else None
+        return [reference for reference in (self.beat_request, oldest) if reference is not None]
+
+    def request_beats(self) -> None:
+        self.beat_request = self.handle.heartbeats.options(concurrency_group="control").remote()
+
+    def request(self, token: Token) -> None:
+        result, rows_ref = self.handle.fill.options(num_returns=2).remote(token)
+        self.calls[result] = token.slot, rows_ref
 
 
 class Fleet:
@@ -69,9 +75,7 @@ class Fleet:
         self._looked = time.monotonic()
 
     def __enter__(self) -> Fleet:
-        on_own_thread = self.session.ray.method(concurrency_group="control")
-        kind = type("RayWorker", (RayWorker,), {"beats": on_own_thread(RayWorker.beats)})
-        self._actor_class = self.session.actor_class(kind, num_cpus=1, concurrency_groups={"control": 1})
+        self._actor_class = self.session.actor_class(RayWorker, num_cpus=1, concurrency_groups={"control": 1})
         for number in range(len(self.actors)):
             self._start(number)
         return self
@@ -80,10 +84,10 @@ class Fleet:
         """End all actors: they close their environments, and those that take too long are killed."""
         if self.session.is_lost:
             return  # they end with the session
-        ray, running = self.session.ray, [actor for actor in self.actors if actor.pid]
-        for reference in (ref for actor in running for ref in actor.calls):
+        ray, ready = self.session.ray, [actor for actor in self.actors if actor.pid]
+        for reference in (ref for actor in ready for ref in actor.calls):
             ray.cancel(reference, force=False)
-        if closing := [actor.handle.close.remote() for actor in running]:
+        if closing := [actor.handle.close.remote() for actor in ready]:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for actor in self.actors:
             self.session.kill(actor.handle)
@@ -100,9 +104,8 @@ class Fleet:
         return []
 
     def release(self, filled: Iterable[Filled], version: int) -> None:
-        """Give slots back to their actors, to be filled acting with weights `version` or newer."""
         for message in filled:
-            self._request(message.worker, self._ledger.give(message, version))
+            self.actors[message.worker].request(self._ledger.give(message, version))
 
     @property
     def running(self) -> int:
@@ -113,6 +116,17 @@ class Fleet:
     def placed(self) -> int:
         """How many actors do not wait for a place."""
         return sum(not actor.is_waiting for actor in self.actors)
+
+    def _start(self, number: int) -> None:
+        last = self.actors[number]
+        restored = self.states.record_start(number)
+        seed_key = (self.states.start, number, 0 if restored is not None else last.starts)
+        handle = self._actor_class.remote(self.target, self.args, self.options.niceness, number, seed_key, restored)
+        actor = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
+        actor.request_beats()
+        for token in self._ledger.given[number]:
+            actor.request(token)
+        self.actors[number] = actor
 
     def _wait(self) -> None:
         """Wait for a result for at most `WAIT_SECONDS`, and take all that have arrived."""
@@ -130,32 +144,27 @@ class Fleet:
                 self._settle(owners[reference], reference)
 
     def _settle(self, number: int, reference: Any) -> None:
+        """Take an answer of an actor, or replace the actor if it failed."""
         actor, ray = self.actors[number], self.session.ray
         try:
             result = ray.get(reference)
         except ray.exceptions.RayError as error:
             self._fail(number, *self._how_it_died(actor, error))
             return
-        if reference is not actor.beat_request or result != actor.beats:
-            actor.silence = 0.0
-        if reference is actor.beat_request:
-            actor.beat_request, actor.beats = None, result
-            return
-        slot, rows_ref = actor.calls.pop(reference)
-        if slot is None:
-            self._welcome(number, *result)
-        else:
-            actor.has_result = actor.had_result = True
+        if reference is not actor.beat_request:
+            actor.silence, actor.has_result, actor.had_result = 0.0, True, True
+            slot, rows_ref = actor.calls.pop(reference)
             self._ledger.fill(number, slot, self.store(slot, result, rows_ref))
-
-    def _welcome(self, number: int, pid: int, node_id: str, not_restored: list[str]) -> None:
-        actor = self.actors[number]
-        actor.pid, actor.node_id = pid, node_id
+            return
+        before, is_new, actor.beat_request = actor.beats, not actor.pid, None
+        actor.beats, actor.pid, actor.node_id, not_restored = result
+        if actor.beats != before:
+            actor.silence = 0.0
         if actor.is_waiting:
             actor.is_waiting = False
-            where = f"pid {pid} at {self.session.state.nodes.get(node_id)}"
+            where = f"pid {actor.pid} at {self.session.state.nodes.get(actor.node_id)}"
             self._report_place(number, f"{actor.name} has found a place ({where})", joined=True)
-        for reason in not_restored:
+        for reason in not_restored if is_new else ():
             self.states.forget(number)
             self.on_restart(WorkerEvent(number, f"{actor} cannot be rebuilt: {reason}", replaced=False))
 
@@ -165,6 +174,7 @@ class Fleet:
         self.on_restart(WorkerEvent(-1 if self.options.in_order else number, text, replaced=False, **change))
 
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
+        """(What happened, the traceback if there is one)."""
         session, kinds, text = self.session, self.session.ray.exceptions, str(error)
         # Results or connections of a lost node may be noticed before its death.
         is_lost = actor.pid and isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
@@ -178,8 +188,7 @@ class Fleet:
     def _fail(self, number: int, how: str, details: str = "") -> None:
         """Replace the process of an actor, unless that would not help."""
         actor, budget = self.actors[number], self.options.max_restarts
-        message = f"{actor} {how}"
-        details = f"\n{details.rstrip()}" if details else ""
+        message, details = f"{actor} {how}", f"\n{details.rstrip()}" if details else ""
         self.session.kill(actor.handle)
         if details and not actor.had_result:
             raise WorkerError(f"{actor} failed before its first result:{details}")
@@ -193,19 +202,18 @@ class Fleet:
         self._start(number)
 
     def _look_after(self) -> None:
+        """Ask silent actors for their heartbeats; replace those that have been silent for too long."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, PAUSE_SECONDS), now
         for number, actor in enumerate(self.actors):
             before = actor.silence
             actor.silence = before + passed if actor.references else 0.0
             if int(before / BEAT_SECONDS) < int(actor.silence / BEAT_SECONDS):
-                self._ask(number)
+                self._ask(number, actor)
 
-    def _ask(self, number: int) -> None:
-        """Ask an actor for its heartbeats; replace it if it has been silent for too long."""
-        actor, longest = self.actors[number], self.options.hang_seconds
-        if not actor.has_result:
-            longest = max(START_SECONDS, longest)
+    def _ask(self, number: int, actor: FleetActor) -> None:
+        hang_seconds = self.options.hang_seconds
+        longest = hang_seconds if actor.has_result else max(START_SECONDS, hang_seconds)
         if actor.handle._actor_id.hex() in self.session.state.waiting:
             if actor.silence >= WAITING_SECONDS and not actor.is_waiting:
                 actor.is_waiting = True
@@ -213,21 +221,5 @@ class Fleet:
             actor.silence = min(actor.silence, WAITING_SECONDS)
         elif actor.silence > longest:
             self._fail(number, f"sent no heartbeat for {longest:.0f} s and was killed (--hang-seconds)")
-        elif actor.beat_request is None and actor.pid:
-            actor.beat_request = actor.handle.beats.remote()
-
-    def _start(self, number: int) -> None:
-        last = self.actors[number]
-        restored = self.states.record_start(number)
-        seed_key = (self.states.start, number, 0 if restored is not None else last.starts)
-        channel = FleetChannel(number, seed_key, restored)
-        handle = self._actor_class.remote(self.target, channel, self.args, self.options.niceness)
-        self.actors[number] = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
-        self.actors[number].calls[handle.hello.remote()] = None, None
-        for token in self._ledger.given[number]:
-            self._request(number, token)
-
-    def _request(self, number: int, token: Token) -> None:
-        actor = self.actors[number]
-        result, rows_ref = actor.handle.fill.options(num_returns=2).remote(token)
-        actor.calls[result] = token.slot, rows_ref
+        elif actor.beat_request is None:
+            actor.request_beats()

@@ -73,7 +73,7 @@ def environment(cluster: ClusterAddress) -> dict[str, str]:
 
 
 def foreign(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables without those that Ray reads, but for the ones of its TLS, which are the user's choice."""
+    """Environment variables without those that Ray reads, except the ones of its TLS, which are the user's choice."""
     kept = "RAY_USE_TLS", "RAY_TLS_"
     return {name: value for name, value in variables.items() if not name.startswith("RAY_") or name.startswith(kept)}
 
@@ -105,10 +105,6 @@ class Node:
             why = " ".join((self.folder / guardian.LOG).read_text(errors="replace").split())[-300:]
             raise ConfigError("node", "", f"Ray cannot be started here ({why})", "see docs/ray.md")
         return (self.folder / "ray" / "ray_current_cluster").read_text()
-
-    def wait_for_end(self) -> None:
-        """Wait until one of the node's main processes has ended."""
-        select.select([self._output], [], [])
 
     def is_used(self) -> bool:
         """Whether a process that is not of the node has a log file of it open, as a trainer has."""

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from a3c_mp.cluster.session import Call, Session
+from a3c_mp.cluster.session import Session
 from a3c_mp.processes.weights import Weights
 
 PULL_SECONDS, RETRY_SECONDS = 5.0, 0.1  # longest wait of an actor for the server, and its pause where that fails
-SEND_SECONDS = 1.0  # after which the trainer sends the newest versions again, in case the server is a new one
-References = dict[int, list[Any]]  # version -> [reference to its values]: Ray would replace one that is in no list
+SEND_SECONDS = 1.0  # after which the trainer sends both versions again, in case the server is a new one
+References = dict[int, Any]  # version -> reference to its values
 
 
 class ParameterServer:
-    """Actor that holds references to the two newest versions of the weights."""
+    """Ray actor that holds references to the two newest versions of the weights."""
 
     def __init__(self) -> None:
         self.references: References = {}
@@ -32,14 +32,15 @@ class ParameterServer:
         self.start = secrets.token_hex(8)  # another one after a restart
 
     async def publish(self, references: References) -> str:
-        """Take the two newest versions, unless newer ones are here already; returns which start of the server it is."""
+        """Add versions and keep the two newest; returns which start of the server it is."""
         async with self.changed:
-            self.references = max(self.references, references, key=lambda found: max(found, default=-1))
+            known = self.references | references
+            self.references = {version: known[version] for version in sorted(known)[-2:]}
             self.changed.notify_all()
             return self.start
 
-    async def pull(self, known: int, exact: int | None = None) -> tuple[int, list[Any]] | None:
-        """Return (version, its reference): the newest, or None if that is `known`; or `exact`, once it is there."""
+    async def pull(self, known: int, exact: int | None) -> tuple[int, Any] | None:
+        """Return (version, reference): the newest, or None if that is `known`; or version `exact`, once it is there."""
         async with self.changed:
             await self.changed.wait_for(lambda: max(self.references, default=-1) >= max(exact or 0, 0))
             version = max(self.references) if exact is None else exact
@@ -52,19 +53,18 @@ class Publisher(Weights):
     Ray restarts a server that dies, and repeats calls that it has not answered; what it held is sent again.
     """
 
-    def __init__(self, session: Session, net: nn.Module, dtype: torch.dtype = torch.float32, untrained: bool = False):
+    def __init__(self, session: Session, net: nn.Module, dtype: torch.dtype, untrained: bool):
         self.session = session
         options = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": -1, "max_task_retries": -1}
         self.server = session.actor_class(ParameterServer, **options).remote()
         self._references: References = {}
-        self._call: Call | None = None  # the oldest one that has no answer yet
-        self._sent = 0.0
+        self._answer: Any = None  # reference to that of the latest call
+        self._looked = 0.0
         self._start = ""  # of the server, by its last answer
         super().__init__(net, dtype, untrained)
         session.duties.append(self.look_after)
 
     def publish(self, net: nn.Module) -> int:
-        """Publish the values of `net` as the next version, and return it."""
         version = super().publish(net)
         self._share(version)
         return version
@@ -75,25 +75,19 @@ class Publisher(Weights):
             self._share(version)
 
     def look_after(self) -> None:
-        """Take the server's answer, and send the versions again after some time; called while the trainer waits."""
-        if self._call is not None and self.session.is_done(self._call):
-            start = self.session.ray.get(self._call.answer)
+        """Now and then, see which server answers, and send both versions again; called while the trainer waits."""
+        if time.monotonic() - self._looked >= SEND_SECONDS and self.session.is_done(self._answer):
+            start = self.session.ray.get(self._answer)
             if self._start not in ("", start):
                 self.session.log.warning("the parameter server died; another one is started")
-            self._call, self._start = None, start
-        if self._call is None and time.monotonic() - self._sent >= SEND_SECONDS:
-            self._send()
+            self._start, self._looked = start, time.monotonic()
+            self._answer = self.server.publish.remote(self._references)
 
     def _share(self, version: int) -> None:
-        """Put a version into the object store, and send references to it and the one before to the server."""
         values = self.buffers[version % 2].cpu().view(torch.uint8).numpy()
-        older = {v: reference for v, reference in self._references.items() if v == version - 1}
-        self._references = {**older, version: [self.session.ray.put(values)]}
-        self._send()
-
-    def _send(self) -> None:
-        call = self.session.call(self.server, "publish", self._references)
-        self._call, self._sent = self._call or call, call.since
+        new = {version: self.session.ray.put(values)}
+        self._references = {v: reference for v, reference in self._references.items() if v == version - 1} | new
+        self._answer = self.server.publish.remote(new)
 
 
 class Reader:
@@ -115,7 +109,7 @@ class Reader:
             try:
                 found = ray.get(self._server.pull.remote(self.version, exact), timeout=PULL_SECONDS)
                 if found is not None:
-                    version, (reference,) = found
+                    version, reference = found
                     self._copy(net, ray.get(reference))
                     self.version = version
                 return self.version

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +14,25 @@ from a3c_mp.processes.pool import Closing, Token
 from a3c_mp.processes.slots import Spec
 
 
-class FleetChannel(Closing):
-    """An actor's connection to its fleet, an `ActorChannel`."""
+class RayWorker(Closing):
+    """The process of an actor: makes `target(channel, *args)`, being that channel itself, and calls it for each token.
 
-    def __init__(self, actor: int, seed_key: tuple[int, ...], restored: Any = None):
+    A call returns (result, rows): the result is for the trainer, the rows are sent on by reference.
+    """
+
+    def __init__(
+        self, target: Callable[..., Any], args: tuple, niceness: int, actor: int, seed_key: tuple[int, ...],
+        restored: Any,
+    ):  # fmt: skip
         super().__init__()
+        os.nice(niceness)
+        torch.set_num_threads(1)
         self.worker, self.actor = 0, actor  # the only one that writes into the memory of its process
         self.seed_key, self.restored = seed_key, restored
-        self.beats = 0
         self.memory: Any = None
+        self.beats = 0
         self.reasons: list[str] = []  # why it could not be rebuilt
+        self.produce = target(self, *args)
 
     def beat(self) -> None:
         self.beats += 1
@@ -32,40 +40,17 @@ class FleetChannel(Closing):
     def not_restored(self, reason: str) -> None:
         self.reasons.append(reason)
 
+    # ---- what the fleet calls, besides `close`
 
-class RayWorker:
-    """The process of an actor: makes `target(channel, *args)`, and calls it with each token."""
-
-    def __init__(self, target: Callable[..., Any], channel: FleetChannel, args: tuple, niceness: int):
-        os.nice(niceness)
-        torch.set_num_threads(1)
-        self.channel = channel
-        self.produce = target(channel, *args)
-
-    def hello(self) -> tuple[int, str, list[str]]:
-        """(Process, node, why it could not be rebuilt), once it is ready."""
+    def heartbeats(self) -> tuple[int, int, str, list[str]]:
+        """(Heartbeats so far, process, node, why it could not be rebuilt), on a thread of its own."""
         import ray
 
-        return os.getpid(), ray.get_runtime_context().get_node_id(), self.channel.reasons
+        return self.beats, os.getpid(), ray.get_runtime_context().get_node_id(), self.reasons
 
     def fill(self, token: Token) -> tuple[Any, Any]:
-        """Return (result, rows): the result is for the trainer, the rows are sent on by reference."""
-        self.channel.beat()
+        self.beat()
         return self.produce(token)
-
-    def beats(self) -> int:  # Ray runs it on a thread of its own
-        return self.channel.beats
-
-    def close(self) -> None:
-        self.channel.close()
-
-
-class Result(NamedTuple):
-    """What an actor returns for a token."""
-
-    payload: Any
-    fields: Mapping[str, np.ndarray]  # from `Packer.pack`
-    state: Mapping[str, Any]  # fields of its state slot; empty unless the run is deterministic
 
 
 class Packer:
@@ -77,18 +62,14 @@ class Packer:
 
     def __init__(self, spec: Spec, stack: int = 1):
         self.spec, self.stack = spec, stack
-        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in spec.items()}
-        if stack > 1:
-            states = spec["obs"][0][0]
-            sizes["obs"] = sizes["obs"] // (states * stack) * (states + stack - 1)
-        self.nbytes = sum(sizes.values())  # of a message
+        self.nbytes = sum(field.nbytes for field in self.pack(self.empty()).values())  # of a message
 
     def empty(self) -> dict[str, Tensor]:
         """Allocate the fields of a slot in the memory of this process."""
         return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.spec.items()}
 
     def pack(self, fields: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Return the fields of a slot for sending, as views where they are sent whole."""
+        """Return the fields of a slot for sending: views, except of stacked observations."""
         packed = {name: field.numpy() for name, field in fields.items()}
         if self.stack > 1:
             obs = packed["obs"]

@@ -1,31 +1,133 @@
-"""The trainer's end of the replay shards: samples from all of them, in proportion to priority."""
+"""A replay in shards on the nodes of a cluster, each with the transitions of some actors; one replay for the trainer.
+
+    Outbox (actor) --(new rows)--> ReplayShard (a Ray actor on some node) --(part of a batch)--> RemoteReplay (trainer)
+
+Rows go from node to node; the trainer sees neither rows nor frames before it samples them.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
 
-from a3c_mp.cluster.session import Call, Session
-from a3c_mp.cluster.shards import Reply
+from a3c_mp.cluster.session import Session
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.supervisor import WAIT_SECONDS
-from a3c_mp.replay import Batch
+from a3c_mp.replay import Batch, Replay, Shards
+from a3c_mp.replay.shards import spread
 
+OBSERVED = ("frame", "action", "mask", "step")  # fields that a row has as soon as it is written
+COMPLETED = ("reward", "discount", "bootstrap_offset", "priority")  # fields that wait for the end of its transition
+NEW_GAMES, CONTINUED = "new games", "continued"  # what its predecessor left incomplete: dropped, or completed
 UNANSWERED = 2  # insertions of each actor that may wait for their shard; their rows lie in the object store
 
 
-class Part(NamedTuple):
-    """A shard's part of a batch, requested from it."""
+class ReplaySpec(NamedTuple):
+    """What the rows of a replay hold."""
 
-    shard: int
-    places: np.ndarray  # in the batch
-    share: float  # of the shard in the sum of all priorities, when it was drawn
-    call: Call
+    num_envs: int  # of each actor (B)
+    obs_space: gymnasium.Space
+    action_space: gymnasium.Space  # as the replay stores actions
+    stack: int  # frames of an observation
+
+    def sizes(self, num_actors: int, rows: int) -> tuple:
+        """Arguments of `Shards` for lanes of `rows` rows, one for each environment of `num_actors` actors."""
+        return num_actors, self.num_envs, rows, self.obs_space, self.action_space, self.stack
+
+
+class Rows(NamedTuple):
+    """New rows of an actor. Its lanes' rows are numbered from 0 in each process."""
+
+    start: str | None  # of the first rows of a process: NEW_GAMES or CONTINUED
+    spans: np.ndarray  # [2, 2, B], numbers of `written` and `committed`, before and now: the new rows are between them
+    fields: dict[str, np.ndarray]  # of those rows, the lanes one after the other: OBSERVED [M, ...], COMPLETED [K]
+
+
+class Outbox:
+    """An actor's end: a ring that its `Writer` appends to, and from which new rows are taken.
+
+    There is room for `steps` steps of each environment between two calls of `take`. `restored` is the state of a
+    predecessor whose incomplete transitions this process continues.
+    """
+
+    def __init__(self, spec: ReplaySpec, steps: int, n_step: int, restored: Any = None):
+        self.ring = Shards(*spec.sizes(1, 4 * steps + 2 * n_step + spec.stack + 2))
+        successor_state = restored.successor_state if restored is not None else {}
+        self.start: str | None = CONTINUED if successor_state else NEW_GAMES
+        if successor_state:
+            self.ring.written[:] = successor_state["nstep_pending"].sum(axis=0)
+        self._counters = np.stack([self.ring.written, self.ring.committed])  # at the last `take`
+
+    def take(self) -> Rows:
+        """Return the rows that are new since the last call, and make room for as many."""
+        ring, before = self.ring, self._counters
+        self._counters = np.stack([ring.written, ring.committed])
+        rows = Rows(self.start, np.stack([before, self._counters], axis=1), {})
+        for names, (lane, row) in zip((OBSERVED, COMPLETED), starmap(spread, rows.spans), strict=True):
+            rows.fields.update({name: getattr(ring, name)[lane, row % ring.rows] for name in names})
+        self.start = None
+        ring.writable_until[:] = ring.committed + ring.rows - ring.stack
+        return rows
+
+
+def all_finite(rows: Rows) -> bool | None:
+    """Whether the first priorities of all transitions in new rows are finite; None if there are none."""
+    priority = rows.fields["priority"]
+    usable = (priority >= 0) & (priority < np.inf)  # false for NaN too
+    return bool(usable.all()) if priority.any() else None
+
+
+Reply = tuple[int, float, dict[str, np.ndarray]]  # size and sum of priorities of a shard now; fields of a batch
+
+
+class ReplayShard:
+    """Ray actor that holds a part of the replay."""
+
+    def __init__(self, spec: ReplaySpec, num_actors: int, rows: int, priority_exponent: float, seed: int):
+        torch.set_num_threads(1)
+        self.replay = Replay(Shards(*spec.sizes(num_actors, rows)), priority_exponent, seed)
+        self.offsets: dict[int, np.ndarray] = {}  # rows of an actor's lanes here, less their numbers there, [B]
+        self.first_whole: dict[int, int] = {}  # row of an actor's lanes whose observation has all its frames
+
+    def insert(self, actor: int, new: Rows) -> Reply:
+        """Append an actor's new rows to its lanes."""
+        replay, shards, is_first = self.replay, self.replay.shards, actor not in self.offsets
+        arrays = shards.arrays(actor)
+        if new.start == NEW_GAMES:  # drop the transitions that a lost actor has not completed, as `Writer` does
+            lane, row = spread(arrays["committed"], arrays["written"])
+            arrays["priority"][lane, row % shards.rows] = 0.0
+        if is_first:  # games that go on have earlier rows, which this shard has not
+            self.first_whole[actor] = 0 if new.start == NEW_GAMES else shards.stack - 1
+        if is_first or new.start is not None:
+            self.offsets[actor] = arrays["written"] - new.spans[0, 0]
+        written, committed = spans = new.spans + self.offsets[actor]
+        replay.make_room(actor, int((written[1] - written[0]).max()))
+        for names, (lane, row) in zip((OBSERVED, COMPLETED), starmap(spread, spans), strict=True):
+            kept = row >= 0
+            for name in names:
+                values = new.fields[name]
+                if name == "priority":  # no transition begins at an observation that lacks frames
+                    values = np.where(row < self.first_whole[actor], 0.0, values)
+                arrays[name][lane[kept], row[kept] % shards.rows] = values[kept]
+        arrays["written"][:], arrays["committed"][:] = written[1], np.maximum(committed[1], 0)
+        replay.ingest(actor)
+        return self.sample(0)
+
+    def sample(self, size: int) -> Reply:
+        """Sample transitions; their probabilities are relative to this shard."""
+        batch = self.replay.sample(size)._asdict() if size else {}
+        fields = {name: field.numpy() for name, field in batch.items()}
+        return self.replay.size, self.replay.tree.total, fields
+
+    def update(self, ids: np.ndarray, priorities: np.ndarray) -> None:
+        self.replay.update(torch.from_numpy(ids.copy()), priorities)
 
 
 class RemoteReplay:
@@ -42,12 +144,13 @@ class RemoteReplay:
     ):  # fmt: skip
         self.session, self.start_shard, self.num_shards = session, start_shard, num_shards
         self.restarts_left, self.should_stop, self.device = max_restarts, should_stop, device
-        self.num_actors, self.batch_size, self.ahead = num_actors, batch_size, ahead
+        self.batch_size, self.ahead = batch_size, ahead
+        self.max_unanswered = UNANSWERED * -(-num_actors // num_shards) if ahead else 0  # insertions of a shard
         self.rng = np.random.default_rng(seed)
         self.sizes, self.totals = np.zeros(num_shards, np.int64), np.zeros(num_shards)
         self.shards = [start_shard(number) for number in range(num_shards)]
-        self._insertions: list[deque[Call]] = [deque() for _ in range(num_shards)]  # without an answer yet
-        self._requests: deque[list[Part]] = deque()  # of the next batches
+        self._insertions: list[deque[Any]] = [deque() for _ in range(num_shards)]  # answers that have not arrived
+        self._requests: deque[list[tuple]] = deque()  # of the next batches
         session.duties.append(self.look_after)
 
     @property
@@ -57,19 +160,17 @@ class RemoteReplay:
 
     def insert(self, actor: int, rows: Any) -> None:
         """Have a shard insert an actor's rows, given by reference; waits while too many insertions have no answer."""
-        number, index = actor % self.num_shards, actor // self.num_shards
-        calls, most = self._insertions[number], UNANSWERED * len(range(number, self.num_actors, self.num_shards))
-        while len(calls) >= most and self._wait(calls[0]):
+        index, number = divmod(actor, self.num_shards)
+        answers = self._insertions[number]
+        answers.append(self.shards[number].insert.remote(index, rows))
+        while len(answers) > self.max_unanswered and self._wait(answers[0]):
             self.look_after()  # it takes the answer
-        calls.append(self.session.call(self.shards[number], "insert", index, rows))
-        if self.ahead == 0 and self._wait(calls[0]):
-            self.look_after()
 
     def look_after(self) -> None:
         """Take the answers that have arrived; replace shards that have died. Called while the trainer waits."""
-        for number, calls in enumerate(self._insertions):
-            while calls and self.session.is_done(calls[0]):
-                self._take_reply(number, calls.popleft())
+        for number, answers in enumerate(self._insertions):
+            while answers and self.session.is_done(answers[0]):
+                self._take_reply(number, self.shards[number], answers.popleft())
 
     def next(self) -> Batch | None:
         """Return the next batch; None if all shards are empty or the run should stop."""
@@ -88,58 +189,61 @@ class RemoteReplay:
             chosen = shard == number
             self.shards[number].update.remote(own_ids[chosen], values[chosen])
 
-    def _request(self) -> list[Part]:
-        """Ask shards for their parts of a batch, stratified over the sum of all priorities."""
+    def _request(self) -> list[tuple]:
+        """Ask shards for their parts of a batch, stratified over the sum of all priorities.
+
+        Returns, of each part, the shard's number, places in the batch, share of the sum, actor and answer.
+        """
         edges = self.totals.cumsum()
         places = (np.arange(self.batch_size) + self.rng.random(self.batch_size)) / self.batch_size * edges[-1]
         owner = edges.searchsorted(np.minimum(places, np.nextafter(edges[-1], 0.0)), side="right")
         parts = []
         for number in np.unique(owner).tolist():
-            chosen = np.flatnonzero(owner == number)
-            call = self.session.call(self.shards[number], "sample", len(chosen))
-            parts.append(Part(number, chosen, float(self.totals[number] / edges[-1]), call))
+            chosen, shard = np.flatnonzero(owner == number), self.shards[number]
+            share = float(self.totals[number] / edges[-1])
+            parts.append((number, chosen, share, shard, shard.sample.remote(len(chosen))))
         return parts
 
-    def _gather(self, parts: list[Part]) -> Batch | None:
+    def _gather(self, parts: list[tuple]) -> Batch | None:
         """Wait for the parts of a batch; None if a shard of them is lost, or the run should stop."""
         fields: dict[str, np.ndarray] = {}
-        for number, places, share, call in parts:
-            reply = self._take_reply(number, call) if self._wait(call) else None
-            if reply is None or reply.batch is None:
+        for number, places, share, shard, answer in parts:
+            batch = self._take_reply(number, shard, answer) if self._wait(answer) else None
+            if batch is None:
                 return None
-            part = {**reply.batch, "probability": reply.batch["probability"] * share}
+            part = {**batch, "probability": batch["probability"] * share}
             part["ids"] = part["ids"] * self.num_shards + number
             for name, values in part.items():
                 whole = fields.setdefault(name, np.empty((self.batch_size, *values.shape[1:]), values.dtype))
                 whole[places] = values
-        if any(call.actor is not self.shards[number] for number, *_, call in parts):
+        if any(shard is not self.shards[number] for number, *_, shard, _ in parts):
             return None  # replaced since it answered: the ids would be its successor's
         return Batch(**{name: torch.from_numpy(whole) for name, whole in fields.items()}).to(self.device)
 
-    def _wait(self, call: Call) -> bool:
+    def _wait(self, answer: Any) -> bool:
         """Wait for the answer of a shard, or its death; returns False if the run should stop."""
-        while not self.session.is_done(call, WAIT_SECONDS):
+        while not self.session.is_done(answer, WAIT_SECONDS):
             self.session.check()
             if self.should_stop():
                 return False
         return True
 
-    def _take_reply(self, number: int, call: Call) -> Reply | None:
-        """Take a shard's answer, which has arrived; None if it is lost."""
+    def _take_reply(self, number: int, shard: Any, answer: Any) -> dict[str, np.ndarray] | None:
+        """Take a shard's answer, which has arrived, and return its part of a batch; None if it is lost."""
         ray = self.session.ray
         try:
-            reply = ray.get(call.answer)
+            size, total, batch = ray.get(answer)
         except ray.exceptions.RayActorError as error:
-            if call.actor is self.shards[number]:
+            if shard is self.shards[number]:
                 self._replace(number, str(error))
             return None
         except ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, ray.exceptions.RayError):
                 raise  # a mistake in this program
             return None  # the actor's rows were lost with its node
-        if call.actor is self.shards[number]:
-            self.sizes[number], self.totals[number] = reply.size, reply.total
-        return reply
+        if shard is self.shards[number]:
+            self.sizes[number], self.totals[number] = size, total
+        return batch
 
     def _replace(self, number: int, why: str) -> None:
         """Start an empty shard in place of one that has died."""

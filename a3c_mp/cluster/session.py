@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 from a3c_mp.cluster.access import is_open
 from a3c_mp.cluster.node import ENVIRONMENT, LOOPBACK, ClusterAddress, Node, environment, foreign
 from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.processes.spawn import SIGNALS
 
 SHUTDOWN_SECONDS = 2.0  # longest wait for `ray.shutdown()`, which takes 7 s where the head is lost
-KILL_SECONDS = 1.0
-STUCK_SECONDS = 60.0  # longest time that a parameter server or a replay shard may take to start, or for an answer
+KILL_SECONDS = 1.0  # the same for `ray.kill()`
 POLL_SECONDS = 1.0  # between two questions to the head of the cluster
 ANSWER_SECONDS = 3.0  # longest wait for the next answer of a head that is there
 SILENT_SECONDS = 8.0  # silence of the head after which a run ends, if nothing listens at its address any longer
@@ -34,14 +32,6 @@ class ClusterState(NamedTuple):
     num_cpus: float = 0.0  # of all nodes: places for actors
     store_bytes: float = 0.0  # used in the object stores of all nodes
     waiting: frozenset[str] = frozenset()  # ids of the actors that no node has a place for
-
-
-class Call(NamedTuple):
-    """A call of a parameter server or a replay shard."""
-
-    actor: Any  # handle
-    answer: Any  # reference
-    since: float  # time.monotonic()
 
 
 class Session:
@@ -63,7 +53,7 @@ class Session:
         self._ending = threading.Event()
 
     def __enter__(self) -> Session:
-        handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             self._connect()
         except BaseException:
@@ -71,8 +61,7 @@ class Session:
                 self._node.close()
             raise
         finally:
-            for signum, handler in handlers.items():  # `ray.init` replaces that of SIGTERM
-                signal.signal(signum, handler)
+            signal.signal(signal.SIGTERM, on_sigterm)  # `ray.init` replaces it
         threading.Thread(target=self._watch_head, name="ray-watchdog", daemon=True).start()
         self.wait_for(lambda: bool(self.state.nodes))
         return self
@@ -113,28 +102,30 @@ class Session:
         """Ask the head for the state of the cluster, on a thread: the call does not return where the head is lost."""
         while not self._ending.is_set():
             with suppress(Exception):
-                self.state, self.answered = ask_head(self.ray), time.monotonic()
+                self.state, self.answered = self._ask_head(), time.monotonic()
             self._ending.wait(POLL_SECONDS)
+
+    def _ask_head(self) -> ClusterState:
+        from ray._private import state
+
+        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self.ray.nodes() if node["Alive"]}
+        total, free = self.ray.cluster_resources(), self.ray.available_resources()
+        used = total.get("object_store_memory", 0.0) - free.get("object_store_memory", 0.0)
+        before_start = "DEPENDENCIES_UNREADY", "PENDING_CREATION"
+        waiting = (key for key, it in state.actors().items() if it["State"] in before_start and not it["Pid"])
+        return ClusterState(nodes, total.get("CPU", 0.0), used, frozenset(waiting))
 
     def actor_class(self, kind: Any, **options: Any) -> Any:
         """Return a class whose `remote(*args)` starts an actor; only the first one waits for the head."""
         return self.ray.remote(**{"max_restarts": 0, "max_task_retries": 0, **options})(kind)
 
-    def call(self, actor: Any, method: str, *args: Any) -> Call:
-        """Call a method of an actor."""
-        return Call(actor, getattr(actor, method).remote(*args), time.monotonic())
-
-    def is_done(self, call: Call, seconds: float = 0.0) -> bool:
-        """Wait until an actor has answered or died; one that takes too long, as a stopped one does, is killed."""
-        if self.ray.wait([call.answer], timeout=seconds)[0]:
-            return True
-        if time.monotonic() - call.since > STUCK_SECONDS:
-            self.kill(call.actor)
-        return False
+    def is_done(self, reference: Any, seconds: float = 0.0) -> bool:
+        """Wait until an actor has answered or died."""
+        return bool(self.ray.wait([reference], timeout=seconds)[0])
 
     def kill(self, actor: Any) -> None:
         """Kill an actor; where the head is lost, Ray's call may not return."""
-        thread = threading.Thread(target=self.ray.kill, args=(actor,), kwargs={"no_restart": False}, daemon=True)
+        thread = threading.Thread(target=self.ray.kill, args=(actor,), daemon=True)
         thread.start()
         thread.join(KILL_SECONDS)
 
@@ -142,8 +133,8 @@ class Session:
         if self.cluster is None:
             settings = {**ENVIRONMENT, **LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
             options = ["--head", "--port=0", "--include-dashboard=false", "--num-gpus=0", f"--num-cpus={self.num_cpus}"]
-            options += [f"--object-store-memory={self.store_bytes}"]
-            self._node = Node([*options, '--system-config={"preallocate_plasma_memory": true}'], settings)
+            store = f"--object-store-memory={self.store_bytes}", '--system-config={"preallocate_plasma_memory": true}'
+            self._node = Node([*options, *store], settings)
         else:
             settings, self._address = environment(self.cluster), self.cluster.address
         for name in os.environ.keys() - foreign(os.environ).keys():
@@ -160,14 +151,3 @@ class Session:
         except Exception as error:
             why = f"the cluster cannot be joined ({' '.join(str(error).split())[:300]})"
             raise ConfigError("address", self._address, why, "see docs/ray.md") from error
-
-
-def ask_head(ray: Any) -> ClusterState:
-    """Ask the head of the cluster that this process is connected to."""
-    from ray._private import state
-
-    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    total, free, store = ray.cluster_resources(), ray.available_resources(), "object_store_memory"
-    states = "DEPENDENCIES_UNREADY", "PENDING_CREATION"
-    waiting = (key for key, actor in state.actors().items() if actor["State"] in states and not actor["Pid"])
-    return ClusterState(nodes, total.get("CPU", 0.0), total.get(store, 0.0) - free.get(store, 0.0), frozenset(waiting))

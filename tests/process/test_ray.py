@@ -3,25 +3,22 @@
 A run starts Ray in a folder of its own below /tmp; a cluster's token and note are in a folder of the test.
 """
 
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from harness import IMPALA, RAY_DQN, RAY_IMPALA, ROOT, row_id
+from harness import IMPALA, RAY_DQN, RAY_IMPALA, row_id, still_alive
+from nodes import free_port
 
 from a3c_mp.cluster.node import FOLDER_PREFIX
 
 SLOW = pytest.mark.slow
 DETERMINISTIC = ["--deterministic", "--total-steps", "3000"]
 LONG = ["--total-steps", "1e8"]
-BOTH = pytest.mark.parametrize("chapter", [RAY_IMPALA, RAY_DQN], ids=row_id)
+pytestmark = pytest.mark.timeout(400)
 
 
 def command(process):
@@ -36,51 +33,52 @@ def ray_of(pid, word):
     return [child for child in psutil.Process(pid).children(recursive=True) if word in command(child)]
 
 
-def all_of_ray(scripts):
-    """Every process that has to do with the folder of a node of this test, and every such folder."""
-    folder = Path(scripts.temporary)
-    uses = {
-        int(path.parts[2]) for path in Path("/proc").glob("[0-9]*/fd/*") if target(path).startswith(f"{folder}/a3c")
-    }
-    named = {process.pid for process in psutil.process_iter() if str(folder) in command(process)}
-    return {*named, *uses, *map(str, folder.glob(f"{FOLDER_PREFIX}*"))}
-
-
-def target(link):
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
+def processes_of_ray(scripts):
+    """Every process that has to do with the folder of a node of this test."""
+    folder = str(scripts.temporary)
+    found = {process for process in psutil.process_iter() if folder in command(process)}
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link).startswith(f"{folder}/a3c"):
+                found.add(psutil.Process(int(link.parts[2])))
+        except (OSError, psutil.Error):
+            pass
+    return found
 
 
 @pytest.fixture(autouse=True)
 def nothing_of_ray_is_left(scripts):
     yield
-    for process in scripts.started:
+    for process in reversed(scripts.started):
         if process.poll() is None:
             process.terminate()
             process.communicate(timeout=60)
     deadline = time.monotonic() + 10
-    while (left := all_of_ray(scripts)) and time.monotonic() < deadline:
+    while (left := [*processes_of_ray(scripts), *folders(scripts)]) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left
     assert not list(Path("/dev/shm").glob("*plasma*"))
 
 
-def learning(scripts, trainer, name="r", last_actor=1):
-    """Wait until the actor with the highest number has finished a game."""
-    scripts.wait_for(name, f"episodes.csv:,{last_actor},", trainer)
+def folders(scripts):
+    return list(scripts.temporary.glob(f"{FOLDER_PREFIX}*"))
 
 
-def end(scripts, trainer, name="r", signum=signal.SIGTERM):
+def start_learning(scripts, chapter, *flags):
+    """Start a run, and wait until its last actor has finished a game."""
+    trainer = scripts.train(chapter, *flags)
+    scripts.wait_for_game(trainer)
+    return trainer
+
+
+def end(scripts, trainer, signum=signal.SIGTERM):
     trainer.send_signal(signum)
-    return scripts.finish(trainer, name, timeout=30)
+    return scripts.finish(trainer, "r", timeout=30)
 
 
 # ---- one machine
 
 
-@pytest.mark.timeout(300)
 def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
     """Also: everything listens on the loopback interface, and the token is in no command line."""
     trainer = scripts.train(RAY_IMPALA, *DETERMINISTIC)
@@ -90,8 +88,7 @@ def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
     open_to = {at.laddr.ip for p in family for at in p.net_connections() if at.status == psutil.CONN_LISTEN}
     assert {ip.removeprefix("::ffff:") for ip in open_to} == {"127.0.0.1"}
     assert not [p for p in family if token in command(p)]
-    modes = [path.stat().st_mode & 0o777 for path in Path(scripts.temporary).glob(f"{FOLDER_PREFIX}*")]
-    assert modes == [0o700], "other users do not reach what is in it"
+    assert [path.stat().st_mode & 0o777 for path in folders(scripts)] == [0o700], "others do not reach what is in it"
     on_ray = scripts.finish(trainer, "r")
     assert on_ray.code == 0, on_ray.err
     assert "(raylet)" not in on_ray.out + on_ray.err
@@ -102,12 +99,10 @@ def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
 
 
 @SLOW
-@pytest.mark.timeout(400)
 def test_a_deterministic_run_is_resumed_and_rebuilt_to_the_last_bit(scripts):
     flags = ["--deterministic", "--total-steps", "20000"]
     whole = scripts.run(RAY_IMPALA, *flags, name="whole")
-    trainer = scripts.train(RAY_IMPALA, *flags)
-    learning(scripts, trainer)
+    trainer = start_learning(scripts, RAY_IMPALA, *flags)
     ray_of(trainer.pid, "ray::RayWorker")[0].kill()
     scripts.wait_for("r", "run.log:rebuilt to where it was", trainer)
     stopped = end(scripts, trainer)
@@ -119,25 +114,22 @@ def test_a_deterministic_run_is_resumed_and_rebuilt_to_the_last_bit(scripts):
 
 
 @SLOW
-@pytest.mark.timeout(300)
-@BOTH
+@pytest.mark.parametrize("chapter", [RAY_IMPALA, RAY_DQN], ids=row_id)
 def test_actors_that_are_killed_or_stopped_are_replaced(scripts, chapter):
-    trainer = scripts.train(chapter, *LONG, "--hang-seconds", "5")
-    learning(scripts, trainer)
+    trainer = start_learning(scripts, chapter, *LONG, "--hang-seconds", "5")
     killed, stopped = ray_of(trainer.pid, "ray::RayWorker")
     killed.kill()
     scripts.wait_for("r", "run.log:died; restart 1 of 5", trainer, timeout=5)
     stopped.suspend()
     scripts.wait_for("r", "run.log:sent no heartbeat for 5 s and was killed", trainer, timeout=20)
     scripts.wait_until(lambda: len(ray_of(trainer.pid, "ray::RayWorker")) == 2, trainer, timeout=60)
-    done = end(scripts, trainer, signum=signal.SIGINT)
+    done = end(scripts, trainer, signal.SIGINT)
     assert done.code == 130
     assert done.summary["worker_restarts"] == 2
     assert len((done.out + done.err).splitlines()) < 30
 
 
 @SLOW
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("chapter", "actor", "line"),
     [
@@ -147,8 +139,7 @@ def test_actors_that_are_killed_or_stopped_are_replaced(scripts, chapter):
     ids=row_id,
 )
 def test_the_run_goes_on_without_its_parameter_server_or_a_shard(scripts, chapter, actor, line):
-    trainer = scripts.train(chapter, *LONG)
-    learning(scripts, trainer)
+    trainer = start_learning(scripts, chapter, *LONG)
     ray_of(trainer.pid, actor)[0].kill()
     scripts.wait_for("r", f"run.log:{line}", trainer)
     scripts.wait_until(lambda: ray_of(trainer.pid, actor), trainer)
@@ -161,7 +152,6 @@ def test_the_run_goes_on_without_its_parameter_server_or_a_shard(scripts, chapte
 
 
 @SLOW
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("chapter", "lost"),
     [
@@ -172,8 +162,7 @@ def test_the_run_goes_on_without_its_parameter_server_or_a_shard(scripts, chapte
     ids=["head", "and all of its machine", "and a shard"],
 )
 def test_without_the_head_the_run_is_saved(scripts, chapter, lost):
-    trainer = scripts.train(chapter, *LONG)
-    learning(scripts, trainer)
+    trainer = start_learning(scripts, chapter, *LONG)
     for process in [ray_of(trainer.pid, word)[0] for word in lost]:
         process.kill()
     done = scripts.finish(trainer, "r", timeout=40)
@@ -185,12 +174,10 @@ def test_without_the_head_the_run_is_saved(scripts, chapter, lost):
 
 
 @SLOW
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("time_of_ten", range(5))
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_a_run_with_a_checkpoint_in_8_seconds(scripts, signum, code, time_of_ten):
-    trainer = scripts.train((RAY_IMPALA, RAY_DQN)[time_of_ten % 2], *LONG)
-    learning(scripts, trainer)
+    trainer = start_learning(scripts, (RAY_IMPALA, RAY_DQN)[time_of_ten % 2], *LONG)
     began = time.monotonic()
     trainer.send_signal(signum)
     trainer.wait(60)
@@ -201,109 +188,62 @@ def test_signals_end_a_run_with_a_checkpoint_in_8_seconds(scripts, signum, code,
 
 
 @SLOW
-@pytest.mark.timeout(300)
 def test_a_trainer_that_is_killed_leaves_nothing(scripts):
-    trainer = scripts.train(RAY_IMPALA, *LONG)
-    learning(scripts, trainer)
-    before = all_of_ray(scripts)
+    trainer = start_learning(scripts, RAY_IMPALA, *LONG)
+    before = processes_of_ray(scripts)
+    assert before
     trainer.kill()
     trainer.communicate()
     deadline = time.monotonic() + 5
-    while all_of_ray(scripts) & before and time.monotonic() < deadline:
+    while (left := [*still_alive(before), *folders(scripts)]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in before if isinstance(pid, int) and psutil.pid_exists(pid) and is_alive(pid)]
-
-
-def is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert not left
 
 
 # ---- two nodes
 
 
-class Nodes:
-    """Starts nodes with `python -m a3c_mp.cluster`."""
+@pytest.fixture
+def start_node(tmp_path, monkeypatch, scripts):
+    """Starts nodes with `python -m a3c_mp.cluster`, with one place each; `start_node.address` is that of the head."""
+    monkeypatch.setenv("A3C_MP_HOME", str(tmp_path / "home"))
 
-    def __init__(self, folder, temporary):
-        self.env = {
-            **os.environ,
-            "TMPDIR": str(temporary),
-            "A3C_MP_HOME": str(folder / "home"),
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-        }
-        self.started, self.folder = [], folder
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.address = f"127.0.0.1:{server.getsockname()[1]}"
-
-    def run(self, *command, **popen):
-        return subprocess.Popen(
-            [sys.executable, "-m", "a3c_mp.cluster", *command], cwd=self.folder, env=self.env, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **popen,
-        )  # fmt: skip
-
-    def start(self, *command):
-        self.started.append(node := self.run(*command, "--num-cpus", "1"))
+    def start(command):
+        where = ["--port", start.address.partition(":")[2]] if command == "head" else [start.address]
+        node = scripts.start("a3c_mp.cluster", command, *where, "--num-cpus", "1")
         line = node.stdout.readline()
         assert "cluster at" in line, node.communicate()
         return node
 
-    def head(self):
-        return self.start("head", "--port", self.address.partition(":")[2])
-
-    def join(self):
-        return self.start("join", self.address)
-
-    def refused(self, *command):
-        out, err = (process := self.run(*command)).communicate(timeout=60)
-        assert (process.returncode, out, err.count("\n")) == (2, "", 1), (out, err)
-        return err
-
-    def close(self):
-        for node in reversed(self.started):
-            node.terminate()
-            node.communicate(timeout=30)
-
-
-@pytest.fixture
-def nodes(tmp_path, monkeypatch, scripts, nothing_of_ray_is_left):
-    nodes = Nodes(tmp_path, scripts.temporary)
-    monkeypatch.setenv("A3C_MP_HOME", nodes.env["A3C_MP_HOME"])
-    yield nodes
-    nodes.close()
+    start.address = f"127.0.0.1:{free_port()}"
+    return start
 
 
 @SLOW
-@pytest.mark.timeout(500)
-def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, nodes):
-    nodes.head()
-    second = nodes.join()
+def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, start_node):
+    start_node("head")
+    second = start_node("join")
     on_two = scripts.run(RAY_IMPALA, *DETERMINISTIC, "--address", "auto", name="two")
     assert on_two.code == 0, on_two.err
     alone = scripts.run(IMPALA, *DETERMINISTIC, name="alone")
     assert on_two.summary["weights_sha256"] == alone.summary["weights_sha256"]
 
-    trainer = scripts.train(RAY_IMPALA, *LONG, "--address", nodes.address, "--max-restarts", "0")
-    learning(scripts, trainer)
+    trainer = start_learning(scripts, RAY_IMPALA, *LONG, "--address", start_node.address, "--max-restarts", "0")
     ray_of(second.pid, "/raylet ")[0].kill()
     scripts.wait_for("r", "run.log:was lost with its node", trainer, timeout=20)
     scripts.wait_for("r", "run.log:waits for a node with a free CPU", trainer, timeout=60)
-    nodes.join()
+    start_node("join")
     scripts.wait_for("r", "run.log:has found a place", trainer, timeout=60)
     done = end(scripts, trainer)
     assert done.code == 143
-    assert json.loads((done.folder / "config.json").read_text())["args"]["address"] == nodes.address
+    assert done.config["args"]["address"] == start_node.address
 
 
 @SLOW
-@pytest.mark.timeout(300)
-def test_a_run_is_saved_where_its_node_is_ended_at_the_same_time(scripts, nodes):
+def test_a_run_is_saved_where_its_node_is_ended_at_the_same_time(scripts, start_node):
     """As at the shutdown of a machine."""
-    node = nodes.head()
-    trainer = scripts.train(RAY_IMPALA, *LONG, "--address", "auto", "--num-actors", "1")
-    learning(scripts, trainer, last_actor=0)
+    node = start_node("head")
+    trainer = start_learning(scripts, RAY_IMPALA, *LONG, "--address", "auto", "--num-actors", "1")
     node.terminate()
     done = end(scripts, trainer)
     assert done.code == 143, done.err
@@ -312,18 +252,19 @@ def test_a_run_is_saved_where_its_node_is_ended_at_the_same_time(scripts, nodes)
 
 
 @SLOW
-@pytest.mark.timeout(300)
-def test_a_cluster_is_for_those_who_have_its_token(scripts, nodes, tmp_path):
-    nodes.head()
-    token = Path(nodes.env["A3C_MP_HOME"]) / "ray_token"
-    assert token.stat().st_mode & 0o777 == 0o600
+def test_a_cluster_is_for_those_who_have_its_token(scripts, start_node, tmp_path):
+    start_node("head")
+    assert (tmp_path / "home/ray_token").stat().st_mode & 0o777 == 0o600
     (tmp_path / "wrong").write_text("0" * 64)
     (tmp_path / "wrong").chmod(0o600)
-    line = nodes.refused("join", nodes.address, "--token-file", str(tmp_path / "wrong"))
-    assert "the cluster refuses the token" in line
-    trainer = scripts.start("train_ray.py", "--address", nodes.address, "--token-file", str(tmp_path / "wrong"))
-    err = trainer.communicate(timeout=60)[1]
-    assert trainer.returncode == 2
-    assert err.startswith(f"error: address={nodes.address}: the cluster refuses the token")
-    status = nodes.run("status")
+    token = ["--token-file", str(tmp_path / "wrong")]
+    for program, *flags in (
+        ["a3c_mp.cluster", "join", start_node.address],
+        ["train_ray.py", "--address", start_node.address],
+    ):
+        process = scripts.start(program, *flags, *token)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err.count("\n")) == (2, "", 1), (out, err)
+        assert err.startswith(f"error: address={start_node.address}: the cluster refuses the token")
+    status = scripts.start("a3c_mp.cluster", "status")
     assert "1 nodes, 1 places for actors free" in status.communicate(timeout=60)[0]
