@@ -31,10 +31,9 @@ from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.run import checkpoint, export
-from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_policy, play_episodes
+from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
-from wrappers import make_vec_env
 
 VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn": dqn}
 
@@ -159,8 +158,7 @@ def export_policy(run: TrainedRun, path: Path) -> None:
 def play(run: TrainedRun, policy: Policy, args: Args) -> None:
     """Play games and print their scores, also of those that have ended before a signal."""
     played: list[Episode] = []
-    num_envs = min(args.num_envs, args.episodes)
-    with closing(make_vec_env(run.env_id, num_envs, seed=args.seed)) as env:
+    with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
         games = play_episodes(policy, env, args.episodes, args.max_steps)
         try:
             played.extend(track(games, "playing", total=args.episodes, transient=True))

@@ -24,7 +24,7 @@ from a3c_mp.population.population import COUNTS, METRICS, PopulationMemory
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.replay import Batch, EnvStep, Replay, Writer
-from a3c_mp.run.evaluate import NUM_ENVS, play_episodes
+from a3c_mp.run.evaluate import make_play_envs, play_episodes
 from a3c_mp.run.metrics import Means
 from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds
 from wrappers import action_mask, make_vec_env
@@ -145,7 +145,7 @@ class MemberGeneration:
 
 def play_greedily(args: Args, net: nn.Module, num: int, seed: int, beat: Callable[[], object]) -> Iterator[Episode]:
     """Play evaluation games of at most `--eval-max-steps` each; yields each when it ends."""
-    with closing(make_vec_env(args.env_id, min(NUM_ENVS, num), seed=seed)) as env:
+    with closing(make_play_envs(args.env_id, num, seed=seed)) as env:
         policy = dqn.make_policy(net, env.single_action_space)
         yield from play_episodes(policy, env, num, args.eval_max_steps, beat)
 

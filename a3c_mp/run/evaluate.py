@@ -60,6 +60,11 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
     return act
 
 
+def make_play_envs(env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS) -> VectorEnv:
+    """Make the environments for `play_episodes`, at most as many as episodes."""
+    return make_vec_env(env_id, min(num_envs, episodes), seed=seed)
+
+
 def play_episodes(
     policy: Policy, env: VectorEnv, episodes: int, max_steps: int, on_step: Callable[[], object] = lambda: None
 ) -> Iterator[Episode]:
@@ -68,7 +73,7 @@ def play_episodes(
     Each environment plays a fixed number of them: taking the first that finish would favour short games.
 
     Args:
-        env: new, with at most as many environments as episodes.
+        env: from `make_play_envs`, not stepped before.
         max_steps: a game that lasts this number of agent steps is cut, with the return so far.
         on_step: called after each step of all environments.
     """
@@ -94,8 +99,7 @@ def play_evaluation(args: CommonArgs, net: nn.Module, make_policy: MakePolicy, c
     """Play the games of an evaluation, greedily with a net on the CPU; each step is a heartbeat of the channel."""
     channel.starting()
     try:
-        num_envs = min(NUM_ENVS, args.eval_episodes)
-        env = channel.closing(make_vec_env(args.env_id, num_envs, seed=evaluation_seed(args)))
+        env = channel.closing(make_play_envs(args.env_id, args.eval_episodes, seed=evaluation_seed(args)))
         policy = make_policy(net, env.single_action_space)
         games = list(play_episodes(policy, env, args.eval_episodes, args.eval_max_steps, channel.beat))
     finally:
@@ -108,7 +112,6 @@ def evaluator(
     channel: WorkerChannel, args: CommonArgs, pickled_net: bytes, make_policy: MakePolicy, weights: Weights,
     results: Slots,
 ) -> None:  # fmt: skip
-    """Evaluator process: play all games with each version of the weights."""
     net: nn.Module = pickle.loads(pickled_net)
     for slot, version in channel.tokens():
         weights.load(net, version)

@@ -147,7 +147,6 @@ class Evaluations:
             self.log.warning(f"without the evaluation that was running: {error}")
 
     def _hand_out(self, evaluator: Evaluator) -> None:
-        """Give the running snapshot to the evaluator, unless it has it."""
         if self.running is not None and not self._is_handed_out:
             evaluator.start(self.snapshot)
             self._is_handed_out = True
