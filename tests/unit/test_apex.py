@@ -106,7 +106,8 @@ def a_learner(name, nets, group=None, **settings):
     return SimpleNamespace(
         args=args, net=nets[0], optimizer=train_apex.ALGORITHMS[name].make_optimizer(args, nets[0]), updates=1,
         setup=SimpleNamespace(replay=replay, target_net=nets[1]), priorities=priorities, group=group or LearnerGroup(),
-        steps=args.total_steps // 4, check_gradient=lambda value: bool(value.isfinite()), record_update=lambda metrics: None,
+        steps=args.total_steps // 4, record_update=lambda metrics: None,
+        check_gradient=lambda value: bool(value.isfinite()),
     )  # fmt: skip
 
 
