@@ -74,7 +74,7 @@ def check_system() -> None:
 def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") -> None:
     """Raise ConfigError, which names `flag`, if memory or open files do not suffice for actors and other processes.
 
-    The soft limit of open files is raised to the hard one, as whoever connects takes files, too.
+    The soft limit of open files is raised to the hard one, as nodes that connect take files, too.
     """
     if (needed := (num_actors + others) * ACTOR_BYTES) > (free := free_memory()):
         why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"

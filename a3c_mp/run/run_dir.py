@@ -40,10 +40,8 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 lock.seek(0)
-                flag, why = (
-                    "run-name" if args.resume is None else "resume",
-                    f"{folder} is in use by process {lock.read()}",
-                )
+                flag = "run-name" if args.resume is None else "resume"
+                why = f"{folder} is in use by process {lock.read()}"
                 raise ConfigError(flag, folder.name, why, "wait for it, or choose another") from None
             lock.truncate(0)
             lock.write(str(os.getpid()))
