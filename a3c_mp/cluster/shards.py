@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from a3c_mp.replay import Replay, Shards
-from a3c_mp.replay.shards import spread
 
 OBSERVED = ("frame", "action", "mask", "step")  # fields that a row has as soon as it is written
 COMPLETED = ("reward", "discount", "bootstrap_offset", "priority")  # and those that it has once its transition is
@@ -69,7 +68,7 @@ class Outbox:
         return rows
 
     def _read(self, names: tuple[str, ...], span: np.ndarray) -> dict[str, np.ndarray]:
-        lane, row = spread(*span)
+        lane, row = spread(span)
         return {name: getattr(self.ring, name)[lane, row % self.ring.rows] for name in names}
 
 
@@ -102,7 +101,7 @@ class ReplayShard:
         replay, shards, is_first = self.replay, self.replay.shards, actor not in self.offsets
         arrays = shards.arrays(actor)
         if new.start == NEW_GAMES:  # drop the transitions that a lost actor has not completed, as `Writer` does
-            lane, row = spread(arrays["committed"], arrays["written"])
+            lane, row = spread(np.stack([arrays["committed"], arrays["written"]]))
             arrays["priority"][lane, row % shards.rows] = 0.0
         if is_first:  # games that go on have earlier rows, which this shard has not
             self.first_whole[actor] = 0 if new.start == NEW_GAMES else shards.stack - 1
@@ -111,7 +110,7 @@ class ReplayShard:
         written, committed = new.written + self.offsets[actor], new.committed + self.offsets[actor]
         replay.make_room(actor, int((written[1] - written[0]).max()))
         for fields, span in ((new.observed, written), (new.completed, committed)):
-            lane, row = spread(*span)
+            lane, row = spread(span)
             kept = row >= 0
             for name, values in fields.items():
                 if name == "priority":  # no transition begins at an observation that lacks frames
@@ -132,3 +131,11 @@ class ReplayShard:
 
     def reply(self, batch: dict[str, np.ndarray] | None = None) -> Reply:
         return Reply(self.replay.size, self.replay.tree.total, batch)
+
+
+def spread(span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lane, row) of every row from span[0, b] to span[1, b] of each lane b, both [M]."""
+    counts = np.maximum(span[1] - span[0], 0)
+    lane = np.repeat(np.arange(span.shape[1]), counts)
+    first = np.cumsum(counts) - counts
+    return lane, np.arange(len(lane)) + np.repeat(span[0] - first, counts)
