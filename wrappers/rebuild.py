@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,12 +133,13 @@ class Rebuildable(GuardedEnvs):
         return self.reset()[0]
 
     def rebuild(self, log: GameLog, beat: Callable[[], None]) -> np.ndarray:
-        """Rebuild the games of a log, which is the environment's from now on; returns the observations [N, ...].
+        """Rebuild the games of a log, to be continued here; returns the current observations [N, ...].
 
         All environments step together up to the same step: one with fewer steps to repeat takes idle actions until its
         seeded reset, which undoes them. `beat` is called at each step.
         """
-        self.log, actions = log, np.concatenate(log.actions or [np.empty(0)])
+        actions = np.concatenate(log.actions or [np.empty(0)])
+        self.log = log = deepcopy(log)  # arrays that came through Ray are read-only
         log.actions.clear()
         first = log.now - len(actions)
         obs, _ = self.reset()
