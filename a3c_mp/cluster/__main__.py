@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, is_open, read_address, save_address
@@ -77,7 +77,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def run_node(args: argparse.Namespace, cluster: ClusterAddress, options: list[str], text: str) -> int:
-    """Run a node until a signal; `text` says that it has started."""
+    """Run a node until a signal (0), or until one of its main processes ends (1); `text` says that it has started."""
     for signum in SIGNALS:
         signal.signal(signum, lambda *_: sys.exit(0))
     options += [] if args.num_cpus is None else [f"--num-cpus={args.num_cpus}"]
@@ -86,11 +86,15 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, options: list[st
         node.wait_for_start()
         if args.run is head or (saved := read_address()) is None or not is_open(saved.address):
             save_address(cluster, node)
-        with suppress(SystemExit):
+        try:
             print(text, flush=True)
-            while True:
-                time.sleep(1.0)
-        wait_for_runs(node)
+            while not node.has_ended(seconds=1.0):
+                pass
+            print(f"the node has failed; it ends in {GRACE_SECONDS:.0f} s", file=sys.stderr, flush=True)
+            time.sleep(GRACE_SECONDS)
+            return 1
+        except SystemExit:
+            wait_for_runs(node)
     return 0
 
 

@@ -1,8 +1,8 @@
 """Starts a node of Ray and ends it with its parent, however that ends: a killed process cannot clean up.
 
 Run as a script, without torch and Ray: `python -I -S guardian.py FOLDER COMMAND ...`. The command is `ray start`, whose
-processes become children of this one; a line on stdout is its exit code. At the end of stdin, all processes are killed
-and the folder is removed.
+processes become children of this one. A line on stdout is its exit code, a further one says that a main process of the
+node has ended. At the end of stdin, all processes are killed and the folder is removed.
 """
 
 from __future__ import annotations
@@ -18,25 +18,32 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-POLL_SECONDS = 0.05
+START_POLL_SECONDS, POLL_SECONDS = 0.05, 0.5
 REMOVE_SECONDS = 1.0  # longest time to remove the folder, into which the parent may still write
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+MAIN_PROCESSES = ("gcs_server", "raylet")
 LOG = "start.log"  # with the output of the command
 
 
-def children() -> list[int]:
-    """This process's children, also those whose exit codes are not collected yet."""
-    found = []
+def children() -> dict[int, str]:
+    """Process -> its name, of this one's children, also those whose exit codes are not collected yet."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            parent = path.read_text().rpartition(")")[2].split()[1]
-            found += [int(path.parent.name)] if int(parent) == os.getpid() else []
+            name, _, rest = path.read_text().rpartition(")")
+            if int(rest.split()[1]) == os.getpid():
+                found[int(path.parent.name)] = name.partition("(")[2]
     return found
 
 
-def parent_has_ended(seconds: float | None) -> bool:
+def parent_has_ended(seconds: float) -> bool:
     """Wait for the end of stdin; nothing else arrives there."""
     return bool(select.select([0], [], [], seconds)[0])
+
+
+def say(line: object) -> None:
+    with suppress(OSError):
+        print(line, flush=True)
 
 
 def main(folder: Path, command: list[str]) -> None:
@@ -45,11 +52,15 @@ def main(folder: Path, command: list[str]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     with open(folder / LOG, "wb") as log:
         start = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    while start.poll() is None and not parent_has_ended(POLL_SECONDS):
+    while start.poll() is None and not parent_has_ended(START_POLL_SECONDS):
         pass
-    with suppress(OSError):
-        print(start.returncode, flush=True)
-    parent_has_ended(None)
+    node = {pid for pid, name in children().items() if name in MAIN_PROCESSES}
+    say(start.returncode)
+    while not parent_has_ended(POLL_SECONDS):
+        with suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                if pid in node:
+                    say("ended")
     while left := children():  # those of the killed ones are next
         for pid in left:
             os.kill(pid, signal.SIGKILL)

@@ -106,6 +106,10 @@ class Node:
             raise ConfigError("node", "", f"Ray cannot be started here ({why})", "see docs/ray.md")
         return (self.folder / "ray" / "ray_current_cluster").read_text()
 
+    def has_ended(self, seconds: float) -> bool:
+        """Wait for the end of a main process of the node, for at most `seconds`; returns whether one has ended."""
+        return bool(select.select([self._output], [], [], seconds)[0])
+
     def is_used(self) -> bool:
         """Whether a process that is not of the node has a log file of it open, as a trainer has."""
         for link in Path("/proc").glob("[0-9]*/fd/*"):

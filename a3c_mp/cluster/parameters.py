@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from a3c_mp.cluster.session import Session
+from a3c_mp.cluster.session import STUCK_SECONDS, Session
 from a3c_mp.processes.weights import Weights
 
 PULL_SECONDS, RETRY_SECONDS = 5.0, 0.1  # longest wait of an actor for the server, and its pause where that fails
@@ -59,7 +59,7 @@ class Publisher(Weights):
         self.server = session.actor_class(ParameterServer, **options).remote()
         self._references: References = {}
         self._answer: Any = None  # reference to that of the latest call
-        self._looked = 0.0
+        self._looked = time.monotonic()
         self._start = ""  # of the server, by its last answer
         super().__init__(net, dtype, untrained)
         session.duties.append(self.look_after)
@@ -75,13 +75,20 @@ class Publisher(Weights):
             self._share(version)
 
     def look_after(self) -> None:
-        """Now and then, see which server answers, and send both versions again; called while the trainer waits."""
-        if time.monotonic() - self._looked >= SEND_SECONDS and self.session.is_done(self._answer):
+        """Now and then, see which server answers, and send both versions again; called while the trainer waits.
+
+        A server that takes too long, as a stopped one does, is killed; Ray starts another one.
+        """
+        silence = time.monotonic() - self._looked
+        if silence >= SEND_SECONDS and self.session.is_done(self._answer):
             start = self.session.ray.get(self._answer)
             if self._start not in ("", start):
                 self.session.log.warning("the parameter server died; another one is started")
             self._start, self._looked = start, time.monotonic()
             self._answer = self.server.publish.remote(self._references)
+        elif silence > STUCK_SECONDS:
+            self.session.kill(self.server)
+            self._looked = time.monotonic()
 
     def _share(self, version: int) -> None:
         values = self.buffers[version % 2].cpu().view(torch.uint8).numpy()

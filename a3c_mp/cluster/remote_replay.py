@@ -7,6 +7,7 @@ Rows go from node to node; the trainer sees neither rows nor frames before it sa
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import starmap
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from a3c_mp.cluster.session import Session
+from a3c_mp.cluster.session import STUCK_SECONDS, Session
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.supervisor import WAIT_SECONDS
 from a3c_mp.replay import Batch, Replay, Shards
@@ -163,7 +164,7 @@ class RemoteReplay:
         index, number = divmod(actor, self.num_shards)
         answers = self._insertions[number]
         answers.append(self.shards[number].insert.remote(index, rows))
-        while len(answers) > self.max_unanswered and self._wait(answers[0]):
+        while len(answers) > self.max_unanswered and self._wait(self.shards[number], answers[0]):
             self.look_after()  # it takes the answer
 
     def look_after(self) -> None:
@@ -208,7 +209,7 @@ class RemoteReplay:
         """Wait for the parts of a batch; None if a shard of them is lost, or the run should stop."""
         fields: dict[str, np.ndarray] = {}
         for number, places, share, shard, answer in parts:
-            batch = self._take_reply(number, shard, answer) if self._wait(answer) else None
+            batch = self._take_reply(number, shard, answer) if self._wait(shard, answer) else None
             if batch is None:
                 return None
             part = {**batch, "probability": batch["probability"] * share}
@@ -220,10 +221,16 @@ class RemoteReplay:
             return None  # replaced since it answered: the ids would be its successor's
         return Batch(**{name: torch.from_numpy(whole) for name, whole in fields.items()}).to(self.device)
 
-    def _wait(self, answer: Any) -> bool:
-        """Wait for the answer of a shard, or its death; returns False if the run should stop."""
+    def _wait(self, shard: Any, answer: Any) -> bool:
+        """Wait for the answer of a shard, or its death; returns False if the run should stop.
+
+        A shard that takes too long, as a stopped one does, is killed, and then replaced.
+        """
+        since = time.monotonic()
         while not self.session.is_done(answer, WAIT_SECONDS):
             self.session.check()
+            if time.monotonic() - since > STUCK_SECONDS:
+                self.session.kill(shard)
             if self.should_stop():
                 return False
         return True

@@ -19,6 +19,7 @@ from a3c_mp.errors import ConfigError, WorkerError
 
 SHUTDOWN_SECONDS = 2.0  # longest wait for `ray.shutdown()`, which takes 7 s where the head is lost
 KILL_SECONDS = 1.0  # the same for `ray.kill()`
+STUCK_SECONDS = 60.0  # longest time that a parameter server or a replay shard may take for an answer
 POLL_SECONDS = 1.0  # between two questions to the head of the cluster
 ANSWER_SECONDS = 3.0  # longest wait for the next answer of a head that is there
 SILENT_SECONDS = 8.0  # silence of the head after which a run ends, if nothing listens at its address any longer
@@ -125,7 +126,7 @@ class Session:
 
     def kill(self, actor: Any) -> None:
         """Kill an actor; where the head is lost, Ray's call may not return."""
-        thread = threading.Thread(target=self.ray.kill, args=(actor,), daemon=True)
+        thread = threading.Thread(target=self.ray.kill, args=(actor,), kwargs={"no_restart": False}, daemon=True)
         thread.start()
         thread.join(KILL_SECONDS)
 

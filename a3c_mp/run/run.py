@@ -197,8 +197,12 @@ class Run(RunState):
             # After a signal, workers are lost because they received it too.
             self.failed = self.exit_reason is None or not isinstance(error, WorkerError)
         self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
+        skipped = [name for name, number in self.counters.items() if number and name.endswith("_not_finite")]
         if error is not None and self.failed:
             self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
+        elif reached_its_end and not self.updates and skipped:
+            self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
+            self.log.error(self.exit_reason)
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:

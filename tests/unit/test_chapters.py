@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import A3C_GRAD, EVERY_CHAPTER, EVERY_ONE_OF_ALL, ROOT, files_no_longer_than
+from harness import A3C_DATA, A3C_GRAD, APEX_DQN, EVERY_CHAPTER, EVERY_ONE_OF_ALL, ROOT, files_no_longer_than, row_id
 from torch import nn
 
 from a3c_mp.algorithms import apex
@@ -101,6 +101,17 @@ def test_what_is_not_finite_is_skipped_counted_and_named(run_inline, chapter, en
     assert done.summary["updates"] > 10
     assert done.config["args"]["env_id"] == env_id
     assert done.state
+
+
+@pytest.mark.parametrize("chapter", [A3C_DATA, APEX_DQN], ids=row_id)
+def test_a_run_that_ends_before_the_first_update_because_of_them_has_failed(run_inline, chapter):
+    learning = ["--learning-starts", "32"] if "dqn" in chapter.algorithm else []
+    done = run_inline.train(
+        chapter, "--env-id", "envs:NanObsForEver-v0?at=4", *learning, *EQUAL_SHARES, "--total-steps", "128"
+    )
+    assert done.code == 1
+    assert done.summary["updates"] == 0
+    assert "no update, because of NaN or inf" in done.summary["exit_reason"]
 
 
 @EVERY_CHAPTER

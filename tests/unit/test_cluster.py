@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from torch import nn
 
 from a3c_mp.algorithms.ray_trainer import check_store
 from a3c_mp.cluster import __main__ as command
-from a3c_mp.cluster import access, node, parameters
+from a3c_mp.cluster import access, node, parameters, remote_replay
 from a3c_mp.cluster import fleet as fleet_module
 from a3c_mp.cluster import session as session_module
 from a3c_mp.cluster.fleet import Fleet
@@ -229,6 +230,37 @@ def test_a_shard_that_is_killed_is_replaced_by_an_empty_one(make_replay, session
     session.ray.kill(replay.shards[0])
     assert (replay.next().ids % 2 == 1).all(), "all of it is of the other shard"
     assert tape.messages == ["replay shard 0 died; its 7 transitions are lost, an empty one is started"]
+
+
+def test_a_shard_that_is_stuck_is_killed_and_replaced(make_replay, session, monkeypatch):
+    """Also in deterministic runs, which wait for each insertion."""
+
+    class StuckShard:
+        def insert(self, actor, rows):
+            if rows == "second":
+                assert is_killed.wait(20)
+                raise RayActorError("it was killed")
+            return len(rows), 1.0, {}
+
+    is_killed = threading.Event()
+    monkeypatch.setattr(session, "kill", lambda shard: is_killed.set())
+    monkeypatch.setattr(remote_replay, "STUCK_SECONDS", 0.2)
+    replay = make_replay(lambda number: StuckShard(), 1)
+    replay.insert(0, "first")
+    assert replay.size == len("first")
+    replay.insert(0, "second")
+    assert replay.size == 0
+
+
+def test_a_parameter_server_that_is_stuck_is_killed(session, monkeypatch):
+    monkeypatch.setattr(parameters, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(session, "is_done", lambda answer: False)
+    monkeypatch.setattr(session, "kill", lambda server: killed.append(server))
+    killed, publisher = [], Publisher(session, nn.Linear(2, 3), torch.float32, untrained=False)
+    publisher.look_after()
+    assert not killed
+    until(lambda: publisher.look_after() or killed)
+    assert killed[0] is publisher.server
 
 
 def test_insertions_wait_for_a_shard_that_does_not_answer(make_replay):
@@ -598,9 +630,10 @@ def test_too_little_shared_memory_for_the_object_store_is_found_before_the_start
 
 
 @pytest.fixture
-def ray_node(monkeypatch):
-    """A node of one process, which `ray start` leaves behind: `sleep`."""
-    monkeypatch.setattr(node, "RAY_START", "import subprocess; subprocess.Popen(['sleep', '100'])")
+def ray_node(monkeypatch, tmp_path):
+    """A node of one process, which `ray start` leaves behind: `sleep`, by the name of one of Ray's main processes."""
+    (raylet := tmp_path / "raylet").symlink_to(shutil.which("sleep"))
+    monkeypatch.setattr(node, "RAY_START", f"import subprocess; subprocess.Popen(['{raylet}', '100'])")
     (folder := (ray_node := Node([], {})).folder / "ray").mkdir()
     (folder / "ray_current_cluster").write_text("host:1")
     assert ray_node.wait_for_start() == "host:1"
@@ -620,6 +653,13 @@ def test_a_node_ends_with_its_parent_and_leaves_nothing(ray_node, is_killed):
         ray_node.close()
     assert not ray_node.folder.exists()
     assert not still_alive([guardian, raylet])
+
+
+def test_the_end_of_a_main_process_is_noticed(ray_node):
+    assert not ray_node.has_ended(0.0)
+    (raylet,) = psutil.Process(ray_node._guardian.pid).children()
+    raylet.kill()
+    assert ray_node.has_ended(20.0)
 
 
 def test_a_node_that_cannot_be_started_is_a_line_and_leaves_nothing(monkeypatch):
