@@ -2,12 +2,15 @@
 
 import fcntl
 import logging
+import math
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -165,3 +168,12 @@ def refused(tmp_path, monkeypatch, capfd):
         return printed.err
 
     return run
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A run's clock, `clock[0]`, from whole seconds, which have exact differences; other threads have the real one."""
+    now = [float(math.ceil(time.monotonic()) + 1)]
+    for module in ("checkpointer", "display", "metrics", "progress", "tracking"):
+        monkeypatch.setattr(f"a3c_mp.run.{module}.time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now[0]}))
+    return now

@@ -1,9 +1,7 @@
 """A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
 
-import math
 import os
 import signal
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -77,14 +75,6 @@ def ten_steps(args, **extra):
 def log_of(run):
     """What the newest start of a run has logged."""
     return (run.folder / "run.log").read_text().rpartition("resumed from")[2]
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that is set, from whole seconds, which have exact differences."""
-    now = [float(math.ceil(time.monotonic()) + 1)]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    return now
 
 
 def test_extra_parts_and_counters_come_back_and_what_a_checkpoint_lacks_starts_empty(args):

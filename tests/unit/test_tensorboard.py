@@ -73,19 +73,17 @@ def test_a_line_of_the_log_is_text_whatever_it_looks_like(tmp_path, capsys):
     assert capsys.readouterr() == ("resumed from [bold]somewhere[/bold]\nanother\n", "")
 
 
-def test_shares_are_of_all_time_since_they_were_last_asked_for(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+def test_shares_are_of_all_time_since_they_were_last_asked_for(clock):
     timing = Timings()
     for name, seconds in (("learning", 3.0), ("publishing", 1.0), ("learning", 2.0)):
         with suppress(KeyError), timing(name):
-            now[0] += seconds
+            clock[0] += seconds
             raise KeyError  # a section that an exception ends still counts
-    now[0] += 4.0  # in no section
+    clock[0] += 4.0  # in no section
     assert timing.shares() == {"learning": 0.5, "publishing": 0.1}
     with timing("learning"):
-        now[0] += 1.0
-    now[0] += 3.0
+        clock[0] += 1.0
+    clock[0] += 3.0
     assert timing.shares() == {"learning": 0.25}
 
 
