@@ -10,7 +10,7 @@ corrects for the updates since the policy acted, and publishes new weights. Kill
 
 from __future__ import annotations
 
-import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,20 +20,19 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.actor_critic import A3CSetup, Samples, advantages_and_targets, anneal_entropy_coef
-from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS, PPOArgs
+from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS as PRESETS
+from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.chapter import Chapter
 from a3c_mp.data.actor import make_envs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.rollout import Rollout, minibatches
-from a3c_mp.maths.losses import clipped_policy_loss, normalize, value_loss
+from a3c_mp.maths.losses import normalize, value_loss
 from a3c_mp.nets.precision import autocast
 from a3c_mp.run.learner import Learner
 
 
 @dataclass(frozen=True)
 class Args(PPOArgs):
-    """Settings of chapter 1."""
-
     chapter = "a3c_data"
 
 
@@ -48,7 +47,9 @@ def loss(args: Any, net: Any, samples: Samples) -> tuple[Tensor, dict[str, Any]]
     logits, values = net(samples.obs)
     policy, behaviour = net.distributions(logits, samples.behaviour_logits)
     log_probs, behaviour_log_probs = policy.log_prob(samples.action), behaviour.log_prob(samples.action)
-    policy_loss = clipped_policy_loss(log_probs, behaviour_log_probs, samples.advantages, args.clip_ratio)
+    ratio = (log_probs - behaviour_log_probs).exp()  # pi(a|s) / mu(a|s), [N]
+    clipped = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
+    policy_loss = -torch.min(ratio * samples.advantages, clipped * samples.advantages).mean()  # PPO, equation 7
     critic_loss = value_loss(values, samples.value_targets)
     entropy_loss = -policy.entropy().mean()
     total = policy_loss + args.value_coef * critic_loss + args.entropy_coef * entropy_loss
@@ -69,13 +70,16 @@ def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch:
     """Take a gradient step on one batch; return the metrics, or None where NaN or inf was skipped."""
     learner.optimizer.zero_grad(set_to_none=True)
     total, metrics = backward(args, learner.net, loss, *batch)
-    learner.group.all_reduce_gradients(learner.net, total)  # the mean over all learners: chapters 3 and 4
+    learner.group.all_reduce_gradients(
+        learner.optimizer, total
+    )  # their means over all learners, of which chapters 3 and 4 may have several
     norms = [nn.utils.clip_grad_norm_(g["params"], args.max_grad_norm) for g in learner.optimizer.param_groups]
     metrics["losses/grad_norm"] = norm = torch.stack(norms).norm()
-    if finite := learner.check_gradient(norm + total):  # only if both are
-        learner.optimizer.step()
-        learner.record_update(metrics)
-    return metrics if finite else None
+    if not learner.check_gradient(norm + total):  # NaN or inf in one of them: counted, and skipped
+        return None
+    learner.optimizer.step()
+    learner.record_update(metrics)
+    return metrics
 
 
 def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Samples]:
@@ -83,7 +87,7 @@ def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Sa
     largest = samples.advantages.abs().argsort(descending=True, stable=True)
     for epoch in range(args.update_epochs):
         num = round(args.repeat_fraction * len(largest)) if epoch else len(largest)
-        chosen = largest[:num].sort().values  # sorted: a share of 1 gives plain passes
+        chosen = largest[:num].sort().values  # in order of time: a share of 1 is a plain shuffled pass
         for indices in minibatches(num, args.batch_size, rng, chosen.device):
             yield samples.select(chosen.index_select(0, indices))
 
@@ -98,12 +102,11 @@ def learn(args: PPOArgs, learner: Learner, rollout: Rollout) -> None:
 
 
 def train(args: PPOArgs, learner: Learner) -> None:
-    """Learn from rollouts, which are finite and counted; after each round slots go back and new weights go out."""
+    """Learn from rollouts, which are finite and counted; after each round new weights go out, then slots go back."""
     for rollout in learner.rounds():
         learn(args, learner, rollout)
 
 
-PRESETS = PPO_PRESETS
 main = Chapter(Args, PRESETS, actor, train, A3CSetup)
 
 if __name__ == "__main__":

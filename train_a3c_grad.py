@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -64,22 +64,24 @@ def actor(channel: Any, args: Args) -> Callable[..., Any]:
     net.to(channel.memory.weights.device)  # float32: gradients are computed with it
     outbox = Outbox(args, collector, net)
 
-    def gradients() -> Generator[Any, Any, None]:
-        slot = yield  # with --sync, weights are loaded only after a slot has come: it says that the last step is over
+    def batches() -> Iterator[Samples]:
+        """Minibatches of one rollout after the other."""
         while True:
             rollout = outbox.collect()
             advantages, value_targets = advantages_and_targets(args, rollout)
             advantages = normalize(advantages) if args.normalize_advantages else advantages
             samples = Samples.of(rollout, advantages, value_targets)
-            for indices in outbox.unsent(len(samples.obs)):
-                version = channel.memory.load(net, slot)  # the newest weights, for every gradient
-                net.zero_grad(set_to_none=True)
-                _, metrics = backward(args, net, loss, samples.select(indices))
-                slot = yield outbox.write(slot, version, metrics, len(indices))
+            yield from map(samples.select, outbox.unsent(len(samples.obs)))
 
-    filling = gradients()
-    next(filling)
-    return filling.send
+    def fill(slot: Any) -> Any:
+        batch = next(unsent)
+        version = channel.memory.load(net, slot)  # the newest weights, for every gradient
+        net.zero_grad(set_to_none=True)
+        _, metrics = backward(args, net, loss, batch)
+        return outbox.write(slot, version, metrics, len(batch.obs))
+
+    unsent = batches()
+    return fill
 
 
 def train(args: Args, learner: Learner) -> None:

@@ -98,7 +98,7 @@ def mutate(args: Args, parent: Member, child_id: int, rng: Generator) -> Member:
 
 
 def train(args: Args, generations: Generations) -> None:
-    """Train the population, a generation at a time, in every rank alike."""
+    """Train the population, a generation at a time, the same in every rank."""
     for population in generations:  # all members have learned and played, every rank has their results
         population.breed(evolve(args, population.evaluated, population.rng))
 

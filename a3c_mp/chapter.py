@@ -35,7 +35,7 @@ class Chapter:
         from a3c_mp.cli import parse_args  # here, as actors import the chapter and need neither flags nor folders
         from a3c_mp.run.run import Run
 
-        description = sys.modules[self.args_class.__module__].__doc__ or ""
+        description = sys.modules[self.train.__module__].__doc__ or ""
         args = parse_args(self.args_class, self.presets, description)
         setup = self.setup(args)
         with (

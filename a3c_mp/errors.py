@@ -16,9 +16,9 @@ class ConfigError(A3CError):
     `what` is the setting, as its flag is spelled, and `value` what was given; "" if nothing was.
     """
 
-    def __init__(self, what: str, value: object, why: str, fix: str = "see --help"):
+    def __init__(self, what: str, value: object, why: str, fix: str = ""):
         self.given = what if value == "" else f"{what}={value}"
-        super().__init__(" ".join(f"{self.given}: {why}; {fix}".split()))
+        super().__init__(" ".join(f"{self.given}: {why}; {fix}".split()).removesuffix(";"))
         self.what, self.value, self.why, self.fix = what, value, why, fix
 
 

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Discrete
 from harness import CHAPTERS, Chapter, Finished
 
 from a3c_mp.algorithms.actor_critic import spec_of_rollouts
-from a3c_mp.data.actor import make_envs
+from a3c_mp.data.actor import Memory, make_envs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.rollout import empty_rollout, rollout_spec
 from a3c_mp.errors import NothingToDo
@@ -73,7 +73,8 @@ class InlineChannel:
 
 def unconnected_collector(args, net=None, actor=0):
     """A rollout collector that no learner waits for, with the weights of `net` if there is one."""
-    memory = SimpleNamespace(weights=SimpleNamespace(device=torch.device("cpu")), dtype=torch.float32)
+    weights = SimpleNamespace(device=torch.device("cpu"))
+    memory = Memory(None, weights, None, torch.float32, args.in_order)
     channel = SimpleNamespace(
         worker=actor, actor=actor, seed_key=(0, actor, 0), restored=None, memory=memory,
         beat=lambda: None, closing=lambda env: env,

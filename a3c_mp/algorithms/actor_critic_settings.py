@@ -55,7 +55,7 @@ class RolloutArgs(RewardArgs, CommonArgs):
     learning_rate_end: NonNegative = 0.0
     """learning rate after anneal-steps; as high as learning-rate, it stays constant"""
     anneal_steps: Annotated[int, Between(0)] = 0
-    """agent steps until the learning rate is at its end, where it stays; 0: total-steps"""
+    """agent steps over which the learning rate is annealed, then it stays; 0: total-steps"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """optimizer; the A3C and IMPALA papers use rmsprop"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
@@ -63,7 +63,7 @@ class RolloutArgs(RewardArgs, CommonArgs):
     rmsprop_eps: Annotated[float, Between(1e-12)] = 1e-5
     """RMSProp epsilon (decay 0.99); the papers' 0.01 and 0.1 are for summed losses, here losses are means"""
     max_grad_norm: Positive = 1.0
-    """max gradient norm: gradients are clipped to it; 1e9: not at all"""
+    """max gradient norm: gradients are clipped to this norm; 1e9: not clipped"""
     entropy_coef: NonNegative = 0.01
     """entropy coefficient: weight of the entropy bonus in the loss"""
     value_coef: NonNegative = 2.0
@@ -77,13 +77,13 @@ class RolloutArgs(RewardArgs, CommonArgs):
     log_std_init: Annotated[float, Between(-20, 2)] = 0.0
     """continuous actions: initial log standard deviation of the Gaussian policy"""
     noise_steps: Count = 1
-    """steps of an environment for which the random numbers of exploration noise stay the same; 1: new ones each step"""
+    """resample the noise of actions every N steps of an environment (SB3: sde_sample_freq); 1: each step"""
     explore_envs: Fraction = 0.0
     """share of environments that repeat a random (discrete) action now and then; the mean return omits them"""
     explore_steps: Annotated[int, Between(1, STRETCH)] = 20
     """longest time that an exploring environment repeats an action (agent steps)"""
     explore_after: Annotated[int, Between(0)] = 0
-    """only while an actor's other environments have had no reward for so many steps, together; 0: always"""
+    """explore only after the actor's other environments have had no reward for this many steps in total; 0: always"""
     lstm = False  # a flag of IMPALA only
     rollout_fields: ClassVar[Mapping[str, InfoField]] = {}
     """fields that a chapter adds to its rollouts, by the name that `infos` has them under"""
@@ -106,7 +106,7 @@ class A3CArgs:
     n_step: Count = 4
     """n of n-step returns: rewards in a return (--returns nstep)"""
     clip_ratio: NonNegative = 0.2
-    """PPO clip range: ratios beyond 1 +- this give no gradient"""
+    """PPO clip range: no gradient once the advantage has moved the ratio of probabilities this far from 1"""
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class PPOArgs(A3CArgs, RolloutArgs):
     entropy_coef_end: NonNegative | None = None
     """entropy coefficient after entropy-steps, annealed linearly from entropy-coef; None: it stays constant"""
     entropy_steps: Annotated[int, Between(0)] = 0
-    """agent steps until the entropy coefficient is at its end, where it stays; 0: total-steps"""
+    """agent steps over which the entropy coefficient is annealed, then it stays; 0: total-steps"""
     repeat_fraction: Fraction = 1.0
-    """share of the samples that later epochs repeat: those of the largest absolute advantage; 0: one epoch only"""
+    """share of the samples that epochs after the first repeat, largest absolute advantages first; 1: plain PPO"""
 
 
 PRESETS: dict[str, dict[str, Any]] = {

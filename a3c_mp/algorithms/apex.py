@@ -107,6 +107,8 @@ class ApexSetup(Setup):
     def __init__(self, args: Any, algo: Algorithm, rank: int = 0):
         check_learners(args.num_learners, args.num_actors, args.cuda)
         check_sizes(args)
+        if getattr(args, "rollout_fields", None):
+            raise ConfigError("rollout_fields", "", "actors of this chapter send no rollouts", "leave it out")
         obs_space, action_space = probe_env(args.env_id, algo.ACTIONS)
         device = set_up_torch(args, rank)
         net = algo.make_net(obs_space, action_space).to(device)

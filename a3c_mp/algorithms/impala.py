@@ -26,7 +26,7 @@ CARTPOLE: dict[str, Any] = {
     "normalize_advantages": False,
 }
 FALLING_RATE = {"anneal_steps": 100_000, "learning_rate_end": 1e-4}
-"""where good policies otherwise stay just below the goal: each learned step moves them too far"""
+"""a lower rate at the end: at a constant 1e-3, policies stay just below the goal"""
 MOUNTAIN_CAR: dict[str, Any] = {
     "total_steps": 300_000,
     "num_envs": 8,

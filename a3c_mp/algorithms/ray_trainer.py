@@ -28,7 +28,7 @@ from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 
 MIB = 2**20
 HELD = 2
-"""results beside those in flight that may lie in the object store: one that is copied, one that is freed late"""
+"""further results that the object store may hold: one that is copied, one that is freed late"""
 LEAST_STORE = 80 * MIB
 """smallest object store; Ray refuses less than 75 MiB"""
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def save_run(setup: Setup, learner: Any, error: BaseException | None) -> None:
 
 
 class RayImpalaSetup(ImpalaSetup):
-    """That of chapter 4, with what messages of unrolls are packed by."""
+    """The setup of chapter 4, and a packer for messages of unrolls."""
 
     spec = None
     end = save_run

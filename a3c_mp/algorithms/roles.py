@@ -125,7 +125,7 @@ def collectors_of(
 
 
 def evaluator_of(node: Node, args: RoleArgs, learner: Any) -> EvaluatorChannel | InlineEvaluator | None:
-    """Where the evaluator of this process gets its weights; None if there is none."""
+    """The evaluator of this process, or None."""
     if learner is not None:
         return learner.run.progress.evals.evaluator if args.standalone else None
     if "evaluator" not in node.labels:

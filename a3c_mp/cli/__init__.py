@@ -27,6 +27,7 @@ Presets = Mapping[str, Mapping[str, Any]]  # environment id -> settings that dif
 
 def parse_args(args_class: type[A], presets: Presets, description: str, argv: Sequence[str] | None = None) -> A:
     """Parse the command line over the defaults of an environment, or a resumed run's settings. Raises ConfigError."""
+    _check_class(args_class)
     given, others = read_flags(args_class, sys.argv[1:] if argv is None else argv)
     if others:
         raise refusal(others, args_class)
@@ -35,7 +36,10 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
         default = make(**_saved_settings(args_class, given))
     else:
         env_id = _with_kwargs(given.pop("env_id", make.env_id), given.pop("env_kwargs", ()))
-        default = make(**{**defaults_for(args_class, env_id, presets), "env_id": env_id})
+        defaults = defaults_for(args_class, env_id, presets)
+        if unknown := sorted(defaults.keys() - _fields(args_class)):
+            raise ConfigError(flag_name(unknown[0]), "", f"a preset of {env_id} sets it, and there is no such setting")
+        default = make(**{**defaults, "env_id": env_id})
     if wants_help:
         note = f"Defaults depend on --env-id; there are presets for {', '.join(presets)}."
         _print_help(make_parser(args_class, f"{description}\n{note}", default))
@@ -87,6 +91,18 @@ def _print_help(parser: argparse.ArgumentParser) -> NoReturn:
     with suppress(BrokenPipeError):  # `--help | head`
         print(parser.format_help(), end="", flush=True)
     sys.exit(0)
+
+
+def _check_class(args_class: Any) -> None:
+    """Refuse settings of a chapter of one's own that would have no effect. Raises ConfigError."""
+    if "__dataclass_params__" not in vars(args_class):
+        raise ConfigError(
+            args_class.__name__, "", "its settings have no effect", "put @dataclass(frozen=True) above it"
+        )
+    for field in dataclasses.fields(args_class):
+        if (value := vars(args_class).get(field.name, field.default)) is not field.default:
+            fix = f"write {field.name}: {getattr(field.type, '__name__', field.type)} = {value!r}"
+            raise ConfigError(flag_name(field.name), value, f"{args_class.__name__} sets it without its type", fix)
 
 
 def _fields(args_class: Any) -> set[str]:

@@ -53,6 +53,7 @@ class RolloutCollector:
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
         self.lstm_state_before = net.initial_state(env.num_envs)  # the LSTM's state before self.obs
         self.forward = acting_forward(net, self.obs, *self.lstm_state_before, deterministic=args.deterministic)
+        self.unseen_fields = set(args.rollout_fields)  # that no infos have had
         self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to
         if saved := {name: torch.from_numpy(part) for name, part in self.games.successor_state.items()}:
             self.logits, self.value = saved["logits"].to(device), saved["value"].to(device)
@@ -102,6 +103,8 @@ class RolloutCollector:
             action = self.net.distribution(logits).sample(self.rng).cpu()
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)
+            if self.unseen_fields:
+                self.unseen_fields -= infos.keys() | infos.get("final_info", {}).keys()
             write_step(
                 rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
                 life_lost=infos.get("life_lost", False), behaviour_logits=logits,
@@ -119,6 +122,8 @@ class RolloutCollector:
             self.channel.beat()
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1
+        if self.unseen_fields and self.rollouts == 1 and self.channel.actor == 0:
+            print(f"infos have no {' or '.join(sorted(self.unseen_fields))} so far: these rollout_fields are 0")
 
     def _starts(self, state: Tensor) -> Tensor:
         """Which environments get an empty LSTM state, bool [B]: those in which an episode starts.

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from a3c_mp.data.episodes import Episode, episodes_at
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.distributions import num_params
 from a3c_mp.processes.slots import Spec
 
@@ -58,7 +59,8 @@ class Rollout(NamedTuple):
 class InfoField(NamedTuple):
     """A field that a chapter adds to its rollouts: what `infos` of each step says under the field's name.
 
-    Where an episode ends, it is what the last step of that episode said; where `infos` does not have it, 0.
+    Place t has what the step that led to obs[t+1] said, the last one of an episode too; what `reset` says is left out.
+    Where `infos` does not have it, 0.
     """
 
     shape: tuple[int, ...] = ()  # for one environment
@@ -71,7 +73,10 @@ class InfoField(NamedTuple):
         for source, theirs in ((infos, ~ended), (infos.get("final_info", {}), ended)):  # the former: after a reset
             given = source.get(f"_{name}", name in source) & theirs
             if given.any():
-                values[given] = np.stack(list(source[name][given]))
+                found = np.stack(list(source[name][given]))
+                if found.shape[1:] != self.shape:
+                    raise ValueError(f"infos[{name!r}] has shape {found.shape[1:]}, rollout_fields says {self.shape}")
+                values[given] = found
         return values
 
 
@@ -81,7 +86,8 @@ def rollout_spec(
 ) -> Spec:  # fmt: skip
     """Shapes and dtypes of a `Rollout`: T = unroll_length, B = num_envs."""
     assert isinstance(obs_space, Box), obs_space
-    assert not extra.keys() & set(Rollout._fields), "a field of a rollout has this name already"
+    if taken := extra.keys() & set(Rollout._fields):
+        raise ConfigError("rollout_fields", " ".join(taken), "a field of a rollout has this name already", "rename it")
     steps = (unroll_length, num_envs)
     states = (unroll_length + 1, num_envs)
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32

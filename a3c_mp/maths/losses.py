@@ -27,23 +27,6 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
     return -(log_probs * advantages.detach()).mean()
 
 
-def clipped_policy_loss(
-    log_probs: Tensor, behaviour_log_probs: Tensor, advantages: Tensor, clip_ratio: float
-) -> Tensor:
-    """PPO's clipped surrogate policy loss (Schulman et al. 2017, equation 7).
-
-    At ratio 1 its gradient is that of A2C, -A grad log pi(a|s). The ratio to the policy that chose the action corrects
-    for the updates in between. A sample gives no gradient once its advantage has moved the ratio out of the clip range.
-
-    `log_probs`, `behaviour_log_probs` [B]: log pi(a|s) of the learner's policy, log mu(a|s) of the policy that acted;
-    `clip_ratio`: epsilon, `inf` for the unclipped importance-weighted gradient.
-    """
-    assert log_probs.shape == behaviour_log_probs.shape == advantages.shape, (log_probs.shape, advantages.shape)
-    ratio = (log_probs - behaviour_log_probs).exp()
-    clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
-    return -torch.min(ratio * advantages, clipped * advantages).mean()
-
-
 def normalize(
     advantages: Tensor,
     weights: Tensor | None = None,

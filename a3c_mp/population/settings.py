@@ -80,7 +80,7 @@ class Args(ReplayArgs):
     batch_size_range: tuple[int, int] = (8, 256)
     """batch sizes that evolution can reach"""
     learn_every: Count = 4
-    """first learn-every: agent steps for each update"""
+    """agent steps for each update (train frequency), in the first generation"""
     learn_every_range: tuple[int, int] = (1, 120)
     """values of learn-every that evolution can reach"""
     hidden: tuple[int, ...] = (64, 64)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from a3c_mp.errors import PeerLost
 
@@ -73,9 +73,10 @@ class LearnerGroup:
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.detach().copy_(part.view_as(tensor))
 
-    def all_reduce_gradients(self, net: nn.Module, loss: Tensor) -> None:
+    def all_reduce_gradients(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         """Replace gradients and loss by their means: those of the union of all batches, if these have one size."""
-        self.all_reduce_mean([*(parameter.grad for parameter in net.parameters() if parameter.grad is not None), loss])
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.all_reduce_mean([*(parameter.grad for parameter in parameters if parameter.grad is not None), loss])
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """The tensors [N, ...] of all learners, concatenated in the order of ranks: [size * N, ...]."""

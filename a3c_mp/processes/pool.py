@@ -26,8 +26,8 @@ NICENESS = 5
 class ActorChannel(Protocol):
     """What a collector of data needs of its connection to the learner; see `WorkerChannel`."""
 
-    worker: int
-    actor: int
+    worker: int  # its number among the workers of this learner
+    actor: int  # its number in the whole run
     seed_key: tuple[int, ...]
     restored: Any
     memory: Any
@@ -59,7 +59,7 @@ class WorkerEvent(NamedTuple):
 
     actor: int  # its number in the whole run
     text: str
-    replaced: bool = True  # False, if it has neither joined nor left: it runs, but plays new games
+    replaced: bool = True  # False without a join or leave: the actor runs, but its games could not be rebuilt
     joined: bool = False  # from another machine, or after it waited for a place
     left: bool = False  # its machine has left, or no node has a place for it: no process acts for it now
 

@@ -41,7 +41,7 @@ class NonFiniteFilter:
         self.bad_in_a_row[source] += 1
         if self.bad_in_a_row[source] == self.in_a_row:
             self.run.counters[self.counter] += 1
-            fix = "lower --learning-rate, or look for NaN or inf in rewards and observations"
+            fix = "lower --learning-rate, or look for NaN or inf in rewards, observations and fields of infos"
             raise TrainingError(f"{what} contains NaN or inf, {self.in_a_row} in a row from {source}; {fix}")
         count(self.run, self.counter, 1, f"{what} contains NaN or inf; skipped")
         return False

@@ -1,7 +1,7 @@
 """A learner: nets and optimizer, the actors that send it data, and the rounds in which it takes that data.
 
-Everything that is done for every message alike happens here: is it finite, whose is it, how old, count it, remember
-what the actor's successor needs, publish new weights when a round ends, give the slots back.
+What every message needs happens here: it is checked for NaN and inf and counted, with its policy lag; what its actor's
+successor needs is kept; when a round ends, new weights are published and slots go back.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Setup:
     bad_in_a_row: int = BAD_IN_A_ROW  # messages with NaN or inf in a row, from one actor, that end a run
     saved: dict[str, Stateful] = field(default_factory=dict)  # in all checkpoints, besides net, optimizer and progress
     kept: dict[str, Stateful] | None = field(default_factory=dict)
-    """for an exact resume, in checkpoints of deterministic runs, besides actors and weights; None: nor are these"""
+    """further state for an exact resume, in deterministic checkpoints; None: an exact resume is not possible"""
     make_policy: Any = None
     """for evaluations (`evaluate.MakePolicy`); None: as for an actor-critic net"""
     samples_per_update: int = 0  # of each learner, where the metrics have samples a second
     more: Any = None  # shared with actors, besides slots and weights; see `Memory.more`
 
     def begin(self, learner: Learner) -> None:
-        """Called after a checkpoint is restored and before actors start."""
+        """Called once `saved` is restored, before `kept`, weights and states of actors are, and before actors start."""
 
     def end(self, learner: Learner, error: BaseException | None) -> None:
         """Called after the last round and before actors end."""
@@ -127,7 +127,7 @@ class Learner:
 
     def __enter__(self) -> Learner:
         with ExitStack() as stack:
-            stack.callback(self._tell_events)  # what led to the end of a run is the most interesting of all
+            stack.callback(self._tell_events)  # log pending restarts also when the run fails
             stack.enter_context(self.pool)
             stack.push(lambda kind, error, trace: self.setup.end(self, error))
             self._leaving = stack.pop_all()
@@ -159,7 +159,7 @@ class Learner:
         return self.run.rng
 
     def check_gradient(self, value: Tensor) -> bool:
-        """Whether a gradient, of this norm plus loss, is finite; else count it. Raises TrainingError at the fifth."""
+        """Whether gradient norm and loss, added up, are finite; others are counted. Raises TrainingError at five in a row."""
         source = "the learner" if self.group.size == 1 else "the learners"
         return self._grad_filter.check(value, source, f"gradient {self.run.updates + 1}")
 
@@ -173,7 +173,7 @@ class Learner:
         with self.run.timing("waiting"):
             filled = self.pool.take(self.run.should_stop, size)
         self._reports = self.states.read(filled)
-        if self.group.size == 1:  # else `record` does: a peer that is lost in it must not leave half a round
+        if self.group.size == 1:  # else `record` does: a lost learner must not leave a round half recorded
             self.states.advance(self._reports)
         return filled
 

@@ -191,6 +191,7 @@ def _fix_for(env_id: str) -> str:
         return "choose another, or other --env-kwargs"
     known, wanted = {name.casefold(): name for name in gymnasium.registry}, name.casefold()
     alike = [other for other in known if other == f"ale/{wanted}" or other.startswith(f"{wanted}-v")]
+    alike = [other for other in known if other == f"{wanted}noframeskip-v4"] or alike
     if alike := alike or difflib.get_close_matches(wanted, known, n=1, cutoff=0.8):
         meant = known[alike[-1]]  # the newest version
         return f"perhaps you meant {f'{module}:{meant}' if module else meant}"

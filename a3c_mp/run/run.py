@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import A3CError, ConfigError, NothingToDo, WorkerError
+from a3c_mp.errors import A3CError, ConfigError, NothingToDo, Stopped, WorkerError
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.processes.console import console
 from a3c_mp.processes.learner_group import Stateful
@@ -31,7 +31,8 @@ from a3c_mp.run.evaluation import Evaluation, Evaluator
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
-from a3c_mp.run.run_dir import claim_folder, describe_run, end_of, refuse_unwritable, write_json
+from a3c_mp.run.run_dir import changed_settings, claim_folder, describe_run, end_of, refuse_unwritable, write_json
+from a3c_mp.run.script import RECEIVED
 
 if TYPE_CHECKING:
     from a3c_mp.run.evaluate import MakePolicy
@@ -80,12 +81,16 @@ class Run(RunState):
             self.rng, self.timing = self.checkpointer.rng, self.metrics.timing
             if optimizer is not None:
                 self.metrics.gauges["charts/learning_rate"] = lambda: optimizer.param_groups[0]["lr"]
-            write_json(self.folder / "config.json", describe_run(args, algorithm, self.folder, self.steps))
+            write_json(self.folder / "config.json", described := describe_run(args, algorithm, self.folder, self.steps))
+            if changed := changed_settings(described["starts"]):
+                self.log.info(f"changed: {', '.join(changed)}")
             self._cleanup = cleanup.pop_all()
         # At the end of the last round: in the middle of one, no state is exact.
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
 
     def __enter__(self) -> Run:
+        if RECEIVED:
+            raise Stopped(128 + RECEIVED[0])
         (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
         self.metrics.open()
         for signum in SIGNALS:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,10 +22,11 @@ import numpy as np
 import torch
 
 import a3c_mp
-from a3c_mp.config import FORMAT, CommonArgs
+from a3c_mp.config import FORMAT, CommonArgs, flag_name
 from a3c_mp.errors import ConfigError
 
-LEFT_BY_FAILED_START = {".lock", "run.log"}  # besides an empty folder for checkpoints
+PLACE = {"resume", "run_name", "runs_dir"}  # settings that say where a run is
+LEFT_BY_FAILED_START = {".lock", "run.log", "episodes.csv"}  # besides an empty folder for checkpoints
 
 
 def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
@@ -115,6 +116,13 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
     earlier = json.loads(path.read_text()).get("starts", []) if path.exists() else []
     starts = [*earlier, {"time": now, "steps": steps, **start}]
     return {"format": FORMAT, "algorithm": algorithm, **start, "starts": starts}
+
+
+def changed_settings(starts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the newest start of a run has changed, for the log: `--gamma 0.9 (0.99 before)`."""
+    before, now = starts[-2:][0]["args"], starts[-1]["args"]
+    names = [name for name in now if name not in PLACE and before.get(name, now[name]) != now[name]]
+    return [f"--{flag_name(name)} {now[name]} ({before[name]} before)" for name in names]
 
 
 def end_of(folder: Path) -> tuple[str | None, int] | None:

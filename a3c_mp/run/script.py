@@ -20,6 +20,7 @@ from a3c_mp.errors import ConfigError, NothingToDo, Stopped
 from a3c_mp.processes.console import console, discard_output
 from a3c_mp.processes.spawn import SIGNALS
 
+RECEIVED: list[int] = []  # signals that have arrived before a run: their exception is lost in a weakref's callback
 END_SECONDS = 1.0  # longest wait for each of output, other threads and processes, and exit functions
 
 
@@ -43,6 +44,8 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         code, report = 0, partial(print, reason)
     except SystemExit as error:
         code = error.code
+        if isinstance(error, Stopped) and code == 128 + signal.SIGINT:
+            report = partial(print, "interrupted", file=sys.stderr)
     except BaseException as error:
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
     if report is not None:
@@ -54,6 +57,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
     _ignore_signals()
+    RECEIVED.append(signum)
     raise Stopped(128 + signum)
 
 

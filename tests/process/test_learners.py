@@ -49,7 +49,7 @@ def step(net, optimizer, group):
     advantages = normalize(values.detach() - logits.detach()[:, 0], weights, group.all_reduce_mean)
     loss = (weights * advantages * logits.square().sum(1)).mean() + values.square().mean()
     loss.backward()
-    group.all_reduce_gradients(net, loss)
+    group.all_reduce_gradients(optimizer, loss)
     optimizer.step()
     return [*(parameter.grad.clone() for parameter in net.parameters()), loss]
 

@@ -7,7 +7,7 @@ from harness import A3C_DATA, ROOT, scalars
 CHANGES = {
     "import Rollout, minibatches": "import InfoField, Rollout, minibatches",
     '    chapter = "a3c_data"\n': """    chapter = "my_chapter"
-    rollout_fields = {"angle": InfoField()}
+    rollout_fields = {"angle": InfoField(), "engle": InfoField()}
 
     angle_coef: float = 0.5
     \'\'\'coefficient of the auxiliary loss\'\'\'
@@ -30,6 +30,7 @@ def test_a_copy_of_chapter_1_learns_from_a_field_that_it_adds(scripts):
     flags = [*A3C_DATA.flags, "--env-id", "envs:Angle-v0", "--angle-coef", "0.25", "--total-steps", "1000"]
     done = scripts.finish(scripts.start(str(copy), "--run-name", "r", *flags), "r")
     assert done.code == 0, done.out + done.err
+    assert (done.out + done.err).count("infos have no engle so far: these rollout_fields are 0") == 1
     assert done.config["algorithm"] == "my_chapter"
     assert done.config["args"]["angle_coef"] == 0.25
     assert done.summary["updates"] > 0 == done.not_finite

@@ -94,7 +94,7 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(name):
     _, _, whole, nets = a_case(name, 8)
     halves = [Batch(*(field[part] for field in whole)) for part in (slice(4), slice(4, 8))]
     # One of two, in one process: it sees the probabilities of both, and keeps its own gradient.
-    half = SimpleNamespace(all_gather=lambda own: whole.probability, all_reduce_gradients=lambda net, loss: None)
+    half = SimpleNamespace(all_gather=lambda own: whole.probability, all_reduce_gradients=lambda optimizer, loss: None)
 
     def gradient(group, batch):
         online = copy.deepcopy(nets[0]), nets[1]

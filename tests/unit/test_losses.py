@@ -1,6 +1,8 @@
 """Parts of losses against their formulas; whole losses are in test_a3c_grad.py, test_apex.py and test_impala.py."""
 
 import math
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import train_a3c_data
+from a3c_mp.algorithms.actor_critic import Samples
 from a3c_mp.maths import losses
 
 
@@ -16,8 +20,12 @@ def test_the_policy_gradient_is_that_of_the_weighted_advantage_until_the_ratio_l
     ratios = torch.tensor([1.15, 1.25, 0.75, 0.85, 0.75, 1.25])
     advantages = torch.tensor([1.0, 2.0, 3.0, -1.0, -2.0, -3.0])
     for clip_ratio, pushes in ((0.2, [1, 0, 1, 1, 0, 1]), (math.inf, [1] * 6)):
-        log_probs = ratios.log().requires_grad_()
-        losses.clipped_policy_loss(log_probs, torch.zeros(6), advantages, clip_ratio).backward()
+        log_probs, zeros = ratios.log().requires_grad_(), torch.zeros(6)
+        policies = [Mock(**{"log_prob.return_value": x, "entropy.return_value": zeros}) for x in (log_probs, zeros)]
+        net = Mock(return_value=(None, zeros), **{"distributions.return_value": policies})
+        args = SimpleNamespace(clip_ratio=clip_ratio, value_coef=1.0, entropy_coef=1.0)
+        samples = Samples(zeros, zeros, None, advantages, zeros, {})
+        train_a3c_data.loss(args, net, samples)[0].backward()
         torch.testing.assert_close(log_probs.grad, -advantages * ratios * torch.tensor(pushes) / 6)
 
 

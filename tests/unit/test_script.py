@@ -47,7 +47,7 @@ def raises(error):
     ("main", "code", "out", "err"),
     [
         (lambda: 130, 130, "", ""),
-        (raises(ConfigError("num-envs", 0, "must be 1")), 2, "", "error: num-envs=0: must be 1; see --help\n"),
+        (raises(ConfigError("num-envs", 0, "must be 1")), 2, "", "error: num-envs=0: must be 1\n"),
         (raises(NothingToDo("it has ended")), 0, "it has ended\n", ""),
         (raises(SystemExit(3)), 3, "", ""),
         (raises(KeyError("none")), 1, "", "KeyError: 'none'\n"),

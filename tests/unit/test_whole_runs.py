@@ -30,7 +30,7 @@ from harness import (
 
 import play
 from a3c_mp.algorithms.ray_settings import DqnArgs
-from a3c_mp.algorithms.ray_trainer import TooFewActors
+from a3c_mp.algorithms.ray_trainer import RayDqnSetup
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.run import metrics
 from a3c_mp.run.run import Run
@@ -140,9 +140,11 @@ def test_a_deterministic_run_without_its_replay_warns_that_it_will_differ(run_in
 def test_too_few_actors_to_fill_the_replay_are_warned_of_once(learning_starts, warned):
     """Actor 1 of two has no place. The lanes of actor 0 can hold 400 transitions, but not 2,000."""
     args, log = DqnArgs(replay_size=4000, learning_starts=learning_starts, num_shards=1), []
-    few = TooFewActors(args, SimpleNamespace(updates=0, log=SimpleNamespace(warning=log.append)))
+    setup = SimpleNamespace(replay=SimpleNamespace(size=0), has_warned=False)
+    run = SimpleNamespace(log=SimpleNamespace(warning=log.append))
+    learner = SimpleNamespace(args=args, run=run, pool=SimpleNamespace(placed=1))
     for _ in range(2):
-        few.warn(WorkerEvent(1, "actor 1 waits", replaced=False, left=True), 1)
+        RayDqnSetup._warn_of_few_actors(setup, learner, WorkerEvent(1, "actor 1 waits", replaced=False, left=True))
     warning = f"the replay of 1 of 2 actors may never hold {learning_starts:,} transitions (--learning-starts)"
     assert [line.startswith(warning) for line in log] == [True] * warned
 
