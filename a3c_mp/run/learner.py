@@ -159,7 +159,7 @@ class Learner:
         return self.run.rng
 
     def check_gradient(self, value: Tensor) -> bool:
-        """Whether gradient norm and loss, added up, are finite; others are counted. Raises TrainingError at five in a row."""
+        """Whether gradient norm plus loss is finite; others are counted. Raises TrainingError at five in a row."""
         source = "the learner" if self.group.size == 1 else "the learners"
         return self._grad_filter.check(value, source, f"gradient {self.run.updates + 1}")
 
