@@ -1,8 +1,7 @@
 """Chapter 1. A3C by data: actors send rollouts, the learner computes the gradients.
 
-Each actor process steps a vector of environments with its own copy of the net and fills slots of shared memory with
-rollouts. The learner estimates advantages by GAE, takes gradient steps on A3C's loss, in which PPO's clipped ratio
-corrects for the updates since the policy acted, and publishes new weights. Killed actors restart.
+Actors step vectors of environments and fill slots of shared memory with rollouts. The learner takes gradient steps on
+A3C's loss, in which PPO's clipped ratio corrects for the updates since the policy acted, and publishes new weights.
 
     actor 0 --(slot 0)--> \\
     actor 1 --(slot 1)-->  learner --(weights, version)--> all actors
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.actor_critic import A3CSetup, Samples, advantages_and_targets, anneal_entropy_coef
-from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS as PRESETS
-from a3c_mp.algorithms.actor_critic_settings import PPOArgs
+from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS, PPOArgs
 from a3c_mp.chapter import Chapter
 from a3c_mp.data.actor import make_envs
 from a3c_mp.data.collector import RolloutCollector
@@ -38,16 +36,15 @@ class Args(PPOArgs):
 
 def actor(channel: Any, args: PPOArgs) -> Callable[..., int]:
     """An actor's process: environments, and a copy of the net that acts; each call of what it returns fills a slot."""
-    env = make_envs(args, channel)
-    return RolloutCollector(args, env, channel).fill  # with the newest weights: T steps of B environments
+    return RolloutCollector(args, make_envs(args, channel), channel).fill  # newest weights, T steps of B environments
 
 
 def loss(args: Any, net: Any, samples: Samples) -> tuple[Tensor, dict[str, Any]]:
     """Compute (loss, metrics): A3C's loss (Mnih et al. 2016, section 4) with PPO's clipped ratio in place of log pi."""
     logits, values = net(samples.obs)
     policy, behaviour = net.distributions(logits, samples.behaviour_logits)
-    log_probs, behaviour_log_probs = policy.log_prob(samples.action), behaviour.log_prob(samples.action)
-    ratio = (log_probs - behaviour_log_probs).exp()  # pi(a|s) / mu(a|s), [N]
+    log_ratio = policy.log_prob(samples.action) - behaviour.log_prob(samples.action)
+    ratio = log_ratio.exp()  # pi(a|s) / mu(a|s), [N]
     clipped = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
     policy_loss = -torch.min(ratio * samples.advantages, clipped * samples.advantages).mean()  # PPO, equation 7
     critic_loss = value_loss(values, samples.value_targets)
@@ -55,7 +52,7 @@ def loss(args: Any, net: Any, samples: Samples) -> tuple[Tensor, dict[str, Any]]
     total = policy_loss + args.value_coef * critic_loss + args.entropy_coef * entropy_loss
     metrics = {"losses/policy": policy_loss, "losses/value": critic_loss, "losses/entropy": entropy_loss}
     metrics |= {"values/advantage": samples.advantages, "values/value": values, "values/target": samples.value_targets}
-    return total, metrics | {"policy/log_ratio": log_probs - behaviour_log_probs, "policy/clip_ratio": args.clip_ratio}
+    return total, metrics | {"policy/log_ratio": log_ratio, "policy/clip_ratio": args.clip_ratio}
 
 
 def backward(args: Any, net: Any, loss: Callable[..., Any], *batch: Any) -> tuple[Tensor, dict[str, Any]]:
@@ -107,7 +104,7 @@ def train(args: PPOArgs, learner: Learner) -> None:
         learn(args, learner, rollout)
 
 
-main = Chapter(Args, PRESETS, actor, train, A3CSetup)
+main = Chapter(Args, PPO_PRESETS, actor, train, A3CSetup)
 
 if __name__ == "__main__":
     main.run_as_script()

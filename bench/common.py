@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from a3c_mp.algorithms import ray_settings
+from a3c_mp.chapter import Chapter
 from a3c_mp.cli import parse_algo, parse_args
 from a3c_mp.errors import ConfigError
 
@@ -101,7 +102,8 @@ def trainer_settings(command: Sequence[str]) -> Any:
     if command[0] == "train_ray.py":  # its algorithm decides which settings there are
         return parse_algo(ray_settings.SETTINGS, "", command[1:])
     chapter = importlib.import_module(Path(command[0]).stem)
-    return parse_args(chapter.Args, chapter.PRESETS, "", command[1:])
+    presets = chapter.main.presets if isinstance(chapter.main, Chapter) else chapter.PRESETS
+    return parse_args(chapter.Args, presets, "", command[1:])
 
 
 def as_recorded(settings: Any) -> dict[str, Any]:

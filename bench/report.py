@@ -26,7 +26,7 @@ from bench import common, games, solve, throughput
 from bench.records import RESULTS, Result, pyplot
 
 CHAPTERS = {
-    "a3c_data": ("[1 A3C by data](docs/a3c_data.md)", "unsure: start here (PPO's loss, asynchronous actors)"),
+    "a3c_data": ("[1 A3C by data](docs/a3c_data.md)", "unsure: start here (asynchronous PPO)"),
     "a3c_grad": ("[2 A3C by gradients](docs/a3c_grad.md)", "there are many cores, or for A2C"),
     "apex_dqn": ("[3 Ape-X DQN, DDPG](docs/apex.md)", "old steps are worth learning from again"),
     "impala": ("[4 IMPALA](docs/impala.md)", "the net has an LSTM, or one learner is slow"),

@@ -90,7 +90,7 @@ class Run(RunState):
 
     def __enter__(self) -> Run:
         if RECEIVED:
-            raise Stopped(128 + RECEIVED[0])
+            raise Stopped(128 + RECEIVED.pop())
         (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
         self.metrics.open()
         for signum in SIGNALS:

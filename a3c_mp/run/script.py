@@ -48,6 +48,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
             report = partial(print, "interrupted", file=sys.stderr)
     except BaseException as error:
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
+    RECEIVED.clear()
     if report is not None:
         console.drain()
         in_time(report)

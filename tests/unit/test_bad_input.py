@@ -64,7 +64,7 @@ def test_every_number_has_its_range(chapter):
         for bounds in bounds_of(hint):
             bad += [bounds.low - 1] + [bounds.high + 1] * (bounds.high < math.inf)
         for value in bad:
-            with pytest.raises(ConfigError, match=rf"^{flag_name(field.name)}=.*: must be .+; .+$"):
+            with pytest.raises(ConfigError, match=rf"^{flag_name(field.name)}=.*: must be .+$"):
                 check_ranges(dataclasses.replace(args, **{field.name: value}))
             tried += 1
     assert tried > 50
