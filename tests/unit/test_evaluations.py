@@ -175,14 +175,19 @@ def test_the_end_of_a_run_waits_for_the_running_evaluation_and_no_longer_than_it
     assert len(scene.tape) == 1, "it had arrived"
 
 
+@pytest.mark.parametrize("what", ["SIGTERM", "the time limit"])
 @pytest.mark.parametrize(("mean", "reason"), [(4.0, "total_steps"), (6.0, "solved")])
-def test_a_signal_that_ends_the_wait_at_the_end_does_not_end_the_run_again(mean, reason, tmp_path, monkeypatch):
-    args = replace(WITH_GOAL, env_id="CartPole-v1", runs_dir=tmp_path, run_name="r", total_steps=1000)
+def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(what, mean, reason, tmp_path, monkeypatch):
+    settings = {"env_id": "CartPole-v1", "runs_dir": tmp_path, "run_name": "r", "total_steps": 1000}
+    args = replace(WITH_GOAL, max_seconds=10.0, **settings)
     net = nn.Linear(1, 1)
     with Run(args, "test", net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
 
         def finish():
-            signal.raise_signal(signal.SIGTERM)
+            if what == "SIGTERM":
+                signal.raise_signal(signal.SIGTERM)
+            else:
+                run.progress.budget_since -= 20.0
             assert run.is_interrupted()
             run.progress.evals.record(Evaluation(100, games(mean)))
 

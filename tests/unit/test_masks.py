@@ -161,3 +161,18 @@ def test_no_chapter_takes_a_masked_action(run_inline, chapter, flags):
     played = run_inline("play.py", "runs/r", "--episodes", "5", "--sampled")
     assert played.code == 0, played.err
     assert "games of 32 steps" in played.out
+
+
+def test_masks_of_several_choices_are_obeyed(run_inline, register):
+    taken, info = [], {"action_mask": (np.int8([0, 1]), np.int8([1, 0, 1, 1]))}
+
+    def step(self, action):
+        taken.append(action.tolist())
+        return self.obs, 1.0, True, False, info
+
+    changes = {"action_space": MultiDiscrete([2, 4]), "step": step, "reset": lambda self, **_: (self.obs, info)}
+    register(changes=changes)
+    done = run_inline.train(A3C_DATA, "--env-id", "Custom-v0", "--total-steps", "64")
+    assert done.code == 0, done.err
+    assert run_inline("play.py", "runs/r", "--episodes", "3").code == 0
+    assert {tuple(action) for action in taken} == {(1, 0), (1, 2), (1, 3)}

@@ -16,7 +16,7 @@ from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.data.resume_states import ActorLayout
-from a3c_mp.errors import ConfigError, NothingToDo, PeerLost, WorkerError
+from a3c_mp.errors import ConfigError, NothingToDo, PeerLost, Stopped, WorkerError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.prints import prints
@@ -31,6 +31,7 @@ from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import end_of
+from a3c_mp.run.script import RECEIVED
 
 TRACEBACK = """Traceback (most recent call last):
   File "a.py", line 1, in <module>
@@ -75,6 +76,13 @@ def ten_steps(args, **extra):
 def log_of(run):
     """What the newest start of a run has logged."""
     return (run.folder / "run.log").read_text().rpartition("resumed from")[2]
+
+
+def test_a_signal_before_the_run_ends_it_also_where_its_exception_was_lost(args):
+    RECEIVED.append(signal.SIGINT)
+    with pytest.raises(Stopped, match="130"), a_run(args):
+        pass
+    assert not RECEIVED
 
 
 def test_extra_parts_and_counters_come_back_and_what_a_checkpoint_lacks_starts_empty(args):

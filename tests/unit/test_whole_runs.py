@@ -46,7 +46,7 @@ APEX_CURVES = {
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, pytest.param(POPULATION, marks=pytest.mark.slow)], ids=row_id)
 def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch, chapter):
-    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.05)  # so that either run has points of curves in its middle
+    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.2)  # so that either run has points of curves in its middle
     first = run_inline.train(chapter, "--total-steps", "3000", "--gamma", "0.97").summary
     second = run_inline(chapter.script, "--resume", "runs/r", "--total-steps", "9000")
     assert second.code == 0, second.err
@@ -55,6 +55,7 @@ def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch, 
     assert second.summary["episodes"] > first["episodes"] > 0
     assert second.summary["wall_seconds"] > first["wall_seconds"]
     assert second.config["args"]["gamma"] == 0.97
+    assert "changed: --total-steps 9000 (3000 before)" in second.log
     steps = episode_steps(second.folder)
     assert steps == sorted(steps)
     assert len(steps) == second.summary["episodes"], "no episode is missing or counted twice"
