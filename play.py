@@ -35,7 +35,7 @@ from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, p
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
 
-VALUE_BASED = {"apex_dqn": dqn, "apex_ddpg": ddpg, "population": dqn, "ray_dqn": dqn}
+VALUE_BASED = {"dqn": dqn, "ddpg": ddpg}  # --algo of a run -> its nets and policies, of action values
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class TrainedRun(NamedTuple):
 
     path: Path
     algorithm: str
+    algo: Any  # of `VALUE_BASED`; None: an actor-critic
     env_id: str
     net_spec: NetSpec  # of an actor-critic
     state: dict[str, Any]
@@ -92,7 +93,8 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
         if member is not None:
             state["net"] = net_of_member(state, member, algorithm)
-        return TrainedRun(path, algorithm, env_id, NetSpec.of_run(config["args"]), state)
+        algo = VALUE_BASED.get(config["args"].get("algo", "dqn" if algorithm == "population" else ""))
+        return TrainedRun(path, algorithm, algo, env_id, NetSpec.of_run(config["args"]), state)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ConfigError("run", run, why, "name another run or checkpoint") from error
@@ -114,13 +116,12 @@ def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[st
 
 def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
     """The trained net, and the spaces of its environment. Raises ConfigError if it does not fit the environment."""
-    algo = VALUE_BASED.get(run.algorithm)
-    spaces = probe_env(run.env_id, algo.ACTIONS if algo else ACTIONS)
+    spaces = probe_env(run.env_id, run.algo.ACTIONS if run.algo else ACTIONS)
     net: Any
     if run.algorithm == "population":
         net = EliteNet(spaces)
     else:
-        net = algo.make_net(*spaces) if algo else make_actor_critic(*spaces, run.net_spec)
+        net = run.algo.make_net(*spaces) if run.algo else make_actor_critic(*spaces, run.net_spec)
     try:
         net.load_state_dict(run.state["net"])
     except RuntimeError as error:
@@ -132,8 +133,8 @@ def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Spa
 def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
     """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
     net, (_, action_space) = load_net(run)
-    if algo := VALUE_BASED.get(run.algorithm):
-        return algo.make_policy(net, action_space)
+    if run.algo:
+        return run.algo.make_policy(net, action_space)
     return make_policy(net, action_space, greedy=not args.sampled, seed=args.seed)
 
 
@@ -194,7 +195,7 @@ def main() -> int:
         return 0
     policy = make_trained_policy(run, args)
     rendered = None if args.video is None else export.open_rendered(run.env_id, args.video)
-    how = "sampled" if args.sampled and run.algorithm not in VALUE_BASED else "greedy"
+    how = "sampled" if args.sampled and not run.algo else "greedy"
     of = "" if args.member is None else f" of member {args.member}"
     trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
     print(f"{run.path}{of}: {trained}, {how} actions, seed {args.seed}")
