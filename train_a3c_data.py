@@ -41,7 +41,7 @@ def actor(channel: Any, args: PPOArgs) -> Callable[..., int]:
 
 def loss(args: Any, net: Any, samples: Samples) -> tuple[Tensor, dict[str, Any]]:
     """Compute (loss, metrics): A3C's loss (Mnih et al. 2016, section 4) with PPO's clipped ratio in place of log pi."""
-    logits, values = net(samples.obs)
+    logits, values = net(samples.obs)  # [N, P], [N]
     policy, behaviour = net.distributions(logits, samples.behaviour_logits)
     log_ratio = policy.log_prob(samples.action) - behaviour.log_prob(samples.action)
     ratio = log_ratio.exp()  # pi(a|s) / mu(a|s), [N]

@@ -58,6 +58,7 @@ def learn(args: Any, learner: Learner, batch: Batch) -> None:
     """Take a gradient step on a batch, and update its transitions' priorities to their absolute TD errors."""
     replay, target_net = learner.setup.replay, learner.setup.target_net
     exponent = linear(args.importance_exponent, 1.0, learner.steps, args.total_steps)
+    # Weights are relative to the largest one of all learners, that of the smallest probability.
     smallest = learner.group.all_gather(batch.probability.min()[None]).min()
     importance = importance_weights(batch.probability, exponent, smallest)
     if metrics := gradient_step(args, learner, loss, target_net, batch, importance):

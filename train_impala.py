@@ -35,7 +35,7 @@ def loss(args: Args, net: Any, unrolls: Rollout, all_reduce_mean: Callable[..., 
     """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
     rewards, discounts = rewards_and_discounts(args, unrolls)
     logits, values, _ = net.unroll(unrolls.obs, unrolls.lstm_state[0], episode_starts(unrolls))
-    logits, values, bootstrap_value = logits[:-1], values[:-1], values[-1]
+    logits, values, bootstrap_value = logits[:-1], values[:-1], values[-1]  # [T, B, P], [T, B], [B]
     policy, behaviour = net.distributions(logits, unrolls.behaviour_logits)
     log_probs = policy.log_prob(unrolls.action)
     log_rhos = log_probs.detach() - behaviour.log_prob(unrolls.action)  # log(pi / mu)

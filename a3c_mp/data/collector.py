@@ -82,7 +82,7 @@ class RolloutCollector:
 
         Each step has one forward pass: on obs[t+1] it gives V(obs[t+1]) and the next action. Therefore the first action
         of a rollout comes from the weights of the previous rollout; its behaviour logits are stored, as for any action.
-        They are masked where the environment does not allow an action, which is how learners know.
+        Logits of forbidden actions are masked before they are stored, so the learner sees which were allowed.
         """
         self.rng.manual_seed(self.rollout_seeds()[1])
         if self.logits is None:

@@ -1,6 +1,6 @@
 """The protocol between a learner and its workers, which three carriers implement: processes, nodes of a task, Ray.
 
-    learner (WorkerPool)                                     worker (ActorChannel)
+    learner (WorkerPool)                                     worker (its channel)
     release(filled, version)   --- token: slot, version -->  take()
     take() -> filled slots     <-- slot, payload -----------  send(slot, payload)
     on_restart(event)                                        beat(); restored, not_restored(reason)

@@ -1,6 +1,6 @@
 """Slots: preallocated shared memory, through which everything large passes between processes.
 
-A slot holds one rollout, gradient or block of transitions. Its number is all that travels through a queue: sending a
+A slot holds one rollout, gradient or block of transitions. Its number is all that travels through a pipe: sending a
 tensor costs about 0.4 ms for each file descriptor, a number 0.01 ms. All slots lie in one arena: one file descriptor.
 """
 

@@ -2,7 +2,8 @@
 
 There are two buffers. Version v is written to buffer v % 2 while readers still find version v - 1 in the other one.
 A reader copies, then checks whether the learner has started to overwrite what it copied; if so it copies the newer
-version. There is no lock, so a process killed at any instant leaves nothing locked.
+version. There is no lock, so a process killed at any instant leaves nothing locked. It relies on stores that become
+visible in their order, as on x86-64; `preflight.check_system` refuses other processors.
 """
 
 from __future__ import annotations
