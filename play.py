@@ -166,7 +166,8 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
         finally:
             print_scores(played, args)
     if returns := run.state.get("returns"):
-        print(f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games")
+        text = f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games"
+        print(f"{text} (with exploration, and begun with earlier weights)")
 
 
 def print_scores(played: Sequence[Episode], args: Args) -> None:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +42,7 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
             raise ConfigError(flag_name(unknown[0]), "", f"a preset of {env_id} sets it, and there is no such setting")
         default = make(**{**defaults, "env_id": env_id})
     if wants_help:
-        note = f"Defaults depend on --env-id; there are presets for {', '.join(presets)}."
+        note = textwrap.fill(f"Defaults depend on --env-id; there are presets for {', '.join(presets)}.", 120)
         _print_help(make_parser(args_class, f"{description}\n{note}", default))
     args = dataclasses.replace(default, **given)
     check_ranges(args)

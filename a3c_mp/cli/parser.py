@@ -62,7 +62,7 @@ def make_parser(args_class: type, description: str = "", default: Any = None) ->
             options |= {"help": text, "default": () if "nargs" in options else None}
             parser.add_argument(field.name, **{"nargs": "?", **options})
         else:
-            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            shown = (" ".join(map(str, value)) or None) if isinstance(value, tuple) else value
             options["help"] = f"{text} (default: {shown})".replace("%", "%%")
             groups.get(title, parser).add_argument(f"--{flag_name(field.name)}", dest=field.name, **options)
     return parser
