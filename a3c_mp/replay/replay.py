@@ -31,15 +31,18 @@ class Batch(NamedTuple):
     @classmethod
     def empty(cls, shards: Shards, batch_size: int, pin: bool = False) -> Batch:
         """Allocate a batch for `Replay.sample` to fill, page-locked if `pin`."""
-        frame, action, mask = (shards.fields()[name][0, 0] for name in ("frame", "action", "mask"))
-        obs_shape = (shards.stack, *frame.shape) if shards.stack > 1 else frame.shape
+        spec = shards.slots.spec  # of rows in their lanes: views of them would take as long as the sampling
+        frame, action, mask = (
+            (shape[2:], dtype) for shape, dtype in (spec[name] for name in ("frame", "action", "mask"))
+        )
+        obs_shape = (shards.stack, *frame[0]) if shards.stack > 1 else frame[0]
         shapes = {
-            "obs": (obs_shape, frame.dtype),
-            "action": (action.shape, action.dtype),
+            "obs": (obs_shape, frame[1]),
+            "action": action,
             "reward": ((), torch.float32),
             "discount": ((), torch.float32),
-            "next_obs": (obs_shape, frame.dtype),
-            "next_mask": (mask.shape, torch.bool),
+            "next_obs": (obs_shape, frame[1]),
+            "next_mask": mask,
             "probability": ((), torch.float64),
             "ids": ((), torch.int64),
         }
