@@ -44,8 +44,6 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         code, report = 0, partial(print, reason)
     except SystemExit as error:
         code = error.code
-        if isinstance(error, Stopped) and code == 128 + signal.SIGINT:
-            report = partial(print, "interrupted", file=sys.stderr)
     except BaseException as error:
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
     RECEIVED.clear()
