@@ -14,6 +14,7 @@
 | NanForEver NanObsForEver | bad numbers from the 150th step on |
 | Count | the observation is (episode, step), the reward is the step; every third episode is truncated |
 | Angle | Count whose infos have the angle 10 * episode + step, also at a reset, but not in an episode's first step |
+| Crash | Count that raises in its 50th step |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
 
 `Env` keeps gymnasium's contract; the fixture `register` registers a class with some attributes changed as `Custom-v0`.
@@ -249,6 +250,18 @@ class AngleEnv(CountEnv):
         return *result, self.info
 
 
+class CrashEnv(CountEnv):
+    """Raises in its 50th step."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 50:
+            raise ArithmeticError("the emulator caught fire")
+        return super().step(action)
+
+
 class MaskedEnv(gymnasium.Env):
     """The observation says which of 8 actions earns 1 now; 4 of them, others in each step, end the game with nothing.
 
@@ -309,5 +322,5 @@ for name, numbers in NOT_FINITE.items():
     gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
 for env in (MishapEnv, HelperEnv, UnmakeableEnv, UnplayableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
-for env in (CountEnv, AngleEnv, MaskedEnv):
+for env in (CountEnv, AngleEnv, CrashEnv, MaskedEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)
