@@ -167,7 +167,7 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
             print_scores(played, args)
     if returns := run.state.get("returns"):
         text = f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games"
-        print(f"{text} (with exploration, and begun with earlier weights)")
+        print(f"{text} (with exploration, in part by earlier weights)")
 
 
 def print_scores(played: Sequence[Episode], args: Args) -> None:

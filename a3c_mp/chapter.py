@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Chapter:
     """A chapter of this machine: a learner, or several, and the actors that they spawn.
 
-    The docstring of the module of `args_class` is its description; `presets` are settings by environment id. In a
+    The docstring of the module of `train` is its description; `presets` are settings by environment id. In a
     process of its own, `actor(channel, args)` makes an actor, which fills one slot at a call; in the process of each
     learner, `setup(args, rank)` makes nets, optimizer and slots, and `train(args, learner)` is the loop.
     """

@@ -140,7 +140,7 @@ class Dialer(_Port):
         return ((self.token, frames) for frames in self._messages())
 
     def is_over(self) -> bool:
-        """Whether the session has ended, and begun some time ago; what has arrived in it can still be read."""
+        """Whether the session has ended, some time after its start; what has arrived in it can still be read."""
         self._read_events()
         return self._has_ended and time.monotonic() - self._opened > RECONNECT_SECONDS
 

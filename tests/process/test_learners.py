@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("forked")
 
 
 def make_learners(size, target, *parts, num_actors=2):
-    """Learners of a run that has not begun."""
+    """Learners of a run that has not started."""
     args = SimpleNamespace(num_learners=size, num_actors=num_actors, cuda=False, hang_seconds=60.0)
     run = SimpleNamespace(args=args, steps=0, updates=0, should_stop=lambda: False, finish=lambda error: None)
     return Learners(run, target, *parts)

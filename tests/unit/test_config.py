@@ -268,8 +268,8 @@ def test_settings_of_a_chapter_of_ones_own_that_have_no_effect_are_refused(args_
 
 
 def test_line_breaks_do_not_break_the_line():
-    error = ConfigError("run-name", "two\nlines", "must be\none line", "mend\r\nit")
-    assert str(error) == "run-name=two lines: must be one line; mend it"
+    error = ConfigError("run-name", "two\nlines", "must be\none line", "fix\r\nit")
+    assert str(error) == "run-name=two lines: must be one line; fix it"
 
 
 def test_flags_and_values_of_older_versions_are_answered_with_those_of_today():
