@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import inline_ray
@@ -25,7 +26,7 @@ from torch import nn
 
 from a3c_mp.algorithms.ray_trainer import check_store
 from a3c_mp.cluster import __main__ as command
-from a3c_mp.cluster import access, node, parameters, remote_replay
+from a3c_mp.cluster import access, guardian, node, parameters, remote_replay
 from a3c_mp.cluster import fleet as fleet_module
 from a3c_mp.cluster import session as session_module
 from a3c_mp.cluster.fleet import Fleet
@@ -644,15 +645,22 @@ def ray_node(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
 def test_a_node_ends_with_its_parent_and_leaves_nothing(ray_node, is_killed):
-    guardian = psutil.Process(ray_node._guardian.pid)
-    (raylet,) = guardian.children()
+    parent = psutil.Process(ray_node._guardian.pid)
+    (raylet,) = parent.children()
     if is_killed:
         os.close(ray_node._pipe)  # as the kernel does
-        guardian.wait(20)
+        parent.wait(20)
     else:
         ray_node.close()
     assert not ray_node.folder.exists()
-    assert not still_alive([guardian, raylet])
+    assert not still_alive([parent, raylet])
+
+
+def test_the_processes_of_a_node_yield_to_a_trainer_in_another_session(ray_node):
+    (raylet,) = psutil.Process(ray_node._guardian.pid).children()
+    if not (group := Path(f"/proc/{raylet.pid}/autogroup")).exists():
+        pytest.skip("this kernel has no autogroups")
+    assert group.read_text().split()[-1] == str(guardian.NICENESS)
 
 
 def test_the_end_of_a_main_process_is_noticed(ray_node):
