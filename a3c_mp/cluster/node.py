@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import a3c_mp
+from a3c_mp._bootstrap import CHAPTERS
 from a3c_mp.cluster import guardian
 from a3c_mp.errors import ConfigError
 
@@ -88,13 +89,13 @@ class Node:
         self.folder = folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700; Ray opens the one below it
         labels = ",".join(f"{name}={version}" for name, version in versions().items())
         command = [sys.executable, "-c", RAY_START, "start", f"--temp-dir={folder / 'ray'}", "--disable-usage-stats"]
-        path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))  # where actors find this code
+        places = os.getcwd(), os.environ.get("PYTHONPATH"), str(CHAPTERS)  # where actors find this code
         # A pipe of plain numbers: closed by `close` or by the end of this process, never by the garbage collector.
         stdin, self._pipe = os.pipe()
         self._guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", guardian.__file__, folder, *command, f"--labels={labels}", *options],
             stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True,
-            env={**foreign(os.environ), **settings, "PYTHONPATH": path},
+            env={**foreign(os.environ), **settings, "PYTHONPATH": os.pathsep.join(filter(None, places))},
         )  # fmt: skip
         os.close(stdin)
         self._output: Any = self._guardian.stdout
