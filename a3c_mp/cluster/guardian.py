@@ -23,7 +23,7 @@ REMOVE_SECONDS = 1.0  # longest time to remove the folder, into which the parent
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 MAIN_PROCESSES = ("gcs_server", "raylet")
 LOG = "start.log"  # with the output of the command
-NICENESS = 10  # of the node's session, with whose sum a trainer's session competes where autogroups are on (sched(7))
+NICENESS = 5  # of the node's session, with whose sum a trainer's session competes where autogroups are on (sched(7))
 
 
 def children() -> dict[int, str]:
@@ -50,13 +50,13 @@ def say(line: object) -> None:
 def main(folder: Path, command: list[str]) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda *_: None)  # the node would inherit SIG_IGN
-    with suppress(OSError):  # a kernel without them
-        Path("/proc/self/autogroup").write_text(str(NICENESS))
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     with open(folder / LOG, "wb") as log:
         start = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     while start.poll() is None and not parent_has_ended(START_POLL_SECONDS):
         pass
+    with suppress(OSError):  # a kernel without autogroups; not before, as a busy machine makes the start slow anyway
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
     node = {pid for pid, name in children().items() if name in MAIN_PROCESSES}
     say(start.returncode)
     while not parent_has_ended(POLL_SECONDS):
