@@ -30,7 +30,7 @@ TABLE = {
     "task": GROUND | {"config", "processes"},
     "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},
 }
-TABLE["cluster"] = TABLE["task"] | {"replay"}
+TABLE["cluster"] = TABLE["task"] | {"_bootstrap", "replay"}
 TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task", "cluster"}
 TABLE["population"] = TABLE["algorithms"] - {"task", "cluster"} | {"algorithms", "_bootstrap"}
 TABLE["chapter"] = {"cli", "processes", "run"}
