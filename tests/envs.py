@@ -14,6 +14,7 @@
 | NanForEver NanObsForEver | bad numbers from the 150th step on |
 | Count | the observation is (episode, step), the reward is the step; every third episode is truncated |
 | Angle | Count whose infos have the angle 10 * episode + step, also at a reset, but not in an episode's first step |
+| Restless | Count whose infos change types, shapes and names with every step, and with every environment |
 | Crash | Count that raises in its 50th step |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
 
@@ -250,6 +251,31 @@ class AngleEnv(CountEnv):
         return *result, self.info
 
 
+class RestlessEnv(CountEnv):
+    CHANGING = (None, 3, 2.5, "text", np.zeros(2), np.zeros((3, 1)), {"inner": None}, {"inner": {"inner": 1}}, True)
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        self.resets = RestlessEnv.made = RestlessEnv.made + 1
+
+    def _info(self):
+        now, *later = (self.CHANGING[(self.resets + self.t + i) % len(self.CHANGING)] for i in range(8))
+        names = "final_obs", "final_info", "life_lost", "_last", "final_mask", "_final_info", 7, "more"
+        info = {"last": now, "step": None if self.t == 0 else self.t + 0.5 * (self.t % 2), 1: now}
+        return info | dict(list(zip(names, later, strict=False))[: self.t])
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        super().reset(**kwargs)
+        self.t = self.resets % 3  # games of several lengths
+        return self._obs(), self._info()
+
+    def step(self, action):
+        *result, _ = super().step(action)
+        return *result, self._info()
+
+
 class CrashEnv(CountEnv):
     """Raises in its 50th step."""
 
@@ -322,5 +348,5 @@ for name, numbers in NOT_FINITE.items():
     gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
 for env in (MishapEnv, HelperEnv, UnmakeableEnv, UnplayableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
-for env in (CountEnv, AngleEnv, CrashEnv, MaskedEnv):
+for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, MaskedEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

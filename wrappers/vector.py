@@ -7,6 +7,7 @@ that ends an episode (`SAME_STEP`): the observation is the next episode's first,
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -24,18 +25,21 @@ from wrappers.rebuild import Rebuildable, seeding_of
 LOG = logging.getLogger(__name__)
 
 
-def make_vec_env(env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False) -> VectorEnv:
+def make_vec_env(
+    env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False, fields: Collection[str] = ()
+) -> VectorEnv:
     """Vector of `num_envs` (N) environments with one of `ACTIONS`, in `SAME_STEP` autoreset mode.
 
     Observations are as in `make_env`, stacked [N, ...]; rewards [N] are **raw**. `infos["final_obs"]` [N, ...] is there
     if an environment is done, and valid in the rows of those that are. Atari has `infos["life_lost"]`, bool [N]. Seeds,
     of 31 bits, and masks are as in `GuardedEnvs`; a `Rebuildable` also derives the seeds of later games from `seed`.
-    Raises as `make_env`.
+    Of what else an environment's info says in a step, `infos` has the names in `fields`: N values as they are, None
+    where one lacks it; no such name if all do. Raises as `make_env`.
     """
     if is_atari(env_id):
         env = make_atari_vec_env(env_id, num_envs)
     else:
-        env = SameStepEnvs(env_id, [env_seed(seed, i) for i in range(num_envs)])
+        env = SameStepEnvs(env_id, [env_seed(seed, i) for i in range(num_envs)], fields)
     return Rebuildable(env, seed, seeding_of(env_id)) if rebuildable else GuardedEnvs(env, seed)
 
 
@@ -59,14 +63,14 @@ def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
 class SameStepEnvs(SyncVectorEnv):
     """Gymnasium's environments, stepped one after another, each in a `CheckedEnv`.
 
-    `infos["final_obs"]` is one array [N, ...], as in `AtariVectorEnv`; zeros where an environment is not done. What
-    environments themselves call "life_lost" is left out: here the word has a meaning (see `LostLives`). The first NaN
-    or infinity in rewards and observations is logged, with the environment's seed and step; it is not learned from.
+    `infos["final_obs"]` is one array [N, ...], as in `AtariVectorEnv`; zeros where an environment is not done. The
+    first NaN or infinity in rewards and observations is logged, with the environment's seed and step; it is not learned
+    from.
     """
 
-    def __init__(self, env_id: str, seeds: list[int]):
-        self.warned = False
-        makers = [partial(_make_checked_env, env_id, seed) for seed in seeds]
+    def __init__(self, env_id: str, seeds: list[int], fields: Collection[str] = ()):
+        self.fields, self.warned = fields, False
+        makers = [partial(_make_checked_env, env_id, seed, fields) for seed in seeds]
         super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def reset(self, **kwargs: Any):
@@ -76,7 +80,10 @@ class SameStepEnvs(SyncVectorEnv):
 
     def step(self, actions):
         obs, rewards, terminated, truncated, infos = super().step(actions)
-        infos.pop("life_lost", None)
+        for name in self.fields:
+            values = [env.get_wrapper_attr("fields")[name] for env in self.envs]
+            if any(value is not None for value in values):
+                infos[name] = values
         self._warn_not_finite("the reward", rewards)
         if "final_obs" in infos:
             final_obs = np.zeros_like(obs)
@@ -97,9 +104,9 @@ class SameStepEnvs(SyncVectorEnv):
         LOG.warning(f"{name}{index or ''} is {values[env, *index]} in {place}; further ones are not shown")
 
 
-def _make_checked_env(env_id: str, seed: int) -> gymnasium.Env:
+def _make_checked_env(env_id: str, seed: int, fields: Collection[str]) -> gymnasium.Env:
     try:
-        return CheckedEnv(make_env(env_id), env_id, seed)
+        return CheckedEnv(make_env(env_id), env_id, seed, fields)
     except Exception as error:
         error.add_note(f"(raised by the constructor of {env_id}, seed {seed})")
         raise

@@ -82,7 +82,8 @@ def run_actor(channel: WorkerChannel, make_actor: Callable[..., Fill], args: Any
 def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
     """Make an actor's vector environment, seeded for this actor, and closed however the process ends."""
     env_seed, _ = derive_seeds(args.seed, *channel.seed_key)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
+    fields = getattr(args, "rollout_fields", ())  # chapter 3 has no rollouts
+    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic, fields=fields)
     return channel.closing(env)
 
 

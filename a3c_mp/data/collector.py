@@ -104,7 +104,7 @@ class RolloutCollector:
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)
             if self.unseen_fields:
-                self.unseen_fields -= infos.keys() | infos.get("final_info", {}).keys()
+                self.unseen_fields -= infos.keys()
             write_step(
                 rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
                 life_lost=infos.get("life_lost", False), behaviour_logits=logits,
