@@ -6,6 +6,7 @@
 | Helper | the same, and each environment has helper processes |
 | Unmakeable | the trainer can make it, an actor cannot |
 | Unplayable | raises in the evaluator |
+| Slow | every step takes an actor 0.25 s |
 | Thread | leaves a thread behind where it is made, and ignores SIGTERM |
 | Chatty | prints in every step; actor 0 crashes in native code |
 | Surrogate | actor 0 raises with a text that no encoding can write |
@@ -127,6 +128,13 @@ class UnplayableEnv(CartPoleEnv):
     def step(self, action):
         if multiprocessing.current_process().name == "evaluator":
             raise ArithmeticError("no coin for another player")
+        return super().step(action)
+
+
+class SlowEnv(CartPoleEnv):
+    def step(self, action):
+        if in_actor_0():
+            time.sleep(0.25)
         return super().step(action)
 
 
@@ -346,7 +354,17 @@ NOT_FINITE = {
 }
 for name, numbers in NOT_FINITE.items():
     gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
-for env in (MishapEnv, HelperEnv, UnmakeableEnv, UnplayableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
+for env in (
+    MishapEnv,
+    HelperEnv,
+    UnmakeableEnv,
+    UnplayableEnv,
+    SlowEnv,
+    ThreadEnv,
+    ChattyEnv,
+    SurrogateEnv,
+    UnrepeatableEnv,
+):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
 for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, MaskedEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

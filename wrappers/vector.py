@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from wrappers.actions import GuardedEnvs, env_seed
 from wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
-from wrappers.contract import CheckedEnv
+from wrappers.contract import UNWATCHED, CheckedEnv, Heartbeats
 from wrappers.ids import make_registered
 from wrappers.observations import as_array
 from wrappers.rebuild import Rebuildable, seeding_of
@@ -26,21 +26,25 @@ LOG = logging.getLogger(__name__)
 
 
 def make_vec_env(
-    env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False, fields: Collection[str] = ()
-) -> VectorEnv:
+    env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False, fields: Collection[str] = (),
+    heartbeats: Heartbeats = UNWATCHED,
+) -> VectorEnv:  # fmt: skip
     """Vector of `num_envs` (N) environments with one of `ACTIONS`, in `SAME_STEP` autoreset mode.
 
     Observations are as in `make_env`, stacked [N, ...]; rewards [N] are **raw**. `infos["final_obs"]` [N, ...] is there
     if an environment is done, and valid in the rows of those that are. Atari has `infos["life_lost"]`, bool [N]. Seeds,
     of 31 bits, and masks are as in `GuardedEnvs`; a `Rebuildable` also derives the seeds of later games from `seed`.
     Of what else an environment's info says in a step, `infos` has the names in `fields`: N values as they are, None
-    where one lacks it; no such name if all do. Raises as `make_env`.
+    where one lacks it; no such name if all do. Environments other than Atari's are made and stepped one after another,
+    each with its own heartbeat. Raises as `make_env`.
     """
     if is_atari(env_id):
+        heartbeats.starting()
         env = make_atari_vec_env(env_id, num_envs)
     else:
-        env = SameStepEnvs(env_id, [env_seed(seed, i) for i in range(num_envs)], fields)
-    return Rebuildable(env, seed, seeding_of(env_id)) if rebuildable else GuardedEnvs(env, seed)
+        env = SameStepEnvs(env_id, [env_seed(seed, i) for i in range(num_envs)], fields, heartbeats)
+    beat = heartbeats.beat
+    return Rebuildable(env, seed, beat, seeding_of(env_id)) if rebuildable else GuardedEnvs(env, seed, beat)
 
 
 def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
@@ -68,9 +72,9 @@ class SameStepEnvs(SyncVectorEnv):
     from.
     """
 
-    def __init__(self, env_id: str, seeds: list[int], fields: Collection[str] = ()):
+    def __init__(self, env_id: str, seeds: list[int], fields: Collection[str], heartbeats: Heartbeats):
         self.fields, self.warned = fields, False
-        makers = [partial(_make_checked_env, env_id, seed, fields) for seed in seeds]
+        makers = [partial(_make_checked_env, env_id, seed, fields, heartbeats) for seed in seeds]
         super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def reset(self, **kwargs: Any):
@@ -104,9 +108,10 @@ class SameStepEnvs(SyncVectorEnv):
         LOG.warning(f"{name}{index or ''} is {values[env, *index]} in {place}; further ones are not shown")
 
 
-def _make_checked_env(env_id: str, seed: int, fields: Collection[str]) -> gymnasium.Env:
+def _make_checked_env(env_id: str, seed: int, fields: Collection[str], heartbeats: Heartbeats) -> gymnasium.Env:
+    heartbeats.starting()
     try:
-        return CheckedEnv(make_env(env_id), env_id, seed, fields)
+        return CheckedEnv(make_env(env_id), env_id, seed, fields, heartbeats.beat)
     except Exception as error:
         error.add_note(f"(raised by the constructor of {env_id}, seed {seed})")
         raise

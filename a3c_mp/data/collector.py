@@ -119,7 +119,6 @@ class RolloutCollector:
             self.logits, self.value, self.lstm_state = self.act(rollout.obs[t + 1], self.lstm_state_before)
             self.logits = mask_logits(self.logits, action_mask(self.env))
             write_step(rollout, t + 1, value=self.value)
-            self.channel.beat()
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1
         if self.unseen_fields and self.rollouts == 1 and self.channel.actor == 0:
