@@ -16,6 +16,7 @@
 | Count | the observation is (episode, step), the reward is the step; every third episode is truncated |
 | Angle | Count whose infos have the angle 10 * episode + step, also at a reset, but not in an episode's first step |
 | Restless | Count whose infos change types, shapes and names with every step, and with every environment |
+| Careless | it draws from `random`, `np.random` and torch where they are made, reset and stepped |
 | Crash | Count that raises in its 50th step |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
 
@@ -24,6 +25,7 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -33,6 +35,7 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
 
@@ -284,6 +287,23 @@ class RestlessEnv(CountEnv):
         return *result, self._info()
 
 
+class CarelessEnv(CartPoleEnv):
+    DRAWS = (random.random, np.random.random, lambda: torch.rand(()).item(), random.SystemRandom().random)
+
+    def __init__(self, which=0, **kwargs):
+        super().__init__(**kwargs)
+        self.draw = self.DRAWS[which]
+        self.gravity = 9 + self.draw()
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return np.float32(obs + 0.01 * self.draw()), info
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return np.float32(obs + 0.01 * self.draw()), reward + self.draw(), *rest
+
+
 class CrashEnv(CountEnv):
     """Raises in its 50th step."""
 
@@ -364,6 +384,7 @@ for env in (
     ChattyEnv,
     SurrogateEnv,
     UnrepeatableEnv,
+    CarelessEnv,
 ):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
 for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, MaskedEnv):

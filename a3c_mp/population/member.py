@@ -26,7 +26,7 @@ from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.replay import Batch, EnvStep, Replay, Writer
 from a3c_mp.run.evaluate import make_play_envs, play_episodes
 from a3c_mp.run.metrics import Means
-from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds
+from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds, seed_global_generators
 from wrappers import Heartbeats, action_mask, make_vec_env
 
 Confirmation = tuple[float, int, int]
@@ -46,6 +46,7 @@ def run_member(
             channel.send(slot, confirm(channel, args, memory, fittest, number) if place == 0 else None)
             continue
         seeds = derive_seeds(args.seed, number, place, MEMBER)
+        seed_global_generators(seeds[0])
         with closing(make_vec_env(args.env_id, args.num_envs, seed=seeds[0], heartbeats=channel)) as env:
             generation = MemberGeneration(args, memory, channel, env, seeds[1])
             member(args, generation)

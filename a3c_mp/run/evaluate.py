@@ -29,6 +29,7 @@ from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
+from a3c_mp.seeds import seed_global_generators
 from wrappers import UNWATCHED, Heartbeats, action_mask, make_vec_env
 
 NUM_ENVS = 8
@@ -63,7 +64,8 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
 def make_play_envs(
     env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS, heartbeats: Heartbeats = UNWATCHED
 ) -> VectorEnv:
-    """Make the environments for `play_episodes`, at most as many as episodes."""
+    """Make the environments for `play_episodes`, at most as many as episodes, and seed what they may draw from."""
+    seed_global_generators(seed)
     return make_vec_env(env_id, min(num_envs, episodes), seed=seed, heartbeats=heartbeats)
 
 
