@@ -86,7 +86,7 @@ class CommonArgs:
     max_restarts: Annotated[int, Between(0)] = 5
     """restarts of crashed or hanging actors, for each learner, before the run fails; as many again for the evaluator"""
     hang_seconds: Annotated[float, Between(1)] = 60.0
-    """timeout: seconds without a step until an actor (or the evaluator) is restarted; 120 or more for a first step"""
+    """timeout: seconds without a step until an actor or evaluator is restarted; 120 or more to make an environment"""
 
     @property
     def algorithm(self) -> str:

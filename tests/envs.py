@@ -6,6 +6,7 @@
 | Helper | the same, and each environment has helper processes |
 | Unmakeable | the trainer can make it, an actor cannot |
 | Unplayable | raises in the evaluator |
+| Slow | every step takes an actor 0.25 s |
 | Thread | leaves a thread behind where it is made, and ignores SIGTERM |
 | Chatty | prints in every step; actor 0 crashes in native code |
 | Surrogate | actor 0 raises with a text that no encoding can write |
@@ -14,6 +15,8 @@
 | NanForEver NanObsForEver | bad numbers from the 150th step on |
 | Count | the observation is (episode, step), the reward is the step; every third episode is truncated |
 | Angle | Count whose infos have the angle 10 * episode + step, also at a reset, but not in an episode's first step |
+| Restless | Count whose infos change types, shapes and names with every step, and with every environment |
+| Careless | it draws from `random`, `np.random` and torch where they are made, reset and stepped |
 | Crash | Count that raises in its 50th step |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
 
@@ -22,6 +25,7 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -31,6 +35,7 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
 
@@ -126,6 +131,13 @@ class UnplayableEnv(CartPoleEnv):
     def step(self, action):
         if multiprocessing.current_process().name == "evaluator":
             raise ArithmeticError("no coin for another player")
+        return super().step(action)
+
+
+class SlowEnv(CartPoleEnv):
+    def step(self, action):
+        if in_actor_0():
+            time.sleep(0.25)
         return super().step(action)
 
 
@@ -250,6 +262,48 @@ class AngleEnv(CountEnv):
         return *result, self.info
 
 
+class RestlessEnv(CountEnv):
+    CHANGING = (None, 3, 2.5, "text", np.zeros(2), np.zeros((3, 1)), {"inner": None}, {"inner": {"inner": 1}}, True)
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        self.resets = RestlessEnv.made = RestlessEnv.made + 1
+
+    def _info(self):
+        now, *later = (self.CHANGING[(self.resets + self.t + i) % len(self.CHANGING)] for i in range(8))
+        names = "final_obs", "final_info", "life_lost", "_last", "final_mask", "_final_info", 7, "more"
+        info = {"last": now, "step": None if self.t == 0 else self.t + 0.5 * (self.t % 2), 1: now}
+        return info | dict(list(zip(names, later, strict=False))[: self.t])
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        super().reset(**kwargs)
+        self.t = self.resets % 3  # games of several lengths
+        return self._obs(), self._info()
+
+    def step(self, action):
+        *result, _ = super().step(action)
+        return *result, self._info()
+
+
+class CarelessEnv(CartPoleEnv):
+    DRAWS = (random.random, np.random.random, lambda: torch.rand(()).item(), random.SystemRandom().random)
+
+    def __init__(self, which=0, **kwargs):
+        super().__init__(**kwargs)
+        self.draw = self.DRAWS[which]
+        self.gravity = 9 + self.draw()
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return np.float32(obs + 0.01 * self.draw()), info
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return np.float32(obs + 0.01 * self.draw()), reward + self.draw(), *rest
+
+
 class CrashEnv(CountEnv):
     """Raises in its 50th step."""
 
@@ -320,7 +374,18 @@ NOT_FINITE = {
 }
 for name, numbers in NOT_FINITE.items():
     gymnasium.register(f"{name}-v0", entry_point=NotFiniteEnv, max_episode_steps=500, kwargs=numbers)
-for env in (MishapEnv, HelperEnv, UnmakeableEnv, UnplayableEnv, ThreadEnv, ChattyEnv, SurrogateEnv, UnrepeatableEnv):
+for env in (
+    MishapEnv,
+    HelperEnv,
+    UnmakeableEnv,
+    UnplayableEnv,
+    SlowEnv,
+    ThreadEnv,
+    ChattyEnv,
+    SurrogateEnv,
+    UnrepeatableEnv,
+    CarelessEnv,
+):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
-for env in (CountEnv, AngleEnv, CrashEnv, MaskedEnv):
+for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, MaskedEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

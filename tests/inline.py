@@ -77,7 +77,7 @@ def unconnected_collector(args, net=None, actor=0):
     memory = Memory(None, weights, None, torch.float32, args.in_order)
     channel = SimpleNamespace(
         worker=actor, actor=actor, seed_key=(0, actor, 0), restored=None, memory=memory,
-        beat=lambda: None, closing=lambda env: env,
+        beat=lambda: None, starting=lambda: None, closing=lambda env: env,
     )  # fmt: skip
     collector = RolloutCollector(args, make_envs(args, channel), channel)
     if net is not None:

@@ -95,14 +95,14 @@ class GuardedEnvs(VectorWrapper):
 
     Discrete actions arrive as int64 [N], others in the dtype of their space [N, *shape]. Where episodes ended,
     `infos["final_mask"]` has the masks of their final observations, and elsewhere what allows all. The first `reset()`
-    seeds environment i with (seed + i) % 2^31.
+    seeds environment i with (seed + i) % 2^31. `beat` is called after each `reset` and `step`.
     """
 
     mask: np.ndarray | None = None  # of the newest observations: bool [N, choices]; None: environments without masks
 
-    def __init__(self, env: VectorEnv, seed: int):
+    def __init__(self, env: VectorEnv, seed: int, beat: Callable[[], object] = lambda: None):
         super().__init__(env)
-        self.seed, self.is_new = seed, True
+        self.seed, self.is_new, self.beat = seed, True, beat
         self.space = env.single_action_space  # cached: gymnasium's property goes through all wrappers
         self.low, self.high = bounds(self.space)
         self.shape = env.num_envs, *self.low.shape  # of actions
@@ -132,7 +132,8 @@ class GuardedEnvs(VectorWrapper):
         return obs, rewards, terminated, truncated, infos
 
     def _kept(self, obs: np.ndarray, infos: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Keep the masks of the environments that have given an observation."""
+        """Keep the masks of the environments that have given an observation, and count a heartbeat."""
+        self.beat()
         if "action_mask" in infos:
             given = infos["_action_mask"]
             self.mask = np.ones_like(infos["action_mask"]) if self.mask is None else self.mask.copy()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from copy import deepcopy
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -19,6 +20,27 @@ STEP = "observation", "reward", "terminated", "truncated", "info"
 FLAGS = bool | int | np.bool_ | np.integer
 
 
+class Heartbeats(Protocol):
+    """What is called while environments are made and stepped, each of which may take long."""
+
+    def starting(self) -> None:
+        """Called before each environment is made."""
+
+    def beat(self) -> None:
+        """Called after each reset and each step of an environment."""
+
+
+class _Unwatched:
+    def starting(self) -> None:
+        pass
+
+    beat = starting
+
+
+UNWATCHED: Heartbeats = _Unwatched()
+"""`Heartbeats` that go nowhere"""
+
+
 class BrokenContract(ValueError):
     """An environment violates gymnasium's API or its own spaces."""
 
@@ -27,13 +49,18 @@ class CheckedEnv(gymnasium.Wrapper):
     """Checks each result of an environment and adds its id, seed and number of steps to its errors.
 
     Without the check, a wrong shape or type raises an error in the vector environment that names none of them. NaN and
-    infinity pass. Final observations are copied: the environment may write to its own arrays later. Masks become
-    boolean arrays.
+    infinity pass. Final observations are copied: the environment may write to its own arrays later. Of its infos,
+    only the masks are passed on, as boolean arrays: a vector environment fails to merge values whose types change. Each
+    result is a heartbeat.
     """
 
-    def __init__(self, env: gymnasium.Env, env_id: str = "", seed: int | None = None):
+    def __init__(
+        self, env: gymnasium.Env, env_id: str = "", seed: int | None = None, fields: Collection[str] = (),
+        beat: Callable[[], object] = lambda: None,
+    ):  # fmt: skip
         super().__init__(env)
-        self.env_id, self.seed, self.steps = env_id, seed, 0
+        self.env_id, self.seed, self.steps, self.beat = env_id, seed, 0, beat
+        self.fields: dict[str, Any] = dict.fromkeys(fields)  # what the last step's info said under these names, or None
         self.space, self.actions = env.observation_space, env.action_space  # cached: properties go through all wrappers
         self.masked: bool | None = None  # whether it gives action masks; known from the first reset on
 
@@ -56,15 +83,16 @@ class CheckedEnv(gymnasium.Wrapper):
     def _checked(self, call: str, names: tuple[str, ...], method: Callable[..., Any], *args: Any, **kwargs: Any):
         try:
             result = check_result(call, method(*args, **kwargs), names, self.space)
-            info = result[-1]
-            if self.masked is False and "action_mask" not in info:  # as in most environments
-                return result
-            mask = self._mask(call, info, ended=names is STEP and bool(result[2] or result[3]))
+            info, mask = result[-1], None
+            for name in self.fields if names is STEP else ():
+                self.fields[name] = deepcopy(info.get(name))
+            if self.masked is not False or "action_mask" in info:
+                mask = self._mask(call, info, ended=names is STEP and bool(result[2] or result[3]))
         except Exception as error:
             error.add_note(f"(raised by {call} of {self.place()})")
             raise
-        info = {name: value for name, value in info.items() if name != "action_mask"}
-        return *result[:-1], info if mask is None else {**info, "action_mask": mask}
+        self.beat()
+        return *result[:-1], {} if mask is None else {"action_mask": mask}
 
     def _mask(self, call: str, info: dict[str, Any], ended: bool) -> np.ndarray | None:
         """The mask of actions in an info: all have one, or none has, but for the end of an episode."""

@@ -113,8 +113,8 @@ class Rebuildable(GuardedEnvs):
     It must be deterministic, given seeds and actions. Environment i starts with `seed + i`.
     """
 
-    def __init__(self, env: VectorEnv, seed: int, seeding: Seeding):
-        super().__init__(env, seed)
+    def __init__(self, env: VectorEnv, seed: int, beat: Callable[[], object], seeding: Seeding):
+        super().__init__(env, seed, beat)
         self.log = GameLog(env.num_envs, seeding)
 
     def reset(self, *, seed=None, options=None):
@@ -132,11 +132,11 @@ class Rebuildable(GuardedEnvs):
         self.log.start_new_games()
         return self.reset()[0]
 
-    def rebuild(self, log: GameLog, beat: Callable[[], None]) -> np.ndarray:
+    def rebuild(self, log: GameLog) -> np.ndarray:
         """Rebuild the games of a log, to be continued here; returns the current observations [N, ...].
 
         All environments step together up to the same step: one with fewer steps to repeat takes idle actions until its
-        seeded reset, which undoes them. `beat` is called at each step.
+        seeded reset, which undoes them.
         """
         actions = np.concatenate(log.actions or [np.empty(0)])
         self.log = log = deepcopy(log)  # arrays that came through Ray are read-only
@@ -145,12 +145,10 @@ class Rebuildable(GuardedEnvs):
         obs, _ = self.reset()
         first_start = int(log.start.min())
         for now in range(first_start, log.now + 1):
-            beat()
             begins = log.start == now
             if begins.any():
                 obs = self._reset(begins)[0] if now > first_start else obs
                 for game in range(log.games[begins].max() if log.seeding.skip_games else 0):
-                    beat()
                     obs, _ = self.reset_some(begins & (log.games > game), None)
             if now < log.now:
                 idle = self._idle_actions()

@@ -7,6 +7,10 @@ that ends an episode (`SAME_STEP`): the observation is the next episode's first,
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections.abc import Collection
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -14,9 +18,9 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from wrappers.actions import GuardedEnvs, env_seed
+from wrappers.actions import GuardedEnvs, allowed_action, env_seed, mask_in
 from wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
-from wrappers.contract import CheckedEnv
+from wrappers.contract import UNWATCHED, CheckedEnv, Heartbeats
 from wrappers.ids import make_registered
 from wrappers.observations import as_array
 from wrappers.rebuild import Rebuildable, seeding_of
@@ -24,19 +28,26 @@ from wrappers.rebuild import Rebuildable, seeding_of
 LOG = logging.getLogger(__name__)
 
 
-def make_vec_env(env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False) -> VectorEnv:
+def make_vec_env(
+    env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False, fields: Collection[str] = (),
+    heartbeats: Heartbeats = UNWATCHED,
+) -> VectorEnv:  # fmt: skip
     """Vector of `num_envs` (N) environments with one of `ACTIONS`, in `SAME_STEP` autoreset mode.
 
     Observations are as in `make_env`, stacked [N, ...]; rewards [N] are **raw**. `infos["final_obs"]` [N, ...] is there
     if an environment is done, and valid in the rows of those that are. Atari has `infos["life_lost"]`, bool [N]. Seeds,
     of 31 bits, and masks are as in `GuardedEnvs`; a `Rebuildable` also derives the seeds of later games from `seed`.
-    Raises as `make_env`.
+    Of what else an environment's info says in a step, `infos` has the names in `fields`: N values as they are, None
+    where one lacks it; no such name if all do. Environments other than Atari's are made and stepped one after another,
+    each with its own heartbeat. Raises as `make_env`.
     """
     if is_atari(env_id):
+        heartbeats.starting()
         env = make_atari_vec_env(env_id, num_envs)
     else:
-        env = SameStepEnvs(env_id, [env_seed(seed, i) for i in range(num_envs)])
-    return Rebuildable(env, seed, seeding_of(env_id)) if rebuildable else GuardedEnvs(env, seed)
+        env = SameStepEnvs(env_id, [env_seed(seed, i) for i in range(num_envs)], fields, heartbeats)
+    beat = heartbeats.beat
+    return Rebuildable(env, seed, beat, seeding_of(env_id)) if rebuildable else GuardedEnvs(env, seed, beat)
 
 
 def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
@@ -56,17 +67,34 @@ def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
     return env.observation_space, env.action_space
 
 
+def trace(env_id: str, steps: int, seconds: float = math.inf) -> list[tuple[Any, ...]]:
+    """What an environment gives in so many steps, or within so many seconds: always with the same seeds and actions."""
+    results: list[tuple[Any, ...]] = []
+    rng, deadline, done = np.random.default_rng(0), time.monotonic() + seconds, True
+    with closing(make_env(env_id)) as env:
+        env.action_space.seed(0)
+        while len(results) < steps and time.monotonic() < deadline:
+            if done:
+                obs, info = env.reset(seed=len(results))
+            mask = mask_in(info, env.action_space)
+            action = env.action_space.sample() if mask is None else allowed_action(env.action_space, mask, rng.choice)
+            obs, reward, terminated, truncated, info = env.step(action)
+            done = bool(terminated or truncated)
+            results.append((np.asarray(obs).tobytes(), np.float64(reward).tobytes(), done))  # NaN is not equal to NaN
+    return results
+
+
 class SameStepEnvs(SyncVectorEnv):
     """Gymnasium's environments, stepped one after another, each in a `CheckedEnv`.
 
-    `infos["final_obs"]` is one array [N, ...], as in `AtariVectorEnv`; zeros where an environment is not done. What
-    environments themselves call "life_lost" is left out: here the word has a meaning (see `LostLives`). The first NaN
-    or infinity in rewards and observations is logged, with the environment's seed and step; it is not learned from.
+    `infos["final_obs"]` is one array [N, ...], as in `AtariVectorEnv`; zeros where an environment is not done. The
+    first NaN or infinity in rewards and observations is logged, with the environment's seed and step; it is not learned
+    from.
     """
 
-    def __init__(self, env_id: str, seeds: list[int]):
-        self.warned = False
-        makers = [partial(_make_checked_env, env_id, seed) for seed in seeds]
+    def __init__(self, env_id: str, seeds: list[int], fields: Collection[str], heartbeats: Heartbeats):
+        self.fields, self.warned = fields, False
+        makers = [partial(_make_checked_env, env_id, seed, fields, heartbeats) for seed in seeds]
         super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def reset(self, **kwargs: Any):
@@ -76,7 +104,10 @@ class SameStepEnvs(SyncVectorEnv):
 
     def step(self, actions):
         obs, rewards, terminated, truncated, infos = super().step(actions)
-        infos.pop("life_lost", None)
+        for name in self.fields:
+            values = [env.get_wrapper_attr("fields")[name] for env in self.envs]
+            if any(value is not None for value in values):
+                infos[name] = values
         self._warn_not_finite("the reward", rewards)
         if "final_obs" in infos:
             final_obs = np.zeros_like(obs)
@@ -97,9 +128,10 @@ class SameStepEnvs(SyncVectorEnv):
         LOG.warning(f"{name}{index or ''} is {values[env, *index]} in {place}; further ones are not shown")
 
 
-def _make_checked_env(env_id: str, seed: int) -> gymnasium.Env:
+def _make_checked_env(env_id: str, seed: int, fields: Collection[str], heartbeats: Heartbeats) -> gymnasium.Env:
+    heartbeats.starting()
     try:
-        return CheckedEnv(make_env(env_id), env_id, seed)
+        return CheckedEnv(make_env(env_id), env_id, seed, fields, heartbeats.beat)
     except Exception as error:
         error.add_note(f"(raised by the constructor of {env_id}, seed {seed})")
         raise

@@ -18,6 +18,7 @@ from a3c_mp.processes.pool import Closing
 from a3c_mp.run.evaluate import make_policy, play_evaluation
 from a3c_mp.run.evaluation import PlayedGames
 from a3c_mp.run.run import Run
+from a3c_mp.seeds import global_generators_kept
 from a3c_mp.task.endpoint import node_name
 from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
 from a3c_mp.task.wire import JOINED, LEFT, WireError
@@ -167,7 +168,7 @@ class InlineEvaluator(Closing):
 
     def play(self, net: ActorCritic) -> None:
         """Play all games, and keep the result for the learner unless the run or the time ends meanwhile."""
-        with suppress(_Interrupted):
+        with suppress(_Interrupted), global_generators_kept():  # the collectors play in this process, too
             result = play_evaluation(self.args, net, make_policy, self)
             self._net = None  # first: once the result is there, another thread may start the next one
             self._result = result

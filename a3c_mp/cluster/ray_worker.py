@@ -37,6 +37,8 @@ class RayWorker(Closing):
     def beat(self) -> None:
         self.beats += 1
 
+    starting = beat
+
     def not_restored(self, reason: str) -> None:
         self.reasons.append(reason)
 

@@ -16,7 +16,7 @@ from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.data.resume_states import ActorState
 from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.workers import WorkerChannel
-from a3c_mp.seeds import derive_seeds
+from a3c_mp.seeds import derive_seeds, seed_global_generators
 from wrappers import make_vec_env, obs_hashes
 
 Fill = Callable[[Token], Any]
@@ -82,7 +82,11 @@ def run_actor(channel: WorkerChannel, make_actor: Callable[..., Fill], args: Any
 def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
     """Make an actor's vector environment, seeded for this actor, and closed however the process ends."""
     env_seed, _ = derive_seeds(args.seed, *channel.seed_key)
-    env = make_vec_env(args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic)
+    seed_global_generators(env_seed)
+    env = make_vec_env(
+        args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic, heartbeats=channel,
+        fields=getattr(args, "rollout_fields", ()),  # chapter 3 has no rollouts
+    )  # fmt: skip
     return channel.closing(env)
 
 
@@ -93,7 +97,7 @@ class Games:
         self.stats = EpisodeStats(env.num_envs)
         state: ActorState = channel.restored or ActorState()
         self.rollouts, self.messages, self.successor_state = state.rollouts, state.messages, state.successor_state
-        self.obs: np.ndarray = env.rebuild(state.games, channel.beat) if state.games else env.reset()[0]
+        self.obs: np.ndarray = env.rebuild(state.games) if state.games else env.reset()[0]
         if not self.successor_state:
             return
         differing = np.flatnonzero(obs_hashes(self.obs) != self.successor_state["obs_hash"])

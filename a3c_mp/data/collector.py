@@ -104,7 +104,7 @@ class RolloutCollector:
             next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
             self.stats.step(reward, terminated | truncated)
             if self.unseen_fields:
-                self.unseen_fields -= infos.keys() | infos.get("final_info", {}).keys()
+                self.unseen_fields -= infos.keys()
             write_step(
                 rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
                 life_lost=infos.get("life_lost", False), behaviour_logits=logits,
@@ -119,7 +119,6 @@ class RolloutCollector:
             self.logits, self.value, self.lstm_state = self.act(rollout.obs[t + 1], self.lstm_state_before)
             self.logits = mask_logits(self.logits, action_mask(self.env))
             write_step(rollout, t + 1, value=self.value)
-            self.channel.beat()
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1
         if self.unseen_fields and self.rollouts == 1 and self.channel.actor == 0:

@@ -60,23 +60,26 @@ class InfoField(NamedTuple):
     """A field that a chapter adds to its rollouts: what `infos` of each step says under the field's name.
 
     Place t has what the step that led to obs[t+1] said, the last one of an episode too; what `reset` says is left out.
-    Where `infos` does not have it, 0.
+    Where `infos` does not have it, or None, 0.
     """
 
     shape: tuple[int, ...] = ()  # for one environment
     dtype: torch.dtype = torch.float32
 
     def read(self, infos: Mapping[str, Any], name: str, num_envs: int) -> np.ndarray:
-        """The values [B, *shape] of one step of a vector environment."""
+        """The values [B, *shape] of one step of a vector environment. Raises ValueError for one that does not fit."""
         values = np.zeros((num_envs, *self.shape), torch.empty(0, dtype=self.dtype).numpy().dtype)
-        ended = infos.get("_final_info", np.zeros(num_envs, np.bool_))
-        for source, theirs in ((infos, ~ended), (infos.get("final_info", {}), ended)):  # the former: after a reset
-            given = source.get(f"_{name}", name in source) & theirs
-            if given.any():
-                found = np.stack(list(source[name][given]))
-                if found.shape[1:] != self.shape:
-                    raise ValueError(f"infos[{name!r}] has shape {found.shape[1:]}, rollout_fields says {self.shape}")
-                values[given] = found
+        for env, value in enumerate(infos.get(name, ())):
+            if value is None:
+                continue
+            try:
+                fits = np.shape(value) == self.shape
+                values[env] = value
+            except (TypeError, ValueError):
+                fits = False
+            if not fits:
+                given, wanted = " ".join(repr(value).split())[:80], f"{self.dtype} of shape {self.shape}"
+                raise ValueError(f"infos[{name!r}] is {given}, rollout_fields says {wanted}")
         return values
 
 

@@ -69,7 +69,6 @@ class TransitionCollector:
             self.stats.step(reward, terminated | truncated)
             write_stats(block, t, self.stats)
             self.obs = next_obs
-            self.channel.beat()
         self.blocks += 1
 
     def state_fields(self, block: dict[str, Tensor]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.replay import Batch, EnvStep, Replay, Writer
 from a3c_mp.run.evaluate import make_play_envs, play_episodes
 from a3c_mp.run.metrics import Means
-from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds
-from wrappers import action_mask, make_vec_env
+from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds, seed_global_generators
+from wrappers import Heartbeats, action_mask, make_vec_env
 
 Confirmation = tuple[float, int, int]
 """of games that confirm a fitness: mean of the finite returns, or NaN; number of these games; agent steps of all"""
@@ -42,12 +42,12 @@ def run_member(
     """
     place = channel.actor
     for slot, number in channel.tokens():
-        channel.starting()
         if (fittest := int(memory.confirming)) >= 0:
             channel.send(slot, confirm(channel, args, memory, fittest, number) if place == 0 else None)
             continue
         seeds = derive_seeds(args.seed, number, place, MEMBER)
-        with closing(make_vec_env(args.env_id, args.num_envs, seed=seeds[0])) as env:
+        seed_global_generators(seeds[0])
+        with closing(make_vec_env(args.env_id, args.num_envs, seed=seeds[0], heartbeats=channel)) as env:
             generation = MemberGeneration(args, memory, channel, env, seeds[1])
             member(args, generation)
         generation.end(number)
@@ -81,7 +81,6 @@ class MemberGeneration:
         self.replay.ingest(self.place)
         if self.replay.size >= self.args.learning_starts:
             self.learning_steps += self.args.num_envs
-        self.channel.beat()
 
     @torch.inference_mode()
     def _step(self, epsilons: np.ndarray | float) -> None:
@@ -136,24 +135,23 @@ class MemberGeneration:
         net, num, games = self.state.net, self.args.eval_episodes, list[Episode]()
         if not all(bool(tensor.isfinite().all()) for tensor in net.state_dict().values()):
             return [Episode(math.nan, 0)] * num
-        self.channel.starting()
-        for game in play_greedily(self.args, net, num, seed, self.channel.beat):
+        for game in play_greedily(self.args, net, num, seed, self.channel):
             games.append(game)
             self.games += 1
         return games
 
 
-def play_greedily(args: Args, net: nn.Module, num: int, seed: int, beat: Callable[[], object]) -> Iterator[Episode]:
+def play_greedily(args: Args, net: nn.Module, num: int, seed: int, heartbeats: Heartbeats) -> Iterator[Episode]:
     """Play evaluation games of at most `--eval-max-steps` each; yields each when it ends."""
-    with closing(make_play_envs(args.env_id, num, seed=seed)) as env:
+    with closing(make_play_envs(args.env_id, num, seed=seed, heartbeats=heartbeats)) as env:
         policy = dqn.make_policy(net, env.single_action_space)
-        yield from play_episodes(policy, env, num, args.eval_max_steps, beat)
+        yield from play_episodes(policy, env, num, args.eval_max_steps)
 
 
 def confirm(channel: WorkerChannel, args: Args, memory: PopulationMemory, place: int, number: int) -> Confirmation:
     """Have the member at a place play new games, which confirm the fitness that it had in generation `number`."""
     net = MemberState.read(memory.results[place], memory.spaces, args.adam_eps).net
     seed = derive_seeds(args.seed, number, CONFIRMATION)[0]
-    games = list(play_greedily(args, net, args.confirm_episodes, seed, channel.beat))
+    games = list(play_greedily(args, net, args.confirm_episodes, seed, channel))
     returns = [game.episode_return for game in games if math.isfinite(game.episode_return)]
     return float(np.mean(returns or math.nan)), len(returns), sum(game.length for game in games)

@@ -3,7 +3,7 @@
     learner (WorkerPool)                                     worker (its channel)
     release(filled, version)   --- token: slot, version -->  take()
     take() -> filled slots     <-- slot, payload -----------  send(slot, payload)
-    on_restart(event)                                        beat(); restored, not_restored(reason)
+    on_restart(event)                                        beat(), starting(); restored, not_restored(reason)
 
 A worker fills the slots whose tokens it has, and sends back their numbers with a few figures. Which slots are given,
 filled and next is in a `SlotLedger`, the same one for every carrier: a worker that is lost has its slots filled again
@@ -34,6 +34,8 @@ class ActorChannel(Protocol):
 
     @property
     def beat(self) -> Callable[[], None]: ...
+    @property
+    def starting(self) -> Callable[[], None]: ...
     @property
     def closing(self) -> Callable[[Any], Any]: ...
     def not_restored(self, reason: str) -> None: ...

@@ -224,8 +224,9 @@ class Supervisor:
         child.process.kill()
         child.process.join()
         how = f"sent no heartbeat for {child.max_silence:.0f} s and was killed (--hang-seconds)"
-        if child.max_silence > self.hang_seconds:  # it has not had a heartbeat yet
-            how = f"took longer than {child.max_silence:.0f} s to start and was killed (lower {child.flag})"
+        if child.max_silence > self.hang_seconds:  # none since its start, or since an environment is made
+            how = f"took longer than {child.max_silence:.0f} s to start or to make an environment and was killed"
+            how += " (raise --hang-seconds)"
         self._restart(child, how)
 
     def _restart(self, child: Child, how: str, details: str = "") -> None:

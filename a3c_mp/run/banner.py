@@ -19,7 +19,7 @@ from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.mean_return import short_return
-from a3c_mp.run.preflight import FOUND
+from a3c_mp.run.preflight import FOUND, note_on_repeats
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
@@ -40,6 +40,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     if found and layout:
         lines.append(f"observations are flattened: {layout}")
     if note := note_on_inputs(net):
+        lines.append(note)
+    if args.deterministic and (note := note_on_repeats(args.env_id)):
         lines.append(note)
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     lines.append(f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}")

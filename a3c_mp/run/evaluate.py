@@ -29,7 +29,8 @@ from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
-from wrappers import action_mask, make_vec_env
+from a3c_mp.seeds import seed_global_generators
+from wrappers import UNWATCHED, Heartbeats, action_mask, make_vec_env
 
 NUM_ENVS = 8
 """games played at once"""
@@ -60,14 +61,15 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
     return act
 
 
-def make_play_envs(env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS) -> VectorEnv:
-    """Make the environments for `play_episodes`, at most as many as episodes."""
-    return make_vec_env(env_id, min(num_envs, episodes), seed=seed)
+def make_play_envs(
+    env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS, heartbeats: Heartbeats = UNWATCHED
+) -> VectorEnv:
+    """Make the environments for `play_episodes`, at most as many as episodes, and seed what they may draw from."""
+    seed_global_generators(seed)
+    return make_vec_env(env_id, min(num_envs, episodes), seed=seed, heartbeats=heartbeats)
 
 
-def play_episodes(
-    policy: Policy, env: VectorEnv, episodes: int, max_steps: int, on_step: Callable[[], object] = lambda: None
-) -> Iterator[Episode]:
+def play_episodes(policy: Policy, env: VectorEnv, episodes: int, max_steps: int) -> Iterator[Episode]:
     """Play whole games in parallel; yields each when it ends.
 
     Each environment plays a fixed number of them: taking the first that finish would favour short games.
@@ -75,7 +77,6 @@ def play_episodes(
     Args:
         env: from `make_play_envs`, not stepped before.
         max_steps: a game that lasts this number of agent steps is cut, with the return so far.
-        on_step: called after each step of all environments.
     """
     num_envs = env.num_envs
     left = np.array([episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)])
@@ -86,7 +87,6 @@ def play_episodes(
         obs, reward, terminated, truncated, _ = env.step(policy(obs, starts, action_mask(env)))
         starts = terminated | truncated
         stats.step(reward, starts)
-        on_step()
         if (cut := ~starts & (stats.lengths >= max_steps)).any():
             obs, _ = env.reset(options={"reset_mask": cut})
             stats.done = starts = starts | cut
@@ -97,11 +97,11 @@ def play_episodes(
 
 def play_evaluation(args: CommonArgs, net: nn.Module, make_policy: MakePolicy, channel: Any) -> PlayedGames:
     """Play the games of an evaluation, greedily with a net on the CPU; each step is a heartbeat of the channel."""
-    channel.starting()
     try:
-        env = channel.closing(make_play_envs(args.env_id, args.eval_episodes, seed=evaluation_seed(args)))
+        seed = evaluation_seed(args)
+        env = channel.closing(make_play_envs(args.env_id, args.eval_episodes, seed=seed, heartbeats=channel))
         policy = make_policy(net, env.single_action_space)
-        games = list(play_episodes(policy, env, args.eval_episodes, args.eval_max_steps, channel.beat))
+        games = list(play_episodes(policy, env, args.eval_episodes, args.eval_max_steps))
     finally:
         channel.close()  # each evaluation makes new environments, so that all of them play the same games
     returns, lengths = [game.episode_return for game in games], [game.length for game in games]

@@ -21,6 +21,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.evaluate import Policy
+from a3c_mp.seeds import seed_global_generators
 from wrappers import FRAME_SKIP, is_atari, make_env, mask_in
 
 
@@ -113,6 +114,7 @@ def record_episode(
 
     fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
     episode_return, length, done = 0.0, 0, False
+    seed_global_generators(seed)
     obs, info = env.reset(seed=seed)
     video: Any = imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
     with video:

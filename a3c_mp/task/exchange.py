@@ -69,7 +69,7 @@ class NodeChannel:
 
     def __init__(self, node: Node, own: Any = None):
         self.node, self.own, self.memory = node, own, own
-        self.beat, self.closing, self.restored = node.beat, node.closing, node.setup
+        self.beat, self.starting, self.closing, self.restored = node.beat, node.starting, node.closing, node.setup
         self._tokens: list[Token] | None = None  # None: the first ones have not arrived
         self._slot: int | None = None  # that is filled now; None if its session has ended
         self._has_sent = False
@@ -80,7 +80,6 @@ class NodeChannel:
         self._on_joined()
         while self._tokens is None and not node.finishing:
             node.wait()
-        node.starting()  # its first heartbeat was long ago; its environments are not made yet
 
     def take(self) -> Token | None:
         """Wait for a token to fill a slot; None if the task ends meanwhile."""
@@ -280,4 +279,7 @@ class LocalChannel(Closing):
         self.pool.forget_state(self.worker, reason)
 
     def beat(self) -> None:
+        pass
+
+    def starting(self) -> None:
         pass

@@ -55,7 +55,7 @@ class Node(Closing):
         return self.router.name
 
     def starting(self) -> None:
-        """Report that environments are made: the next heartbeat may take as long as a start."""
+        """Report that an environment is made: the next heartbeat may take as long as a start."""
         self.report(STARTING)
 
     def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:

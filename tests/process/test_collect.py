@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from envs import EPISODE_LENGTH, CountEnv
+from envs import EPISODE_LENGTH, CarelessEnv, CountEnv
 from forked import fork_children
+from gymnasium.spaces import Discrete
 from harness import rounds
 from inline import collect, unconnected_collector
 
@@ -18,6 +19,7 @@ from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
+from a3c_mp.run.evaluate import make_play_envs, make_policy, play_episodes
 from train_a3c_data import Args, actor
 
 T, B, ACTORS = 5, 3, 2
@@ -83,6 +85,21 @@ def test_values_and_logits_are_those_of_the_published_net_of_final_observations_
         torch.testing.assert_close(rollout.value.flatten(), value)
         torch.testing.assert_close(rollout.behaviour_logits, logits.view(T + 1, B, 3)[:T])
     assert sum(rollout.truncated.sum() for rollout in founds[0]) == B
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["random", "np.random", "torch"])
+def test_a_seed_seeds_the_generators_that_all_code_of_a_process_shares(which):
+    """In collectors, another one for each actor, and in games that are played with a trained net."""
+    args = ImpalaArgs(env_id=f"envs:Careless-v0?which={which}", num_envs=B, unroll_length=T)
+    net = make_actor_critic(CarelessEnv().observation_space, Discrete(2), args.net_spec)
+    policy = make_policy(net, Discrete(2))
+    runs, games = [], []
+    for number in (0, 0, 1):
+        runs.append(collect(unconnected_collector(args, net, number))[0].obs.tolist())
+        games.append(list(play_episodes(policy, make_play_envs(args.env_id, 2, seed=number), 2, 10)))
+        CarelessEnv.DRAWS[which]()
+    assert runs[0] == runs[1] != runs[2]
+    assert games[0] == games[1] != games[2]
 
 
 # ---- the state of a net with an LSTM

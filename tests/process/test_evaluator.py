@@ -83,7 +83,8 @@ def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_we
     done = run_inline.train(chapter, *FEW, *EVALUATED, "--hang-seconds", str(HANG_SECONDS), workers=None)
     assert done.code == 143, done.out + done.err
     [(pid, steps)] = frozen
-    silent = rf"(sent no heartbeat for {HANG_SECONDS} s|took longer than 20 s to start) and was killed"
+    slow = "took longer than 20 s to start or to make an environment"
+    silent = rf"(sent no heartbeat for {HANG_SECONDS} s|{slow}) and was killed"
     assert re.search(rf"evaluator \(pid {pid}\) {silent} .*; restart 1 of 5", done.log)
     assert re.search(rf"evaluation 2: .*; weights of {steps:,} steps, 10 games", done.log)
     assert len(pauses) > 10

@@ -97,6 +97,18 @@ def test_where_every_actor_fails_at_start_the_run_ends_at_once_with_one_tracebac
     assert done.summary["exit_reason"].startswith(f"error: {chapter.actor} ")
 
 
+@pytest.mark.parametrize(
+    "chapter", [A3C_DATA, *(pytest.param(row, marks=SLOW) for row in (APEX_DQN, TASK))], ids=row_id
+)
+def test_environments_whose_steps_together_take_longer_than_the_limit_do_not_hang(run_inline, chapter):
+    """Six of them, one after another: 1.5 s."""
+    flags = ["--num-actors", "1", "--num-envs", "6", "--hang-seconds", "1.2", "--max-restarts", "0"]
+    learning = ["--block-length", "2"] if chapter is APEX_DQN else ["--unroll-length", "2", "--batch-size", "12"]
+    done = run_inline.train(chapter, "--env-id", "envs:Slow-v0", *flags, *learning, "--total-steps", "12", workers=None)
+    assert done.code == 0, done.log
+    assert done.summary["steps"] >= 12
+
+
 def work_of(chapter):
     """Flags by which as few processes as there can be work; IMPALA has two learners, for the faults that need them."""
     return {IMPALA: chapter.two_learners, POPULATION: []}.get(chapter, ["--num-actors", "1"])

@@ -47,12 +47,22 @@ def test_a_single_number_becomes_a_vector_of_one_and_a_state_number_is_one_hot(r
     np.testing.assert_array_equal(obs, np.eye(16, dtype=np.float32)[[0, 0]])
 
 
-def test_what_an_environment_calls_a_lost_life_is_its_own_affair(register):
-    env = make_vec_env(register(changes={"rest": (0.0, False, False, {"life_lost": 3, "lives": 2})}), 2, seed=0)
-    env.reset()
-    *_, infos = env.step(np.zeros(2, int))
-    assert "life_lost" not in infos
-    assert infos["lives"].tolist() == [2, 2]
+@pytest.mark.parametrize("fields", [(), ("last", "step", "absent")], ids=str)
+def test_of_infos_only_what_is_declared_is_passed_on_whatever_else_they_say(fields):
+    """And a declared one as it is, also where an episode ends: 1.5, 2, 3.5, ... of its last step."""
+    env = make_vec_env("envs:Restless-v0", 3, seed=0, fields=fields)
+    obs, infos = env.reset()
+    assert infos == {}
+    for _ in range(50):
+        before = obs
+        obs, _, terminated, truncated, infos = env.step(np.zeros(3, int))
+        done = terminated | truncated
+        final = {"final_obs", "_final_obs", "final_info", "_final_info"} if done.any() else set()
+        assert final <= infos.keys() <= final | {*fields} - {"absent"}
+        if done.any():
+            assert (infos["final_obs"][done] == before[done] + [0, 1]).all()
+        if fields:
+            assert infos["step"] == [t + 1 + 0.5 * ((t + 1) % 2) for _, t in before.tolist()]
 
 
 NO_SIZE = {

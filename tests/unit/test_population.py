@@ -144,7 +144,7 @@ def literal_loss(gamma, net, target_net, batch):
 def test_fitness_games_start_alike_for_all_members_and_differ_between_generations(monkeypatch):
     starts, make = [], member_module.make_play_envs
 
-    def noted(*args, seed):
+    def noted(*args, seed, **_):
         starts.append(make(*args, seed=seed).reset()[0])
         return make(*args, seed=seed)
 

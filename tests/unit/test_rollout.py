@@ -60,7 +60,7 @@ def test_write_step_fills_its_step_and_no_other():
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_an_added_field_is_what_the_infos_of_its_step_say_also_where_all_episodes_end(num_envs):
     """Terminated or, every third, truncated; where the infos lack it, 0."""
-    env = make_vec_env("envs:Angle-v0", num_envs, seed=0)
+    env = make_vec_env("envs:Angle-v0", num_envs, seed=0, fields=["angle"])
     env.reset()
     for t in range(6 * EPISODE_LENGTH):
         *_, infos = env.step(np.zeros(num_envs, np.int64))
@@ -70,11 +70,20 @@ def test_an_added_field_is_what_the_infos_of_its_step_say_also_where_all_episode
         assert InfoField((1,)).read(infos, "other", num_envs).tolist() == [[0.0]] * num_envs
 
 
-def test_of_an_episode_that_ended_without_the_field_nothing_is_read_from_the_next_ones_reset():
-    infos, first = {"angle": np.array([7.0, 3.0])}, np.array([True, False])
-    assert InfoField().read(infos, "angle", 2).tolist() == [7.0, 3.0]  # as Atari's infos are
-    infos |= {"_angle": np.array([True, True]), "_final_info": first, "final_info": {"score": first, "_score": first}}
-    assert InfoField().read(infos, "angle", 2).tolist() == [0.0, 3.0]
+@pytest.mark.parametrize(
+    "values", [np.array([7.0, 3.0]), [7, np.float32(3)], [np.array(7.0), torch.tensor(3)]], ids=repr
+)
+def test_an_added_field_is_read_from_arrays_as_ataris_are_and_from_values_of_any_type(values):
+    assert InfoField().read({"angle": values}, "angle", 2).tolist() == [7.0, 3.0]
+    assert InfoField().read({"angle": [values[0], None]}, "angle", 2).tolist() == [7.0, 0.0]
+
+
+@pytest.mark.parametrize("value", ["text", {}, [1.0], np.zeros((2, 1)), [[1.0], [2.0, 3.0]]], ids=repr)
+def test_a_value_that_does_not_fit_an_added_field_is_refused_by_name(value):
+    with pytest.raises(
+        ValueError, match=r"^infos\['angle'\] is .*, rollout_fields says torch.float32 of shape \(2,\)$"
+    ):
+        InfoField((2,)).read({"angle": [np.zeros(2), value]}, "angle", 2)
 
 
 @settings(deadline=None)

@@ -117,7 +117,8 @@ def test_a_busy_parent_notices_a_hang_too_and_a_stopped_one_suspects_no_process(
 
 def test_many_processes_on_few_cores_may_take_long_to_start(monkeypatch):
     scene, limit = Scene(monkeypatch, 8, max_restarts=7), START_SECONDS * 8 / 2
-    text = f"actor 7 (pid 7) took longer than {limit:.0f} s to start and was killed (lower --num-actors)"
+    text = f"actor 7 (pid 7) took longer than {limit:.0f} s to start or to make an environment and was killed"
+    text += " (raise --hang-seconds)"
     scene.look(*[PAUSE_SECONDS] * int(limit / PAUSE_SECONDS))
     assert scene.tape == []
     with pytest.raises(WorkerError) as error:  # none of them has had a heartbeat

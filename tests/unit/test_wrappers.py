@@ -1,6 +1,8 @@
 """Both Atari paths are one environment, with raw rewards; resets, ends, lives and actions follow the contract."""
 
 import re
+from collections import Counter
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -172,6 +174,22 @@ def test_what_an_environment_raises_says_where(register, method):
     with pytest.raises(ZeroDivisionError) as caught:
         play(env, 1)
     assert caught.value.__notes__ == [f"(raised by {method}() of Custom-v0, seed 7, after 0 steps)"]
+
+
+@pytest.mark.parametrize(("env_id", "each"), [("CartPole-v1", 3), ("PongNoFrameskip-v4", 1)], ids=str)
+def test_every_environment_that_is_made_reset_or_stepped_is_a_heartbeat(env_id, each):
+    """Atari's step together, in C++."""
+    counts = Counter()
+    watch = SimpleNamespace(starting=lambda: counts.update(made=1), beat=lambda: counts.update(beats=1))
+    env = make_vec_env(env_id, 3, seed=0, heartbeats=watch)
+    assert counts == {"made": each}
+    env.reset()
+    assert counts["beats"] >= each
+    counts.clear()
+    for _ in range(50):
+        env.step(np.zeros(3, np.int64))
+    assert counts["beats"] >= 50 * each
+    assert counts["made"] == 0
 
 
 def play(env, steps):
