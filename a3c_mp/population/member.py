@@ -124,7 +124,7 @@ class MemberGeneration:
         result, means = self.result, self.means.pop()
         games = self._evaluate(derive_seeds(self.args.seed, number, FITNESS)[0])
         self.counts["transitions_not_finite"] += self.replay.rejected
-        result["eval_returns"][:] = torch.tensor([game.episode_return for game in games])
+        result["eval_returns"][:] = torch.tensor([game.episode_return for game in games], dtype=torch.float64)
         result["eval_lengths"][:] = torch.tensor([game.length for game in games])
         result["metrics"][:] = torch.tensor([means.get(name, math.nan) for name in METRICS])
         result["counts"][:] = torch.tensor([self.counts[name] for name in COUNTS])

@@ -194,9 +194,7 @@ class Population:
         """Continue from a `state_dict`. Raises ValueError if it is of other sizes."""
         shards, sizes = self.memory.shards, state["sizes"]
         if sizes != [self.args.population, self.args.num_envs, shards.rows]:
-            what = "it has {} members with {} environments each, and {} rows in the replay for each".format(*sizes)
-            fix = "leave --population, --num-envs, --replay-size and --generation-steps out"
-            raise ValueError(f"{what}: {fix}")
+            raise ValueError(f"(members, environments, rows of the replay for each) are {sizes}")
         for name, rows in state["replay"].items():
             shards.fields()[name][:, : rows.shape[1]] = rows
         self.generation = state["generation"]

@@ -43,7 +43,7 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         lines.append(note)
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     lines.append(f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}")
-    explorers = f", of which {args.explorers} explore" if args.explorers else ""
+    explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}")
     return lines
 

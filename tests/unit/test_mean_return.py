@@ -28,6 +28,11 @@ def test_games_that_explore_or_have_no_finite_return_do_not_count():
     ended = window.end(0, [Episode(np.nan if env == 3 else float(env), 5, env) for env in range(4)])
     assert counted(ended) == [(0, 2.0)]
     assert (window.mean, window.episodes) == (2.0, 1)
+    long = [counted(window.end(0, [Episode(float(number), 5, env=2 + number % 2)])) for number in range(2, 9)]
+    assert long == [[(0, float(number))] for number in range(2, 9)], "those of environments 0 and 1 still run"
+    again, everything = ReturnWindow(1, 4, explorers=2), ReturnWindow(1, 4)
+    again.load_state_dict(everything.state_dict())
+    assert again.state_dict()["games"] == everything.state_dict()["games"][2:], "earlier versions saved all"
 
 
 def test_games_of_a_lost_actor_are_not_waited_for():

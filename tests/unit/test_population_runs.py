@@ -210,3 +210,5 @@ def test_a_run_goes_on_from_an_earlier_generation_as_if_nothing_had_happened(run
         drop = slice(2, None) if name == "episodes.csv" else slice(None)  # but for the seconds
         assert [line.split(",")[drop] for line in lines] == [line.split(",")[drop] for line in expected]
     assert done.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    with pytest.raises(ConfigError, match="replay-size=8000: the run in runs/r has 100000; leave it out"):
+        run_inline(POPULATION.script, "--resume", "runs/r", "--replay-size", "8000")
