@@ -20,6 +20,7 @@ from a3c_mp.population.member import Confirmation
 from a3c_mp.population.population import COUNTS, METRICS, Population
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import Evaluation, PlayedGames
+from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import write_atomically
 
@@ -136,16 +137,16 @@ class Report:
         run, (mean, failed, steps) = self.run, confirmation
         run.counters["evaluation_steps"] += steps
         run.progress.confirm(mean)
-        games = f"confirmed: mean return {mean:.1f} in {self.args.confirm_episodes} new games"
+        games = f"confirmed: mean return {short_return(mean)} in {self.args.confirm_episodes} new games"
         games += f", of which {failed} failed (NaN or inf)" if failed else ""
-        after = f", after a fitness of {fitness:.1f}; training continues"
+        after = f", after a fitness of {short_return(fitness)}; training continues"
         run.log.info(games if run.progress.is_confirmed else f"not {games}{after}")
 
     def _headline(self) -> list[str]:
         progress = self.run.progress
         means = {"best fitness": progress.evals.best_mean}
         means["confirmed" if progress.is_confirmed else "in new games"] = progress.confirmed_mean
-        finite = [f"{name} {mean:.1f}" for name, mean in means.items() if math.isfinite(mean)]
+        finite = [f"{name} {short_return(mean)}" for name, mean in means.items() if math.isfinite(mean)]
         return [f"generation {self.population.generation}", *finite]
 
     def _write_lineage(self) -> None:
@@ -160,8 +161,8 @@ class Report:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    formats = {"learning_rate": ".2g", "fitness": ".1f", "mean_fitness": ".1f"}
+    shown = {"learning_rate": "{:.2g}".format, "fitness": short_return, "mean_fitness": short_return}
     lines = [[TITLES.get(name, name.replace("_", " ")) for name in SHOWN]]
-    lines += [[format(row[name], formats.get(name, "")) for name in SHOWN] for row in rows]
+    lines += [[shown.get(name, str)(row[name]) for name in SHOWN] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

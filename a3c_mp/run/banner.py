@@ -80,6 +80,8 @@ def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]
         yield logging.ERROR, f"error: {describe_error(error)}"
     if run.unsaved:
         yield logging.ERROR, f"error: the state at {run.steps:,} steps was not saved; see the warning above"
+    if counts := run.progress.counts:
+        yield logging.INFO, f"in total: {', '.join(counts)}"
     newest = run.checkpointer.newest
     if (run.exit_code or run.exit_reason == "max_seconds") and newest is not None and newest.exists():
         level = logging.ERROR if run.exit_code == 1 else logging.INFO
@@ -91,7 +93,7 @@ def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]
     reason = run.exit_reason or "ended"
     reason = "failed" if reason.startswith("error: ") else reason  # its text is a line of its own
     if reason == "solved" and progress.evals.is_solved:
-        best = f"return {progress.evals.best_mean:.1f}, weights of {progress.evals.best['steps']:,} steps"
+        best = f"return {short_return(progress.evals.best_mean)}, weights of {progress.evals.best['steps']:,} steps"
         reason = f"solved by evaluation ({best})"
     after = timedelta(seconds=int(progress.wall_seconds))
     yield logging.INFO, f"{ENDINGS.get(reason, reason)} after {after}: {', '.join(figures)}"

@@ -22,7 +22,9 @@ environments has such a game (rallies in Pong can last for 27,000 steps); and af
 
 
 def short_return(value: float) -> str:
-    """A return for the log: one decimal, two if it is smaller than 10."""
+    """A return for the log: one decimal, two if it is smaller than 10, two digits if it is smaller than 0.1."""
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
@@ -38,6 +40,8 @@ class _Game:
     ended: bool = False  # or was lost with its actor
     overdue: bool = False  # passed over, and not ended since
     reported: bool = False  # its actor has sent something since it started
+    number: int = 0  # of games that had started then
+    endless: bool = False
 
 
 class ReturnWindow:
@@ -60,17 +64,19 @@ class ReturnWindow:
         self.few = max(1, int(FEW * total))
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.episodes = 0  # of the whole run
-        self.passed_over = 0  # games for which even `LONG_PATIENCE` was too short
+        self.endless: list[tuple[int, int]] = []  # (actor, environment) of games longer than `LONG_PATIENCE`
         self.restart_games()
 
     def restart_games(self) -> None:
         """Have all actors start new games."""
+        self._started = 0  # games
         self._overdue = 0  # games passed over that have not ended
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
         self._playing = [self._start(actor, self.counted) for actor in range(self.num_actors)]
 
     def _start(self, actor: int, envs: Iterable[int]) -> dict[int, _Game]:
         games = {env: _Game(actor, env) for env in envs}
+        self._started += len(games)
         self._queue.extend(games.values())
         return games
 
@@ -88,7 +94,8 @@ class ReturnWindow:
         """Add games of an actor that ended, in order of time; returns those that enter the mean now."""
         playing, counted = self._playing[actor], list[CountedEpisode]()
         for game in playing.values():
-            game.reported = True
+            if not game.reported:
+                game.reported, game.number = True, self._started
         for episode in episodes:
             if episode.env not in self.counted:
                 continue
@@ -98,6 +105,10 @@ class ReturnWindow:
             if game.overdue:
                 self._overdue -= 1
                 counted.append((actor, episode))
+        for game in playing.values():
+            if game.reported and not game.endless and self._started - game.number >= self.long_limit:
+                game.endless = True
+                self.endless.append((actor, game.env))
         return self._count([*counted, *self._release()])
 
     def lose(self, actor: int) -> list[CountedEpisode]:
@@ -115,14 +126,12 @@ class ReturnWindow:
 
     def _release(self) -> Iterator[CountedEpisode]:
         while self._queue and (self._queue[0].ended or self._is_passed_over()):
-            waited_long = len(self._queue) > self.long_limit
             game = self._queue.popleft()
             if game.episode is not None:
                 yield game.actor, game.episode
             elif not game.ended:
                 game.overdue = True
                 self._overdue += 1
-                self.passed_over += waited_long
 
     def _is_passed_over(self) -> bool:
         """Whether the first game of the queue, which has not ended, is no longer waited for."""
