@@ -168,6 +168,9 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
     if returns := run.state.get("returns"):
         text = f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games"
         print(f"{text} (with exploration, in part by earlier weights)")
+        scores = [game.episode_return for game in played]
+        if not (args.sampled or run.algo) and np.mean(returns) - np.mean(scores) > max(np.std(returns), np.std(scores)):
+            print("that is much more than these greedy games: --sampled plays with the policy's own probabilities")
 
 
 def print_scores(played: Sequence[Episode], args: Args) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned member ends with its parent even while it imports torch)
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -28,7 +27,7 @@ from a3c_mp.algorithms.apex import move_target
 from a3c_mp.algorithms.dqn import bootstrap_values, q_values
 from a3c_mp.cli import parse_args
 from a3c_mp.maths.losses import huber
-from a3c_mp.population.evolution import Member, mutate_genome, rank
+from a3c_mp.population.evolution import Member, mutate_genome, possible_parents, rank
 from a3c_mp.population.generations import Generations, launch
 from a3c_mp.population.member import MemberGeneration
 from a3c_mp.population.settings import MUTATIONS, PRESETS, Args
@@ -83,7 +82,7 @@ def tournament(args: Args, members: Sequence[Member], num: int, rng: Generator) 
 
     Without ties, the r-th least fit of n wins with probability (r^size - (r - 1)^size) / n^size.
     """
-    able = [each for each in members if math.isfinite(each.fitness)]
+    able = possible_parents(members)
     entrants = rng.integers(len(able), size=(num, args.tournament_size))
     return [rank([able[i] for i in row], rng)[0] for row in entrants]
 

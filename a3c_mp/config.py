@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -38,6 +38,7 @@ class CommonArgs:
     continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions
     vectors: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for others whose observations are vectors
     images: ClassVar[Mapping[str, Any]] = {}  # defaults for Atari, under its presets, and without a preset for images
+    fixed: ClassVar[Collection[str]] = ()  # settings that a resumed run cannot change, as shapes in its checkpoints
 
     env_id: str = "PongNoFrameskip-v4"
     """gymnasium environment id; module:Env-v0 imports the module first, also from the current folder"""
@@ -100,9 +101,12 @@ class CommonArgs:
 
     @property
     def explorers(self) -> int:
-        """Environments of each actor, its first ones, that explore: their games do not enter the mean return."""
+        """Environments of each actor, its first ones, that explore: their games do not enter the mean return.
+
+        The share `explore_envs` of them, rounded up as long as they are a quarter of all at most.
+        """
         share = round(getattr(self, "explore_envs", 0.0) * self.num_envs, 9)  # 0.07 of 100 are 7.000000000000001
-        return min(math.ceil(share), self.num_envs - 1)
+        return min(math.ceil(share), max(self.num_envs // 4, int(share + 0.5)), self.num_envs - 1)
 
     @property
     def training_goal(self) -> float | None:

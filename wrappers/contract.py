@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from typing import Any, Protocol
@@ -119,9 +120,17 @@ def check_contract(env: gymnasium.Env) -> None:
     env = unprepared(env)
     while isinstance(env, OrderEnforcing | TimeLimit):
         env = env.env
+    for each in (env, env.unwrapped):  # a wrapper of its own may pass on any keywords
+        for keywords in ({}, {"seed": 0, "options": None}):
+            try:
+                inspect.signature(each.reset).bind(**keywords)
+            except TypeError as error:
+                raise BrokenContract(
+                    f"{error} of reset(), gymnasium's API has reset(*, seed=None, options=None)"
+                ) from None
     checked = CheckedEnv(env)
     for last in (False, True):
-        obs, info = checked.reset(seed=0)
+        obs, info = checked.reset() if last else checked.reset(seed=0)  # as in the middle of a run, and as at its start
         _check_finite("reset()", obs, env.observation_space)
         obs, reward, *_ = checked.step(_extreme_action(env.action_space, info.get("action_mask"), last))
         _check_finite("step()", obs, env.observation_space)
@@ -130,7 +139,10 @@ def check_contract(env: gymnasium.Env) -> None:
 
 
 def check_result(call: str, result: Any, names: tuple[str, ...], space: gymnasium.Space) -> tuple:
-    """Check the result of `reset` (names: `RESET`) or `step` (`STEP`), in less than a microsecond; returns it."""
+    """Check the result of `reset` (names: `RESET`) or `step` (`STEP`), in less than a microsecond.
+
+    Returns it, a reward of shape [1] as a number.
+    """
     if not isinstance(result, tuple) or len(result) != len(names):
         given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
         raise BrokenContract(f"{call} returned {given}, gymnasium's API has {len(names)}: ({', '.join(names)})")
@@ -139,8 +151,13 @@ def check_result(call: str, result: Any, names: tuple[str, ...], space: gymnasiu
     _check_obs(call, result[0], space)
     if names is STEP:
         _, reward, terminated, truncated, _ = result
-        if type(reward) is not float and (np.ndim(reward) != 0 or np.asarray(reward).dtype.kind not in "biuf"):
-            raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
+        if type(reward) is not float:
+            number = np.asarray(reward)
+            if number.dtype.kind not in "biuf":
+                raise BrokenContract(f"{call} returned the reward {reward}, must be a finite number")
+            if number.size != 1:
+                raise BrokenContract(f"{call} returned a reward of shape {number.shape}, must be one number")
+            result = result[0], number.item(), *result[2:]
         if not (isinstance(terminated, FLAGS) and isinstance(truncated, FLAGS)):
             flags = [terminated, truncated]
             raise BrokenContract(f"{call} returned {flags} for terminated and truncated, must be True or False")

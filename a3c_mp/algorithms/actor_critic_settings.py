@@ -79,7 +79,7 @@ class RolloutArgs(RewardArgs, CommonArgs):
     noise_steps: Count = 1
     """resample the noise of actions every N steps of an environment (SB3: sde_sample_freq); 1: each step"""
     explore_envs: Fraction = 0.0
-    """share of environments that repeat a random (discrete) action now and then; the mean return omits them"""
+    """share of environments, of four or more one at least, that repeat random actions; the mean return omits them"""
     explore_steps: Annotated[int, Between(1, STRETCH)] = 20
     """longest time that an exploring environment repeats an action (agent steps)"""
     explore_after: Annotated[int, Between(0)] = 0

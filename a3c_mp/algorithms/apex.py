@@ -68,16 +68,21 @@ def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
 class RateLimiter:
     """Rate limiter: a fixed ratio of samples to inserts (Cassirer et al. 2021, "Reverb", section 3.3).
 
-    Sampling starts with `min_size_to_sample` transitions in the replays of all learners together.
+    Sampling starts with `min_size_to_sample` transitions in the replays of all learners together, or once `capacity`
+    steps have been inserted into each: truncated games of a few steps take two rows for a transition, and fill a replay
+    with fewer transitions.
     """
 
-    def __init__(self, samples_per_insert: float, min_size_to_sample: int):
+    def __init__(self, samples_per_insert: float, min_size_to_sample: int, capacity: int):
         self.samples_per_insert, self.min_size_to_sample = samples_per_insert, min_size_to_sample
+        self.capacity, self.inserted, self.has_started = capacity, 0, False
         self.samples_allowed = 0.0
 
     def insert(self, steps: int, sizes: Sequence[int]) -> None:
-        """Count inserted steps, once all replays together, of these `sizes`, hold enough and none is empty."""
-        if sum(sizes) >= self.min_size_to_sample and min(sizes) > 0:
+        """Count inserted steps, once all replays, of these `sizes`, hold enough or are full, and none is empty."""
+        self.inserted += steps
+        self.has_started = sum(sizes) >= self.min_size_to_sample or self.inserted >= self.capacity
+        if self.has_started and min(sizes) > 0:
             self.samples_allowed += self.samples_per_insert * steps
 
     def allowed(self, batches: Any, run: RunState) -> Iterator[Batch]:
@@ -91,10 +96,10 @@ class RateLimiter:
             self.samples_allowed -= batches.batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        return {"allowed": self.samples_allowed}
+        return {"allowed": self.samples_allowed, "inserted": self.inserted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.samples_allowed = state["allowed"]
+        self.samples_allowed, self.inserted = state["allowed"], state.get("inserted", 0)  # earlier versions: without
 
 
 class ApexSetup(Setup):
@@ -126,7 +131,7 @@ class ApexSetup(Setup):
         # One bad reward is part of the n-step returns of several steps, so it can spoil more than one block.
         self.bad_in_a_row = BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
         self.samples_per_update, self.make_policy = args.batch_size, algo.make_policy
-        self.limiter = RateLimiter(args.replay_ratio, args.learning_starts)
+        self.limiter = RateLimiter(args.replay_ratio, args.learning_starts, args.replay_size // args.num_learners)
         self.saved = {"target_net": self.target_net} | ({"replay": self.replay} if args.save_replay else {})
         # Without the replay, actors start new games when the run is resumed.
         self.kept = {"limiter": self.limiter} if args.save_replay else None
@@ -149,7 +154,7 @@ class ApexSetup(Setup):
         learner.on_event = lambda event: self._prepare_successor(learner, event)
         self.make_room(args, range(shards.num_shards))  # a restored replay may be full
         if learner.group.rank == 0:  # the others have about as many transitions, and no metrics
-            show_replay(run, args, lambda: args.num_learners * replay.size, "without --save-replay")
+            show_replay(run, args, self.limiter, lambda: args.num_learners * replay.size, "without --save-replay")
             capacity = shards.num_lanes * shards.rows
             run.metrics.gauges |= {
                 "replay/size": lambda: replay.size,
@@ -227,17 +232,9 @@ def check_sizes(args: Args) -> None:
     why = f"the replay has room for {args.replay_size}"
     if args.batch_size > args.replay_size:
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --replay-size")
-    if args.learning_starts > min(args.replay_size // 2, transitions_held(args, args.num_actors)):
+    if args.learning_starts > args.replay_size // 2:
         fix = "use half of it at most, or raise --replay-size"
         raise ConfigError("learning-starts", args.learning_starts, why, fix)
-
-
-def transitions_held(args: Args, num_actors: int) -> int:
-    """Return how many transitions the lanes of `num_actors` actors hold at least, once their rows are full.
-
-    In the middle of an episode, a lane holds neither the rows that may be overwritten nor incomplete transitions.
-    """
-    return num_actors * args.num_envs * (args.rows_per_lane - args.rows_in_flight - args.n_step - FRAMES)
 
 
 def stacked_frames(env_id: str) -> int:
@@ -250,15 +247,14 @@ def obs_for_stats(batch: Batch) -> Tensor:
     return batch.obs[:: -(-len(batch.obs) // NORM_SAMPLES)]
 
 
-def show_replay(run: Any, args: Args, size: Callable[[], int], why: str) -> None:
+def show_replay(run: Any, args: Args, limiter: RateLimiter, size: Callable[[], int], why: str) -> None:
     """Have progress lines say how many transitions the replay has until learning starts.
 
     Log it if a resumed run has to fill its replay again, and `why` a deterministic one then ends differently.
     """
 
     def phase() -> str:
-        held, wanted = size(), args.learning_starts
-        return f"collecting {held:,}/{wanted:,}" if held < wanted else ""
+        return "" if limiter.has_started else f"collecting {size():,}/{args.learning_starts:,}"
 
     run.metrics.phase = phase
     if args.resume and not size():

@@ -19,7 +19,7 @@ from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Sessio
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import compute_dtype
-from a3c_mp.processes.pool import Filled, WorkerEvent
+from a3c_mp.processes.pool import Filled
 from a3c_mp.replay import Shards
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_replay_memory
@@ -66,7 +66,7 @@ class RayDqnSetup(ApexSetup):
     def __init__(self, args: DqnArgs):
         super().__init__(args, dqn)
         self.dtype = compute_dtype(args.precision, CPU, self.net.norm.image)
-        self.packer, self.kept, self.has_warned = Packer(self.slots.spec), {}, False
+        self.packer, self.kept = Packer(self.slots.spec), {}
 
     def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> None:
         """Check its size; `begin` starts the shards."""
@@ -91,8 +91,7 @@ class RayDqnSetup(ApexSetup):
         )  # fmt: skip
         show_cluster(learner)
         run.metrics.gauges["replay/size"] = lambda: float(replay.size)
-        apex.show_replay(run, args, lambda: replay.size, "replay shards are not saved:")
-        learner.on_event = lambda event: self._warn_of_few_actors(learner, event)
+        apex.show_replay(run, args, self.limiter, lambda: replay.size, "replay shards are not saved:")
 
     def sampler(self, args: Any) -> AbstractContextManager[Any]:
         return nullcontext(self.replay)  # which requests batches ahead
@@ -107,17 +106,6 @@ class RayDqnSetup(ApexSetup):
             self.replay.insert(actor, rows)
             stats.append(self.stats_of(learner, slot, version, finite))
         return stats
-
-    def _warn_of_few_actors(self, learner: Learner, event: WorkerEvent) -> None:
-        """Warn, once, if the actors that have a place cannot fill the replay to `--learning-starts`."""
-        args, wanted, placed = learner.args, learner.args.learning_starts, learner.pool.placed
-        if args.deterministic or self.has_warned or not event.left:  # deterministic ones wait until all have a place
-            return
-        if self.replay.size < wanted and apex.transitions_held(args, placed) < wanted:
-            self.has_warned = True
-            held = f"the replay of {placed} of {args.num_actors} actors may never hold {wanted:,}"
-            fix = "so learning may not start: lower it, or --num-actors, or add nodes"
-            learner.run.log.warning(f"{held} transitions (--learning-starts), {fix}")
 
     def store_bytes(self, args: DqnArgs) -> int:
         """Return the bytes of rows and batches in the object store, at most."""

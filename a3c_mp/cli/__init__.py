@@ -182,4 +182,7 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
     except ConfigError as error:
         why = f"{path} has {error.given}: {error.why}"
         raise ConfigError("resume", folder, why, "correct it there, or give its flag now") from None
+    for name in args_class.fixed:
+        if name in given and given[name] != saved.get(name, given[name]):
+            raise ConfigError(flag_name(name), given[name], f"the run in {folder} has {saved[name]}", "leave it out")
     return settings

@@ -26,13 +26,13 @@ def episodes_at(done: Tensor, episode_return: Tensor, episode_length: Tensor) ->
 
 
 class EpisodeStats:
-    """Running raw return float32 [N] and length int32 [N] of the episode in each of N environments.
+    """Running raw return float64 [N] and length int32 [N] of the episode in each of N environments.
 
     `steps_since_reward` int32 [N] counts the steps since the last reward other than 0, across episodes.
     """
 
     def __init__(self, num_envs: int):
-        self.returns = np.zeros(num_envs, dtype=np.float32)
+        self.returns = np.zeros(num_envs)  # float32 loses small rewards that follow large ones
         self.lengths = np.zeros(num_envs, dtype=np.int32)
         self.done = np.zeros(num_envs, dtype=np.bool_)
         self.steps_since_reward = np.zeros(num_envs, dtype=np.int32)
@@ -56,4 +56,5 @@ class EpisodeStats:
         }
 
     def restore(self, fields: Mapping[str, np.ndarray]) -> None:
-        self.returns, self.lengths, self.done, self.steps_since_reward = (fields[name].copy() for name in self.fields())
+        for name, array in self.fields().items():
+            array[...] = fields[name]

@@ -33,7 +33,7 @@ class Rollout(NamedTuple):
     behaviour_logits: Tensor  # [T, B, P] float32, parameters of the distribution that the action was sampled from
     value: Tensor  # [T+1, B] float32, V(obs[t]) from the acting pass
     truncation_value: Tensor  # [T, B] float32, V of the observation an episode was truncated at; elsewhere undefined
-    episode_return: Tensor  # [T, B] float32, sum of raw rewards of the game so far
+    episode_return: Tensor  # [T, B] float64, sum of raw rewards of the game so far
     episode_length: Tensor  # [T, B] int32, agent steps of the game so far
     lstm_state: Tensor  # [1, B, S] float32, state of a recurrent net before obs[0]; S = 0 for other nets
     extra: Mapping[str, Tensor] = {}  # [T, B, ...], the fields that a chapter declares besides (see `InfoField`)
@@ -105,7 +105,7 @@ def rollout_spec(
         "behaviour_logits": ((*steps, num_params(action_space)), torch.float32),
         "value": (states, torch.float32),
         "truncation_value": (steps, torch.float32),
-        "episode_return": (steps, torch.float32),
+        "episode_return": (steps, torch.float64),
         "episode_length": (steps, torch.int32),
         "lstm_state": ((1, num_envs, lstm_size), torch.float32),
         **{name: ((*steps, *field.shape), field.dtype) for name, field in extra.items()},

@@ -88,7 +88,7 @@ def episode_stats_spec(block_length: int, num_envs: int) -> Spec:
     steps = (block_length, num_envs)
     return {
         "done": (steps, torch.bool),
-        "episode_return": (steps, torch.float32),
+        "episode_return": (steps, torch.float64),
         "episode_length": (steps, torch.int32),
     }
 

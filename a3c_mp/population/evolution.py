@@ -108,9 +108,23 @@ def first_members(args: Args) -> list[Member]:
 
 
 def rank(members: Sequence[Member], rng: Generator) -> list[Member]:
-    """Return the members, the fittest first; ties are in random order, those whose fitness is not finite last."""
-    shuffled = [members[i] for i in rng.permutation(len(members))]
-    return sorted(shuffled, key=lambda member: -member.fitness if math.isfinite(member.fitness) else math.inf)
+    """Return the members, the fittest first; ties are in random order.
+
+    Those of which a game has failed (fitness -inf) come after all others, and last those whose weights are not finite.
+    """
+
+    def key(member: Member) -> tuple[int, float]:
+        if math.isfinite(member.fitness):
+            return 0, -member.fitness
+        return (1 if member.fitness == -math.inf else 2), 0.0
+
+    return sorted([members[i] for i in rng.permutation(len(members))], key=key)
+
+
+def possible_parents(members: Sequence[Member]) -> list[Member]:
+    """Return the members with a finite fitness; if there is none, those with finite weights."""
+    finite = [member for member in members if math.isfinite(member.fitness)]
+    return finite or [member for member in members if member.fitness == -math.inf]
 
 
 def mutate_genome(genome: Genome, kind: str, args: Args, rng: Generator) -> Genome:

@@ -30,7 +30,7 @@ from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds, seed_globa
 from wrappers import Heartbeats, action_mask, make_vec_env
 
 Confirmation = tuple[float, int, int]
-"""of games that confirm a fitness: mean of the finite returns, or NaN; number of these games; agent steps of all"""
+"""of games that confirm a fitness: their mean return; number of those that failed; agent steps of all"""
 
 
 def run_member(
@@ -123,7 +123,7 @@ class MemberGeneration:
         result, means = self.result, self.means.pop()
         games = self._evaluate(derive_seeds(self.args.seed, number, FITNESS)[0])
         self.counts["transitions_not_finite"] += self.replay.rejected
-        result["eval_returns"][:] = torch.tensor([game.episode_return for game in games])
+        result["eval_returns"][:] = torch.tensor([game.episode_return for game in games], dtype=torch.float64)
         result["eval_lengths"][:] = torch.tensor([game.length for game in games])
         result["metrics"][:] = torch.tensor([means.get(name, math.nan) for name in METRICS])
         result["counts"][:] = torch.tensor([self.counts[name] for name in COUNTS])
@@ -142,10 +142,15 @@ class MemberGeneration:
 
 
 def play_greedily(args: Args, net: nn.Module, num: int, seed: int, heartbeats: Heartbeats) -> Iterator[Episode]:
-    """Play evaluation games of at most `--eval-max-steps` each; yields each when it ends."""
+    """Play evaluation games of at most `--eval-max-steps` each; yields each when it ends.
+
+    A game whose return is NaN or inf has failed, and is the worst possible one: -inf. Left out, it would favour a
+    policy that breaks its simulator where it would lose.
+    """
     with closing(make_play_envs(args.env_id, num, seed=seed, heartbeats=heartbeats)) as env:
         policy = dqn.make_policy(net, env.single_action_space)
-        yield from play_episodes(policy, env, num, args.eval_max_steps)
+        for game in play_episodes(policy, env, num, args.eval_max_steps):
+            yield game if math.isfinite(game.episode_return) else game._replace(episode_return=-math.inf)
 
 
 def confirm(channel: WorkerChannel, args: Args, memory: PopulationMemory, place: int, number: int) -> Confirmation:
@@ -153,5 +158,5 @@ def confirm(channel: WorkerChannel, args: Args, memory: PopulationMemory, place:
     net = MemberState.read(memory.results[place], memory.spaces, args.adam_eps).net
     seed = derive_seeds(args.seed, number, CONFIRMATION)[0]
     games = list(play_greedily(args, net, args.confirm_episodes, seed, channel))
-    returns = [game.episode_return for game in games if math.isfinite(game.episode_return)]
-    return float(np.mean(returns or math.nan)), len(returns), sum(game.length for game in games)
+    returns = [game.episode_return for game in games]
+    return float(np.mean(returns)), returns.count(-math.inf), sum(game.length for game in games)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from a3c_mp.algorithms import dqn
 from a3c_mp.data.transitions import episode_stats_spec
 from a3c_mp.errors import ConfigError, TrainingError
-from a3c_mp.population.evolution import Genome, Member, first_members, rank
+from a3c_mp.population.evolution import Genome, Member, first_members, possible_parents, rank
 from a3c_mp.population.growth import MemberState, Record, Spaces, breed, make_net
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
@@ -128,11 +127,10 @@ class Population:
 
     @property
     def evaluated(self) -> list[Member]:
-        """The members whose generation ends, with their fitness; NaN for broken weights."""
+        """The members whose generation ends, with their fitness: NaN for broken weights, -inf if a game has failed."""
         members = []
         for member, result in zip(self.members, self.results, strict=True):
-            returns = result["eval_returns"]
-            fitness = float(returns[returns.isfinite()].mean())
+            fitness = float(result["eval_returns"].mean())
             members.append(member._replace(fitnesses=(*member.fitnesses, fitness)[-RECENT:]))
         return members
 
@@ -145,13 +143,12 @@ class Population:
     def fittest(self) -> int:
         """Place of the fittest member, the elite; of equals the one that the chapter finds by the first use of `rng`.
 
-        Raises TrainingError if no member has a finite fitness.
+        Raises TrainingError if no member has finite weights.
         """
         members = self.evaluated
-        fittest = rank(members, self.rng)[0]
-        if not math.isfinite(fittest.fitness):
+        if not possible_parents(members):
             raise TrainingError("no member has a finite fitness: all have diverged; lower the learning rates")
-        return members.index(fittest)
+        return members.index(rank(members, self.rng)[0])
 
     def take_elite(self) -> None:
         """Take the net of the fittest member, whose generation ends, as the elite's. Raises as `fittest` does."""
@@ -194,9 +191,7 @@ class Population:
         """Continue from a `state_dict`. Raises ValueError if it is of other sizes."""
         shards, sizes = self.memory.shards, state["sizes"]
         if sizes != [self.args.population, self.args.num_envs, shards.rows]:
-            what = "it has {} members with {} environments each, and {} rows in the replay for each".format(*sizes)
-            fix = "leave --population, --num-envs, --replay-size and --generation-steps out"
-            raise ValueError(f"{what}: {fix}")
+            raise ValueError(f"(members, environments, rows of the replay for each) are {sizes}")
         for name, rows in state["replay"].items():
             shards.fields()[name][:, : rows.shape[1]] = rows
         self.generation = state["generation"]

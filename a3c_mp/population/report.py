@@ -20,15 +20,17 @@ from a3c_mp.population.member import Confirmation
 from a3c_mp.population.population import COUNTS, METRICS, Population
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import Evaluation, PlayedGames
+from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import write_atomically
 
-CUT = "evaluation_games_at_max_steps"
+CUT, FAILED = "evaluation_games_at_max_steps", "evaluation_games_not_finite"
 WARNINGS = {
     "transitions_not_finite": "transitions of member {id} contain NaN or inf; skipped",
     "obs_values_clipped": f"values observed by member {{id}} beyond {OUTLIER:g} standard deviations; clipped",
     "obs_moments_not_finite": "mean or variance of observations of member {id} not finite; left out of running moments",
     CUT: "evaluation games that reached {most:,} steps, where they are cut (--eval-max-steps)",
+    FAILED: "evaluation games of member {id} with a return of NaN or inf; each is the worst possible one (-inf)",
 }
 """counter -> warning, before the total so far"""
 SHOWN = ("place", "id", "parent", "kind", *(gene.name for gene in fields(Genome)), "fitness", "mean_fitness")
@@ -88,8 +90,7 @@ class Report:
         run.log.info(f"generation {population.generation}: {fittest}\n{table(rows)}")
         if confirmation is not None:
             self._record_confirmation(confirmation, elite["fitness"])
-        finite = result["eval_returns"].isfinite()
-        returns, lengths = result["eval_returns"][finite].tolist(), result["eval_lengths"][finite].tolist()
+        returns, lengths = result["eval_returns"].tolist(), result["eval_lengths"].tolist()
         sha256 = sha256_of_weights(population.elite.state_dict()) or ""
         evaluation = Evaluation(run.steps, PlayedGames(returns, lengths, sha256))
         # A net that new games have confirmed is the best, also where another was luckier in an earlier generation.
@@ -112,7 +113,9 @@ class Report:
         run.progress.updates += updates
         run.progress.samples += updates * genome.batch_size
         run.counters["evaluation_steps"] += int(lengths.sum())
-        for name, num in {**counts, CUT: int((lengths >= self.args.eval_max_steps).sum())}.items():
+        counts[CUT] = int((lengths >= self.args.eval_max_steps).sum())
+        counts[FAILED] = int((result["eval_returns"] == -math.inf).sum())
+        for name, num in counts.items():
             before = run.counters[name]
             run.counters[name] = total = before + num  # there from the start, also at 0
             if passes_power_of_two(before, total):
@@ -131,18 +134,19 @@ class Report:
         return line | {"sha256": sha256.hexdigest()[:16]}
 
     def _record_confirmation(self, confirmation: Confirmation, fitness: float) -> None:
-        run, (mean, num, steps) = self.run, confirmation
+        run, (mean, failed, steps) = self.run, confirmation
         run.counters["evaluation_steps"] += steps
         run.progress.confirm(mean)
-        games = f"confirmed: mean return {mean:.1f} in {num} new games"
-        after = f", after a fitness of {fitness:.1f}; training continues"
+        games = f"confirmed: mean return {short_return(mean)} in {self.args.confirm_episodes} new games"
+        games += f", of which {failed} failed (NaN or inf)" if failed else ""
+        after = f", after a fitness of {short_return(fitness)}; training continues"
         run.log.info(games if run.progress.is_confirmed else f"not {games}{after}")
 
     def _headline(self) -> list[str]:
         progress = self.run.progress
         means = {"best fitness": progress.evals.best_mean}
         means["confirmed" if progress.is_confirmed else "in new games"] = progress.confirmed_mean
-        finite = [f"{name} {mean:.1f}" for name, mean in means.items() if math.isfinite(mean)]
+        finite = [f"{name} {short_return(mean)}" for name, mean in means.items() if math.isfinite(mean)]
         return [f"generation {self.population.generation}", *finite]
 
     def _write_lineage(self) -> None:
@@ -157,8 +161,8 @@ class Report:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    formats = {"learning_rate": ".2g", "fitness": ".1f", "mean_fitness": ".1f"}
+    shown = {"learning_rate": "{:.2g}".format, "fitness": short_return, "mean_fitness": short_return}
     lines = [[TITLES.get(name, name.replace("_", " ")) for name in SHOWN]]
-    lines += [[format(row[name], formats.get(name, "")) for name in SHOWN] for row in rows]
+    lines += [[shown.get(name, str)(row[name]) for name in SHOWN] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.replay.shards import Shards, spread
 from a3c_mp.replay.sum_tree import SumTree
 from a3c_mp.replay.writer import MIN_PRIORITY
@@ -213,10 +214,11 @@ class Replay:
         return self.tree.leaves.reshape(self.shards.num_lanes, self.shards.rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of equal sizes, else ValueError; priorities get the exponent of this replay."""
+        """Continue from a `state_dict` of equal sizes, else ConfigError; priorities get the exponent of this replay."""
         if state["sizes"] != self._sizes():
             sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
-            raise ValueError(f"the saved replay has {sizes}; --no-save-replay resumes with an empty one")
+            fix = "leave the flags for its sizes out; --no-save-replay resumes with an empty one"
+            raise ConfigError("resume", "", f"the saved replay has {sizes}", fix)
         shards, saved, exponent = self.shards, state["leaves"].numpy(), state["priority_exponent"]
         used = saved.shape[1]
         for name, field in {"frame": state["frame"], **state["fields"]}.items():

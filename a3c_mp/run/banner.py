@@ -45,7 +45,7 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         lines.append(note)
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     lines.append(f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}")
-    explorers = f", of which {args.explorers} explore" if args.explorers else ""
+    explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}")
     return lines
 
@@ -82,6 +82,8 @@ def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]
         yield logging.ERROR, f"error: {describe_error(error)}"
     if run.unsaved:
         yield logging.ERROR, f"error: the state at {run.steps:,} steps was not saved; see the warning above"
+    if counts := run.progress.counts:
+        yield logging.INFO, f"in total: {', '.join(counts)}"
     newest = run.checkpointer.newest
     if (run.exit_code or run.exit_reason == "max_seconds") and newest is not None and newest.exists():
         level = logging.ERROR if run.exit_code == 1 else logging.INFO
@@ -93,7 +95,7 @@ def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]
     reason = run.exit_reason or "ended"
     reason = "failed" if reason.startswith("error: ") else reason  # its text is a line of its own
     if reason == "solved" and progress.evals.is_solved:
-        best = f"return {progress.evals.best_mean:.1f}, weights of {progress.evals.best['steps']:,} steps"
+        best = f"return {short_return(progress.evals.best_mean)}, weights of {progress.evals.best['steps']:,} steps"
         reason = f"solved by evaluation ({best})"
     after = timedelta(seconds=int(progress.wall_seconds))
     yield logging.INFO, f"{ENDINGS.get(reason, reason)} after {after}: {', '.join(figures)}"

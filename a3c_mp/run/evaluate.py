@@ -116,7 +116,7 @@ def evaluator(
     for slot, version in channel.tokens():
         weights.load(net, version)
         returns, lengths, weights_sha256 = play_evaluation(args, net, make_policy, channel)
-        results[slot]["returns"].copy_(torch.tensor(returns))
+        results[slot]["returns"].copy_(torch.tensor(returns, dtype=torch.float64))
         results[slot]["lengths"].copy_(torch.tensor(lengths))
         channel.send(slot, weights_sha256)
 

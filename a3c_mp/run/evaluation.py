@@ -16,6 +16,7 @@ from torch import nn
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import WorkerError
+from a3c_mp.run.mean_return import short_return
 from a3c_mp.seeds import EVALUATOR, derive_seeds
 
 LAST_RESULT_SECONDS = 60.0
@@ -161,7 +162,7 @@ class Evaluations:
         longest = self.args.eval_max_steps
         if num := sum(length >= longest for length in games.lengths):
             of += f", of which {num} reached {longest:,} steps, where they are cut (--eval-max-steps)"
-        figures = f"return {mean:.1f}, std {std:.1f}, length {length:.0f}; {of}"
+        figures = f"return {short_return(mean)}, std {short_return(std)}, length {length:.0f}; {of}"
         self.log.info(f"evaluation {self.finished}: {figures}{'; the best so far' if is_best else ''}")
         self.on_result(evaluation, self.snapshot if is_best else None)
 

@@ -124,7 +124,7 @@ def record_episode(
             action = policy(obs[None], np.array([length == 0]), None if mask is None else mask[None])[0]
             obs, reward, terminated, truncated, info = env.step(action)
             video.append_data(frame_of(env))
-            episode_return, length = episode_return + float(reward), length + 1
+            episode_return, length = episode_return + np.asarray(reward).item(), length + 1
             done = terminated or truncated or length >= max_steps
     env.close()
     return Episode(episode_return, length)

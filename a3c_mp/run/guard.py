@@ -43,7 +43,7 @@ class NonFiniteFilter:
             self.run.counters[self.counter] += 1
             fix = "lower --learning-rate, or look for NaN or inf in rewards, observations and fields of infos"
             raise TrainingError(f"{what} contains NaN or inf, {self.in_a_row} in a row from {source}; {fix}")
-        count(self.run, self.counter, 1, f"{what} contains NaN or inf; skipped")
+        count(self.run, self.counter, 1, f"{what} contains NaN or inf; skipped", repeated=True)
         return False
 
 
@@ -63,9 +63,12 @@ def merge_moments(run: RunState, norm: ObsNorm, moments: Moments, clipped: int, 
     count(run, "obs_moments_not_finite", int(not is_finite), f"observations from {source}: {text}")
 
 
-def count(run: RunState, name: str, number: int, warning: str) -> None:
-    """Add to a counter, which is there from now on, and warn when the total passes a power of two."""
+def count(run: RunState, name: str, number: int, warning: str, repeated: bool = False) -> None:
+    """Add to a counter, which is there from now on, and warn the first time; the last lines of a run have the total.
+
+    With `repeated`, warn whenever the total passes a power of two.
+    """
     before = run.counters[name]
     run.counters[name] = total = before + number
-    if passes_power_of_two(before, total):
+    if passes_power_of_two(before, total) and (repeated or before == 0):
         run.log.warning(f"{warning} ({total} so far)")

@@ -22,7 +22,9 @@ environments has such a game (rallies in Pong can last for 27,000 steps); and af
 
 
 def short_return(value: float) -> str:
-    """A return for the log: one decimal, two if it is smaller than 10."""
+    """A return for the log: one decimal, two if it is smaller than 10, two digits if it is smaller than 0.1."""
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
@@ -38,6 +40,8 @@ class _Game:
     ended: bool = False  # or was lost with its actor
     overdue: bool = False  # passed over, and not ended since
     reported: bool = False  # its actor has sent something since it started
+    number: int = 0  # of games that had started then
+    endless: bool = False
 
 
 class ReturnWindow:
@@ -50,27 +54,30 @@ class ReturnWindow:
     games are short, one rollout of another actor holds as many. Where games differ much in length (in Acrobot those
     that fail are five times as long), passing over many would leave the short ones, so only `FEW` may be outstanding.
 
-    The first `explorers` of the `num_envs` environments of each actor do not count: they say little about the policy.
+    The first `explorers` of the `num_envs` environments of each actor are ignored: they say little about the policy.
     """
 
     def __init__(self, num_actors: int, num_envs: int, explorers: int = 0):
-        self.num_actors, self.num_envs, self.explorers = num_actors, num_envs, explorers
-        total = num_actors * num_envs
+        self.num_actors, self.num_envs, self.counted = num_actors, num_envs, range(explorers, num_envs)
+        total = num_actors * len(self.counted)
         self.limit, self.long_limit = (1 + PATIENCE) * total, (1 + LONG_PATIENCE) * total
         self.few = max(1, int(FEW * total))
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.episodes = 0  # of the whole run
-        self.passed_over = 0  # games for which even `LONG_PATIENCE` was too short
+        self.endless: list[tuple[int, int]] = []  # (actor, environment) of games longer than `LONG_PATIENCE`
         self.restart_games()
 
     def restart_games(self) -> None:
         """Have all actors start new games."""
+        self._started = 0  # games
         self._overdue = 0  # games passed over that have not ended
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
-        self._playing = [self._start(actor, range(self.num_envs)) for actor in range(self.num_actors)]
+        self._playing = [self._start(actor, self.counted) for actor in range(self.num_actors)]
 
-    def _start(self, actor: int, envs: Iterable[int]) -> list[_Game]:
-        self._queue.extend(games := [_Game(actor, env) for env in envs])
+    def _start(self, actor: int, envs: Iterable[int]) -> dict[int, _Game]:
+        games = {env: _Game(actor, env) for env in envs}
+        self._started += len(games)
+        self._queue.extend(games.values())
         return games
 
     @property
@@ -86,40 +93,45 @@ class ReturnWindow:
     def end(self, actor: int, episodes: Sequence[Episode]) -> list[CountedEpisode]:
         """Add games of an actor that ended, in order of time; returns those that enter the mean now."""
         playing, counted = self._playing[actor], list[CountedEpisode]()
-        for game in playing:
-            game.reported = True
+        for game in playing.values():
+            if not game.reported:
+                game.reported, game.number = True, self._started
         for episode in episodes:
+            if episode.env not in self.counted:
+                continue
             game = playing[episode.env]
             game.episode, game.ended = episode, True
-            [playing[episode.env]] = self._start(actor, [episode.env])
+            playing |= self._start(actor, [episode.env])
             if game.overdue:
                 self._overdue -= 1
                 counted.append((actor, episode))
+        for game in playing.values():
+            if game.reported and not game.endless and self._started - game.number >= self.long_limit:
+                game.endless = True
+                self.endless.append((actor, game.env))
         return self._count([*counted, *self._release()])
 
     def lose(self, actor: int) -> list[CountedEpisode]:
         """Drop the unfinished games of an actor, and start others; returns those that enter the mean now."""
         self.leave(actor)
-        self._playing[actor] = self._start(actor, range(self.num_envs))
+        self._playing[actor] = self._start(actor, self.counted)
         return self._count(list(self._release()))
 
     def leave(self, actor: int) -> None:
         """Drop the games that an actor was playing; until `lose` it plays no others."""
-        for game in self._playing[actor]:
+        for game in self._playing[actor].values():
             game.ended = True
             self._overdue -= game.overdue
-        self._playing[actor] = []
+        self._playing[actor] = {}
 
     def _release(self) -> Iterator[CountedEpisode]:
         while self._queue and (self._queue[0].ended or self._is_passed_over()):
-            waited_long = len(self._queue) > self.long_limit
             game = self._queue.popleft()
             if game.episode is not None:
                 yield game.actor, game.episode
             elif not game.ended:
                 game.overdue = True
                 self._overdue += 1
-                self.passed_over += waited_long
 
     def _is_passed_over(self) -> bool:
         """Whether the first game of the queue, which has not ended, is no longer waited for."""
@@ -127,18 +139,14 @@ class ReturnWindow:
         return self._queue[0].reported and len(self._queue) > limit
 
     def _count(self, games: Sequence[CountedEpisode]) -> list[CountedEpisode]:
-        counted = [
-            (actor, episode)
-            for actor, episode in games
-            if episode.env >= self.explorers and math.isfinite(episode.episode_return)
-        ]
+        counted = [(actor, episode) for actor, episode in games if math.isfinite(episode.episode_return)]
         self.episodes += len(counted)
         self.returns.extend(episode.episode_return for _, episode in counted)
         return counted
 
     def state_dict(self) -> dict[str, Any]:
         """All games by start, overdue ones first, each as its fields."""
-        overdue = [game for games in self._playing for game in games if game.overdue]
+        overdue = [game for games in self._playing for game in games.values() if game.overdue]
         rows = [
             [game.actor, game.env, game.episode and list(game.episode), game.ended, game.overdue, game.reported]
             for game in (*overdue, *self._queue)
@@ -149,7 +157,8 @@ class ReturnWindow:
         """Continue the games of a `state_dict`. Raises ValueError for other numbers of actors or environments."""
         if state["sizes"] != [self.num_actors, self.num_envs]:
             raise ValueError(f"it has (actors, environments) {state['sizes']}")
-        games = [_Game(actor, env, end and Episode(*end), *flags) for actor, env, end, *flags in state["games"]]
+        rows = [row for row in state["games"] if row[1] in self.counted]  # earlier versions saved all
+        games = [_Game(actor, env, end and Episode(*end), *flags) for actor, env, end, *flags in rows]
         self._overdue = sum(game.overdue for game in games)
         self._queue = deque(game for game in games if not game.overdue)
         for game in games:

@@ -143,7 +143,7 @@ class MetricsWriter:
 
     def progress_line(self, lag: float, sps: float) -> str:
         rate = f"{sps:,.0f} sps" if sps else "- sps"
-        counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.progress.counters.items() if count]
+        counts = self.progress.counts
         if self.headline is not None:
             return "  ".join([*self.headline(), rate, *counts])
         mean = short_return(self.progress.window.mean) if self.progress.window.returns else "-"

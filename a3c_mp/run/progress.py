@@ -198,6 +198,11 @@ class Progress:
         """Whether a checkpoint written now is the best: the highest mean return, unless evaluations decide."""
         return self.is_highest and (not self.args.evaluates or self.evals.has_failed)
 
+    @property
+    def counts(self) -> list[str]:
+        """The counters that are not 0, for the log."""
+        return [f"{count:,} {name.replace('_', ' ')}" for name, count in self.counters.items() if count]
+
     def state_dict(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in self.SAVED},

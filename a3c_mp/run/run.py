@@ -116,11 +116,12 @@ class Run(RunState):
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
         window = self.progress.window
-        passed_over = window.passed_over
+        before = len(window.endless)
         self.metrics.record_rollout(policy_lag, self.progress.record_rollout(steps, episodes, actor, policy_lag))
-        if passes_power_of_two(passed_over, number := window.passed_over):
-            what = f"games still running after {window.long_limit:,} later ones ended: {number}"
-            self.log.warning(f"{what}; the mean return does not wait for them")
+        if passes_power_of_two(before, number := len(window.endless)):
+            which = f"environment {window.endless[-1][1]} of {self.args.actor_name} {window.endless[-1][0]}"
+            what = f"a game in {which} still runs after {window.long_limit:,} later ones began"
+            self.log.warning(f"{what}; the mean return does not wait for it ({number} such games so far)")
 
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
         self.metrics.record(metrics)

@@ -213,6 +213,16 @@ class OldReset(Env):
         return self.obs
 
 
+class ResetWithoutSeed(Env):
+    def reset(self):
+        return self.obs, {}
+
+
+class ResetWithSeedOnly(Env):
+    def reset(self, *, seed, options=None):
+        return self.obs, {"first": seed + 1}
+
+
 class WrongAtTheHighestAction(Env):
     def step(self, action):
         return (self.obs, math.nan if action == 1 else 0.0, *self.rest[1:])
@@ -232,7 +242,9 @@ BROKEN = {
     "of type <U1, its space has float32": (Env, {"obs": ["a", "b", "c"]}),
     "returned an observation with NaN or infinity": (Env, {"obs": np.full(3, np.nan, np.float32)}),
     "step() returned the reward nan, must be a finite number": (WrongAtTheHighestAction, {}),
-    "returned the reward [0. 0.], must": (Env, {"rest": (np.zeros(2), False, False, {})}),
+    "step() returned a reward of shape (2,), must be one number": (Env, {"rest": (np.zeros(2), False, False, {})}),
+    "unexpected keyword argument 'seed' of reset(), gymnasium's API has reset(": (ResetWithoutSeed, {}),
+    "argument: 'seed' of reset(), gymnasium's": (ResetWithSeedOnly, {}),
     "returned ['no', False] for terminated and truncated": (Env, {"rest": (0.0, "no", False, {})}),
     "its actions are Discrete(2, start=1), this needs Discrete from 0": (Env, {"action_space": Discrete(2, start=1)}),
 }

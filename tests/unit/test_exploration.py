@@ -93,9 +93,19 @@ def test_rewards_of_environments_that_explore_do_not_end_it():
 
 @pytest.mark.parametrize(
     ("share", "num_envs", "explorers"),
-    [(0, 8, 0), (0.25, 32, 8), (0.25, 2, 1), (0.25, 1, 0), (1, 4, 3), (0.07, 100, 7)],
+    [
+        (0, 8, 0),
+        (0.25, 32, 8),
+        (0.25, 2, 1),
+        (0.25, 1, 0),
+        (1, 4, 3),
+        (0.07, 100, 7),
+        (0.06, 4, 1),
+        (0.06, 16, 1),
+        (0.06, 2, 0),
+    ],
 )
-def test_at_least_one_environment_explores_and_one_does_not(share, num_envs, explorers):
+def test_one_environment_of_four_explores_at_least_and_one_does_not(share, num_envs, explorers):
     assert RolloutArgs(num_envs=num_envs, explore_envs=share).explorers == explorers
 
 

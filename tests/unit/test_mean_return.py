@@ -1,12 +1,17 @@
 """Games count in the order in which they started."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.run.mean_return import PATIENCE, ReturnWindow
+from a3c_mp.run.guard import count
+from a3c_mp.run.mean_return import PATIENCE, ReturnWindow, short_return
+from a3c_mp.run.progress import Progress
 
 
 def counted(games):
@@ -28,6 +33,31 @@ def test_games_that_explore_or_have_no_finite_return_do_not_count():
     ended = window.end(0, [Episode(np.nan if env == 3 else float(env), 5, env) for env in range(4)])
     assert counted(ended) == [(0, 2.0)]
     assert (window.mean, window.episodes) == (2.0, 1)
+    long = [counted(window.end(0, [Episode(float(number), 5, env=2 + number % 2)])) for number in range(2, 9)]
+    assert long == [[(0, float(number))] for number in range(2, 9)], "those of environments 0 and 1 still run"
+    again, everything = ReturnWindow(1, 4, explorers=2), ReturnWindow(1, 4)
+    again.load_state_dict(everything.state_dict())
+    assert again.state_dict()["games"] == everything.state_dict()["games"][2:], "earlier versions saved all"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0.00"), (1e-4, "0.0001"), (-0.0123, "-0.012"), (0.5, "0.50"), (-12.34, "-12.3"), (1e6, "1000000.0")],
+)
+def test_a_small_return_is_not_shown_as_zero(value, shown):
+    assert short_return(value) == shown
+
+
+def test_the_first_warning_of_a_kind_is_logged_and_the_last_lines_have_the_total(log, tape):
+    progress = Progress(CommonArgs())
+    run = SimpleNamespace(counters=progress.counters, log=log)
+    for number in (0, 3, 100, 20_000):
+        count(run, "obs_values_clipped", number, f"{number} values clipped")
+        count(run, "rollouts_not_finite", number // 3, f"{number // 3} rollouts skipped", repeated=True)
+    clipped = [message for message in tape.messages if "clipped" in message]
+    assert clipped == ["3 values clipped (3 so far)"]
+    assert len(tape.messages) == 4
+    assert progress.counts == ["20,103 obs values clipped", "6,700 rollouts not finite"]
 
 
 def test_games_of_a_lost_actor_are_not_waited_for():
@@ -62,7 +92,7 @@ def test_of_many_long_games_few_are_passed_over(seed):
 def test_many_games_that_never_end_are_passed_over_at_last():
     window = ReturnWindow(num_actors=1, num_envs=4)
     found = [window.end(0, [Episode(1.0, 1, env=3)]) for _ in range(window.long_limit)]
-    assert window.passed_over == 2, "and one as the few are"
+    assert window.endless == [(0, 0), (0, 1), (0, 2)]
     assert sum(map(len, found)) == window.long_limit
 
 
@@ -73,8 +103,8 @@ def test_games_of_an_actor_that_has_not_reported_since_they_started_are_not_pass
     assert sum(found) > 600, "those that started before the latest games of either actor"
     for _ in range(2):
         window.end(0, ended)
-    assert window.passed_over == 0
     assert window.end(1, []), "now it is known that its games still run"
+    assert window.endless == []
 
 
 def play(window, lengths, num_envs, steps):

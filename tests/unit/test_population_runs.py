@@ -39,27 +39,43 @@ def test_a_fitness_is_confirmed_in_new_games_and_steps_of_all_games_are_counted(
     assert f" confirmed: mean return {GOAL:.1f} in 100 new games" in done.log
 
 
-def test_a_confirmation_that_fails_and_games_in_it_without_a_finite_return(run_inline, monkeypatch):
-    play, changes = (
-        member.play_greedily,
-        [
-            lambda games: [Episode(math.nan, 1)] * 100,
-            lambda games: [Episode(math.inf, 1), *[Episode(0.0, 1)] * 99],
-            lambda games: [Episode(-math.inf, 1), *games[1:]],
-        ],
-    )
+def test_a_confirmation_with_a_bad_game_or_one_that_failed_does_not_count(run_inline, monkeypatch):
+    play, bad = member.play_episodes, [[Episode(math.nan, 1)] * 100, [Episode(0.0, 1)], [Episode(math.inf, 1)], []]
 
-    def changed(args, net, num, *others):
-        games = play(args, net, num, *others)
-        return changes.pop(0)(list(games)) if num == args.confirm_episodes else games
+    def changed(policy, env, num, *others):
+        games = list(play(policy, env, num, *others))
+        return [*(found := bad.pop(0)), *games[len(found) :]] if num == 100 else games
 
-    monkeypatch.setattr(member, "play_greedily", changed)
+    monkeypatch.setattr(member, "play_episodes", changed)
     done = run_inline.train(POPULATION, *COUNT)
-    assert (done.code, done.summary["solved"], done.summary["steps"]) == (0, True, 3 * 400)
-    for outcome in ("nan in 0", "0.0 in 99"):
-        assert f"not confirmed: mean return {outcome} new games, after a fitness of {GOAL:.1f}" in done.log
-    assert f" confirmed: mean return {GOAL:.1f} in 99 new games" in done.log
-    assert f"generation 3, best fitness {GOAL:.1f}, confirmed {GOAL:.1f}, 1,200 steps" in done.log
+    assert (done.code, done.summary["solved"], done.summary["steps"]) == (0, True, 4 * 400)
+    failed = "mean return -inf in 100 new games, of which {} failed (NaN or inf)"
+    for outcome in (failed.format(100), f"mean return {0.99 * GOAL:.1f} in 100 new games", failed.format(1)):
+        assert f"not confirmed: {outcome}, after a fitness of {GOAL:.1f}" in done.log
+    assert f" confirmed: mean return {GOAL:.1f} in 100 new games" in done.log
+    assert f"generation 4, best fitness {GOAL:.1f}, confirmed {GOAL:.1f}, 1,600 steps" in done.log
+
+
+@pytest.mark.parametrize("breaking", [{0}, {0, 1}])
+def test_games_that_fail_are_the_worst_ones_and_no_member_wins_by_them(run_inline, monkeypatch, breaking):
+    """The members at these places break their simulator in most games, and earn the most in the others."""
+    play, bad = member.play_episodes, [1e3, math.nan, math.inf, -math.inf]
+
+    def broken(policy, env, num, max_steps, beat):
+        games = list(play(policy, env, num, max_steps, beat))
+        return [Episode(each, 5) for each in bad] if beat.__self__.actor in breaking else games
+
+    monkeypatch.setattr(member, "play_episodes", broken)
+    flags = ["--env-id", "envs:Count-v0", "--stop-return", "100", "--total-steps", "800"]
+    done = run_inline.train(POPULATION, *flags)
+    assert (done.code, done.summary["solved"]) == (0, False), done.log
+    expected = 2 * [-math.inf, -math.inf if 1 in breaking else GOAL]
+    assert [float(row["fitness"]) for row in lineage(done)] == expected
+    assert done.summary["evaluation_games_not_finite"] == 3 * expected.count(-math.inf)
+    assert done.summary.get("eval_best_return_mean") == (None if 1 in breaking else GOAL)
+    assert (
+        "evaluation games of member 0 with a return of NaN or inf; each is the worst possible one (-inf): " in done.log
+    )
 
 
 def run_member_that_is_lost(*args):
@@ -210,3 +226,5 @@ def test_a_run_goes_on_from_an_earlier_generation_as_if_nothing_had_happened(run
         drop = slice(2, None) if name == "episodes.csv" else slice(None)  # but for the seconds
         assert [line.split(",")[drop] for line in lines] == [line.split(",")[drop] for line in expected]
     assert done.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    with pytest.raises(ConfigError, match="replay-size=8000: the run in runs/r has 100000; leave it out"):
+        run_inline(POPULATION.script, "--resume", "runs/r", "--replay-size", "8000")

@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.replay import EnvStep, Prefetch, Replay, Shards, Writer, importance_weights
 from a3c_mp.replay.writer import MIN_PRIORITY
 
@@ -338,7 +339,7 @@ def test_priorities_of_a_saved_replay_get_the_exponent_of_now():
     assert uniform.size == again.size
     again.load_state_dict(uniform.state_dict())
     assert set(again.tree.leaves) == {0.0, 1.0}, "it had no priorities"
-    with pytest.raises(ValueError, match="51"):
+    with pytest.raises(ConfigError, match="51"):
         make(rows=51)[0].load_state_dict(state)
 
 

@@ -7,10 +7,10 @@ import json
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from envs import CountEnv
 from gymnasium.spaces import Box
 from harness import (
     A3C_DATA,
@@ -29,10 +29,10 @@ from harness import (
 )
 
 import play
-from a3c_mp.algorithms.ray_settings import DqnArgs
-from a3c_mp.algorithms.ray_trainer import RayDqnSetup
-from a3c_mp.processes.pool import WorkerEvent
+from a3c_mp.data.episodes import Episode
+from a3c_mp.errors import ConfigError
 from a3c_mp.run import metrics
+from a3c_mp.run.episode_log import read_episodes
 from a3c_mp.run.run import Run
 
 ACTOR_CRITICS = pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA], ids=row_id)
@@ -137,17 +137,35 @@ def test_a_deterministic_run_without_its_replay_warns_that_it_will_differ(run_in
     assert f"{why} a resumed run differs from one that was never interrupted" in resumed.out
 
 
-@pytest.mark.parametrize(("learning_starts", "warned"), [(400, 0), (2000, 1)])
-def test_too_few_actors_to_fill_the_replay_are_warned_of_once(learning_starts, warned):
-    """Actor 1 of two has no place. The lanes of actor 0 can hold 400 transitions, but not 2,000."""
-    args, log = DqnArgs(replay_size=4000, learning_starts=learning_starts, num_shards=1), []
-    setup = SimpleNamespace(replay=SimpleNamespace(size=0), has_warned=False)
-    run = SimpleNamespace(log=SimpleNamespace(warning=log.append))
-    learner = SimpleNamespace(args=args, run=run, pool=SimpleNamespace(placed=1))
-    for _ in range(2):
-        RayDqnSetup._warn_of_few_actors(setup, learner, WorkerEvent(1, "actor 1 waits", replaced=False, left=True))
-    warning = f"the replay of 1 of 2 actors may never hold {learning_starts:,} transitions (--learning-starts)"
-    assert [line.startswith(warning) for line in log] == [True] * warned
+@pytest.mark.parametrize("chapter", [A3C_DATA, APEX_DQN, POPULATION], ids=row_id)
+def test_small_rewards_after_a_large_one_are_part_of_the_return(run_inline, register, chapter):
+    def step(self, action):
+        obs, reward, *others = CountEnv.step(self, action)
+        return obs, -0.01 if reward else 1e6, *others
+
+    evaluated = [] if chapter is POPULATION else ["--eval-every", "400", "--eval-episodes", "2"]
+    flags = ["--env-id", register("Custom-v0", CountEnv, {"step": step}), "--stop-return", "none", *evaluated]
+    done = run_inline.train(chapter, *flags, "--total-steps", "400")
+    assert {row.episode_return for row in read_episodes(done.folder / "episodes.csv")} == {999_999.94}
+    assert done.evals["best_return_mean"] == pytest.approx(999_999.94, abs=1e-6)
+
+
+def test_learning_starts_where_the_replay_cannot_hold_enough_transitions(run_inline, register):
+    """Truncated games of one step take two rows for each transition: some 330 fill the 800 rows."""
+    env_id = register(changes={"rest": (1.0, False, True, {})})
+    flags = ["--env-id", env_id, "--stop-return", "none", "--replay-size", "800", "--learning-starts", "390"]
+    done = run_inline.train(APEX_DQN, *flags, "--total-steps", "1200")
+    assert (done.code, done.summary["exit_reason"]) == (0, "total_steps"), done.log
+    assert done.summary["updates"] == pytest.approx((1200 - 800) * 4 / 32, abs=16)
+
+
+def test_a_smaller_replay_than_the_saved_one_is_refused_and_no_older_checkpoint_taken(run_inline):
+    flags = ["--checkpoint-steps", "400", "--total-steps", "800"]
+    run_inline.train(APEX_DQN, *flags)
+    saved = run_inline(APEX_DQN.script, "--resume", "runs/r", "--save-replay", "--total-steps", "1200")
+    assert len(saved.checkpoints) > 1, "the older ones hold no replay, and would fit"
+    with pytest.raises(ConfigError, match=r"the saved replay has .*--no-save-replay"):
+        run_inline(APEX_DQN.script, "--resume", "runs/r", "--replay-size", "4000", "--total-steps", "1600")
 
 
 @pytest.fixture
@@ -209,6 +227,16 @@ def test_play_and_plot_read_a_run(run_inline, monkeypatch):
     monkeypatch.chdir(done.folder / "checkpoints")
     newest = max(Path().glob("step_*.pt"))
     assert play.find_checkpoint(newest) == (done.folder.absolute(), newest), "a bare name is one of the current folder"
+
+
+@pytest.mark.parametrize(
+    ("score", "flags", "is_named"), [(234.0, {}, True), (1100.0, {}, False), (234.0, {"sampled": True}, False)]
+)
+def test_play_names_sampled_where_greedy_play_is_much_worse(score, flags, is_named, monkeypatch, capsys):
+    run = play.TrainedRun(Path("r"), "a3c_data", None, "CartPole-v1", None, {"returns": 50 * [1000.0, 1364.0]})
+    monkeypatch.setattr(play, "play_episodes", lambda *args: iter(20 * [Episode(score, 9)]))
+    play.play(run, None, play.Args(Path("r"), **flags))
+    assert ("--sampled plays" in capsys.readouterr().out) == is_named
 
 
 def test_play_exports_a_policy(run_inline):

@@ -203,7 +203,7 @@ BAD_STEPS = {
     "shape": ((np.zeros(3, np.float32), 0.0, False, False, {}), "observation of shape (3,)"),
     "dtype": ((np.zeros(2, np.complex64), 0.0, False, False, {}), "observation of type complex64"),
     "reward": ((OBS, None, False, False, {}), "reward None"),
-    "rewards": ((OBS, np.zeros(1), False, False, {}), "reward [0.]"),
+    "rewards": ((OBS, np.zeros(2), False, False, {}), "reward of shape (2,)"),
     "text": ((OBS, "1", False, False, {}), "reward 1"),
     "ends": ((OBS, 0.0, np.zeros(2), False, {}), "for terminated and truncated"),
     "four": ((OBS, 0.0, False, {}), "returned 4 values"),
@@ -241,6 +241,12 @@ def test_a_late_reset_that_breaks_the_contract_says_so_too(register):
     with pytest.raises(BrokenContract, match=re.escape("observation of shape (2, 2)")) as caught:
         play(env, 100)
     assert caught.value.__notes__ == ["(raised by reset() of Custom-v0, seed 2147483647, after 4 steps)"]
+
+
+def test_a_reward_in_an_array_of_one_is_a_number(register):
+    env = make_vec_env(register(entry_point=Env, changes={"rest": (np.array([0.5]), False, False, {})}), 2, seed=7)
+    env.reset()
+    assert env.step(np.zeros(2, int))[1].tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
