@@ -120,7 +120,7 @@ def test_one_huge_observation_is_left_out_and_the_net_goes_on_seeing_the_others(
     monkeypatch.setattr(apex, "NORM_PERIOD", 1)  # so that none is overlooked
     done = run_inline.train(chapter, "--env-id", "envs:HugeObs-v0", "--total-steps", "2500")
     assert done.code == 0, done.log
-    assert done.state["obs_stats"]["moments"][0].sum() > 1000
+    assert done.state["extra"]["obs_stats"]["moments"][0].sum() > 1000
     assert 1 / done.state["net"]["norm.scale"].min() < 100, "CartPole's own deviations are about 1"
     assert done.summary["obs_values_far"] > 0
     assert "more than 1e+06 standard deviations from the mean; left out" in done.log
