@@ -25,7 +25,7 @@ from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import probe_env, set_up_torch
 
 NORM_STEPS = 2
-"""steps of an image rollout that update the observation statistics: enough samples, at low cost"""
+"""images of each environment in a rollout that update the observation statistics: enough samples, at low cost"""
 
 
 class RolloutSetup(Setup):
@@ -47,11 +47,14 @@ class RolloutSetup(Setup):
         obs_space, action_space = probe_env(args.env_id)
         device = set_up_torch(args, rank)
         net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
+        if not args.normalize_obs:
+            net.norm.turn_off()
         state = acting_state_spec(args.num_envs, action_space, net.lstm_size)
         layout = ActorLayout(action_space, args.unroll_length, state, args.slots_per_actor, messages)
         spec = self.slot_spec(args, net, obs_space, action_space)
         slots = allocate_slots(args, spec, device if self.slots_with_net else torch.device("cpu"))
         super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
+        self.saved = {"obs_stats": net.norm.stats}
 
     def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
         return spec_of_rollouts(args, obs_space, action_space, net.lstm_size)
@@ -86,12 +89,17 @@ def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
-    """Select the observations [N, *obs_shape] of [T + 1, B, *obs_shape] that update the running mean and variance.
+    """Select the observations [N, *obs_shape] of [T + 1, B, *obs_shape] that update the observation statistics.
 
-    Images: those of the last `NORM_STEPS` steps. Vectors: all that are new. Games that started together are in the same
-    phase, so with the last vectors alone the mean and variance would oscillate, and the policy with them.
+    Images: `NORM_STEPS` of each environment, evenly spaced over the rollout. Vectors: all that are new. Games that
+    started together are in the same phase, so of the last steps alone the statistics would oscillate, and the policy
+    with them.
     """
-    return obs[-NORM_STEPS if image else 1 :].flatten(0, 1)
+    num_steps, num_envs = obs.shape[0] - 1, obs.shape[1]
+    if not image:
+        return obs[1:].flatten(0, 1)
+    number = torch.arange(NORM_STEPS * num_envs, device=obs.device)
+    return obs[1 + number * num_steps // len(number), number % num_envs]
 
 
 def spec_of_rollouts(

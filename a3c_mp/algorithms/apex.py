@@ -28,8 +28,8 @@ from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env,
 from a3c_mp.run.progress import RunState
 from wrappers import is_atari
 
-NORM_SAMPLES = 8
-"""transitions of a batch that update the observation statistics: enough samples, at low cost"""
+NORM_PERIOD = 16
+"""updates between two batches that update the observation statistics: enough samples, at low cost"""
 FRAMES = 4
 """frames of a stacked Atari observation"""
 
@@ -117,6 +117,8 @@ class ApexSetup(Setup):
         obs_space, action_space = probe_env(args.env_id, algo.ACTIONS)
         device = set_up_torch(args, rank)
         net = algo.make_net(obs_space, action_space).to(device)
+        if not args.normalize_obs:
+            net.norm.turn_off()
         self.target_net = copy.deepcopy(net).requires_grad_(False)
         shards = self.make_replay(args, obs_space, algo.stored_actions(action_space), rank)
         num_slots = args.num_actors // args.num_learners * args.blocks_in_flight
@@ -132,7 +134,8 @@ class ApexSetup(Setup):
         self.bad_in_a_row = BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
         self.samples_per_update, self.make_policy = args.batch_size, algo.make_policy
         self.limiter = RateLimiter(args.replay_ratio, args.learning_starts, args.replay_size // args.num_learners)
-        self.saved = {"target_net": self.target_net} | ({"replay": self.replay} if args.save_replay else {})
+        self.saved = {"obs_stats": net.norm.stats, "target_net": self.target_net}
+        self.saved |= {"replay": self.replay} if args.save_replay else {}
         # Without the replay, actors start new games when the run is resumed.
         self.kept = {"limiter": self.limiter} if args.save_replay else None
 
@@ -174,7 +177,8 @@ class ApexSetup(Setup):
                 for batch in self.limiter.allowed(batches, learner.run):
                     with learner.run.timing("learning"):
                         batch = batch.to(learner.device)
-                        learner.update_norm(obs_for_stats(batch), "the replay")
+                        if learner.updates % NORM_PERIOD == 0:
+                            learner.update_norm(batch.obs, "the replay")
                         yield batch
                 if not learner.end_round(publish=learner.updates > updates):
                     return  # the replay is saved as it is now: actors may not append to it
@@ -240,11 +244,6 @@ def check_sizes(args: Args) -> None:
 def stacked_frames(env_id: str) -> int:
     """Return the frames of an observation of which only the newest is stored; 1: all of it."""
     return FRAMES if is_atari(env_id) else 1
-
-
-def obs_for_stats(batch: Batch) -> Tensor:
-    """Select observations [N, *obs_shape] for the running mean and variance: evenly spaced, as a batch is in order."""
-    return batch.obs[:: -(-len(batch.obs) // NORM_SAMPLES)]
 
 
 def show_replay(run: Any, args: Args, limiter: RateLimiter, size: Callable[[], int], why: str) -> None:

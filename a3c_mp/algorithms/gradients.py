@@ -17,11 +17,10 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
-from a3c_mp.nets.obs_norm import Moments
 from a3c_mp.processes.pool import Filled, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run.guard import BAD_IN_A_ROW, merge_moments
+from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats
 
 
@@ -31,7 +30,7 @@ class Report(NamedTuple):
     version: int  # of the weights that the gradient was computed at
     steps: int  # samples in it
     num_episodes: int  # filled rows of `Gradient.episodes`
-    clipped: int  # values that entered `Gradient.moments` clipped
+    has_obs: bool  # whether the gradient comes with observations for the statistics
     finite: bool  # whether gradient, metrics and rollout have no NaN or inf
     metrics: dict[str, float]  # means over the batch, for TensorBoard
 
@@ -40,14 +39,8 @@ class Gradient(NamedTuple):
     """The gradient of one batch, in a slot. The fields are views of shared memory."""
 
     vector: Tensor  # [P] float32, gradient of the batch's mean loss, laid out as in `views_like`
-    obs_num: Tensor  # [] float32, 0 without moments; with the next two fields the `Moments` of observations
-    obs_mean: Tensor  # [1, *obs_shape] float32
-    obs_variance: Tensor  # [1, *obs_shape] float32
+    obs: Tensor  # [N, *obs_shape], those of the rollout that update the observation statistics
     episodes: Tensor  # [M, 3] float64, finished `Episode`s in the first rows
-
-    @property
-    def moments(self) -> Moments:
-        return Moments(self.obs_num, self.obs_mean, self.obs_variance)
 
 
 def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -88,15 +81,12 @@ class Outbox:
 
     def collect(self) -> Rollout:
         """Collect the next rollout with the newest weights; return it on the device of the net."""
-        rollout, norm = self.rollout, self.collector.net.norm
+        rollout = self.rollout
         self.rng.manual_seed(self.collector.rollout_seeds()[0])  # so that a successor draws the same minibatches
         self.memory.more.load(self.collector.net)
         self.collector.collect(rollout)
         self.finite, self.episodes = is_finite(rollout), finished_episodes(rollout)
-        self.moments, self.clipped = None, 0
-        if self.args.normalize_obs:  # float32 where values are clipped, as in the learner
-            obs = obs_for_stats(rollout.obs, norm.image).to(norm.mean.device, non_blocking=True)
-            self.moments, self.clipped = norm.clipped_moments(obs)
+        self.is_first = True
         return rollout.to(self.memory.weights.device)
 
     def unsent(self, num_samples: int) -> Iterator[Tensor]:
@@ -106,17 +96,15 @@ class Outbox:
             if number >= self.num_sent:
                 yield indices
             if number == 0:  # what is counted once goes with the first gradient
-                self.episodes, self.moments, self.clipped = [], None, 0
+                self.episodes, self.is_first = [], False
         self.num_sent = 0
 
     def write(self, token: Token, version: int, metrics: Metrics, steps: int) -> Report:
         """Write the gradient of `steps` samples, which is in `.grad`, into a slot; return what to send with it."""
         gradient = Gradient(**self.memory.slots[token.slot])
         copy_gradient(self.net, gradient.vector)
-        gradient.obs_num.zero_()
-        if self.moments is not None:
-            for field, value in zip(gradient.moments, self.moments, strict=True):
-                field.copy_(value)
+        if has_obs := self.is_first and self.args.normalize_obs:
+            gradient.obs.copy_(obs_for_stats(self.rollout.obs, self.collector.net.norm.image))
         rows = torch.tensor(self.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
         gradient.episodes[: len(rows)] = rows
         self.collector.write_state(token, self.rollout)
@@ -127,7 +115,7 @@ class Outbox:
         named = dict(zip(found, figures, strict=True))
         own = [named[name] for name in metrics if name in named]  # no explained variance: it can overflow
         finite = self.finite and all(math.isfinite(value) for value in (total, *own))
-        return Report(version, steps, len(self.episodes), self.clipped, finite, named)
+        return Report(version, steps, len(self.episodes), has_obs, finite, named)
 
 
 # ---- at the learner
@@ -147,12 +135,11 @@ class GradientSetup(RolloutSetup):
 
     def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
         """Return shapes and dtypes of a `Gradient`."""
-        assert obs_space.shape is not None
+        shape, dtype = super().slot_spec(args, net, obs_space, action_space)["obs"]
+        obs = obs_for_stats(torch.empty(shape, dtype=dtype, device="meta"), net.norm.image)
         return {
             "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),
-            "obs_num": ((), torch.float32),
-            "obs_mean": ((1, *obs_space.shape), torch.float32),
-            "obs_variance": ((1, *obs_space.shape), torch.float32),
+            "obs": (tuple(obs.shape), dtype),
             "episodes": ((args.unroll_length * args.num_envs, len(Episode._fields)), torch.float64),
         }
 
@@ -189,9 +176,8 @@ class GradientSetup(RolloutSetup):
         if max_lag is not None and lag > max_lag:
             learner.run.counters["gradients_too_old"] += 1
             return None
-        if gradient.obs_num > 0:
-            source = f"{learner.args.actor_name} {message.worker}"
-            merge_moments(learner.run, learner.net.norm, gradient.moments, report.clipped, source)
+        if report.has_obs:
+            learner.update_norm(gradient.obs, f"{learner.args.actor_name} {message.worker}")
         learner.run.record_metrics(report.metrics)
         return gradient.vector
 

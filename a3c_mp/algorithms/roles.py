@@ -46,7 +46,8 @@ def run_task(
         return join_task(pipeline, args)
     made = setup(args)
     check_message_sizes(args, made.net, made.slots.spec)
-    with Run(args, args.chapter, made.net, made.optimizer, evaluates_elsewhere=True) as run, ExitStack() as stack:
+    parts = made.net, made.optimizer, made.saved
+    with Run(args, args.chapter, *parts, evaluates_elsewhere=True) as run, ExitStack() as stack:
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())
         evaluator: Any
         if args.standalone:

@@ -56,10 +56,16 @@ class MemberState(NamedTuple):
         *_, output_bias = self.net.parameters()
         return int(self.optimizer.state[output_bias]["step"])
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What has a `state_dict`."""
+        return self.net, self.target_net, self.optimizer, self.net.norm.stats
+
     def tensors(self) -> list[Tensor]:
         """Return all tensors of it, in the order of a record."""
         moments = [self.optimizer.state[p][name] for p in self.net.parameters() for name in ("step", *MOMENTS)]
-        return [*self.net.state_dict().values(), *self.target_net.state_dict().values(), *moments]
+        stats = self.net.norm.stats.state_dict().values()
+        return [*self.net.state_dict().values(), *self.target_net.state_dict().values(), *moments, *stats]
 
     def write(self, record: Record) -> None:
         """Write it to a record; what it does not need of it becomes 0."""
@@ -108,6 +114,7 @@ def breed(parent: MemberState, child: Member, spaces: Spaces, noise: float) -> M
             inherit(layer, old[i][j], units[j], inputs[j % len(inputs)], rng)
         inputs = units
     state.net.norm.load_state_dict(parent.net.norm.state_dict())
+    state.net.norm.stats.load_state_dict(parent.net.norm.stats.state_dict())
     state.target_net.norm.load_state_dict(parent.target_net.norm.state_dict())
     if child.kind == "parameters":
         perturb(state, noise, rng)

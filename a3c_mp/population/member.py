@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from torch import nn
 
 from a3c_mp.algorithms import dqn
-from a3c_mp.algorithms.apex import ladder
+from a3c_mp.algorithms.apex import NORM_PERIOD, ladder
 from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.data.transitions import reward_to_learn, write_stats
 from a3c_mp.population.growth import MemberState
@@ -60,6 +60,9 @@ class MemberGeneration:
     def __init__(self, args: Args, memory: PopulationMemory, channel: WorkerChannel, env: VectorEnv, seed: int):
         self.args, self.channel, self.env, self.place = args, channel, env, channel.actor
         self.state = MemberState.read(memory.births[self.place], memory.spaces, args.adam_eps)
+        if not args.normalize_obs:
+            self.state.net.norm.turn_off()
+            self.state.target_net.norm.turn_off()
         self.result = memory.results[self.place]
         self.steps, self.games = memory.progress[:, self.place].zero_()  # for the display
         shards = memory.shards.at(memory.rows.numpy())  # what others write from now on stays unseen
@@ -111,11 +114,10 @@ class MemberGeneration:
         """Sample a batch for each update that is due: one for every `learn_every` steps."""
         genome, net = self.state.genome, self.state.net
         while self.counts["updates"] < self.learning_steps // genome.learn_every:
-            self.counts["updates"] += 1
             batch = self.replay.sample(genome.batch_size)
-            if self.args.normalize_obs:
-                is_finite, clipped = net.norm.update(batch.obs)
-                self.counts.update(obs_values_clipped=clipped, obs_moments_not_finite=not is_finite)
+            if self.args.normalize_obs and self.counts["updates"] % NORM_PERIOD == 0:
+                self.counts["obs_values_far"] += net.norm.update(batch.obs)
+            self.counts["updates"] += 1
             yield batch
 
     def end(self, number: int) -> None:

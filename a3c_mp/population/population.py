@@ -23,7 +23,7 @@ from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
 METRICS = ("losses/value", "values/q")
 """means over a member's updates"""
-COUNTS = ("updates", "transitions_not_finite", "obs_values_clipped", "obs_moments_not_finite")
+COUNTS = ("updates", "transitions_not_finite", "obs_values_far")
 """what is counted in a generation: updates, and what a member could not learn from (see `run.guard`)"""
 RECENT = 5
 """generations in the mean fitness of a line of descent"""
@@ -47,8 +47,9 @@ class PopulationMemory(NamedTuple):
             net = dqn.make_net(*spaces, (args.units_range[1],) * args.layers_range[1])
         weights = sum(tensor.numel() for tensor in net.state_dict().values())
         adam = sum(2 * parameter.numel() + 1 for parameter in net.parameters())
+        size = 2 * weights + adam + net.norm.stats.moments.numel()
         genome_bytes = 256 + 16 * args.layers_range[1]  # as JSON
-        record: Spec = {"genome": ((genome_bytes,), torch.uint8), "tensors": ((2 * weights + adam,), torch.float32)}
+        record: Spec = {"genome": ((genome_bytes,), torch.uint8), "tensors": ((size,), torch.float32)}
         results = {
             **record,
             **episode_stats_spec(args.rounds, args.num_envs),
@@ -175,9 +176,9 @@ class Population:
         """Everything that the next generation follows from; between two generations only."""
         shards, members = self.memory.shards, []
         for place, member in enumerate(self.members):
-            net, target_net, optimizer, genome = self._read(self.memory.births[place])
-            parts = [net.state_dict(), target_net.state_dict(), optimizer.state_dict()]
-            members.append({**member._asdict(), "genome": genome.to_json(), "state": parts})
+            state = self._read(self.memory.births[place])
+            parts = [part.state_dict() for part in state.parts]
+            members.append({**member._asdict(), "genome": state.genome.to_json(), "state": parts})
         used = min(int(self.memory.rows.max()), shards.rows)
         return {
             "generation": self.generation,
@@ -200,8 +201,8 @@ class Population:
             genome = Genome.from_json(saved["genome"])
             self.members[place] = Member(**{name: saved[name] for name in Member._fields} | {"genome": genome})
             member = MemberState.make(self.spaces, genome, self.args.adam_eps)
-            for part, content in zip(member[:3], saved["state"], strict=True):
-                part.load_state_dict(content)  # type: ignore[attr-defined]
+            for part, content in zip(member.parts, saved["state"], strict=True):
+                part.load_state_dict(content)
             member.write(self.memory.births[place])
 
     def _read(self, record: Record) -> MemberState:

@@ -14,7 +14,7 @@ import numpy as np
 
 from a3c_mp.data.episodes import episodes_at
 from a3c_mp.maths.schedules import passes_power_of_two
-from a3c_mp.nets.obs_norm import OUTLIER
+from a3c_mp.nets.obs_stats import FAR
 from a3c_mp.population.evolution import HYPERPARAMETERS, Genome, Member
 from a3c_mp.population.member import Confirmation
 from a3c_mp.population.population import COUNTS, METRICS, Population
@@ -27,8 +27,7 @@ from a3c_mp.run.run_dir import write_atomically
 CUT, FAILED = "evaluation_games_at_max_steps", "evaluation_games_not_finite"
 WARNINGS = {
     "transitions_not_finite": "transitions of member {id} contain NaN or inf; skipped",
-    "obs_values_clipped": f"values observed by member {{id}} beyond {OUTLIER:g} standard deviations; clipped",
-    "obs_moments_not_finite": "mean or variance of observations of member {id} not finite; left out of running moments",
+    "obs_values_far": f"values observed by member {{id}} beyond {FAR:g} standard deviations; left out of the mean",
     CUT: "evaluation games that reached {most:,} steps, where they are cut (--eval-max-steps)",
     FAILED: "evaluation games of member {id} with a return of NaN or inf; each is the worst possible one (-inf)",
 }

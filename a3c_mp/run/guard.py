@@ -9,7 +9,8 @@ from torch import Tensor
 
 from a3c_mp.errors import TrainingError
 from a3c_mp.maths.schedules import passes_power_of_two
-from a3c_mp.nets.obs_norm import OUTLIER, Moments, ObsNorm
+from a3c_mp.nets.obs_norm import ObsNorm
+from a3c_mp.nets.obs_stats import FAR
 from a3c_mp.run.progress import RunState
 
 BAD_IN_A_ROW = 5
@@ -47,20 +48,13 @@ class NonFiniteFilter:
         return False
 
 
-def merge_moments(run: RunState, norm: ObsNorm, moments: Moments, clipped: int, source: str) -> None:
-    """Update the running mean and variance of observations; count outliers and moments that are not finite.
+def update_norm(run: RunState, norm: ObsNorm, obs: Tensor, source: str) -> None:
+    """Update the statistics of observations with these [N, *obs_shape], of a `source`; count values that are far off.
 
-    Args:
-        moments, clipped: from `ObsNorm.clipped_moments`. In learners that pass the same they stay equal.
-        source: the actor or buffer that the observations come from, for the log.
+    In learners that pass the same they stay equal.
     """
-    is_finite = norm.merge(moments)
-    if norm.image:  # bytes have no outliers
-        return
-    text = f"{clipped} values more than {OUTLIER:g} standard deviations from the mean; clipped"
-    count(run, "obs_values_clipped", clipped, f"observations from {source}: {text}")
-    text = "mean or variance is not finite; left out of the running moments"
-    count(run, "obs_moments_not_finite", int(not is_finite), f"observations from {source}: {text}")
+    text = f"values of observations from {source} more than {FAR:g} standard deviations from the mean; left out of it"
+    count(run, "obs_values_far", norm.update(obs), text)
 
 
 def count(run: RunState, name: str, number: int, warning: str, repeated: bool = False) -> None:

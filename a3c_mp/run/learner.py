@@ -23,7 +23,7 @@ from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions, WorkerPool
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
-from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, merge_moments
+from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, update_norm
 from a3c_mp.run.progress import RunState
 
 
@@ -202,10 +202,9 @@ class Learner:
         return Round(all(verdicts), [size for *_, size in everything])
 
     def update_norm(self, obs: Tensor, source: str) -> None:
-        """Update the mean and variance of observations with these [N, *obs_shape], of all learners."""
+        """Update the statistics of observations with these [N, *obs_shape], of all learners."""
         if self.args.normalize_obs:
-            moments, clipped = self.net.norm.clipped_moments(self.group.all_gather(obs))
-            merge_moments(self.run, self.net.norm, moments, clipped, source)
+            update_norm(self.run, self.net.norm, self.group.all_gather(obs), source)
 
     def end_round(self, publish: bool = True) -> bool:
         """Publish the weights; write metrics and checkpoints that are due. Returns whether the run goes on."""

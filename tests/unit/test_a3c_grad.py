@@ -19,7 +19,7 @@ from a3c_mp.cli import parse_args
 from a3c_mp.data.episodes import Episode
 from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.obs_norm import Moments, ObsNorm
+from a3c_mp.nets.obs_norm import ObsNorm
 from a3c_mp.processes.pool import Token
 
 EPISODES = [Episode(-21.0, 824), Episode(0.1, 3)]
@@ -49,23 +49,23 @@ def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(
 
 def test_statistics_of_a_rollout_arrive_with_its_first_gradient_and_what_is_not_finite_is_reported():
     args = train_a3c_grad.Args(env_id="CartPole-v1", num_envs=2, unroll_length=6, batch_size=4)
-    setup, moments = GradientSetup(args), Moments.of(torch.randn(6, 4))
+    setup = GradientSetup(args)
     net, metrics = setup.net, {"values/target": torch.tensor([1.0, 5.0])}
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
     outbox = Outbox(args, unconnected_collector(args), net)
     outbox.memory.slots = setup.slots
     outbox.memory.states = SimpleNamespace(write=lambda *_: None)
-    outbox.finite, outbox.episodes, outbox.moments, outbox.clipped = True, EPISODES, moments, 3
+    outbox.finite, outbox.episodes, outbox.is_first = True, EPISODES, True
+    outbox.rollout.obs.normal_()
     gradient, reports = Gradient(**outbox.memory.slots[0]), []
     for indices in outbox.unsent(12):
         reports.append(outbox.write(Token(0, 7), 7, metrics, len(indices)))
         if len(reports) == 1:
-            assert all(torch.equal(*pair) for pair in zip(gradient.moments, moments, strict=True))
+            assert torch.equal(gradient.obs, outbox.rollout.obs[1:].flatten(0, 1))
             assert gradient.episodes[:2].tolist() == [[-21.0, 824, 0], [0.1, 3, 0]]
     means = {"values/target": 3.0}
-    assert reports == [Report(7, 4, 2, 3, True, means), *2 * [Report(7, 4, 0, 0, True, means)]]
-    assert gradient.obs_num == 0
+    assert reports == [Report(7, 4, 2, True, True, means), *2 * [Report(7, 4, 0, False, True, means)]]
 
     assert not outbox.write(Token(0, 7), 7, {"losses/total": torch.tensor(torch.inf)}, 4).finite
     list(net.parameters())[-1].grad[-1] = torch.nan
@@ -150,10 +150,9 @@ def test_in_sync_the_step_is_that_of_one_process_over_the_union_of_all_rollouts(
 
     state = done.state["net"]
     assert torch.equal(flat(p for name, p in state.items() if "norm" not in name), after)
-    norm = ObsNorm(net.norm.mean.shape[1:], image=env is PONG)
-    new = [rollout.obs[-actor_critic.NORM_STEPS if env is PONG else 1 :].flatten(0, 1) for rollout in rollouts]
-    norm.update(torch.cat(new))
-    for name in ("count", "mean", "variance"):
+    norm = ObsNorm(net.norm.shift.shape[1:], image=env is PONG)
+    norm.update(torch.cat([actor_critic.obs_for_stats(rollout.obs, env is PONG) for rollout in rollouts]))
+    for name in ("shift", "scale"):
         torch.testing.assert_close(state[f"norm.{name}"], norm.state_dict()[name])
 
 
@@ -173,7 +172,7 @@ def test_which_gradients_make_a_step(run_inline, tape, monkeypatch, flags, entri
         def fill(token):
             value, age = next(given)
             Gradient(**channel.memory.slots[token.slot]).vector.fill_(value)
-            return Report(channel.memory.weights.version - age, 10, 0, 0, True, {})
+            return Report(channel.memory.weights.version - age, 10, 0, False, True, {})
 
         return fill
 

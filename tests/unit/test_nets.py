@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from a3c_mp.algorithms.actor_critic import obs_for_stats
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets import precision
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.layers import LSTMCore, is_image
-from a3c_mp.nets.obs_norm import CLIP, VALUES_AT_ONCE, Moments, ObsNorm
+from a3c_mp.nets.obs_norm import KNEE, VALUES_AT_ONCE, ObsNorm
 from a3c_mp.processes.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
@@ -53,16 +54,17 @@ def deviates(num, seed=0):
     st.floats(0.1, 10),
     st.integers(0, 2**32 - 1),
 )
-def test_running_moments_are_the_moments_of_all_data_at_once(chunks, image, mean, deviation, seed):
+def test_running_statistics_are_those_of_all_data_at_once(chunks, image, mean, deviation, seed):
     rng = np.random.default_rng(seed)
     shape = (sum(chunks), 2, 3)
     data = rng.integers(0, 256, shape, np.uint8) if image else mean + deviation * rng.normal(size=shape)
-    norm = ObsNorm(shape[1:], image)
+    stats = ObsNorm(shape[1:], image).stats
     for chunk in torch.tensor(data).split(chunks):
-        norm.merge(Moments.of(chunk))
-    assert norm.count == len(data)
-    np.testing.assert_allclose(norm.mean[0], data.mean(axis=0), rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(norm.variance[0], data.var(axis=0), rtol=1e-3, atol=1e-3)
+        mean, deviation, far = stats.update(chunk)
+    assert far == 0
+    np.testing.assert_allclose(mean[0], data.mean(axis=0), rtol=1e-4, atol=1e-3)
+    expected = data.std(axis=0)
+    np.testing.assert_allclose(deviation[0], expected if image or len(data) > 1 else 1.0, rtol=1e-3, atol=1e-3)
 
 
 def test_vectors_come_out_with_mean_zero_and_deviation_one():
@@ -88,8 +90,10 @@ def test_images_normalized_a_few_at_a_time_are_those_normalized_at_once_to_the_l
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         in_learner = norm.convert(obs)
     assert in_learner.dtype == dtype
-    assert in_learner.max() == CLIP
-    assert torch.equal(in_learner, norm(obs.to(dtype)))
+    assert in_learner.max() > KNEE, "beyond it values stay apart"
+    at_once, near = norm(obs.to(dtype)), in_learner.abs() <= KNEE
+    assert torch.equal(in_learner[near], at_once[near])
+    torch.testing.assert_close(in_learner, at_once, rtol=0.01, atol=0)
     assert torch.equal(norm.to(dtype).convert(obs), in_learner), "an actor's copy"
 
 
@@ -104,76 +108,87 @@ def test_a_pixel_that_hardly_ever_changes_counts_in_grey_levels():
     assert out.abs().max() <= 1.0
 
 
-@pytest.mark.parametrize("huge", [FLT_MAX, -FLT_MAX, 1e19, -1e12])
-def test_one_huge_value_enters_the_moments_as_the_net_sees_it(huge):
-    norm, obs = deviates(256)
-    bound = norm.mean[0, 1] + math.copysign(CLIP, huge) * (norm.variance[0, 1].sqrt() + 1e-2)
-    assert norm(torch.full((1, 3), huge)).tolist() == [[math.copysign(CLIP, huge)] * 3]
-    obs[17, 1] = huge
-    expected = copy.deepcopy(norm)
-    assert norm.update(obs) == (True, 1)
-    obs[17, 1] = bound
-    expected.merge(Moments.of(obs))
-    for name, buffer in norm.state_dict().items():
-        torch.testing.assert_close(buffer, expected.state_dict()[name])
+@pytest.mark.parametrize("first", [8, 1024])
+@pytest.mark.parametrize("is_late", [False, True], ids=["seen early", "seen late"])
+def test_the_values_of_a_rare_feature_stay_apart(first, is_late):
+    """Two that differ by 0.2 deviations, and by a fifth of their distance from the mean, after 500 occurrences."""
+    rng = np.random.default_rng(first + is_late)
+    for _ in range(12):
+        frequency, scale, noise = 10 ** rng.uniform(-3, np.log10(0.5)), *10 ** rng.uniform(-6, 6, 2)
+        noise, offset = noise * rng.integers(2), rng.integers(2) * scale * 10 ** rng.uniform(-3, 3)
+        norm, seen, left = ObsNorm((1,), image=False), [], 500
+        while left > 0:
+            size = min(4096, int(10 / frequency)) if seen else first
+            is_there = (rng.random(size) < frequency) & (len(seen) >= 5 or not is_late)
+            values = np.where(is_there, rng.normal(offset, scale, size), rng.normal(0.0, noise, size))
+            seen.append(torch.from_numpy(values).float()[:, None])
+            norm.update(seen[-1])
+            left -= is_there.sum()
+        mean, deviation = torch.cat(seen).double().mean(), torch.cat(seen).double().std()
+        values = torch.from_numpy(rng.normal(offset, scale, (2, 500))).float()
+        distance, farthest = values[0] - values[1], (values - mean).abs().amax(dim=0)
+        apart = (distance.abs() >= 0.2 * deviation) & (distance.abs() >= 0.2 * farthest)
+        apart &= farthest <= (1e6 * noise or math.inf)
+        inputs = norm.convert(values.reshape(-1, 1)).view(2, -1)
+        shown = (inputs[0] - inputs[1]) * distance.sign()
+        assert (shown[apart] >= 0.1).all(), (frequency, scale, noise, offset)
 
 
-@pytest.mark.parametrize("huge", [FLT_MAX, -1e12, 1e5])
-def test_a_huge_value_among_the_first_observations_enters_their_moments_clipped(huge):
-    obs = deviates(256)[1]
-    norm, without = ObsNorm((3,), image=False), ObsNorm((3,), image=False)
-    without.update(obs)
-    obs[17, 1] = huge
-    assert norm.update(obs) == (True, 1)
-    torch.testing.assert_close(norm.mean, without.mean, atol=0.3, rtol=0)
-    torch.testing.assert_close(norm.variance, without.variance, atol=0, rtol=0.2)
-
-
-FIRST_VALUES = {
-    "rare values of an input that is mostly constant": (300 * (torch.arange(100) % 10 == 0).float(), 0),
-    "a narrow middle": (torch.cat([1e-6 * torch.linspace(-2, 2, 600), 0.8 * torch.rand(400)]), 0),
-    "a sensor with few readings": (torch.cat([torch.zeros(60), torch.full((40,), FLT_MAX)]), 40),
+OTHERS = {
+    "noise": lambda rng, size: rng.normal(size=size),
+    "two values": lambda rng, size: rng.integers(2, size=size).astype(float),
+    "steps": lambda rng, size: rng.normal(size=size).round(),
 }
 
 
-@pytest.mark.parametrize(("obs", "outliers"), FIRST_VALUES.values(), ids=FIRST_VALUES)
-def test_outliers_among_the_first_values_count_as_the_median(obs, outliers):
-    norm = ObsNorm((1,), image=False)
-    assert norm.update(obs[:, None]) == (True, outliers)
-    torch.testing.assert_close(norm.mean[0, 0], obs.where(obs < 1e15, 0.0).mean())
+@pytest.mark.parametrize("first", [8, 1024])
+@pytest.mark.parametrize("draw", OTHERS.values(), ids=OTHERS)
+def test_a_value_that_is_far_away_however_frequent_moves_the_others_by_a_tenth_at_most(draw, first):
+    rng = np.random.default_rng(first)
+    for _ in range(10):
+        frequency, scale = rng.choice([1e-3, rng.uniform(0.001, 0.95)]), 10 ** rng.uniform(-6, 6)
+        offset = rng.choice([0, 1, -1]) * scale * 10 ** rng.uniform(-2, 4)
+        far = offset + rng.choice([-1, 1]) * 2e6 * scale * 10 ** rng.uniform(0, 20)
+        norm, without = ObsNorm((1,), image=False), ObsNorm((1,), image=False)
+        for number in range(20):
+            others = offset + scale * draw(rng, (1000 if number else first, 1))
+            values = np.where(rng.random(others.shape) < frequency, far, others)
+            without.update(torch.from_numpy(others).float())
+            norm.update(torch.from_numpy(values).float())
+        others = torch.from_numpy(offset + scale * draw(rng, (1000, 1))).float()
+        inputs, expected = norm.convert(others), without.convert(others)
+        assert (inputs - expected).abs().max() <= 0.1 * expected.abs().max(), (frequency, scale, offset, far)
 
 
-def test_a_huge_value_in_every_hundred_does_not_drive_the_moments_away():
-    norm, obs = deviates(100)
-    deviation = norm.variance[0, 1].sqrt().item()
-    obs[17, 1] = FLT_MAX
-    for _ in range(1000):
-        assert norm.update(obs) == (True, 1)
-    assert norm.variance[0, 1].sqrt() < 2 * deviation
+BROKEN = {"NaN": math.nan, "infinity": math.inf, "a huge value": 1e25, "FLT_MAX": -FLT_MAX}
 
 
-@pytest.mark.parametrize("before", [1, 20])
-def test_an_input_whose_range_grows_is_followed(before):
-    """Constant at first, so that everything else is an outlier."""
-    norm, (_, obs) = ObsNorm((3,), image=False), deviates(100)
-    for _ in range(before):
-        norm.update(torch.zeros(100, 3))
-    assert norm.update(obs)[1] > 0
-    for _ in range(20 * before):
-        last = norm.update(obs)
-    assert last == (True, 0)
-    assert norm.variance.sqrt().min() > 0.5 * obs.std(dim=0).min()
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
+def test_one_absurd_value_costs_nothing(value, is_trained):
+    norm, obs = deviates(256) if is_trained else (ObsNorm((3,), image=False), deviates(256)[1])
+    without = copy.deepcopy(norm)
+    without.update(obs)
+    obs[17, 1] = value
+    assert norm.update(obs) == (not math.isnan(value))
+    torch.testing.assert_close(norm.shift, without.shift, atol=0.3, rtol=0)
+    torch.testing.assert_close(norm.scale, without.scale, atol=0, rtol=0.1)
+    assert norm(obs[17:18]).isfinite().all() == (not math.isnan(value))
 
 
-@pytest.mark.parametrize("huge", [FLT_MAX, 1e20, math.inf, math.nan])
-@pytest.mark.parametrize("trained", [True, False])
-def test_moments_that_are_not_finite_are_never_merged(huge, trained):
-    """Those of an actor that has no moments to clip to yet, say."""
-    norm, obs = deviates(256) if trained else (ObsNorm((3,), image=False), deviates(256)[1])
-    obs[17, 1] = huge
-    before = copy.deepcopy(norm.state_dict())
-    assert not norm.merge(Moments.of(obs))
-    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.state_dict().items())
+def test_without_normalization_vectors_enter_as_they_are():
+    norm = ObsNorm((3,), image=False)
+    norm.turn_off()
+    assert norm(torch.tensor([[-1e9, 1e-9, 300.0]])).tolist() == torch.tensor([[-1e9, 1e-9, 300.0]]).tolist()
+
+
+def test_images_of_all_phases_of_a_rollout_enter_the_statistics():
+    """Games that started together, and last as long as a rollout."""
+    obs = torch.arange(33)[:, None].expand(33, 4)
+    steps = obs_for_stats(obs, image=True).sort().values
+    assert [steps[0] // 5, steps[-1] // 28, steps.diff().max() // 5] == [0, 1, 0]
+    envs = torch.arange(4).expand(33, 4)
+    assert obs_for_stats(envs, image=True).bincount().tolist() == [2, 2, 2, 2]
 
 
 def test_convolutions_stay_channels_last_where_weights_are_loaded():
