@@ -24,6 +24,7 @@ class Args(ReplayArgs):
     chapter = "population"
     actors_flag = "population"
     actor_name = "member"
+    actors_learn = True
 
     env_id: str = "CartPole-v1"
     """gymnasium environment id with vector observations and discrete actions; module:Env-v0 imports the module first"""
