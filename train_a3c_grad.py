@@ -34,6 +34,7 @@ class Args(ActorCriticArgs):
     """Settings of chapter 2."""
 
     chapter = "a3c_grad"
+    actors_learn = True
     continuous: ClassVar = ActorCriticArgs.continuous  # again, as they change the batch size, a default of this class
     vectors: ClassVar = ActorCriticArgs.vectors
     changes: ClassVar[dict[str, dict[str, Any]]] = {

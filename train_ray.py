@@ -33,10 +33,11 @@ def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: t
     packer, weights, replay = setup
     fields, states = packer.empty(), SentStates(args.deterministic)
     rows = replay and Outbox(replay, args.block_length, args.n_step, channel.restored)  # dqn: for a replay shard
-    channel.memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)
+    channel.memory = memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)
     fill = make_actor(channel, args)
 
     def send(token: Any) -> tuple[Any, Any]:
+        memory.running = channel.running  # dqn: it explores as one of so many
         version = fill(token)
         new_rows = rows and rows.take()
         payload = (version, all_finite(new_rows)) if new_rows else version

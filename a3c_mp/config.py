@@ -35,6 +35,8 @@ class CommonArgs:
     chapter = ""  # without an annotation it is no flag: what the algorithm's name begins with in config.json
     actors_flag = "num-actors"  # the flag that says how many actors there are, for error messages
     actor_name = "actor"  # what the chapter calls one, in messages
+    actors_learn = False  # whether actors compute gradients
+    games_explore = False  # whether all games of the mean return have exploration that the trained policy has not
     continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions
     vectors: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for others whose observations are vectors
     images: ClassVar[Mapping[str, Any]] = {}  # defaults for Atari, under its presets, and without a preset for images

@@ -22,7 +22,7 @@ from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import probe_env, set_up_torch
+from a3c_mp.run.preflight import check_memory, probe_env, set_up_torch
 
 NORM_STEPS = 2
 """images of each environment in a rollout that update the observation statistics: enough samples, at low cost"""
@@ -46,6 +46,9 @@ class RolloutSetup(Setup):
             raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
         obs_space, action_space = probe_env(args.env_id)
         device = set_up_torch(args, rank)
+        if rank == 0 and ":" not in args.net:  # a net of the user's own may not be made without memory
+            with torch.device("meta"):
+                check_memory(args, make_actor_critic(obs_space, action_space, args.net_spec))
         net = make_actor_critic(obs_space, action_space, args.net_spec).to(device)
         if not args.normalize_obs:
             net.norm.turn_off()

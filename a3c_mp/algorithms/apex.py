@@ -24,7 +24,7 @@ from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
 from a3c_mp.run import evaluate
 from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import check_learners, check_replay_memory, probe_env, set_up_torch
+from a3c_mp.run.preflight import check_learners, check_memory, check_replay_memory, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
 from wrappers import is_atari
 
@@ -116,11 +116,15 @@ class ApexSetup(Setup):
             raise ConfigError("rollout_fields", "", "actors of this chapter send no rollouts", "leave it out")
         obs_space, action_space = probe_env(args.env_id, algo.ACTIONS)
         device = set_up_torch(args, rank)
+        with torch.device("meta"):
+            sketch = algo.make_net(obs_space, action_space)
+        shards = self.make_replay(args, obs_space, algo.stored_actions(action_space), rank)
+        if rank == 0:
+            check_memory(args, sketch)
         net = algo.make_net(obs_space, action_space).to(device)
         if not args.normalize_obs:
             net.norm.turn_off()
         self.target_net = copy.deepcopy(net).requires_grad_(False)
-        shards = self.make_replay(args, obs_space, algo.stored_actions(action_space), rank)
         num_slots = args.num_actors // args.num_learners * args.blocks_in_flight
         try:
             slots = Slots(episode_stats_spec(args.block_length, args.num_envs), num_slots)

@@ -100,6 +100,10 @@ class Args(ReplayArgs):
     """learner processes, each with its share of actors and replay; gradients are averaged (all-reduce)"""
 
     @property
+    def games_explore(self) -> bool:  # type: ignore[override]
+        return (self.epsilon if self.algo == "dqn" else self.noise) > 0
+
+    @property
     def blocks_in_flight(self) -> int:
         """Blocks in flight for each actor."""
         return 1 if self.deterministic else self.blocks_per_actor

@@ -68,12 +68,16 @@ class Policy:
         self, args: Args, net: DDPGNet, action_space: gymnasium.Space, example: np.ndarray, actor: int,
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
-        self.net, self.space, self.memory = net, action_space, args.noise_memory
+        self.args, self.net, self.space, self.memory = args, net, action_space, args.noise_memory
         self.device = next(net.parameters()).device
-        sigmas = ladder(args.noise, args.noise_exponent, actor, args.num_envs, args.num_actors)
-        self.sigmas = sigmas.reshape(-1, *[1] * len(action_space.shape))  # type: ignore[arg-type]
+        self.place(actor, args.num_actors)
         self.rng = np.random.default_rng(0)
         self.noise = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first block
+
+    def place(self, actor: int, num_actors: int) -> None:
+        """Take the standard deviations of actor number `actor` of so many."""
+        sigmas = ladder(self.args.noise, self.args.noise_exponent, actor, self.args.num_envs, num_actors)
+        self.sigmas = sigmas.reshape(-1, *[1] * len(self.space.shape))  # type: ignore[arg-type]
 
     def start_block(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)

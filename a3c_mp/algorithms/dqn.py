@@ -68,8 +68,12 @@ class Policy:
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
         self.forward = acting_forward(net, torch.from_numpy(example), deterministic=args.deterministic)
-        self.epsilons = ladder(args.epsilon, args.ladder_exponent, actor, args.num_envs, args.num_actors)
-        self.rng = np.random.default_rng(0)
+        self.args, self.rng = args, np.random.default_rng(0)
+        self.place(actor, args.num_actors)
+
+    def place(self, actor: int, num_actors: int) -> None:
+        """Take the epsilons of actor number `actor` of so many."""
+        self.epsilons = ladder(self.args.epsilon, self.args.ladder_exponent, actor, self.args.num_envs, num_actors)
 
     def start_block(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)

@@ -51,10 +51,6 @@ class FleetActor:
     def request_beats(self) -> None:
         self.beat_request = self.handle.heartbeats.options(concurrency_group="control").remote()
 
-    def request(self, token: Token) -> None:
-        result, rows_ref = self.handle.fill.options(num_returns=2).remote(token)
-        self.calls[result] = token.slot, rows_ref
-
 
 class Fleet:
     """Supervised actors on Ray that make `target(channel, *args)` and call it for each token; the rest as in `Workers`.
@@ -105,7 +101,7 @@ class Fleet:
 
     def release(self, filled: Iterable[Filled], version: int) -> None:
         for message in filled:
-            self.actors[message.worker].request(self._ledger.give(message, version))
+            self._request(message.worker, self._ledger.give(message, version))
 
     @property
     def running(self) -> int:
@@ -117,16 +113,24 @@ class Fleet:
         """How many actors do not wait for a place."""
         return sum(not actor.is_waiting for actor in self.actors)
 
+    def _request(self, number: int, token: Token) -> None:
+        """Have an actor fill a slot, as one of those that run: of all actors in a deterministic run, where all do."""
+        runs = [other for other, actor in enumerate(self.actors) if actor.pid or other == number]
+        running = None if self.options.in_order else (runs.index(number), len(runs))
+        actor = self.actors[number]
+        result, rows_ref = actor.handle.fill.options(num_returns=2).remote(token, running)
+        actor.calls[result] = token.slot, rows_ref
+
     def _start(self, number: int) -> None:
         last = self.actors[number]
         restored = self.states.record_start(number)
         seed_key = (self.states.start, number, 0 if restored is not None else last.starts)
         handle = self._actor_class.remote(self.target, self.args, self.options.niceness, number, seed_key, restored)
         actor = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
+        self.actors[number] = actor
         actor.request_beats()
         for token in self._ledger.given[number]:
-            actor.request(token)
-        self.actors[number] = actor
+            self._request(number, token)
 
     def _wait(self) -> None:
         """Wait for a result for at most `WAIT_SECONDS`, and take all that have arrived."""

@@ -30,6 +30,7 @@ class RayWorker(Closing):
         self.worker, self.actor = 0, actor  # the only one that writes into the memory of its process
         self.seed_key, self.restored = seed_key, restored
         self.memory: Any = None
+        self.running: tuple[int, int] | None = None  # see `Memory.running`
         self.beats = 0
         self.reasons: list[str] = []  # why it could not be rebuilt
         self.produce = target(self, *args)
@@ -50,7 +51,8 @@ class RayWorker(Closing):
 
         return self.beats, os.getpid(), ray.get_runtime_context().get_node_id(), self.reasons
 
-    def fill(self, token: Token) -> tuple[Any, Any]:
+    def fill(self, token: Token, running: tuple[int, int] | None = None) -> tuple[Any, Any]:
+        self.running = running
         self.beat()
         return self.produce(token)
 

@@ -39,6 +39,8 @@ class Memory:
     """whether actors act with the version that a token names; otherwise with the newest"""
     more: Any = None
     """of chapter 2 the weights that actors act with (`Weights`), of chapter 3 the replay that they fill (`Shards`)"""
+    running: tuple[int, int] | None = None
+    """on a cluster, where actors come and go: (index among those that run now, their number); None: all of them run"""
 
     def place(self, net: Any) -> Any:
         """Move a net to the device of the weights and to the dtype that actors compute in."""

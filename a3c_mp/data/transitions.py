@@ -41,6 +41,8 @@ class TransitionCollector:
     def fill(self, token: Token) -> int:
         """Append a block of steps to the replay, its statistics to a slot; return the version of the weights."""
         version = self.memory.load(self.net, token)
+        if self.memory.running is not None:  # the ladder of exploration spans the actors that run
+            self.policy.place(*self.memory.running)
         nothing_learned = self.memory.weights.untrained and version == 0  # dqn then acts at random
         self.collect(block := self.memory.slots[token.slot], warm_up=nothing_learned)
         self.memory.states.write(token.slot, self.state_fields, block)

@@ -25,6 +25,7 @@ class Args(ReplayArgs):
     actors_flag = "population"
     actor_name = "member"
     fixed = ("population", "num_envs", "replay_size", "generation_steps")
+    actors_learn = True
 
     env_id: str = "CartPole-v1"
     """gymnasium environment id with vector observations and discrete actions; module:Env-v0 imports the module first"""

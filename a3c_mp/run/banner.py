@@ -44,7 +44,11 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     if args.deterministic and (note := note_on_repeats(args.env_id)):
         lines.append(note)
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
-    lines.append(f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}")
+    goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
+    if args.games_explore and "stop_return" in ends:
+        offer = "" if args.stop_eval_return is not None else "; --eval-every N --stop-eval-return R: of greedy games"
+        goal += f" (the mean return of games with exploration{offer})"
+    lines.append(goal)
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}")
     return lines

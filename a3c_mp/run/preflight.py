@@ -18,17 +18,22 @@ import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from torch import nn
 
 import wrappers
 from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
+from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.precision import make_deterministic
 from a3c_mp.processes.slots import GIB, MIB, free_memory
 from a3c_mp.seeds import global_generators_kept, seed_global_generators
 
 FILES, FILES_PER_ACTOR = 64, 4  # open files of a trainer without actors, which has about 15; three pipes and a sentinel
 ACTOR_BYTES = 150 * MIB  # private memory of an actor once torch is loaded, without environments
+NET_COPIES = 6  # in a learner: the net, its gradient, two moments of Adam, two published versions
+OBS_COPIES = 8  # of the vectors in a learner's rollouts: in statistics, batches and inputs of the net
+ENV_COPIES = 20  # of the vectors of an actor's environments: in their spaces (bounds), wrappers and steps
 ACTIONS_OF = {Discrete: "from 0", MultiDiscrete: "from 0", Box: "of floating-point numbers"}  # those that can be used
 TRACE_STEPS, TRACE_SECONDS = 100, 1.0  # of an environment, to see whether it repeats them
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
@@ -57,11 +62,44 @@ def check_settings(args: CommonArgs) -> None:
         raise ConfigError("explore-envs", settings["explore_envs"], why, fix)
 
 
-def check_limits(args: CommonArgs) -> None:
+def check_limits(args: CommonArgs, net: nn.Module | None = None) -> None:
     """Raise ConfigError if the processor, free memory or open files do not suffice for the processes of a run."""
     check_system()
     others = getattr(args, "num_learners", 1) - 1 + (args.eval_every > 0)
     check_processes(args.local_actors, others, args.actors_flag)
+    if net is not None and args.env_id in FOUND:
+        check_memory(args, net, (args.local_actors + others) * ACTOR_BYTES)
+
+
+def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
+    """Raise ConfigError if what processes hold of a net and of vector observations does not fit into free memory.
+
+    The net may lie on torch's device meta, without memory of its own: a net can be too large to be made. `besides` are
+    the bytes of the processes themselves.
+    """
+    settings, (obs_space, *_) = vars(args), FOUND[args.env_id]  # not every chapter has all of them
+    params = sum(tensor.numel() for tensor in net.state_dict().values())
+    width = 0 if is_image(obs_space) else math.prod(obs_space.shape or ())  # images become floats a batch at a time
+    if "unroll_length" in settings:
+        obs = OBS_COPIES * max(args.num_envs, settings.get("batch_unrolls", 0)) * (1 + settings["unroll_length"])
+    else:  # a state and its successor in each batch, and as inputs of online and target net
+        obs = settings.get("batch_size", 1) * (5 + 2 * settings.get("prefetch", 0))
+    acting = params + ENV_COPIES * args.num_envs * width
+    learning = NET_COPIES * params + obs * width
+    if args.cuda:  # on the GPU
+        acting, learning = acting - params, 0
+    learners = settings.get("num_learners", 1) + args.actors_learn * args.local_actors
+    needed, free = besides + 4 * (args.local_actors * acting + learners * learning), free_memory()
+    if needed > free:
+        sizes = f"observations {obs_space.shape} and nets of {params:,} parameters take about"
+        why = "{} {:.1f} GiB, {:.1f} GiB is free".format(sizes, *_in_gib(needed, free))
+        fix = f"make its observations smaller, or lower --{args.actors_flag} or --num-envs"
+        raise ConfigError("env-id", args.env_id, why, fix)
+
+
+def _in_gib(needed: int, free: int) -> tuple[float, float]:
+    """What is needed, rounded up, and what is free, rounded down, to a tenth of a GiB."""
+    return math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
 
 
 def check_system() -> None:
@@ -93,8 +131,7 @@ def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") 
 def check_replay_memory(replay_size: int, needed: int) -> None:
     """Raise ConfigError if a replay of `needed` bytes, of all learners together, does not fit into memory."""
     if needed > (free := free_memory()):
-        rounded = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
-        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*rounded)
+        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*_in_gib(needed, free))
         raise ConfigError("replay-size", replay_size, why, "lower --replay-size")
 
 

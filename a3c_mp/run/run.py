@@ -59,7 +59,7 @@ class Run(RunState):
         evaluates_elsewhere: bool = False,
     ):  # fmt: skip
         check_settings(args)
-        check_limits(args)
+        check_limits(args, net)
         self.args, self.algorithm, self.net = args, algorithm, net
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`

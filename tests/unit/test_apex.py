@@ -20,6 +20,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run import preflight
+from a3c_mp.run.banner import first_lines
 
 N = 7
 VECTOR = Box(-1.0, 1.0, (3,))
@@ -214,6 +215,17 @@ def test_actions_are_stretched_to_the_bounds_and_never_beyond(bounds, action):
     assert all(row in space for row in found)
     assert found[:2].tolist() == [[low], [high]]
     assert found[2] == pytest.approx(low + (action + 1) / 2 * (high - low), abs=1e-6 * max(-low, high))
+
+
+@BOTH
+@pytest.mark.parametrize("greedy", [False, True])
+def test_the_log_says_that_games_with_exploration_decide_when_the_run_ends(name, greedy):
+    args = replace(ARGS, algo=name, stop_return=5.0, **({"epsilon": 0.0, "noise": 0.0} if greedy else {}))
+    log = "\n".join(first_lines(args, a_case(name)[3][0]))
+    assert ("; --eval-every N --stop-eval-return R: of greedy games)" in log) is not greedy
+    assert ("(the mean return of games with exploration" in log) is not greedy
+    goal = first_lines(replace(args, eval_every=100, stop_eval_return=5.0), a_case(name)[3][0])
+    assert not any("--eval-every N" in line for line in goal), "it is given"
 
 
 # ---- what is written of steps, and sizes

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 from harness import A3C_DATA, A3C_GRAD, APEX_DQN, EVERY_CHAPTER, EVERY_ONE_OF_ALL, ROOT, files_no_longer_than, row_id
 from torch import nn
 
@@ -265,6 +266,23 @@ def test_too_little_memory_and_too_few_open_files_are_found_before_the_start(cha
     needed = limits.FILES + 100 * limits.FILES_PER_ACTOR
     message = f"=100: that takes {needed} open files, 300 are allowed; lower it, or raise the limit"
     assert f"error: {chapter.actors_flag}{message}" in refused(chapter.module.main, flags)
+
+
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, APEX_DQN], ids=row_id)
+@pytest.mark.parametrize("free", [2**26, 2**32], ids=["before the net is made", "beside what is shared"])
+def test_observations_too_wide_for_the_nets_of_learner_and_actors_are_refused(
+    chapter, free, refused, register, monkeypatch
+):
+    """20,000 numbers: 80 KB for each state, 10 MB for the first layers, and the same for what an optimizer keeps."""
+    env_id = register(changes={"observation_space": Discrete(20_000), "obs": 7})
+    monkeypatch.setattr(limits, "ACTOR_BYTES", 0)
+    monkeypatch.setattr(apex, "check_replay_memory", lambda *sizes: None)
+    left = iter([free])
+    monkeypatch.setattr(limits, "free_memory", lambda: next(left, 2**26))
+    flags = [*chapter.flags, "--env-id", env_id, *["--replay-size", "1000"] * (chapter is APEX_DQN)]
+    refusal = refused(chapter.module.main, flags)
+    assert f"error: env-id={env_id}: observations (20000,) and nets of " in refusal
+    assert re.search(r"take about [0-9.]+ GiB, 0\.0 GiB is free; make its observations smaller, or lower", refusal)
 
 
 @EVERY_ONE_OF_ALL

@@ -19,11 +19,12 @@ import psutil
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from harness import still_alive
+from harness import RAY_DQN, still_alive
 from inline_ray import ActorUnavailableError, ObjectLostError, RayActorError
 from nodes import free_port
 from torch import nn
 
+from a3c_mp.algorithms import apex, dqn
 from a3c_mp.algorithms.ray_trainer import check_store
 from a3c_mp.cluster import __main__ as command
 from a3c_mp.cluster import access, guardian, node, parameters, remote_replay
@@ -32,13 +33,14 @@ from a3c_mp.cluster import session as session_module
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.node import ClusterAddress, Node, check_installed, foreign
 from a3c_mp.cluster.parameters import Publisher, Reader
-from a3c_mp.cluster.ray_worker import Packer
+from a3c_mp.cluster.ray_worker import Packer, RayWorker
 from a3c_mp.cluster.remote_replay import CONTINUED, Outbox, RemoteReplay, ReplayShard, ReplaySpec
 from a3c_mp.cluster.session import ClusterState, Session
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.replay import EnvStep, Writer
+from a3c_mp.run.progress import Progress
 
 FRAME = (3, 2)
 
@@ -328,7 +330,7 @@ def test_a_head_that_does_not_answer_ends_the_run_and_one_that_is_busy_has_more_
 
 
 class Counting:
-    """An actor's target: it returns its number, how often it was called, and the token."""
+    """An actor's target: it returns its number, how often it was called, the token, and which one of how many it is."""
 
     def __init__(self, channel, mishaps, at_start):
         self.channel, self.calls = channel, 0
@@ -341,7 +343,7 @@ class Counting:
         self.channel.beat()
         if self.calls == 2 and self.mishap is not None:
             self.mishap()
-        return (self.channel.actor, self.calls, token), None
+        return (self.channel.actor, self.calls, token, self.channel.running), None
 
 
 def raising(error):
@@ -404,12 +406,40 @@ def test_rollouts_of_an_actor_count_in_their_order_even_if_a_later_one_arrives_f
 def test_a_round_is_smaller_while_an_actor_has_no_place(fleets):
     with fleets([]) as fleet:
         fleet.release(take(fleet, 2), 1)
-        fleet.actors[1].is_waiting = True
+        fleet.actors[1].is_waiting, fleet.actors[1].pid, pid = True, 0, fleet.actors[1].pid
         filled = take(fleet, 2)
         assert len(filled) == 1
         fleet.release(filled, 2)
-        fleet.actors[1].is_waiting = False
-        assert len(take(fleet, 2)) == 2
+        fleet.actors[1].is_waiting, fleet.actors[1].pid = False, pid
+        found = [message.payload[3] for message in take(fleet, 2)]
+        assert sorted(found) == [(0, 1), (1, 2)]
+
+
+def test_the_ladder_of_exploration_spans_the_actors_that_run(run_inline, monkeypatch):
+    dealt, has_place, heartbeats, stop_reason = [], threading.Event(), RayWorker.heartbeats, Progress.stop_reason
+
+    def late(worker):
+        return heartbeats(worker) if worker.actor == 0 or has_place.wait(20) else None
+
+    def ladder(base, exponent, actor, num_envs, num_actors):
+        dealt.append((actor, num_actors))
+        if dealt.count((0, 1)) == 20:
+            has_place.set()
+        return apex.ladder(base, exponent, actor, num_envs, num_actors)
+
+    def stop(progress):
+        return "total_steps" if len(dealt) > 20 and set(dealt[-10:]) == {(0, 2), (1, 2)} else stop_reason(progress)
+
+    monkeypatch.setattr(Progress, "stop_reason", stop)
+    monkeypatch.setattr(RayWorker, "heartbeats", late)
+    monkeypatch.setattr(dqn, "ladder", ladder)
+    collect = RAY_DQN, "--learning-starts", "4000", "--total-steps"
+    assert run_inline.train(*collect, "20000").code == 0
+    assert dealt.count((0, 1)) >= 20, "the first one plays alone"
+    assert {(0, 2), (1, 2)} <= set(dealt[20:]), "until the other one finds a place"
+    dealt.clear()
+    assert run_inline.train(*collect, "200", "--deterministic", name="deterministic").code == 0
+    assert set(dealt) == {(0, 2), (1, 2)}
 
 
 @pytest.mark.parametrize(
