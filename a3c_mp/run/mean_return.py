@@ -59,6 +59,7 @@ class ReturnWindow:
         self.limit, self.long_limit = (1 + PATIENCE) * total, (1 + LONG_PATIENCE) * total
         self.few = max(1, int(FEW * total))
         self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.first: list[float] = []  # returns of the first `WINDOW` games of the run
         self.episodes = 0  # of the whole run
         self.passed_over = 0  # games for which even `LONG_PATIENCE` was too short
         self.restart_games()
@@ -132,8 +133,10 @@ class ReturnWindow:
             for actor, episode in games
             if episode.env >= self.explorers and math.isfinite(episode.episode_return)
         ]
+        returns = [episode.episode_return for _, episode in counted]
+        self.first += returns[: max(WINDOW - self.episodes, 0)]
         self.episodes += len(counted)
-        self.returns.extend(episode.episode_return for _, episode in counted)
+        self.returns.extend(returns)
         return counted
 
     def state_dict(self) -> dict[str, Any]:
