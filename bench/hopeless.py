@@ -1,4 +1,4 @@
-"""CartPole and Pendulum with a fault that keeps a run from learning: for `bench/signs.py`, as `bench.hopeless:Name`."""
+"""Environments with a fault that keeps a run from learning: for `bench/signs.py`, as `bench.hopeless:Name`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
+from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import TransformReward
 
 
@@ -39,17 +40,23 @@ class Luck(CartPoleEnv):
         return np.clip(obs, -10, 10), float(self.np_random.normal()), False, self.t == 50, {}
 
 
-class Unrewarded(CartPoleEnv):
-    """Only a game of 500 steps is rewarded, which chance never reaches."""
+class Corridor(gymnasium.Env):
+    """Only its end is rewarded, 40 steps to the right, which steps drawn one by one do not reach in 100."""
 
-    def reset(self, **kwargs: Any) -> Any:
-        self.t = 0
-        return super().reset(**kwargs)
+    observation_space, action_space = Box(-2.5, 2.5, (1,), np.float32), Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = 0
+        return self._obs(), {}
 
     def step(self, action: Any) -> Any:
-        self.t += 1
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, float(self.t == 500), terminated, truncated, info
+        self.place += 1 if action else -1
+        done = self.place == 40
+        return self._obs(), float(done), done, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.place / 40], np.float32)
 
 
 def scaled(factor: float = 1.0) -> gymnasium.Env:
@@ -58,7 +65,7 @@ def scaled(factor: float = 1.0) -> gymnasium.Env:
 
 
 for name, entry_point, longest in (
-    ("Blind", Blind, 500), ("Endless", Endless, None), ("Luck", Luck, None), ("Unrewarded", Unrewarded, 500),
+    ("Blind", Blind, 500), ("Endless", Endless, None), ("Luck", Luck, None), ("Corridor", Corridor, 100),
     ("Scaled", scaled, 500),
 ):  # fmt: skip
     gymnasium.register(f"{name}-v0", entry_point, max_episode_steps=longest)

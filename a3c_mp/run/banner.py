@@ -43,7 +43,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     if note := note_on_inputs(net):
         lines.append(note)
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
-    lines.append(f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}")
+    end = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
+    lines.append(end if len(ends) > 1 else f"{end}; Ctrl-C ends it sooner and keeps what was learned")
     explorers = f", of which {args.explorers} explore" if args.explorers else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}")
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -74,9 +74,13 @@ SIGNS = {
         "give the environment an end, or register it with max_episode_steps",
     ),
     "same_return": Sign(
-        lambda look: len({*look.progress.window.first, *look.progress.window.returns}) == 1 and look.stands_still,
+        lambda look: (
+            hasattr(look.progress.args, "explore_envs")
+            and len({*look.progress.window.first, *look.progress.window.returns}) == 1
+            and look.stands_still
+        ),
         lambda look: f"all {look.progress.window.episodes:,} games had the same return",
-        "chance reaches no reward: explore longer in one direction (--explore-envs 0.25 --explore-steps 50)",
+        "explore in longer stretches (--explore-envs 0.25 --explore-steps 50; continuous actions: --noise-steps 16)",
     ),
     "deterministic": Sign(
         lambda look: look["policy/entropy"] < 0.01 * look.largest_entropy < math.inf and look.stands_still,
@@ -91,7 +95,7 @@ SIGNS = {
     "bounds": Sign(
         lambda look: look["policy/at_bounds"] > 0.9 and look.stands_still,
         lambda look: f"{look['policy/at_bounds']:.0%} of actions lie on their bounds",
-        "lower --learning-rate, --entropy-coef or --reward-scale",
+        "lower --learning-rate (ddpg: --policy-learning-rate) or --entropy-coef",
     ),
     "values": Sign(
         lambda look: abs(look["values/explained_variance"]) < 1e-3 and look.stands_still,
@@ -131,7 +135,7 @@ class Signs:
         self.length, self.least = min(progress.args.total_steps, LONGEST[image]), LEAST[image]
         sizes = category_sizes(action_space)
         self.largest_entropy = sum(map(math.log, sizes)) if sizes else math.inf
-        self.seen: Counter[str] = Counter()  # looks in a row
+        self.seen = dict.fromkeys(SIGNS, 0)  # looks in a row
         self.warned = set[str]()
         self._points, self._next = defaultdict[str, list[float]](list), progress.steps
 
@@ -148,6 +152,7 @@ class Signs:
         look = Look(found, steps / self.length, steps, self.progress, self.largest_entropy, self.least)
         for name, sign in SIGNS.items():
             self.seen[name] = self.seen[name] + 1 if sign.is_in(look) else 0
-            if self.seen[name] == IN_A_ROW and name not in self.warned:
-                self.warned.add(name)
-                self.log.warning(f"{sign.text(look)}: {sign.advice} (docs/learning.md)")
+        lasting = [name for name, number in self.seen.items() if number >= IN_A_ROW]
+        if lasting and lasting[0] not in self.warned:  # those after it in the table may be what it leads to
+            self.warned.add(lasting[0])
+            self.log.warning(f"{SIGNS[lasting[0]].text(look)}: {SIGNS[lasting[0]].advice} (docs/learning.md)")
