@@ -97,8 +97,8 @@ def outcome(row: Row, folder: Path) -> Result:
     summary, found = common.read_summary(folder), signs_of(folder)
     games = [game.episode_return for game in common.read_games(folder)]
     first = games[: min(100, len(games) // 2)]
-    as_expected = bool(set(found) & set(row.expected)) if row.expected else not found
-    as_expected &= not row.is_cured or summary["exit_reason"] == "solved"
+    named = bool(set(found) & set(row.expected)) if row.expected else not found
+    as_expected = summary["exit_reason"] == "solved" if row.is_cured else named
     return {
         "signs": found,
         "as_expected": as_expected,

@@ -18,7 +18,7 @@ from a3c_mp.run.progress import Progress
 LONGEST = {False: 1_000_000, True: 3_000_000}
 """observations are images -> agent steps by which a run is judged that has more: a sign is not to come hours late"""
 LOOKS, IN_A_ROW = 50, 3
-"""looks at the means of the curves in a run of that length; those in a row that a sign is in before it is shown"""
+"""looks at the medians of the curves in a run of that length; those in a row that a sign is in before it is shown"""
 LATE = 0.3
 """share of the run before which a mean return that does not rise is no sign by itself"""
 LEAST = {False: (10_000, 50_000), True: (100_000, 600_000)}
@@ -33,7 +33,7 @@ DEVIATIONS = 2.0
 class Look:
     """What the signs are looked for in."""
 
-    means: Mapping[str, float]  # of the curves since the last look
+    curves: Mapping[str, float]  # medians of their points since the last look
     share: float  # of the run's steps
     steps: int
     progress: Progress
@@ -47,7 +47,7 @@ class Look:
         return window.episodes >= 2 * MIN_EPISODES and not has_risen(window.first, list(window.returns))
 
     def __getitem__(self, name: str) -> float:
-        return self.means.get(name, math.nan)
+        return self.curves.get(name, math.nan)
 
 
 class Sign(NamedTuple):
@@ -82,6 +82,11 @@ SIGNS = {
         lambda look: f"all {look.progress.window.episodes:,} games had the same return",
         "explore in longer stretches (--explore-envs 0.25 --explore-steps 50; continuous actions: --noise-steps 16)",
     ),
+    "values": Sign(
+        lambda look: abs(look["values/explained_variance"]) < 1e-5 and look.stands_still,
+        lambda look: "the value function is the same in all states",
+        "look whether observations change, and whether rewards do; with --gamma 0 only the next reward counts",
+    ),
     "deterministic": Sign(
         lambda look: look["policy/entropy"] < 0.01 * look.largest_entropy < math.inf and look.stands_still,
         lambda look: f"the policy no longer explores (entropy {look['policy/entropy']:.3f}) and has not learned",
@@ -96,11 +101,6 @@ SIGNS = {
         lambda look: look["policy/at_bounds"] > 0.9 and look.stands_still,
         lambda look: f"{look['policy/at_bounds']:.0%} of actions lie on their bounds",
         "lower --learning-rate (ddpg: --policy-learning-rate) or --entropy-coef",
-    ),
-    "values": Sign(
-        lambda look: abs(look["values/explained_variance"]) < 1e-3 and look.stands_still,
-        lambda look: "the value function is the same in all states",
-        "look whether observations change, and whether rewards do; with --gamma 0 only the next reward counts",
     ),
     "still": Sign(
         lambda look: look.stands_still and look.share >= LATE and look.steps >= look.least[1],
@@ -126,7 +126,7 @@ def mean_return(look: Look) -> str:
 
 
 class Signs:
-    """Looks for `SIGNS` in the means of a run's curves, and warns of each once."""
+    """Looks for `SIGNS` in the curves of a run, and warns of each once."""
 
     def __init__(self, progress: Progress, spaces: Sequence[Any], log: logging.Logger):
         self.progress, self.log = progress, log
@@ -147,7 +147,7 @@ class Signs:
         if steps < max(self._next, self.least[0]):
             return
         self._next = steps + self.length // LOOKS
-        found = {name: statistics.fmean(values) for name, values in self._points.items()}
+        found = {name: statistics.median(values) for name, values in self._points.items()}
         self._points.clear()
         look = Look(found, steps / self.length, steps, self.progress, self.largest_entropy, self.least)
         for name, sign in SIGNS.items():
