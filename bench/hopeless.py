@@ -68,4 +68,4 @@ for name, entry_point, longest in (
     ("Blind", Blind, 500), ("Endless", Endless, None), ("Luck", Luck, None), ("Corridor", Corridor, 100),
     ("Scaled", scaled, 500),
 ):  # fmt: skip
-    gymnasium.register(f"{name}-v0", entry_point, max_episode_steps=longest)
+    gymnasium.register(f"{name}-v0", entry_point, max_episode_steps=longest)  # type: ignore[arg-type]
