@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 import gymnasium
 import numpy as np
+import torch
 from rich.progress import track
 
 from a3c_mp.algorithms import ddpg, dqn
@@ -28,7 +29,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.nets.distributions import ACTIONS
+from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits, to_env
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.run import checkpoint, export
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
@@ -48,6 +49,8 @@ class Args:
     """longest game (agent steps): it is cut there, with the score so far; Atari ends games there itself"""
     sampled: bool = False
     """stochastic policy: sample actions instead of taking the most probable one; no effect for Ape-X and populations"""
+    random: bool = False
+    """play random actions in the environment of the run: what its returns are to be compared with"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 10_000
     """random seed of environments and sampling"""
     num_envs: Count = NUM_ENVS
@@ -138,6 +141,21 @@ def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
     return make_policy(net, action_space, greedy=not args.sampled, seed=args.seed)
 
 
+def make_random_policy(env_id: str, seed: int) -> Policy:
+    """A policy of uniformly random actions, among those that a mask allows."""
+    _, space = probe_env(env_id, ACTIONS)
+    rng, head = torch.Generator().manual_seed(seed), ActionHead(space)
+    space.seed(seed)
+
+    def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+        if isinstance(space, gymnasium.spaces.Box):
+            return np.stack([space.sample() for _ in obs])
+        logits = mask_logits(torch.zeros(len(obs), head.num_outputs), mask)
+        return to_env(space, head.distribution(logits).sample(rng).numpy())
+
+    return act
+
+
 def export_policy(run: TrainedRun, path: Path) -> None:
     """Write the policy as ONNX or its weights as safetensors. Raises ConfigError if it cannot be written."""
     if path.suffix not in (".onnx", ".safetensors") or path.is_dir():
@@ -156,6 +174,16 @@ def export_policy(run: TrainedRun, path: Path) -> None:
     print(f"{path}: {run.algorithm} on {run.env_id}, {run.state['steps']:,} steps, {path.stat().st_size:,} bytes")
 
 
+def description(run: TrainedRun, args: Args) -> str:
+    """What plays."""
+    if args.random:
+        return f"{run.env_id}: random actions"
+    how = "sampled" if args.sampled and not run.algo else "greedy"
+    of = "" if args.member is None else f" of member {args.member}"
+    trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
+    return f"{run.path}{of}: {trained}, {how} actions"
+
+
 def play(run: TrainedRun, policy: Policy, args: Args) -> None:
     """Play games and print their scores, also of those that have ended before a signal."""
     played: list[Episode] = []
@@ -165,7 +193,7 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
             played.extend(track(games, "playing", total=args.episodes, transient=True))
         finally:
             print_scores(played, args)
-    if returns := run.state.get("returns"):
+    if (returns := run.state.get("returns")) and not args.random:
         text = f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games"
         print(f"{text} (with exploration, in part by earlier weights)")
         scores = [game.episode_return for game in played]
@@ -197,12 +225,9 @@ def main() -> int:
     if args.export is not None:
         export_policy(run, args.export)
         return 0
-    policy = make_trained_policy(run, args)
+    policy = make_random_policy(run.env_id, args.seed) if args.random else make_trained_policy(run, args)
     rendered = None if args.video is None else export.open_rendered(run.env_id, args.video)
-    how = "sampled" if args.sampled and not run.algo else "greedy"
-    of = "" if args.member is None else f" of member {args.member}"
-    trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
-    print(f"{run.path}{of}: {trained}, {how} actions, seed {args.seed}")
+    print(f"{description(run, args)}, seed {args.seed}")
     play(run, policy, args)
     if args.video is not None and rendered is not None:
         try:

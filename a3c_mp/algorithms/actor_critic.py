@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs, PPOArgs, RolloutArgs
@@ -17,8 +18,10 @@ from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.maths import returns
+from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.build import make_actor_critic
+from a3c_mp.nets.distributions import share_at_bounds
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.learner import Learner, MessageStats, Setup
@@ -84,7 +87,13 @@ def rollouts(learner: Learner, filled: list) -> Iterator[Rollout]:
                 rollout = rollout.to(learner.device)
                 source = f"{learner.args.actor_name} {learner.own[message.worker]}"
                 learner.update_norm(obs_for_stats(rollout.obs, learner.net.norm.image), source)
+                learner.run.record_metrics(action_metrics(learner.setup.layout.action_space, rollout))
                 yield rollout
+
+
+def action_metrics(space: gymnasium.Space, rollout: Rollout) -> Metrics:
+    """The share of continuous actions at the bounds of their space; nothing for others."""
+    return {"policy/at_bounds": share_at_bounds(space, rollout.action)} if isinstance(space, Box) else {}
 
 
 def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive, RewardArgs
 
 CONTINUOUS: dict[str, Any] = {
+    "total_steps": 500_000,
     "algo": "ddpg",
     "num_envs": 4,
     "replay_size": 100_000,
@@ -21,6 +22,7 @@ CONTINUOUS: dict[str, Any] = {
     "target_rate": 0.01,
 }
 VECTORS: dict[str, Any] = {
+    "total_steps": 1_000_000,
     "replay_size": 100_000,
     "learning_starts": 1_000,
     "replay_ratio": 16.0,

@@ -25,6 +25,8 @@ from a3c_mp.replay import Batch
 from a3c_mp.run import evaluate
 
 ACTIONS = Box
+AT_BOUND = 0.99
+"""absolute action from which on it is counted as one at its bound"""
 
 
 def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGNet:
@@ -144,7 +146,10 @@ def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, Metrics]:
     point = best.detach().requires_grad_()
     value = net.q(batch.obs, point)
     (action_gradient,) = torch.autograd.grad(value.sum(), point)
-    return -(best * action_gradient).sum() / len(best), {"losses/policy": -value.detach()}
+    return -(best * action_gradient).sum() / len(best), {
+        "losses/policy": -value.detach(),
+        "policy/at_bounds": best.detach().abs() > AT_BOUND,
+    }
 
 
 def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Policy:

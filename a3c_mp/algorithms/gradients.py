@@ -10,7 +10,13 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.actor_critic import RolloutSetup, obs_for_stats, set_learning_rate, spec_of_rollouts
+from a3c_mp.algorithms.actor_critic import (
+    RolloutSetup,
+    action_metrics,
+    obs_for_stats,
+    set_learning_rate,
+    spec_of_rollouts,
+)
 from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.episodes import Episode
@@ -86,8 +92,9 @@ class Outbox:
         self.memory.more.load(self.collector.net)
         self.collector.collect(rollout)
         self.finite, self.episodes = is_finite(rollout), finished_episodes(rollout)
-        self.is_first = True
-        return rollout.to(self.memory.weights.device)
+        self.is_first, rollout = True, rollout.to(self.memory.weights.device)
+        self.action_metrics = action_metrics(self.collector.action_space, rollout)
+        return rollout
 
     def unsent(self, num_samples: int) -> Iterator[Tensor]:
         """Yield the indices of the rollout's minibatches whose gradients have not been sent, int64 [M] each."""
@@ -109,7 +116,7 @@ class Outbox:
         gradient.episodes[: len(rows)] = rows
         self.collector.write_state(token, self.rollout)
         # Reading the means waits for the GPU, so the slot is complete then.
-        found = with_diagnostics(metrics)
+        found = with_diagnostics(metrics) | self.action_metrics
         means = [torch.as_tensor(value).detach().float().mean() for value in found.values()]
         *figures, total = torch.stack([*means, gradient.vector.sum()]).tolist()
         named = dict(zip(found, figures, strict=True))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from a3c_mp.algorithms.actor_critic import RolloutSetup, obs_for_stats, set_learning_rate, stats_of
+from a3c_mp.algorithms.actor_critic import RolloutSetup, action_metrics, obs_for_stats, set_learning_rate, stats_of
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.data.rollout import Rollout, join, minibatches
@@ -48,7 +48,7 @@ CONTINUOUS: dict[str, Any] = {
     "normalize_advantages": False,  # small batches have too few for a mean and a deviation
 }
 PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
-VECTORS = {"num_envs": 8, "replay_proportion": 0.875, "reward_scale": 0.1}
+VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "replay_proportion": 0.875, "reward_scale": 0.1}
 IMAGES = {"net": "a3c", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times
 
 
@@ -211,6 +211,7 @@ class ImpalaSetup(RolloutSetup):
                 with learner.run.timing("learning"):
                     unrolls = join([rollout.to(learner.device) for rollout in rollouts])
                     learner.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image), "new unrolls")
+                    learner.run.record_metrics(action_metrics(learner.setup.layout.action_space, unrolls))
                     yield batches(args, unrolls, self.replay, learner.rng)
             if not learner.end_round():
                 return

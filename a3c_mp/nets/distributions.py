@@ -164,6 +164,12 @@ def to_env(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
     return actions.clip(space.low, space.high) if isinstance(space, Box) else actions
 
 
+def share_at_bounds(space: Box, actions: Tensor) -> Tensor:
+    """Share [] of the numbers in actions [..., *shape] that are at a bound of the space, or beyond it."""
+    low, high = (torch.from_numpy(bound).to(actions.device) for bound in (space.low, space.high))
+    return ((actions <= low) | (actions >= high)).float().mean()
+
+
 class ActionHead(nn.Module):
     """Head of a policy: outputs of its last layer -> parameters of the distribution over actions of a space.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import statistics
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,7 +19,7 @@ from a3c_mp.errors import A3CError, ConfigError
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
-from a3c_mp.run.mean_return import short_return
+from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
 from a3c_mp.run.preflight import FOUND, note_on_repeats
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     if args.games_explore and "stop_return" in ends:
         offer = "" if args.stop_eval_return is not None else "; --eval-every N --stop-eval-return R: of greedy games"
         goal += f" (the mean return of games with exploration{offer})"
-    lines.append(goal)
+    lines.append(goal if len(ends) > 1 else f"{goal}; Ctrl-C ends it sooner and keeps what was learned")
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}")
     return lines
@@ -93,7 +94,7 @@ def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]
         level = logging.ERROR if run.exit_code == 1 else logging.INFO
         yield level, f"the last checkpoint is {newest}; continue with {resume_command(run.folder)}"
     progress = run.progress
-    figures = [f"mean return {short_return(progress.window.mean)}"] if progress.window.returns else []
+    figures = [mean_return(progress.window)] if progress.window.returns else []
     figures = figures if run.metrics.headline is None else run.metrics.headline()
     figures += [f"{run.steps:,} steps", f"{run.metrics.sps:,.0f} sps; in {run.folder}"]
     reason = run.exit_reason or "ended"
@@ -103,6 +104,14 @@ def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]
         reason = f"solved by evaluation ({best})"
     after = timedelta(seconds=int(progress.wall_seconds))
     yield logging.INFO, f"{ENDINGS.get(reason, reason)} after {after}: {', '.join(figures)}"
+
+
+def mean_return(window: ReturnWindow) -> str:
+    """The mean return, and that of the first games once there are twice as many."""
+    text = f"mean return {short_return(window.mean)}"
+    if (num := min(len(window.first), window.episodes // 2)) < MIN_EPISODES:
+        return text
+    return f"{text} (first {num} games: {short_return(statistics.fmean(window.first[:num]))})"
 
 
 def resume_command(folder: Path) -> str:

@@ -63,6 +63,7 @@ class ReturnWindow:
         self.limit, self.long_limit = (1 + PATIENCE) * total, (1 + LONG_PATIENCE) * total
         self.few = max(1, int(FEW * total))
         self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.first: list[float] = []  # returns of the first `WINDOW` games of the run
         self.episodes = 0  # of the whole run
         self.endless: list[tuple[int, int]] = []  # (actor, environment) of games longer than `LONG_PATIENCE`
         self.restart_games()
@@ -140,8 +141,10 @@ class ReturnWindow:
 
     def _count(self, games: Sequence[CountedEpisode]) -> list[CountedEpisode]:
         counted = [(actor, episode) for actor, episode in games if math.isfinite(episode.episode_return)]
+        returns = [episode.episode_return for _, episode in counted]
+        self.first += returns[: max(WINDOW - self.episodes, 0)]
         self.episodes += len(counted)
-        self.returns.extend(episode.episode_return for _, episode in counted)
+        self.returns.extend(returns)
         return counted
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,7 +19,9 @@ from a3c_mp.maths.losses import with_diagnostics
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
 from a3c_mp.run.mean_return import CountedEpisode, short_return
+from a3c_mp.run.preflight import FOUND
 from a3c_mp.run.progress import Progress, Timings
+from a3c_mp.run.signs import Signs
 
 FLUSH_SECONDS = 1.0
 """time between two points of a curve, each a mean over that time; a point before a checkpoint can come sooner"""
@@ -55,6 +57,7 @@ class MetricsWriter:
         self.event_file.text(steps, "hyperparameters", "\n".join(["|setting|value|", "|-|-|", *rows]))
         self.tracker = None if args.track == "none" else Tracker(args, self.folder, self.log)
         self.display = Display(args.total_steps, self.log, steps)
+        self.signs = Signs(self.progress, FOUND[args.env_id], self.log) if args.env_id in FOUND else None
 
     def close_files(self) -> None:
         if self.tracker is not None:
@@ -116,6 +119,8 @@ class MetricsWriter:
         if rates := self.clock.take_point(progress.steps, progress.samples):
             self._updates = 0
         self.write(progress.steps, means | rates | self._values())
+        if self.signs is not None:
+            self.signs.add(means)
         self.episode_log.flush()
         sps = self.clock.recent_sps
         self._show(progress.steps, sps, self.progress_line(means.get("charts/policy_lag", math.nan), sps))

@@ -209,6 +209,7 @@ class Progress:
             "best_mean": self.window.mean if self.is_highest else self.best_mean,
             "episodes": self.window.episodes,
             "returns": list(self.window.returns),
+            "first_returns": list(self.window.first),
             "wall_seconds": self.wall_seconds,
             "counters": dict(self.counters),
             "evals": self.evals.state_dict(),
@@ -219,6 +220,7 @@ class Progress:
             setattr(self, name, state[name])
         self.seconds_before, self.window.episodes = state["wall_seconds"], state["episodes"]
         self.window.returns, self.counters = deque(state["returns"], WINDOW), Counter(state["counters"])
+        self.window.first = state.get("first_returns", [])  # earlier versions did not save them
         self.evals.load_state_dict(state["evals"], self.steps)
 
     def summary(self) -> dict[str, Any]:
