@@ -1,6 +1,6 @@
 """Ape-X DPG (Horgan et al. 2018): DDPG for continuous actions, with exploration noise in the actors.
 
-Nets and replay use actions in [-1, 1]; environments get them rescaled to their own bounds. A module of plain
+Nets and replay use actions in [-1, 1]; environments get them scaled to their own bounds. A module of plain
 functions with the same names as in `dqn`; `--algo` picks one of the two.
 """
 
