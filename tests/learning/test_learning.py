@@ -27,7 +27,7 @@ FOR_MASKS = {
     APEX_DQN: ["--learning-rate", "5e-4", "--learning-starts", "1000", "--replay-size", "20000"],
     IMPALA: [*ON_POLICY, "--replay-proportion", "0.875", "--no-normalize-advantages", "--reward-scale", "0.1"],
 }
-ANY_UNITS = ["--gamma", "0", "--learning-rate", "3e-3", "--log-std-init", "-1"]
+ANY_UNITS = ["--num-actors", "1", "--gamma", "0", "--learning-rate", "3e-3", "--log-std-init", "-1"]
 
 
 @pytest.mark.timeout(300)
