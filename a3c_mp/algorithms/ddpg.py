@@ -34,7 +34,7 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGN
     if is_image(obs_space):
         raise ConfigError("algo", "ddpg", f"observations are images {obs_space.shape}, it needs vectors", "use dqn")
     if not ActionScaling(action_space).is_bounded.all():
-        why = f"{action_space} has no bounds, or too wide ones"
+        why = f"the bounds of {action_space} are not finite, or too far apart"
         raise ConfigError("algo", "ddpg", why, "choose another --env-id")
     return DDPGNet(obs_space.shape, action_space.shape)  # type: ignore[arg-type]
 
