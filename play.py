@@ -29,12 +29,13 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits, to_env
+from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.run import checkpoint, export
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
+from wrappers import ActionScaling
 
 VALUE_BASED = {"dqn": dqn, "ddpg": ddpg}  # --algo of a run -> its nets and policies, of action values
 
@@ -151,7 +152,7 @@ def make_random_policy(env_id: str, seed: int) -> Policy:
         if isinstance(space, gymnasium.spaces.Box):
             return np.stack([space.sample() for _ in obs])
         logits = mask_logits(torch.zeros(len(obs), head.num_outputs), mask)
-        return to_env(space, head.distribution(logits).sample(rng).numpy())
+        return ActionScaling(space)(head.distribution(logits).sample(rng).numpy())
 
     return act
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from a3c_mp.errors import ConfigError
 
-FORMAT = 2
+FORMAT = 3
 """of checkpoints and `config.json`; a run of another format cannot be resumed"""
 
 

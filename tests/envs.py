@@ -18,6 +18,7 @@
 | Restless | Count whose infos change types, shapes and names with every step, and with every environment |
 | Careless | it draws from `random`, `np.random` and torch where they are made, reset and stepped |
 | Crash | Count that raises in its 50th step |
+| Wide Narrow | the action should lie in its bounds, [0, 1000] or +-0.01, where the observation lies in [-1, 1] |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
 
 `Env` keeps gymnasium's contract; the fixture `register` registers a class with some attributes changed as `Custom-v0`.
@@ -348,6 +349,30 @@ class MaskedEnv(gymnasium.Env):
         return obs, reward, bool(ended), self.t == self.length, info
 
 
+class AimEnv(gymnasium.Env):
+    """A game of 16 steps earns up to 16; actions in the middle earn 8, random ones 5, those at one bound 0."""
+
+    observation_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, low, high):
+        self.action_space = Box(low, high, (1,), np.float32)
+
+    def _obs(self):
+        self.target = self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)
+        return self.target
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        low, high = self.action_space.low, self.action_space.high
+        reward = 1.0 - float(abs(2.0 * (action - low) / (high - low) - 1.0 - self.target)[0])
+        self.t += 1
+        return self._obs(), reward, False, self.t == 16, {}
+
+
 class Env(gymnasium.Env):
     """Keeps the contract; subclasses, or classes with other attributes, break it in one way."""
 
@@ -387,5 +412,7 @@ for env in (
     CarelessEnv,
 ):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
+gymnasium.register("Wide-v0", entry_point=AimEnv, kwargs={"low": 0.0, "high": 1000.0})
+gymnasium.register("Narrow-v0", entry_point=AimEnv, kwargs={"low": -0.01, "high": 0.01})
 for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, MaskedEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

@@ -1,4 +1,4 @@
-"""Actions of environments: which ones they allow now (masks), and the outer wrapper that checks every action.
+"""Actions of environments: their units, which ones they allow now (masks), and the outer wrapper that checks them.
 
 An environment with masks gives `info["action_mask"]` with each observation: an array of 0 and 1, or booleans, for each
 choice. Discrete(A) has [A]; MultiDiscrete and MultiBinary have the choices of all parts, one part after another.
@@ -19,6 +19,8 @@ ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
 """supported classes of action spaces"""
 SEEDS = 2**31
 """number of seeds; ALE's are an int32"""
+WIDEST = float(np.sqrt(np.finfo(np.float32).max))
+"""largest distance of bounds (1.8e19): wider ones stand for infinity, as squares of such actions are not finite"""
 
 
 class MaskedDiscrete(Discrete):
@@ -43,6 +45,42 @@ def bounds(space: gymnasium.Space) -> tuple[np.ndarray, np.ndarray]:
         return space.low, space.high
     low = np.broadcast_to(getattr(space, "start", 0), space.shape or ())
     return low, low + num_choices(space).reshape(space.shape or ()) - 1
+
+
+class ActionScaling:
+    """Maps actions of a policy, [..., *shape], to those that environments with this action space take.
+
+    A bounded dimension of a Box, one with two finite bounds not farther apart than `WIDEST`, is mapped linearly from
+    [-1, 1] to its bounds. Other dimensions keep their units. Both are clipped to the bounds. Choices stay as they are.
+    """
+
+    def __init__(self, space: gymnasium.Space):
+        self.space = space
+        if isinstance(space, Box):
+            with np.errstate(over="ignore"):
+                distance = (space.high - space.low).astype(np.float64)
+            self.low, self.high = space.low.astype(np.float64), space.high.astype(np.float64)
+            self.is_bounded = distance <= WIDEST  # bool [*shape]
+            self.lowest = np.where(self.is_bounded, -1.0, self.low)  # of a policy's actions that are not clipped
+            self.highest = np.where(self.is_bounded, 1.0, self.high)
+            bounds = np.where(self.is_bounded, self.low, -1.0), np.where(self.is_bounded, self.high, 1.0)
+            self.center, self.half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        if isinstance(self.space, Discrete):
+            return actions
+        if isinstance(self.space, Box):
+            actions = (self.center + self.half * actions).clip(self.low, self.high)
+        return actions.astype(self.space.dtype)
+
+    def __str__(self) -> str:
+        """What it does to a Box, for the log; empty for choices."""
+        if not isinstance(self.space, Box):
+            return ""
+        if self.is_bounded.all():
+            return "scaled from [-1, 1]"
+        num = int(self.is_bounded.sum())
+        return f"{num} of {self.is_bounded.size} scaled from [-1, 1]" if num else "not scaled"
 
 
 def mask_in(info: Mapping[str, Any], space: gymnasium.Space, *, ended: bool = False) -> np.ndarray | None:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from wrappers.actions import ACTIONS, allowed_action, bounds, mask_in, num_choices
+from wrappers.actions import ACTIONS, ActionScaling, allowed_action, bounds, mask_in, num_choices
 from wrappers.observations import leaves, unprepared
 
 RESET = "observation", "info"
@@ -189,9 +189,11 @@ def _check_finite(call: str, obs: Any, space: gymnasium.Space) -> None:
 
 
 def _extreme_action(space: gymnasium.Space, mask: np.ndarray | None, last: bool) -> Any:
-    """The lowest action, or the last: the highest; a random one where there is none."""
+    """The lowest action, or the last: the highest; -1 or 1 without bounds, a random one of an unsupported space."""
     if mask is not None:
         return allowed_action(space, mask, max if last else min)
-    if not isinstance(space, ACTIONS) or not np.isfinite(bounds(space)).all():
+    if isinstance(space, Box):
+        return ActionScaling(space)(np.full(space.shape, 1.0 if last else -1.0))[()]
+    if not isinstance(space, ACTIONS):
         return space.sample()
     return bounds(space)[last].astype(space.dtype)[()]

@@ -21,11 +21,11 @@ from a3c_mp.maths import returns
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.distributions import share_at_bounds
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_memory, probe_env, set_up_torch
+from wrappers import ActionScaling
 
 NORM_STEPS = 2
 """images of each environment in a rollout that update the observation statistics: enough samples, at low cost"""
@@ -92,8 +92,12 @@ def rollouts(learner: Learner, filled: list) -> Iterator[Rollout]:
 
 
 def action_metrics(space: gymnasium.Space, rollout: Rollout) -> Metrics:
-    """The share of continuous actions at the bounds of their space; nothing for others."""
-    return {"policy/at_bounds": share_at_bounds(space, rollout.action)} if isinstance(space, Box) else {}
+    """The share of the numbers in continuous actions that are at a bound of the space, or beyond it."""
+    if not isinstance(space, Box):
+        return {}
+    scaling, action = ActionScaling(space), rollout.action
+    low, high = (torch.from_numpy(bound).to(action) for bound in (scaling.lowest, scaling.highest))
+    return {"policy/at_bounds": ((action <= low) | (action >= high)).float().mean()}
 
 
 def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:

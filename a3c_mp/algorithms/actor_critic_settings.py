@@ -75,7 +75,7 @@ class RolloutArgs(RewardArgs, CommonArgs):
     hidden: tuple[int, ...] = (64, 64)
     """units of each hidden layer of the MLPs for policy and value (observations that are vectors)"""
     log_std_init: Annotated[float, Between(-20, 2)] = 0.0
-    """continuous actions: initial log standard deviation of the Gaussian policy"""
+    """continuous actions: initial log standard deviation of the Gaussian policy (0: half the distance of two bounds)"""
     noise_steps: Count = 1
     """resample the noise of actions every N steps of an environment (SB3: sde_sample_freq); 1: each step"""
     explore_envs: Fraction = 0.0

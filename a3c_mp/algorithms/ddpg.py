@@ -1,6 +1,6 @@
 """Ape-X DPG (Horgan et al. 2018): DDPG for continuous actions, with exploration noise in the actors.
 
-Nets and replay use actions in [-1, 1]; environments get them rescaled to their own bounds. A module of plain
+Nets and replay use actions in [-1, 1]; environments get them scaled to their own bounds. A module of plain
 functions with the same names as in `dqn`; `--algo` picks one of the two.
 """
 
@@ -23,6 +23,7 @@ from a3c_mp.nets.q_values import DDPGNet
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch
 from a3c_mp.run import evaluate
+from wrappers import ActionScaling
 
 ACTIONS = Box
 AT_BOUND = 0.99
@@ -34,8 +35,9 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGN
     assert isinstance(action_space, Box), action_space
     if is_image(obs_space):
         raise ConfigError("algo", "ddpg", f"observations are images {obs_space.shape}, it needs vectors", "use dqn")
-    if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
-        raise ConfigError("algo", "ddpg", f"the bounds of {action_space} are not finite", "choose another --env-id")
+    if not ActionScaling(action_space).is_bounded.all():
+        why = f"the bounds of {action_space} are not finite, or too far apart"
+        raise ConfigError("algo", "ddpg", why, "choose another --env-id")
     return DDPGNet(obs_space.shape, action_space.shape)  # type: ignore[arg-type]
 
 
@@ -70,7 +72,7 @@ class Policy:
         self, args: Args, net: DDPGNet, action_space: gymnasium.Space, example: np.ndarray, actor: int,
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
-        self.args, self.net, self.space, self.memory = args, net, action_space, args.noise_memory
+        self.args, self.net, self.to_env, self.memory = args, net, ActionScaling(action_space), args.noise_memory
         self.device = next(net.parameters()).device
         self.place(actor, args.num_actors)
         self.rng = np.random.default_rng(0)
@@ -79,7 +81,7 @@ class Policy:
     def place(self, actor: int, num_actors: int) -> None:
         """Take the standard deviations of actor number `actor` of so many."""
         sigmas = ladder(self.args.noise, self.args.noise_exponent, actor, self.args.num_envs, num_actors)
-        self.sigmas = sigmas.reshape(-1, *[1] * len(self.space.shape))  # type: ignore[arg-type]
+        self.sigmas = sigmas.reshape(-1, *[1] * self.to_env.center.ndim)
 
     def start_block(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -112,18 +114,8 @@ class Policy:
         states = torch.from_numpy(obs).to(self.device)
         return self.net.q(states, self.net(states)[0]).float().cpu().numpy()
 
-    def to_env(self, action: np.ndarray) -> np.ndarray:
-        return stretch(action, self.space)
-
     def _normal(self, num_envs: int) -> np.ndarray:
-        return self.rng.standard_normal((num_envs, *self.space.shape))  # type: ignore[misc]
-
-
-def stretch(action: np.ndarray, space: gymnasium.Space) -> np.ndarray:
-    """Rescale actions from [-1, 1] to the bounds of a Box; rounding errors do not exceed the bounds."""
-    assert isinstance(space, Box), space
-    low, high, share = space.low.astype(np.float64), space.high.astype(np.float64), (action + 1.0) / 2.0
-    return ((1.0 - share) * low + share * high).clip(low, high).astype(space.dtype)
+        return self.rng.standard_normal((num_envs, *self.to_env.center.shape))
 
 
 def q_values(net: DDPGNet, batch: Batch) -> Tensor:
@@ -153,8 +145,10 @@ def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, Metrics]:
 
 
 def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Policy:
+    to_env = ActionScaling(action_space)
+
     @torch.inference_mode()
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-        return stretch(net(torch.from_numpy(obs))[0].float().numpy(), action_space)
+        return to_env(net(torch.from_numpy(obs))[0].float().numpy())
 
     return act

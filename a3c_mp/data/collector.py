@@ -14,13 +14,13 @@ from a3c_mp.data.actor import Games
 from a3c_mp.data.exploration import Bursts
 from a3c_mp.data.rollout import Rollout, write_step
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.distributions import category_sizes, mask_logits, num_params, to_env
+from a3c_mp.nets.distributions import category_sizes, mask_logits, num_params
 from a3c_mp.nets.layers import reset_state
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
-from wrappers import action_mask
+from wrappers import ActionScaling, action_mask
 
 
 def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: int = 0) -> Spec:
@@ -40,6 +40,7 @@ class RolloutCollector:
     def __init__(self, args: Any, env: VectorEnv, channel: ActorChannel):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.action_space = env.single_action_space
+        self.to_env = ActionScaling(self.action_space)
         net = make_actor_critic(env.single_observation_space, self.action_space, args.net_spec)
         self.net = net = self.memory.place(net)
         device = self.memory.weights.device
@@ -101,7 +102,7 @@ class RolloutCollector:
                 self.rng.manual_seed(self._seeds(hold, NOISE)[1])
             logits = self.logits if bursts is None else bursts.acting_logits(t, self.logits)
             action = self.net.distribution(logits).sample(self.rng).cpu()
-            next_obs, reward, terminated, truncated, infos = self.env.step(to_env(self.action_space, action.numpy()))
+            next_obs, reward, terminated, truncated, infos = self.env.step(self.to_env(action.numpy()))
             self.stats.step(reward, terminated | truncated)
             if self.unseen_fields:
                 self.unseen_fields -= infos.keys()
@@ -142,7 +143,7 @@ class RolloutCollector:
         """The state after a rollout, for `ResumeStates.write`."""
         empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
         done = rollout.terminated | rollout.truncated
-        action = torch.from_numpy(to_env(self.action_space, rollout.action.numpy()))
+        action = torch.from_numpy(self.to_env(rollout.action.numpy()))
         return self.games.state_fields(action, done, self.obs) | {
             "logits": self.logits,
             "value": self.value,

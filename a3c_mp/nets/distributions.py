@@ -93,8 +93,8 @@ class MultiCategorical(NamedTuple):
 class DiagonalGaussian(NamedTuple):
     """Gaussian policy with independent dimensions: params [..., 2 * D] (means, log deviations), actions [..., *shape].
 
-    Actions are unbounded: they are clipped to the space for the environment only (`to_env`). `log_prob` is that of the
-    density, and the differential entropy can be negative.
+    Actions are unbounded: only the environment gets them clipped, in the units of the space (`wrappers.ActionScaling`).
+    `log_prob` is that of the density, and the differential entropy can be negative.
     """
 
     params: Tensor
@@ -154,20 +154,6 @@ def is_valid(space: gymnasium.Space, actions: Tensor) -> bool:
     if not (sizes := category_sizes(space)):
         return bool(actions.isfinite().all())
     return bool(((actions >= 0) & (actions < torch.tensor(sizes).view(space.shape or ()))).all())
-
-
-def to_env(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
-    """Actions [..., *shape] as environments take them: in the dtype of the space, clipped to a Box's bounds."""
-    if isinstance(space, Discrete):
-        return actions
-    actions = actions.astype(space.dtype)
-    return actions.clip(space.low, space.high) if isinstance(space, Box) else actions
-
-
-def share_at_bounds(space: Box, actions: Tensor) -> Tensor:
-    """Share [] of the numbers in actions [..., *shape] that are at a bound of the space, or beyond it."""
-    low, high = (torch.from_numpy(bound).to(actions.device) for bound in (space.low, space.high))
-    return ((actions <= low) | (actions >= high)).float().mean()
 
 
 class ActionHead(nn.Module):

@@ -21,6 +21,7 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
 from a3c_mp.run.preflight import FOUND, note_on_repeats
+from wrappers import ActionScaling
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
@@ -36,7 +37,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     parts = [net_name(args, net), number, *settings_parts(args)]
     if found := FOUND.get(args.env_id):
         obs_space, action_space, layout = found
-        parts = [f"obs {obs_space.shape}", " ".join(str(action_space).split()), *parts]
+        actions = f"{action_space} {ActionScaling(action_space)}"
+        parts = [f"obs {obs_space.shape}", " ".join(actions.split()), *parts]
     lines = [" · ".join(parts)]
     if found and layout:
         lines.append(f"observations are flattened: {layout}")

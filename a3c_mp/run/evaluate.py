@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.nets.actor_critic import ActorCritic
-from a3c_mp.nets.distributions import mask_logits, to_env
+from a3c_mp.nets.distributions import mask_logits
 from a3c_mp.nets.layers import reset_state
 from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots, Spec
@@ -30,7 +30,7 @@ from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 from a3c_mp.seeds import seed_global_generators
-from wrappers import UNWATCHED, Heartbeats, action_mask, make_vec_env
+from wrappers import UNWATCHED, ActionScaling, Heartbeats, action_mask, make_vec_env
 
 NUM_ENVS = 8
 """games played at once"""
@@ -47,7 +47,7 @@ MakePolicy = Callable[[Any, gymnasium.Space], Policy]
 
 def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool = True, seed: int = 0) -> Policy:
     """A policy that acts with an actor-critic net on the CPU: greedy, or sampled."""
-    rng = torch.Generator().manual_seed(seed)
+    rng, to_env = torch.Generator().manual_seed(seed), ActionScaling(action_space)
     state: list[Tensor] = []
 
     @torch.inference_mode()
@@ -56,7 +56,7 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
         state = net.initial_state(len(obs)) if starts.all() else [reset_state(part, starts) for part in state]
         logits, _, *state = net(torch.from_numpy(obs), *state)
         policy = net.distribution(mask_logits(logits.float(), mask))
-        return to_env(action_space, (policy.mode() if greedy else policy.sample(rng)).numpy())
+        return to_env((policy.mode() if greedy else policy.sample(rng)).numpy())
 
     return act
 

@@ -22,7 +22,7 @@ from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.evaluate import Policy
 from a3c_mp.seeds import seed_global_generators
-from wrappers import FRAME_SKIP, is_atari, make_env, mask_in
+from wrappers import FRAME_SKIP, ActionScaling, is_atari, make_env, mask_in
 
 
 class ExportedPolicy(nn.Module):
@@ -30,19 +30,21 @@ class ExportedPolicy(nn.Module):
 
     def __init__(self, net: nn.Module, space: gymnasium.Space):
         super().__init__()
-        self.net = net
-        self.bounds = [torch.from_numpy(b) for b in (space.low, space.high)] if isinstance(space, Box) else None
+        self.net, self.scaling = net, None
+        if isinstance(space, Box):
+            s, dtype = ActionScaling(space), torch.from_numpy(space.low).dtype
+            self.scaling = [torch.as_tensor(numbers, dtype=dtype) for numbers in (s.center, s.half, s.low, s.high)]
 
     def forward(self, obs: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         output, *others = self.net(obs, *state)
         return self._action(output), output, *(others[1:] if state else ())
 
     def _action(self, output: Tensor) -> Tensor:
-        mode = self.net.distribution(output).mode() if isinstance(self.net, ActorCritic) else None
-        if self.bounds is None:
-            return output.argmax(dim=-1) if mode is None else mode
-        low, high = self.bounds  # DDPG's actions are in [-1, 1]
-        return low + (output + 1) / 2 * (high - low) if mode is None else mode.clamp(low, high)
+        action = self.net.distribution(output).mode() if isinstance(self.net, ActorCritic) else output
+        if self.scaling is None:
+            return action if isinstance(self.net, ActorCritic) else output.argmax(dim=-1)
+        center, half, low, high = self.scaling
+        return (center + half * action).clamp(low, high)
 
 
 def write_onnx(

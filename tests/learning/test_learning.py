@@ -27,6 +27,7 @@ FOR_MASKS = {
     APEX_DQN: ["--learning-rate", "5e-4", "--learning-starts", "1000", "--replay-size", "20000"],
     IMPALA: [*ON_POLICY, "--replay-proportion", "0.875", "--no-normalize-advantages", "--reward-scale", "0.1"],
 }
+ANY_UNITS = ["--num-actors", "1", "--gamma", "0", "--learning-rate", "3e-3", "--log-std-init", "-1"]
 
 
 @pytest.mark.timeout(300)
@@ -66,6 +67,25 @@ def test_a_gaussian_policy_drives_up_the_mountain(run_inline):
     played = run_inline("play.py", "runs/r", "--episodes", "20", "--num-envs", "20")
     mean = float(played.out.split("\nmean ")[1].split(",")[0])
     assert mean >= 90, played.out
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("chapter", "env_id"),
+    [
+        (A3C_DATA, "envs:Wide-v0"),
+        (IMPALA, "envs:Narrow-v0"),
+        pytest.param(A3C_DATA, "envs:Narrow-v0", marks=pytest.mark.slow),
+        pytest.param(IMPALA, "envs:Wide-v0", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_gaussian_policy_learns_actions_of_any_units(run_inline, chapter, env_id):
+    """From 6 or so to 12 of 16, which takes actions that follow the target; their middle earns 8."""
+    flags = ["--env-id", env_id, "--deterministic", "--seed", "1", "--stop-return", "12", "--total-steps", "15000"]
+    done = run_inline(chapter.script, *flags, *ANY_UNITS, "--unroll-length", "32", workers=None)
+    assert done.code == 0, done.err
+    assert done.summary["solved"], done.summary
 
 
 @pytest.mark.slow

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from hypothesis import given
-from hypothesis import strategies as st
 
 import train_apex
 from a3c_mp.algorithms import apex, ddpg, dqn
@@ -21,6 +19,7 @@ from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run import preflight
 from a3c_mp.run.banner import first_lines
+from wrappers import ActionScaling
 
 N = 7
 VECTOR = Box(-1.0, 1.0, (3,))
@@ -182,7 +181,7 @@ def test_an_actor_reports_the_values_of_what_it_does(name):
         mean = net(states)[0]
         assert (taken.abs() <= 1).all()
         assert (taken != mean).all()
-        expected, best, greedy = net.q(states, taken), net.q(states, mean), ddpg.stretch(mean.detach().numpy(), space)
+        expected, best, greedy = net.q(states, taken), net.q(states, mean), ActionScaling(space)(mean.detach().numpy())
     assert taken.dtype == batch.action.dtype
     assert q == pytest.approx(expected.tolist(), abs=1e-6)
     assert value == pytest.approx(best.tolist(), abs=1e-6)
@@ -202,19 +201,6 @@ def test_noise_is_as_large_and_as_persistent_as_it_should_be():
     for part in (scaled[:, :50], scaled[:, 50:]):
         assert part.std() == pytest.approx(1.0, abs=0.1)
         assert (part[1:] * part[:-1]).mean() == pytest.approx(0.8, abs=0.1)
-
-
-@given(
-    st.tuples(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32)).filter(lambda pair: pair[0] < pair[1]),
-    st.floats(-1, 1, width=32),
-)
-def test_actions_are_stretched_to_the_bounds_and_never_beyond(bounds, action):
-    (low, high), space = bounds, Box(np.float32(bounds[0]), np.float32(bounds[1]), (1,))
-    found = ddpg.stretch(np.array([[-1.0], [1.0], [action]], np.float32), space)
-    assert found.dtype == np.float32
-    assert all(row in space for row in found)
-    assert found[:2].tolist() == [[low], [high]]
-    assert found[2] == pytest.approx(low + (action + 1) / 2 * (high - low), abs=1e-6 * max(-low, high))
 
 
 @BOTH

@@ -6,7 +6,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import distributions as reference
 
-from a3c_mp.nets.distributions import ActionHead, Categorical, is_valid, num_outputs, num_params, to_env
+from a3c_mp.nets.distributions import ActionHead, Categorical, is_valid, num_outputs, num_params
+from wrappers import ActionScaling
 
 
 def choices(*sizes):
@@ -84,16 +85,17 @@ def test_environments_get_valid_actions_whatever_the_net_gives(space, parts, rng
     for bad in (torch.nan, torch.inf, -torch.inf, 50.0):
         policy = ActionHead(space).distribution(torch.full((4, num_params(space)), bad))
         for action in (policy.sample(rng), policy.mode()):
-            given = to_env(space, action.numpy())
+            given = ActionScaling(space)(action.numpy())
             assert all(space.contains(row if space.shape else row.astype(space.dtype)) for row in given)
 
 
-def test_box_actions_are_clipped_for_the_environment_only(rng):
-    space = Box(np.array([-0.1, -2.0]), np.array([0.1, np.inf]), dtype=np.float64)
+def test_box_actions_are_scaled_and_clipped_for_the_environment_only(rng):
+    space = Box(np.array([-0.1, -2.0]), np.array([0.3, np.inf]), dtype=np.float64)
     action = ActionHead(space).distribution(torch.tensor([[0.0, 0.0, 3.0, 3.0]] * 100)).sample(rng)
-    given = to_env(space, action.numpy())
-    assert (action[:, 0].abs() > 0.1).any()
-    np.testing.assert_array_equal(given, np.clip(action.numpy().astype(np.float64), space.low, space.high))
+    given, sampled = ActionScaling(space)(action.numpy()), action.numpy().astype(np.float64)
+    assert (action[:, 0].abs() > 1.0).any()
+    np.testing.assert_allclose(given[:, 0], 0.1 + 0.2 * sampled[:, 0].clip(-1.0, 1.0))
+    np.testing.assert_array_equal(given[:, 1], sampled[:, 1].clip(-2.0))
     assert is_valid(space, action)
 
 

@@ -8,13 +8,13 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from a3c_mp.algorithms import ddpg, dqn
-from a3c_mp.algorithms.ddpg import stretch
 from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.nets.distributions import to_env
 from a3c_mp.run.export import write_onnx, write_safetensors
+from wrappers import ActionScaling
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)
 CHOICE, CHOICES, FORCE = Discrete(4), MultiDiscrete([2, 3]), Box(np.float32([-2, 0]), np.float32([2, 5]))
+MIXED = Box(np.float32([900, -np.inf, 0]), np.float32([1000, np.inf, 3e38]))
 NUMBER = 1000
 
 
@@ -32,6 +32,7 @@ CASES = [
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE, id="MLP"),
     pytest.param(lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE, id="convolutions"),
     pytest.param(lambda: make_actor_critic(VECTOR, FORCE), VECTOR, FORCE, id="Gaussian"),
+    pytest.param(lambda: make_actor_critic(VECTOR, MIXED), VECTOR, MIXED, id="bounds in part", marks=slow),
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE, id="LSTM"),
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICES), VECTOR, CHOICES, id="several choices", marks=slow),
     pytest.param(lambda: dqn.make_net(VECTOR, CHOICE), VECTOR, CHOICE, id="DQN", marks=slow),
@@ -42,8 +43,8 @@ CASES = [
 def action_of(net, output, space):
     """The action that an environment gets."""
     if hasattr(net, "distribution"):
-        return to_env(space, net.distribution(output).mode().numpy())
-    return stretch(output.numpy(), space) if isinstance(space, Box) else output.argmax(1)
+        return ActionScaling(space)(net.distribution(output).mode().numpy())
+    return ActionScaling(space)(output.numpy()) if isinstance(space, Box) else output.argmax(1)
 
 
 @pytest.mark.parametrize(("make_net", "obs_space", "action_space"), CASES)
@@ -63,7 +64,7 @@ def test_onnxruntime_chooses_the_same_actions(make_net, obs_space, action_space,
         action, output, *next_state = session.run(None, inputs)
         expected, *others = net(torch.from_numpy(obs), *state)
         np.testing.assert_allclose(output, expected, atol=1e-4)
-        np.testing.assert_allclose(action, action_of(net, expected, action_space), atol=1e-4)
+        np.testing.assert_allclose(action, action_of(net, expected, action_space), rtol=1e-6, atol=1e-4)
         if state:
             np.testing.assert_allclose(next_state[0], others[1], atol=1e-4)
             state = others[1:]
