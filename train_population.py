@@ -30,7 +30,7 @@ from a3c_mp.maths.losses import huber
 from a3c_mp.population.evolution import Member, mutate_genome, possible_parents, rank
 from a3c_mp.population.generations import Generations, launch
 from a3c_mp.population.member import MemberGeneration
-from a3c_mp.population.settings import MUTATIONS, PRESETS, Args
+from a3c_mp.population.settings import PRESETS, Args
 from a3c_mp.replay import Batch
 from a3c_mp.run.script import exit_with
 
@@ -89,9 +89,9 @@ def tournament(args: Args, members: Sequence[Member], num: int, rng: Generator) 
 
 def mutate(args: Args, parent: Member, child_id: int, rng: Generator) -> Member:
     """Return a child whose genome or weights are mutated in one way, with the relative probabilities `--mutate-*`."""
-    weights = [getattr(args, f"mutate_{kind}") for kind in MUTATIONS]
+    kinds, weights = zip(*args.mutations.items(), strict=True)
     total = sum(weights)
-    kind = MUTATIONS[rng.choice(len(weights), p=[weight / total for weight in weights])] if total else "none"
+    kind = kinds[rng.choice(len(kinds), p=[weight / total for weight in weights])] if total else "none"
     genome = mutate_genome(parent.genome, kind, args, rng)
     return Member(child_id, parent.id, kind, genome, int(rng.integers(2**63)), parent.fitnesses)
 

@@ -113,6 +113,11 @@ class Args(ReplayArgs):
     training_goal: ClassVar = None  # exploring members do not show what the best can
 
     @property
+    def mutations(self) -> dict[str, float]:
+        """Kinds of mutation with their relative probabilities."""
+        return {kind: getattr(self, f"mutate_{kind}") for kind in MUTATIONS}
+
+    @property
     def rounds(self) -> int:
         """Steps of a member's vector environment in a generation (T)."""
         return -(-self.generation_steps // self.num_envs)

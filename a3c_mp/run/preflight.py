@@ -33,7 +33,9 @@ FILES, FILES_PER_ACTOR = 64, 4  # open files of a trainer without actors, which 
 ACTOR_BYTES = 150 * MIB  # private memory of an actor once torch is loaded, without environments
 NET_COPIES = 6  # in a learner: the net, its gradient, two moments of Adam, two published versions
 OBS_COPIES = 8  # of the vectors in a learner's rollouts: in statistics, batches and inputs of the net
+STATS = 129  # numbers for each one of a wide observation in its statistics (`obs_stats`)
 ENV_COPIES = 20  # of the vectors of an actor's environments: in their spaces (bounds), wrappers and steps
+WIDE = 10_000  # numbers of an observation that is the cause where memory is too small
 ACTIONS_OF = {Discrete: "from 0", MultiDiscrete: "from 0", Box: "of floating-point numbers"}  # those that can be used
 TRACE_STEPS, TRACE_SECONDS = 100, 1.0  # of an environment, to see whether it repeats them
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
@@ -85,7 +87,7 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
     else:  # a state and its successor in each batch, and as inputs of online and target net
         obs = settings.get("batch_size", 1) * (5 + 2 * settings.get("prefetch", 0))
     acting = params + ENV_COPIES * args.num_envs * width
-    learning = NET_COPIES * params + obs * width
+    learning = NET_COPIES * params + (obs + STATS) * width
     if args.cuda:  # on the GPU
         acting, learning = acting - params, 0
     learners = settings.get("num_learners", 1) + args.actors_learn * args.local_actors
@@ -93,8 +95,10 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
     if needed > free:
         sizes = f"observations {obs_space.shape} and nets of {params:,} parameters take about"
         why = "{} {:.1f} GiB, {:.1f} GiB is free".format(sizes, *_in_gib(needed, free))
-        fix = f"make its observations smaller, or lower --{args.actors_flag} or --num-envs"
-        raise ConfigError("env-id", args.env_id, why, fix)
+        fix = f"lower --{args.actors_flag}, --num-envs or the length of rollouts"
+        if width > WIDE:
+            raise ConfigError("env-id", args.env_id, why, f"make its observations smaller, or {fix}")
+        raise ConfigError("num-envs", args.num_envs, why, fix)
 
 
 def _in_gib(needed: int, free: int) -> tuple[float, float]:

@@ -56,7 +56,7 @@ def test_statistics_of_a_rollout_arrive_with_its_first_gradient_and_what_is_not_
     outbox = Outbox(args, unconnected_collector(args), net)
     outbox.memory.slots = setup.slots
     outbox.memory.states = SimpleNamespace(write=lambda *_: None)
-    outbox.finite, outbox.episodes, outbox.is_first = True, EPISODES, True
+    outbox.finite, outbox.episodes, outbox.is_first, outbox.action_metrics = True, EPISODES, True, {}
     outbox.rollout.obs.normal_()
     gradient, reports = Gradient(**outbox.memory.slots[0]), []
     for indices in outbox.unsent(12):

@@ -128,8 +128,8 @@ LISTENING = "--listen tcp://127.0.0.1:0 --key-file k"
 ATTACHED = "--attach-to tcp://127.0.0.1:9"
 SPECIAL = """
 a3c_data | --batch-size 1e6 | batch-size=1000000: a rollout has only 32 * 8
-a3c_data | HUGE | MiB of memory is free; lower --
-impala | HUGE --replay-proportion 0 | MiB of memory is free; lower --
+a3c_data | HUGE | GiB is free; lower --num-actors, --num-envs
+impala | HUGE --replay-proportion 0 | GiB is free; lower --num-actors, --num-envs
 apex_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
 ray_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
 population | --replay-size 1e12 | MiB of memory is free; lower --

@@ -203,8 +203,8 @@ DAMAGE = {
     "no manifest": (lambda path: path.with_suffix(".json").unlink(), "cannot be read"),
     "vouched for, truncated": (lambda path: forge(path, path.read_bytes()[:-100]), "cannot be read"),
     "vouched for, NaN": (vouched({"net": {"weight": torch.tensor(float("nan"))}}), "weight holds NaN or infinity"),
-    "the format of a3c-mp 0.1": (changed(format=1), "written by a3c-mp 0.1, in format 1; this version reads format 2"),
-    "a newer format": (changed(format=3), "written by another version of a3c-mp, in format 3"),
+    "the format of a3c-mp 0.1": (changed(format=1), "written by a3c-mp 0.1, in format 1; this version reads format 3"),
+    "a newer format": (changed(format=4), "written by another version of a3c-mp, in format 4"),
     "another algorithm": (changed(algorithm="apex_dqn"), "algorithm apex_dqn, not a3c_data"),
     "another environment": (changed(env_id="PongNoFrameskip-v4"), "env_id PongNoFrameskip-v4, not CartPole-v1"),
 }
