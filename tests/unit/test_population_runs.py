@@ -59,12 +59,18 @@ def test_a_confirmation_with_a_bad_game_or_one_that_failed_does_not_count(run_in
 @pytest.mark.parametrize("breaking", [{0}, {0, 1}])
 def test_games_that_fail_are_the_worst_ones_and_no_member_wins_by_them(run_inline, monkeypatch, breaking):
     """The members at these places break their simulator in most games, and earn the most in the others."""
-    play, bad = member.play_episodes, [1e3, math.nan, math.inf, -math.inf]
+    play, make, bad = member.play_episodes, member.make_play_envs, [1e3, math.nan, math.inf, -math.inf]
 
-    def broken(policy, env, num, max_steps, beat):
-        games = list(play(policy, env, num, max_steps, beat))
-        return [Episode(each, 5) for each in bad] if beat.__self__.actor in breaking else games
+    def made(*args, heartbeats, **flags):
+        env = make(*args, heartbeats=heartbeats, **flags)
+        env.member = heartbeats.actor
+        return env
 
+    def broken(policy, env, num, max_steps):
+        games = list(play(policy, env, num, max_steps))
+        return [Episode(each, 5) for each in bad] if env.member in breaking else games
+
+    monkeypatch.setattr(member, "make_play_envs", made)
     monkeypatch.setattr(member, "play_episodes", broken)
     flags = ["--env-id", "envs:Count-v0", "--stop-return", "100", "--total-steps", "800"]
     done = run_inline.train(POPULATION, *flags)
