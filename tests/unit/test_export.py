@@ -75,9 +75,11 @@ def test_numpy_alone_can_use_the_weights(tmp_path):
     safetensors = pytest.importorskip("safetensors.numpy")
     net = trained(make_actor_critic(VECTOR, CHOICE), VECTOR)
     write_safetensors(tmp_path / "policy.safetensors", net, {"env_id": "X-v0"})
-    obs = np.stack([VECTOR.sample() for _ in range(NUMBER)])
+    obs = 9 * np.stack([VECTOR.sample() for _ in range(NUMBER)])  # some are far from the mean
     w = safetensors.load_file(tmp_path / "policy.safetensors")
-    x = ((obs - w["norm.shift"]) * w["norm.scale"]).clip(-5, 5).reshape(len(obs), -1)
+    z = (obs - w["norm.shift"]) * w["norm.scale"]
+    near = z.clip(-w["norm.knee"], w["norm.knee"])
+    x = (near + np.sign(z) * np.log1p(abs(z - near))).reshape(len(obs), -1)
     for layer in ("policy.0", "policy.2"):
         x = np.tanh(x @ w[f"{layer}.weight"].T + w[f"{layer}.bias"])
     actions = (x @ w["policy.4.weight"].T + w["policy.4.bias"]).argmax(axis=1)
