@@ -23,7 +23,7 @@ REMOVE_SECONDS = 1.0  # longest time to remove the folder, into which the parent
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 MAIN_PROCESSES = ("gcs_server", "raylet")
 LOG = "start.log"  # with the output of the command
-NICENESS = 5  # of the node's session, with whose sum a trainer's session competes where autogroups are on (sched(7))
+NICENESS = 10  # of the node's session, with whose sum a trainer's session competes where autogroups are on (sched(7))
 
 
 def children() -> dict[int, str]:
