@@ -67,9 +67,8 @@ def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch:
     """Take a gradient step on one batch; return the metrics, or None where NaN or inf was skipped."""
     learner.optimizer.zero_grad(set_to_none=True)
     total, metrics = backward(args, learner.net, loss, *batch)
-    learner.group.all_reduce_gradients(
-        learner.optimizer, total
-    )  # their means over all learners, of which chapters 3 and 4 may have several
+    # Their means over all learners, of which chapters 3 and 4 may have several.
+    learner.group.all_reduce_gradients(learner.optimizer, total)
     norms = [nn.utils.clip_grad_norm_(g["params"], args.max_grad_norm) for g in learner.optimizer.param_groups]
     metrics["losses/grad_norm"] = norm = torch.stack(norms).norm()
     if not learner.check_gradient(norm + total):  # NaN or inf in one of them: counted, and skipped

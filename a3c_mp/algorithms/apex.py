@@ -99,7 +99,7 @@ class RateLimiter:
         return {"allowed": self.samples_allowed, "inserted": self.inserted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.samples_allowed, self.inserted = state["allowed"], state.get("inserted", 0)  # earlier versions: without
+        self.samples_allowed, self.inserted = state["allowed"], state["inserted"]
 
 
 class ApexSetup(Setup):
