@@ -46,7 +46,7 @@ def loss(args: Any, net: Any, target_net: Any, batch: Batch, importance: Tensor)
     """Compute (loss, metrics) of n-step transitions (Horgan et al. 2018); importance weights [N]."""
     algo = ALGORITHMS[args.algo]
     q = algo.q_values(net, batch)
-    target = batch.reward + batch.discount * algo.bootstrap_values(net, target_net, batch)
+    target = net.reward_scale * batch.reward + batch.discount * algo.bootstrap_values(net, target_net, batch)
     td_error = target - q
     value_loss = huber(td_error, importance)
     policy_loss, metrics = algo.policy_loss(net, batch)  # ddpg's; 0 for dqn

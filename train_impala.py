@@ -33,7 +33,7 @@ from train_a3c_data import actor, gradient_step
 
 def loss(args: Args, net: Any, unrolls: Rollout, all_reduce_mean: Callable[..., None]) -> tuple[Tensor, dict[str, Any]]:
     """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
-    rewards, discounts = rewards_and_discounts(args, unrolls)
+    rewards, discounts = rewards_and_discounts(args, unrolls, net.reward_scale)
     logits, values, _ = net.unroll(unrolls.obs, unrolls.lstm_state[0], episode_starts(unrolls))
     logits, values, bootstrap_value = logits[:-1], values[:-1], values[-1]  # [T, B, P], [T, B], [B]
     policy, behaviour = net.distributions(logits, unrolls.behaviour_logits)

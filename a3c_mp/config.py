@@ -143,8 +143,8 @@ class RewardArgs:
     """discount factor gamma"""
     reward_clip: bool = True
     """clip rewards to their sign for learning, default: on Atari only; reported returns stay raw"""
-    reward_scale: NonNegative = 1.0
-    """multiply rewards by this for learning, after clipping"""
+    reward_scale: NonNegative | None = 1.0
+    """multiply rewards by this for learning, after clipping; none: so that returns so far have a deviation of 1"""
     life_loss_terminal: bool = True
     """treat a lost life as terminal for learning (episodic life); the game goes on"""
     normalize_obs: bool = True

@@ -54,7 +54,7 @@ ROWS = {
     "1 MountainCar": Row("a3c_data", "env-id=MountainCar-v0"),
     "1 Acrobot": Row("a3c_data", "env-id=Acrobot-v1"),
     "1 Pong, short": Row("a3c_data", "env-id=PongNoFrameskip-v4"),
-    "rewards x 1e6": Row("a3c_data", f"{SCALED} reward-scale=1", ("gradients",), "reward-scale=1e-7", 150e6),
+    "rewards x 1e6": Row("a3c_data", f"{SCALED} reward-scale=1", ("gradients",), "reward-scale=none", 150e6),
     "learning rate 1": Row("a3c_data", f"{CARTPOLE} learning-rate=1", ("deterministic", "gradients"), RATE, 150),
     "learning rate 1e-9": Row("a3c_data", f"{CARTPOLE} learning-rate=1e-9", ("random",), RATE, 150),
     "learning rate 0.1, DDPG": Row(

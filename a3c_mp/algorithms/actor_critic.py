@@ -19,6 +19,7 @@ from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_s
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.maths import returns
 from a3c_mp.maths.losses import Metrics
+from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
@@ -60,7 +61,8 @@ class RolloutSetup(Setup):
         spec = self.slot_spec(args, net, obs_space, action_space)
         slots = allocate_slots(args, spec, device if self.slots_with_net else torch.device("cpu"))
         super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
-        self.saved = {"obs_stats": net.norm.stats}
+        self.returns = ReturnStats(args.gamma, args.max_actors, args.num_envs)
+        self.saved = {"obs_stats": net.norm.stats, "return_stats": self.returns}
 
     def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
         return spec_of_rollouts(args, obs_space, action_space, net.lstm_size)
@@ -101,7 +103,8 @@ def action_metrics(space: gymnasium.Space, rollout: Rollout) -> Metrics:
 
 
 def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:
-    return MessageStats(rollout.reward.numel(), finished_episodes(rollout), policy_lag, is_finite(rollout))
+    rewards = rollout.reward, rollout.terminated | rollout.truncated
+    return MessageStats(rollout.reward.numel(), finished_episodes(rollout), policy_lag, is_finite(rollout), rewards)
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
@@ -159,21 +162,24 @@ def anneal_entropy_coef(args: PPOArgs, steps: int) -> PPOArgs:
     return replace(args, entropy_coef=linear(args.entropy_coef, args.entropy_coef_end, steps, total))
 
 
-def rewards_and_discounts(args: RewardArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
+def rewards_and_discounts(args: RewardArgs, rollout: Rollout, reward_scale: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return (clipped and scaled rewards, discounts), both [T, B]; discounts are 0 where a return ends.
 
-    At truncated steps, the reward includes the bootstrap value (see `cut_truncated`).
+    `reward_scale` is that of the net whose values they are learned with. At truncated steps, the reward includes the
+    bootstrap value (see `cut_truncated`).
     """
-    rewards = args.reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
+    rewards = reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
     ended = rollout.terminated | rollout.life_lost if args.life_loss_terminal else rollout.terminated
     discounts = args.gamma * (~ended).float()
     return returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.truncation_value)
 
 
-def advantages_and_targets(args: ActorCriticArgs | PPOArgs, rollout: Rollout) -> tuple[Tensor, Tensor]:
+def advantages_and_targets(
+    args: ActorCriticArgs | PPOArgs, rollout: Rollout, reward_scale: Tensor | float
+) -> tuple[Tensor, Tensor]:
     """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass."""
     # On the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.
-    device, rewards_discounts = rollout.value.device, rewards_and_discounts(args, rollout)
+    device, rewards_discounts = rollout.value.device, rewards_and_discounts(args, rollout, reward_scale)
     rewards, discounts, values = (part.cpu() for part in (*rewards_discounts, rollout.value))
     if args.returns == "gae":
         advantages, value_targets = returns.gae(rewards, discounts, values[:-1], values[-1], args.gae_lambda)

@@ -20,11 +20,11 @@ CONTINUOUS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "entropy_coef": 0.0,
     "value_coef": 1.0,
-    "reward_scale": 0.1,
+    "reward_scale": None,
 }
 MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
 MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
-VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "unroll_length": 128, "batch_size": 64, "reward_scale": 0.1}
+VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "unroll_length": 128, "batch_size": 64}
 CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
 """epochs of each rollout, where it can be learned from several times"""
 SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_after": 2_048}

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.data.resume_states import ActorLayout
-from a3c_mp.data.transitions import episode_stats_spec, finished_episodes
+from a3c_mp.data.transitions import block_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
+from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import GIB, Slots, Spec, free_memory
@@ -127,7 +128,7 @@ class ApexSetup(Setup):
         self.target_net = copy.deepcopy(net).requires_grad_(False)
         num_slots = args.num_actors // args.num_learners * args.blocks_in_flight
         try:
-            slots = Slots(episode_stats_spec(args.block_length, args.num_envs), num_slots)
+            slots = Slots(block_spec(args.block_length, args.num_envs), num_slots)
         except MemoryError as error:
             raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
         state = writer_state_spec(args.num_envs, args.n_step) | algo.policy_state_spec(args, action_space)
@@ -138,7 +139,8 @@ class ApexSetup(Setup):
         self.bad_in_a_row = BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
         self.samples_per_update, self.make_policy = args.batch_size, algo.make_policy
         self.limiter = RateLimiter(args.replay_ratio, args.learning_starts, args.replay_size // args.num_learners)
-        self.saved = {"obs_stats": net.norm.stats, "target_net": self.target_net}
+        self.returns = ReturnStats(args.gamma, args.num_actors, args.num_envs)
+        self.saved = {"obs_stats": net.norm.stats, "return_stats": self.returns, "target_net": self.target_net}
         self.saved |= {"replay": self.replay} if args.save_replay else {}
         # Without the replay, actors start new games when the run is resumed.
         self.kept = {"limiter": self.limiter} if args.save_replay else None
@@ -215,7 +217,8 @@ class ApexSetup(Setup):
     def stats_of(self, learner: Learner, slot: int, version: int, finite: bool | None) -> MessageStats:
         """Return what is counted of the block in a slot."""
         block = self.slots[slot]
-        return MessageStats(block["done"].numel(), finished_episodes(block), learner.lag(version), finite)
+        rewards, lag = (block["reward"], block["done"]), learner.lag(version)
+        return MessageStats(block["done"].numel(), finished_episodes(block), lag, finite, rewards)
 
     def _prepare_successor(self, learner: Learner, event: WorkerEvent) -> None:
         """Prepare the shard of a dead actor for its successor.

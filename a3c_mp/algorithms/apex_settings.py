@@ -27,7 +27,6 @@ VECTORS: dict[str, Any] = {
     "learning_starts": 1_000,
     "replay_ratio": 16.0,
     "batch_size": 64,
-    "reward_scale": 0.05,
     "learning_rate": 5e-4,
     "adam_eps": 1e-5,
     "target_period": 200,

@@ -36,7 +36,7 @@ class Report(NamedTuple):
     version: int  # of the weights that the gradient was computed at
     steps: int  # samples in it
     num_episodes: int  # filled rows of `Gradient.episodes`
-    has_obs: bool  # whether the gradient comes with observations for the statistics
+    is_first: bool  # of its rollout: it comes with rewards, and observations for the statistics
     finite: bool  # whether gradient, metrics and rollout have no NaN or inf
     metrics: dict[str, float]  # means over the batch, for TensorBoard
 
@@ -46,6 +46,8 @@ class Gradient(NamedTuple):
 
     vector: Tensor  # [P] float32, gradient of the batch's mean loss, laid out as in `views_like`
     obs: Tensor  # [N, *obs_shape], those of the rollout that update the observation statistics
+    reward: Tensor  # [T, B] float32, raw
+    done: Tensor  # [T, B] bool, where games end
     episodes: Tensor  # [M, 3] float64, finished `Episode`s in the first rows
 
 
@@ -110,8 +112,10 @@ class Outbox:
         """Write the gradient of `steps` samples, which is in `.grad`, into a slot; return what to send with it."""
         gradient = Gradient(**self.memory.slots[token.slot])
         copy_gradient(self.net, gradient.vector)
-        if has_obs := self.is_first and self.args.normalize_obs:
+        if is_first := self.is_first:
             gradient.obs.copy_(obs_for_stats(self.rollout.obs, self.collector.net.norm.image))
+            gradient.reward.copy_(self.rollout.reward)
+            gradient.done.copy_(self.rollout.terminated | self.rollout.truncated)
         rows = torch.tensor(self.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
         gradient.episodes[: len(rows)] = rows
         self.collector.write_state(token, self.rollout)
@@ -122,7 +126,7 @@ class Outbox:
         named = dict(zip(found, figures, strict=True))
         own = [named[name] for name in metrics if name in named]  # no explained variance: it can overflow
         finite = self.finite and all(math.isfinite(value) for value in (total, *own))
-        return Report(version, steps, len(self.episodes), has_obs, finite, named)
+        return Report(version, steps, len(self.episodes), is_first, finite, named)
 
 
 # ---- at the learner
@@ -142,11 +146,14 @@ class GradientSetup(RolloutSetup):
 
     def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
         """Return shapes and dtypes of a `Gradient`."""
-        shape, dtype = super().slot_spec(args, net, obs_space, action_space)["obs"]
+        spec = super().slot_spec(args, net, obs_space, action_space)
+        shape, dtype = spec["obs"]
         obs = obs_for_stats(torch.empty(shape, dtype=dtype, device="meta"), net.norm.image)
         return {
             "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),
             "obs": (tuple(obs.shape), dtype),
+            "reward": spec["reward"],
+            "done": spec["terminated"],
             "episodes": ((args.unroll_length * args.num_envs, len(Episode._fields)), torch.float64),
         }
 
@@ -177,13 +184,14 @@ class GradientSetup(RolloutSetup):
         lag, max_lag = learner.lag(report.version), learner.args.max_lag
         rows = gradient.episodes[: report.num_episodes].tolist()
         episodes = [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
-        stats = MessageStats(report.steps, episodes, lag, report.finite)
+        rewards = (gradient.reward, gradient.done) if report.is_first else None
+        stats = MessageStats(report.steps, episodes, lag, report.finite, rewards)
         if not learner.record([message], [stats]).finite:
             return None
         if max_lag is not None and lag > max_lag:
             learner.run.counters["gradients_too_old"] += 1
             return None
-        if report.has_obs:
+        if report.is_first:
             learner.update_norm(gradient.obs, f"{learner.args.actor_name} {message.worker}")
         learner.run.record_metrics(report.metrics)
         return gradient.vector

@@ -44,11 +44,11 @@ CONTINUOUS: dict[str, Any] = {
     "batch_unrolls": 4,
     "entropy_coef": 0.0,
     "value_coef": 1.0,
-    "reward_scale": 0.03,
+    "reward_scale": None,
     "normalize_advantages": False,  # small batches have too few for a mean and a deviation
 }
 PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
-VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "replay_proportion": 0.875, "reward_scale": 0.1}
+VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "replay_proportion": 0.875}
 IMAGES = {"net": "a3c", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times
 
 

@@ -10,7 +10,6 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from a3c_mp.config import RewardArgs
 from a3c_mp.data.actor import Games
 from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
 from a3c_mp.processes.pool import ActorChannel, Token
@@ -41,6 +40,7 @@ class TransitionCollector:
     def fill(self, token: Token) -> int:
         """Append a block of steps to the replay, its statistics to a slot; return the version of the weights."""
         version = self.memory.load(self.net, token)
+        self.writer.reward_scale = float(self.net.reward_scale)
         if self.memory.running is not None:  # the ladder of exploration spans the actors that run
             self.policy.place(*self.memory.running)
         nothing_learned = self.memory.weights.untrained and version == 0  # dqn then acts at random
@@ -60,7 +60,7 @@ class TransitionCollector:
             next_obs, reward, terminated, truncated, infos = self.env.step(self.actions[-1])
             final_obs, final_mask = infos["final_obs"] if truncated.any() else None, infos.get("final_mask")
             step = EnvStep(
-                self.obs, action, reward_to_learn(self.args, reward), terminated, truncated, q, value,
+                self.obs, action, np.sign(reward) if self.args.reward_clip else reward, terminated, truncated, q, value,
                 final_obs=final_obs,
                 final_value=None if final_obs is None else policy.value(final_obs, final_mask),
                 life_lost=infos.get("life_lost") if self.args.life_loss_terminal else None,
@@ -69,6 +69,7 @@ class TransitionCollector:
             )  # fmt: skip
             self.writer.step(step)
             self.stats.step(reward, terminated | truncated)
+            block["reward"][t] = torch.from_numpy(reward)
             write_stats(block, t, self.stats)
             self.obs = next_obs
         self.blocks += 1
@@ -80,9 +81,9 @@ class TransitionCollector:
         return {**games, **self.writer.fields(), **self.policy.fields()}
 
 
-def reward_to_learn(args: RewardArgs, reward: np.ndarray) -> np.ndarray:
-    """Rewards [B] clipped and scaled as the settings say."""
-    return args.reward_scale * (np.sign(reward) if args.reward_clip else reward)
+def block_spec(block_length: int, num_envs: int) -> Spec:
+    """Shapes and dtypes of what an actor sends with each block: raw rewards, and episode statistics."""
+    return {"reward": ((block_length, num_envs), torch.float64), **episode_stats_spec(block_length, num_envs)}
 
 
 def episode_stats_spec(block_length: int, num_envs: int) -> Spec:

@@ -15,13 +15,17 @@ from a3c_mp.nets.obs_norm import ObsNorm
 
 
 class ActorCritic(nn.Module):
-    """Base of actor-critic nets: `norm` is applied to the observations, `head` to the outputs of the policy."""
+    """Base of actor-critic nets: `norm` is applied to the observations, `head` to the outputs of the policy.
+
+    Values are those of rewards that are multiplied by `reward_scale`.
+    """
 
     lstm_size = 0
 
     def __init__(self, norm: ObsNorm, head: ActionHead):
         super().__init__()
         self.norm, self.head = norm, head
+        self.register_buffer("reward_scale", torch.ones(()))
 
     def distribution(self, logits: Tensor) -> Distribution:
         return self.head.distribution(logits)

@@ -56,18 +56,19 @@ class ObsNorm(nn.Module):
         return far
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Normalize floating-point observations [N, *shape] in place."""
+        """Normalize floating-point observations [N, *shape]; images in place."""
         shift, scale = self.shift.to(obs.dtype), self.scale.to(obs.dtype)
         if self.image:
             return _normalize(obs, shift, scale)
-        near = obs.sub_(shift).mul_(scale).clamp(-self.knee, self.knee)
+        obs = (obs - shift).mul_(scale)
+        near = obs.clamp(-self.knee, self.knee)
         rest = obs.sub_(near)
         return near.add_(rest.abs().clamp_(max=FAR).log1p_().mul_(rest.sign_()))
 
     def convert(self, obs: Tensor) -> Tensor:
         """Normalize raw observations [N, *shape], in the dtype that the net computes in; images as channels_last."""
         if not self.image:
-            return self(obs.to(self.shift.dtype, copy=True))
+            return self(obs.to(self.shift.dtype))
         device = obs.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.shift.dtype
         if device != "cpu" or torch.compiler.is_exporting():  # numpy and OpenCV cannot be traced

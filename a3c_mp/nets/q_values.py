@@ -1,4 +1,7 @@
-"""Q networks: dueling DQN for discrete actions, DDPG's actor and critic for continuous ones."""
+"""Q networks: dueling DQN for discrete actions, DDPG's actor and critic for continuous ones.
+
+Values are those of rewards that are multiplied by the net's `reward_scale`.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ class DuelingQ(nn.Module):
         sizes = list(hidden or ((256,) if image else (128, 128)))
         act = ACTIVATIONS[activation]
         self.norm = ObsNorm(obs_shape, image)
+        self.register_buffer("reward_scale", torch.ones(()))
         if image:
             self.torso = convolutions("nature", obs_shape[0])
             features = num_features(self.torso, obs_shape)
@@ -67,6 +71,7 @@ class DDPGNet(nn.Module):
         self.action_shape, hidden = action_shape, 256
         inputs, outputs = torch.Size(obs_shape).numel(), torch.Size(action_shape).numel()
         self.norm = ObsNorm(obs_shape, image=False)
+        self.register_buffer("reward_scale", torch.ones(()))
         self.actor = nn.Sequential(*mlp([inputs, hidden, hidden, outputs], nn.ReLU), nn.Tanh())
         self.critic = mlp([inputs + outputs, hidden, hidden, 1], nn.ReLU)
         for head in (self.actor[-2], self.critic[-1]):  # first actions near the middle, first values near zero

@@ -18,7 +18,7 @@ from torch import nn
 from a3c_mp.algorithms import dqn
 from a3c_mp.algorithms.apex import NORM_PERIOD, ladder
 from a3c_mp.data.episodes import Episode, EpisodeStats
-from a3c_mp.data.transitions import reward_to_learn, write_stats
+from a3c_mp.data.transitions import write_stats
 from a3c_mp.population.growth import MemberState
 from a3c_mp.population.population import COUNTS, METRICS, PopulationMemory
 from a3c_mp.population.settings import Args
@@ -106,7 +106,7 @@ class MemberGeneration:
                 final_mask = np.where(done[:, None], infos["final_mask"], final_mask)
         unknown = np.zeros(len(q), np.float32)  # values would give priorities, which uniform sampling does not need
         life_lost = infos.get("life_lost") if self.args.life_loss_terminal else None
-        learned = reward_to_learn(self.args, reward)
+        learned = self.args.reward_scale * (np.sign(reward) if self.args.reward_clip else reward)
         step = EnvStep(obs, action, learned, terminated, truncated, unknown, unknown, final_obs, unknown)
         self.writer.step(step._replace(life_lost=life_lost, mask=mask, final_mask=final_mask))
 

@@ -26,6 +26,7 @@ class Args(ReplayArgs):
     actor_name = "member"
     fixed = ("population", "num_envs", "replay_size", "generation_steps")
     actors_learn = True
+    vectors: ClassVar = {"reward_scale": 1.0}
 
     env_id: str = "CartPole-v1"
     """gymnasium environment id with vector observations and discrete actions; module:Env-v0 imports the module first"""
@@ -33,6 +34,8 @@ class Args(ReplayArgs):
     """members: agents that learn at the same time, each in a process of its own"""
     num_envs: Annotated[int, Between(1, 4096)] = 8
     """environments for each member (B)"""
+    reward_scale: NonNegative = 1.0
+    """multiply rewards by this for learning, after clipping"""
     generation_steps: Count = 4_000
     """agent steps of each member in a generation, rounded up to a multiple of num-envs"""
     total_steps: Count = 1_000_000

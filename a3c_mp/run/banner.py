@@ -71,7 +71,9 @@ def settings_parts(args: CommonArgs) -> list[str]:
     settings, parts = vars(args), list[str]()  # not every chapter has all of them
     if "reward_clip" in settings:
         changes = ["clipped to -1, 0, 1 (--no-reward-clip: as they are)"] if settings["reward_clip"] else []
-        changes += [f"x {settings['reward_scale']:g}"] if settings["reward_scale"] != 1.0 else []
+        if settings["reward_scale"] != 1.0:
+            running = settings["reward_scale"] is None
+            changes.append("by the deviation of returns" if running else f"x {settings['reward_scale']:g}")
         parts.append(f"rewards {' '.join(changes) or 'as they are'}")
     if "learning_rate_end" in settings:
         start, end, steps = settings["learning_rate"], settings["learning_rate_end"], settings["anneal_steps"]

@@ -46,6 +46,7 @@ class Setup:
     """for evaluations (`evaluate.MakePolicy`); None: as for an actor-critic net"""
     samples_per_update: int = 0  # of each learner, where the metrics have samples a second
     more: Any = None  # shared with actors, besides slots and weights; see `Memory.more`
+    returns: Any = None  # `ReturnStats`, also in `saved`
 
     def begin(self, learner: Learner) -> None:
         """Called once `saved` is restored, before `kept`, weights and states of actors are, and before actors start."""
@@ -75,6 +76,7 @@ class MessageStats(NamedTuple):
     episodes: list[Episode]  # that ended in them
     policy_lag: int  # versions
     finite: bool | None  # whether all of it can be learned from; None if it held nothing new
+    rewards: tuple[Tensor, Tensor] | None = None  # raw rewards [T, B] and where games end, bool, of its steps
 
 
 class Round(NamedTuple):
@@ -102,6 +104,7 @@ class Learner:
         self.net, self.optimizer = setup.net, setup.optimizer
         self.device = next(self.net.parameters()).device
         self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
+        self._set_reward_scale()
         self.weights = self.carrier.share(setup.net, setup.weights_dtype or setup.dtype, untrained=run.updates == 0)
         self.states = ResumeStates(args, setup.layout, start=run.steps, group=self.group)
         self.own = self.states.own  # numbers of this learner's actors in the whole run
@@ -192,14 +195,22 @@ class Learner:
                 self.run.on_restart(event)
                 if not event.replaced and rank != self.group.rank:
                     self.states.forget(event.actor)
-            for actor, (steps, episodes, policy_lag, finite) in their_stats:
+            for actor, (steps, episodes, policy_lag, finite, rewards) in their_stats:
                 self.run.record_rollout(steps, episodes, actor, policy_lag)
+                if self.args.reward_scale is None and rewards:
+                    reward, done = rewards
+                    self.setup.returns.update(actor, reward.sign() if self.args.reward_clip else reward, done)
                 if finite is not None:
                     name = f"{self.args.actor_name} {actor}"
                     verdicts.append(self._data_filter.check(finite, name, f"{self.setup.message} from {name}"))
             self.states.advance(their_reports)
         self._events = []
+        self._set_reward_scale()
         return Round(all(verdicts), [size for *_, size in everything])
+
+    def _set_reward_scale(self) -> None:
+        fixed = self.args.reward_scale
+        self.net.reward_scale.fill_(1 / self.setup.returns.deviation() if fixed is None else fixed)
 
     def update_norm(self, obs: Tensor, source: str) -> None:
         """Update the statistics of observations with these [N, *obs_shape], of all learners."""

@@ -17,7 +17,7 @@ from harness import A3C_DATA, A3C_GRAD, EVALUATED, TASK, actors_of, row_id
 from a3c_mp.run.checkpoint import list_checkpoints
 
 SMALL = ["--num-actors", "2", "--num-envs", "2"]
-CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL]
+CARTPOLE = ["--env-id", "CartPole-v1", "--stop-return", "501", *SMALL, "--reward-scale", "none"]
 ROLLOUTS = [*CARTPOLE, "--unroll-length", "8"]
 PONG = ["--env-id", "PongNoFrameskip-v4", *SMALL, "--unroll-length", "8", "--batch-size", "16"]
 PENDULUM = ["--env-id", "Pendulum-v1", *SMALL, "--unroll-length", "8"]

@@ -107,7 +107,7 @@ def reference_gradient(args, net, rollouts):
     net, parts = copy.deepcopy(net).double(), []
     for rollout in rollouts:
         rollout = rollout.map(lambda field: field.double() if field.is_floating_point() else field)
-        advantages, value_targets = advantages_and_targets(args, rollout)
+        advantages, value_targets = advantages_and_targets(args, rollout, 1.0)
         advantages = normalize(advantages) if args.normalize_advantages else advantages
         *fields, _ = Samples.of(rollout, advantages, value_targets)
         parts.append(fields)

@@ -40,7 +40,7 @@ def test_what_follows_a_step_depends_on_how_it_ended(terminated, truncated, life
     expected = 3.0 + 0.5 * (not ended) * (100.0 if truncated else 10.0)
     for estimator in ("nstep", "gae"):
         args = replace(ARGS, returns=estimator, life_loss_terminal=life_loss_terminal)
-        advantages, value_targets = advantages_and_targets(args, rollout)
+        advantages, value_targets = advantages_and_targets(args, rollout, 1.0)
         assert value_targets.item() == pytest.approx(expected)
         assert advantages.item() == pytest.approx(expected - rollout.value[0].item(), abs=1e-5)
 
@@ -50,7 +50,7 @@ def test_rewards_are_clipped_to_their_sign_and_then_scaled_for_learning_only(rew
     rollout, raw = random_rollout(3, 1), [7.0, -0.5, 0.0]
     rollout.reward.copy_(torch.tensor(raw)[:, None])
     rollout.terminated.fill_(True)
-    found = advantages_and_targets(replace(ARGS, reward_clip=reward_clip, reward_scale=2.0), rollout)[1]
+    found = advantages_and_targets(replace(ARGS, reward_clip=reward_clip), rollout, 2.0)[1]
     assert found.flatten().tolist() == ([2.0, -2.0, 0.0] if reward_clip else [14.0, -1.0, 0.0])
     assert rollout.reward.flatten().tolist() == raw
 
@@ -58,16 +58,16 @@ def test_rewards_are_clipped_to_their_sign_and_then_scaled_for_learning_only(rew
 def test_the_estimator_is_the_one_asked_for():
     rollout = random_rollout(5, 2)
     case = (rollout.reward, torch.full((5, 2), 0.5), rollout.value[:-1], rollout.value[-1])
-    by_gae = advantages_and_targets(replace(ARGS, returns="gae", gae_lambda=0.7), rollout)
+    by_gae = advantages_and_targets(replace(ARGS, returns="gae", gae_lambda=0.7), rollout, 1.0)
     torch.testing.assert_close(by_gae, returns.gae(*case, lam=0.7))
-    by_steps = advantages_and_targets(replace(ARGS, n_step=3), rollout)[1]
+    by_steps = advantages_and_targets(replace(ARGS, n_step=3), rollout, 1.0)[1]
     torch.testing.assert_close(by_steps, returns.n_step_returns(*case, n=3))
 
 
 def test_samples_keep_what_belongs_together():
     """Sample t * B + b is step t of environment b, in every field."""
     rollout = random_rollout(4, 3, angle=InfoField((2,)))
-    estimates = advantages_and_targets(ARGS, rollout)
+    estimates = advantages_and_targets(ARGS, rollout, 1.0)
     fields = (rollout.obs[:-1], rollout.action, rollout.behaviour_logits, *estimates, rollout.extra["angle"])
     samples = Samples.of(rollout, *estimates).select(torch.tensor([7, 2]))
     for sample, field in zip((*samples[:-1], samples.extra["angle"]), fields, strict=True):
@@ -76,7 +76,7 @@ def test_samples_keep_what_belongs_together():
 
 def test_a_gradient_is_computed_in_the_format_asked_for_and_reaches_every_parameter():
     net, rollout, totals = make_actor_critic(Box(0, 255, (4, 36, 36), "uint8"), Discrete(2)), random_rollout(8, 2), []
-    samples = Samples.of(rollout, *advantages_and_targets(ARGS, rollout))
+    samples = Samples.of(rollout, *advantages_and_targets(ARGS, rollout, 1.0))
     samples = samples._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
     for precision in ("fp32", "bf16"):
         net.zero_grad()
@@ -93,8 +93,9 @@ def test_a_gradient_is_computed_in_the_format_asked_for_and_reaches_every_parame
 def test_advantages_are_normalized_if_asked_for_and_value_targets_never(normalize, monkeypatch):
     args, rollout, taken = PPOArgs(batch_size=16, normalize_advantages=normalize), random_rollout(8, 2), []
     monkeypatch.setattr(train_a3c_data, "gradient_step", lambda args, learner, loss, batch: taken.append(batch))
-    train_a3c_data.learn(args, SimpleNamespace(steps=0, rng=generator()), rollout)
-    advantages, value_targets = (field.flatten() for field in advantages_and_targets(args, rollout))
+    learner = SimpleNamespace(steps=0, rng=generator(), net=SimpleNamespace(reward_scale=1.0))
+    train_a3c_data.learn(args, learner, rollout)
+    advantages, value_targets = (field.flatten() for field in advantages_and_targets(args, rollout, 1.0))
     expected = losses.normalize(advantages) if normalize else advantages
     torch.testing.assert_close(taken[0].advantages.sort().values, expected.sort().values)
     torch.testing.assert_close(taken[0].value_targets.sort().values, value_targets.sort().values)

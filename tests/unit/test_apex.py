@@ -13,7 +13,8 @@ from gymnasium.spaces import Box, Discrete
 import train_apex
 from a3c_mp.algorithms import apex, ddpg, dqn
 from a3c_mp.algorithms.apex_settings import Args
-from a3c_mp.data.transitions import reward_to_learn
+from a3c_mp.data.episodes import EpisodeStats
+from a3c_mp.data.transitions import TransitionCollector, block_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch, importance_weights
@@ -53,6 +54,7 @@ BOTH = pytest.mark.parametrize("name", train_apex.ALGORITHMS)
 def test_the_loss_is_that_of_each_transition_alone_and_has_no_gradient_through_the_target(name):
     _, _, batch, (net, target_net) = a_case(name)
     weights = torch.linspace(0.1, 1.0, N)
+    net.reward_scale.fill_(2.0)
     loss, metrics = train_apex.loss(replace(ARGS, algo=name), net, target_net, batch, weights)
     errors = []
     for i in range(N):
@@ -61,7 +63,7 @@ def test_the_loss_is_that_of_each_transition_alone_and_has_no_gradient_through_t
             q, bootstrap = net(obs)[0][0, action], target_net(next_obs)[0][0, net(next_obs)[0].argmax()]
         else:
             q, bootstrap = net.q(obs, action), target_net.q(next_obs, target_net(next_obs)[0])
-        errors.append((batch.reward[i] + batch.discount[i] * bootstrap.detach() - q).squeeze())
+        errors.append((2 * batch.reward[i] + batch.discount[i] * bootstrap.detach() - q).squeeze())
     torch.testing.assert_close(metrics["values/td_error"], torch.stack(errors).detach().abs())
     value_loss = sum(w * (e**2 / 2 if abs(e) <= 1 else abs(e) - 0.5) for w, e in zip(weights, errors, strict=True)) / N
     assert metrics["losses/value"].item() == pytest.approx(value_loss.item(), rel=1e-5)
@@ -217,10 +219,23 @@ def test_the_log_says_that_games_with_exploration_decide_when_the_run_ends(name,
 # ---- what is written of steps, and sizes
 
 
-def test_rewards_are_clipped_before_they_are_scaled():
-    reward = np.array([-7.0, 0.0, 0.5])
-    assert reward_to_learn(replace(ARGS, reward_clip=True, reward_scale=0.1), reward) == pytest.approx([-0.1, 0, 0.1])
-    assert reward_to_learn(replace(ARGS, reward_clip=False, reward_scale=0.1), reward) == pytest.approx([-0.7, 0, 0.05])
+@pytest.mark.parametrize("reward_clip", [False, True])
+def test_the_replay_has_rewards_clipped_and_not_scaled_and_the_message_has_them_raw(reward_clip):
+    rewards, seen = np.array([-7.0, 0.0]), []
+    args = replace(ARGS, num_envs=2, reward_clip=reward_clip)
+    env = SimpleNamespace(step=lambda action: (np.zeros((2, 3)), rewards, np.zeros(2, bool), np.zeros(2, bool), {}))
+    policy = SimpleNamespace(
+        start_block=lambda seed: None, act=lambda obs, mask, warm_up: (np.zeros(2, int), *np.zeros((2, 2))),
+        to_env=lambda action: action,
+    )  # fmt: skip
+    collector = object.__new__(TransitionCollector)
+    collector.args, collector.env, collector.policy, collector.obs = args, env, policy, np.zeros((2, 3))
+    collector.channel, collector.blocks = SimpleNamespace(seed_key=(0,)), 0
+    collector.writer, collector.stats = SimpleNamespace(step=lambda step: seen.append(step.reward)), EpisodeStats(2)
+    block = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in block_spec(3, 2).items()}
+    collector.collect(block)
+    assert np.array(seen).tolist() == [[-1.0, 0.0] if reward_clip else [-7.0, 0.0]] * 3
+    assert block["reward"].tolist() == [[-7.0, 0.0]] * 3
 
 
 @pytest.mark.parametrize(("n_step", "block_length", "patience"), [(3, 4, 5), (5, 4, 6), (20, 4, 9), (5, 1, 9)])

@@ -43,7 +43,8 @@ def test_the_table_of_settings_has_those_of_chapter_1():
         settings = common.trainer_settings([A3C_DATA.script, "--env-id", title.strip().partition(",")[0]])
         for row in rows:
             name, shown = re.match(r"`(\w+)`", row[0])[1], row[column].strip()
-            assert float(shown.partition(",")[0] if " " in shown else shown.replace(",", "")) == getattr(settings, name)
+            number = shown.partition(",")[0] if " " in shown else shown.replace(",", "")
+            assert (None if shown.startswith("by ") else float(number)) == getattr(settings, name)
             assert name != "reward_scale" or settings.reward_clip == ("of the sign" in shown)
 
 
@@ -56,7 +57,7 @@ def test_the_example_of_an_environment_can_be_trained_on(run_inline, tmp_path):
     assert done.code == 0, done.err
     assert done.config["args"]["env_id"] == "corridor:Corridor-v0?length=3"
     (described,) = (line for line in done.log.splitlines() if "obs (1,) · Discrete(2) · MLP 64 64 · " in line)
-    assert "rewards x 0.1 · lr 0.0005 -> 0" in described
+    assert "rewards by the deviation of returns · lr 0.0005 -> 0" in described
     played = run_inline("play.py", "runs/r", "--episodes", "3")
     assert played.code == 0, played.err
     assert "training's mean return at this checkpoint" in played.out

@@ -17,7 +17,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.replay import EnvStep, Prefetch, Replay, Shards, Writer, importance_weights
 from a3c_mp.replay.writer import MIN_PRIORITY
 
-GAMMA = 0.9
+GAMMA, SCALE = 0.9, 0.5
 ROOM = 8
 """rows of room that a block of ROOM // 2 steps needs"""
 
@@ -47,7 +47,7 @@ class Episode:
             total += discount * self.steps[t + i].reward
             discount *= GAMMA
             if t + i in self.cuts:
-                return total, 0.0, self.steps[t].stack, abs(total - self.steps[t].q)
+                return total, 0.0, self.steps[t].stack, abs(SCALE * total - self.steps[t].q)
         end = t + i + (t + i < len(self.steps))
         if end - t == n and end < len(self.steps):
             stack, value = self.steps[end].stack, self.steps[end].value
@@ -55,7 +55,7 @@ class Episode:
             stack, value = self.final
         else:
             return None
-        return total, discount, stack, abs(total + discount * value - self.steps[t].q)
+        return total, discount, stack, abs(SCALE * total + discount * value - self.steps[t].q)
 
 
 class Stream:
@@ -70,6 +70,7 @@ class Stream:
     def restart(self):
         """A new actor: what the old one had started stays as it is."""
         self.writer = Writer(self.shards, self.shard, self.n, GAMMA)
+        self.writer.reward_scale = SCALE
         self.frames = [self.first_frames(b) for b in range(self.shards.num_envs)]
 
     def frame(self):

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.maths.returns import cut_truncated, gae, n_step_returns, vtrace
 
 GAMMA = 0.97
@@ -151,3 +152,30 @@ def test_shapes_are_checked_at_the_door(wrong):
     ):
         with pytest.raises(AssertionError):
             call()
+
+
+@given(unrolls, st.integers(1, 5), st.integers(-100, 100), st.sampled_from([1e-6, 1.0, 1e6]))
+def test_the_deviation_of_returns_is_that_of_whole_games_however_short_the_rollouts(unroll, steps, offset, scale):
+    rewards, ended = scale * (unroll.rewards + offset / 10), unroll.terminated | unroll.truncated
+    stats, returns, later = ReturnStats(GAMMA, 2, rewards.shape[1]), np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        returns[t] = later = rewards[t] + GAMMA * later * ~ended[t]
+    for part in (slice(t, t + steps) for t in range(0, len(rewards), steps)):
+        stats.update(1, torch.tensor(rewards[part]), torch.tensor(ended[part]))
+        stats.update(0, torch.full((2, rewards.shape[1]), np.nan), torch.zeros(2, rewards.shape[1], dtype=torch.bool))
+    assert stats.sums[1] == pytest.approx(returns.sum(), rel=1e-9, abs=1e-9 * scale)
+    assert stats.sums[2] == pytest.approx(np.square(returns).sum(), rel=1e-9)
+    assert returns.size == 1 or stats.deviation() == pytest.approx(returns.std(), rel=1e-6)
+
+
+def test_the_statistics_of_returns_continue_from_a_checkpoint_and_with_other_actors_without_their_games():
+    rewards, going_on = torch.arange(12.0).view(6, 2), torch.zeros(6, 2, dtype=torch.bool)
+    for num_actors, equal in ((1, True), (2, False)):
+        whole, restored = ReturnStats(GAMMA, 1, 2), ReturnStats(GAMMA, num_actors, 2)
+        whole.update(0, rewards[:3], going_on[:3])
+        restored.load_state_dict(whole.state_dict())
+        for stats in (whole, restored):
+            stats.update(0, rewards[3:], going_on[3:])
+        assert torch.equal(whole.sums, restored.sums) == equal
+        assert restored.sums[0] == 12
+    assert ReturnStats(GAMMA, 1, 2).deviation() == 1.0

@@ -371,7 +371,8 @@ class Lost(LearnerGroup):
 
 def test_a_peer_that_is_lost_in_the_middle_of_a_round_leaves_the_states_at_its_start(monkeypatch):
     """The checkpoint that is written then has the actors' states and the weights of one and the same round."""
-    args, net = CommonArgs(num_actors=2), nn.Linear(1, 1)
+    args, net = PPOArgs(num_actors=2), nn.Linear(1, 1)
+    net.register_buffer("reward_scale", torch.ones(()))
     pool = SimpleNamespace(take=lambda should_stop, size: [Filled(0, 0, 0)])
     carrier = SimpleNamespace(share=lambda net, dtype, untrained: Weights(net), start=lambda *_, **options: pool)
     layout, slots = ActorLayout(Discrete(2), 8, {}), Slots({"x": ((1,), torch.float32)}, 1)
