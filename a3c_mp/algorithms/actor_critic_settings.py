@@ -76,6 +76,8 @@ class RolloutArgs(RewardArgs, CommonArgs):
     """units of each hidden layer of the MLPs for policy and value (observations that are vectors)"""
     log_std_init: Annotated[float, Between(-20, 2)] = 0.0
     """continuous actions: initial log standard deviation of the Gaussian policy (0: half the distance of two bounds)"""
+    mean_limit: Positive = 3.0
+    """continuous actions with bounds: largest mean of the Gaussian policy, in half ranges (1: it ends at the bounds)"""
     noise_steps: Count = 1
     """resample the noise of actions every N steps of an environment (SB3: sde_sample_freq); 1: each step"""
     explore_envs: Fraction = 0.0
@@ -90,7 +92,7 @@ class RolloutArgs(RewardArgs, CommonArgs):
 
     @property
     def net_spec(self) -> NetSpec:
-        return NetSpec(self.net, self.lstm, tuple(self.hidden), self.log_std_init)
+        return NetSpec(self.net, self.lstm, tuple(self.hidden), self.log_std_init, self.mean_limit)
 
 
 @dataclass(frozen=True)

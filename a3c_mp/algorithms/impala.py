@@ -41,13 +41,14 @@ CONTINUOUS: dict[str, Any] = {
     "total_steps": 2_000_000,
     "num_envs": 8,
     "unroll_length": 16,
-    "batch_unrolls": 4,
+    "replay_proportion": 0.875,
     "entropy_coef": 0.0,
     "value_coef": 1.0,
     "reward_scale": None,
-    "normalize_advantages": False,  # small batches have too few for a mean and a deviation
+    "mean_limit": 1.0,  # V-trace has no clip that keeps the means from leaving the bounds
+    "normalize_advantages": False,  # a batch has few games: their deviation is not that of all
 }
-PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "unroll_length": 5, "gamma": 0.9, "learning_rate": 1e-3}
+PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "gamma": 0.9, "learning_rate": 1e-3}
 VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "replay_proportion": 0.875}
 IMAGES = {"net": "a3c", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times
 

@@ -34,6 +34,7 @@ class NetSpec(NamedTuple):
     lstm: bool = False
     hidden: tuple[int, ...] = (64, 64)
     log_std_init: float = 0.0
+    mean_limit: float = 3.0
 
     @classmethod
     def of_run(cls, saved: Mapping[str, Any]) -> NetSpec:
@@ -55,7 +56,8 @@ def make_actor_critic(
     last layer in the nets of A3C and IMPALA (Mnih et al. 2016, section 5.1; Espeholt et al. 2018, figure 3), and with
     an LSTM. Raises ConfigError if there is no such net, or it does not fit the observations or the other settings.
     """
-    shape, image, head = obs_space.shape, is_image(obs_space), ActionHead(action_space, spec.log_std_init)
+    shape, image = obs_space.shape, is_image(obs_space)
+    head = ActionHead(action_space, spec.log_std_init, spec.mean_limit)
     assert shape is not None
     _check(spec, shape, image)
     if ":" in spec.net:

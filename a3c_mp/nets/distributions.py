@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
+from wrappers import ActionScaling
+
 ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
 """action spaces that there are distributions for"""
 MASKED = -1e30
@@ -160,22 +162,31 @@ class ActionHead(nn.Module):
     """Head of a policy: outputs of its last layer -> parameters of the distribution over actions of a space.
 
     For continuous actions it has a log deviation for each dimension, which does not depend on the observation and is
-    `log_std_init` at first. Raises ValueError for a space that is not one of `ACTIONS`, with choices from 0 on.
+    `log_std_init` at first. Means of bounded dimensions (`ActionScaling`) stay within +-`mean_limit`: far outside, all
+    actions are clipped to the same one, and nothing says that others would be better.
+
+    Raises ValueError for a space that is not one of `ACTIONS`, with choices from 0 on.
     """
 
-    def __init__(self, space: gymnasium.Space, log_std_init: float = 0.0):
+    bounded: Tensor  # bool [D]
+
+    def __init__(self, space: gymnasium.Space, log_std_init: float = 0.0, mean_limit: float = 3.0):
         super().__init__()
         if not isinstance(space, ACTIONS) or np.any(getattr(space, "start", 0)):
             raise ValueError(f"there is no policy for actions {space}; discrete ones must start from 0")
         self.space, self.num_outputs, self.sizes = space, num_outputs(space), category_sizes(space)
+        self.mean_limit = mean_limit
         if isinstance(space, Box):
             self.log_std = nn.Parameter(torch.full((self.num_outputs,), log_std_init))
+            bounded = torch.from_numpy(ActionScaling(space).is_bounded.flatten())
+            self.register_buffer("bounded", bounded, persistent=False)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """outputs [..., num_outputs] -> parameters [..., P]."""
         if not isinstance(self.space, Box):
             return outputs
-        return torch.cat([outputs, self.log_std.to(outputs.dtype).expand_as(outputs)], dim=-1)
+        means = torch.where(self.bounded, self.mean_limit * (outputs / self.mean_limit).tanh(), outputs)
+        return torch.cat([means, self.log_std.to(outputs.dtype).expand_as(outputs)], dim=-1)
 
     def masked_as(self, params: Tensor, others: Tensor) -> Tensor:
         """Parameters [..., P] with those logits masked that are masked in `others`, [..., P]."""

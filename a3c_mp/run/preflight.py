@@ -54,9 +54,9 @@ def check_settings(args: CommonArgs) -> None:
         return
     settings = vars(args)  # not every chapter has them
     if not isinstance(FOUND[args.env_id][1], Box):
-        for name, default in (("log_std_init", 0.0), ("noise_steps", 1)):
+        for name, default in (("log_std_init", 0.0), ("mean_limit", 3.0), ("noise_steps", 1)):
             if settings.get(name, default) != default:
-                why = f"it is for the noise of continuous actions, those of {args.env_id} are discrete"
+                why = f"it is for continuous actions, those of {args.env_id} are discrete"
                 raise ConfigError(flag_name(name), settings[name], why, "leave it out")
     elif args.explorers:
         why = f"it repeats discrete actions, those of {args.env_id} are continuous"

@@ -139,7 +139,7 @@ a3c_data | --deterministic --slots-per-actor 3 | slots-per-actor=3:
 a3c_data | --stop-eval-return 450 | stop-eval-return=450.0: there is no evaluation whose return could reach it; give --
 impala | --explore-envs 0.5 --no-vtrace | explore-envs=0.5: V-trace corrects for it; leave out --no-vtrace
 a3c_grad | --env-id Pendulum-v1 --explore-envs 0.5 | explore-envs=0.5: it repeats discrete actions, those of Pendulum-v
-impala | --noise-steps 16 | noise-steps=16: it is for the noise of continuous actions, those of CartPole-v1 are discret
+impala | --noise-steps 16 | noise-steps=16: it is for continuous actions, those of CartPole-v1 are discret
 apex_dqn | --noise 0.1 | noise=0.1: --algo=dqn does not use it; use ddpg
 a3c_grad | --deterministic --slots-per-actor 2 | slots-per-actor=2: with --sync or --deterministic each actor waits for
 impala | --replay-proportion 0 --replay-size 9 | replay-size=9: --replay-proportion=0.0 does not use it; raise --replay

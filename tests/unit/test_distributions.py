@@ -113,6 +113,13 @@ def test_deviations_do_not_depend_on_the_observation_and_are_learned():
     assert torch.equal(head.log_std.grad, torch.ones(2)), "the entropy of a Gaussian grows as its log deviation does"
 
 
+def test_means_of_bounded_dimensions_stay_within_their_limit_and_others_are_as_they_come():
+    head = ActionHead(Box(np.float32([-1, 0, -np.inf]), np.float32([1, 1000, 1])), mean_limit=2.0)
+    means, _ = head(torch.tensor([[0.01, -0.02, 0.3], [1e6, -1e6, 1e6]])).chunk(2, dim=-1)
+    assert means[1].tolist() == [2.0, -2.0, 1e6]
+    torch.testing.assert_close(means[0], torch.tensor([0.01, -0.02, 0.3]), rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("space", [Discrete(3, start=1), MultiDiscrete([2], start=[1]), Dict(a=Discrete(2))], ids=str)
 def test_other_actions_are_refused(space):
     with pytest.raises(ValueError, match="there is no policy for actions"):

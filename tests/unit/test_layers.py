@@ -23,7 +23,7 @@ TABLE = {
     "maths": set(),
     "config": GROUND,
     "cli": GROUND | {"config", "wrappers", "nets"},
-    "nets": GROUND,
+    "nets": GROUND | {"wrappers"},
     "processes": GROUND | {"_bootstrap"},
     "replay": GROUND | {"processes", "wrappers"},
     "data": GROUND | {"config", "wrappers", "nets", "processes", "replay"},
