@@ -48,7 +48,7 @@ CONTINUOUS: dict[str, Any] = {
     "mean_limit": 1.0,  # V-trace has no clip that keeps the means from leaving the bounds
     "normalize_advantages": False,  # a batch has few games: their deviation is not that of all
 }
-PENDULUM = {**CONTINUOUS, "total_steps": 1_000_000, "gamma": 0.9, "learning_rate": 1e-3}
+PENDULUM = {**CONTINUOUS, "total_steps": 600_000, "gamma": 0.9}
 VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "replay_proportion": 0.875}
 IMAGES = {"net": "a3c", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times
 
